@@ -1,0 +1,6 @@
+"""Attack stage as a Ray job: `ray job submit --working-dir . -- python jobs/attack.py CONFIG [--set key.path=value]`."""
+
+from mixednuts_dist.cli import attack
+
+if __name__ == "__main__":
+    attack()

@@ -1,0 +1,6 @@
+"""Evaluate stage as a Ray job: `ray job submit --working-dir . -- python jobs/evaluate.py CONFIG [--set key.path=value]`."""
+
+from mixednuts_dist.cli import evaluate
+
+if __name__ == "__main__":
+    evaluate()

@@ -1,0 +1,6 @@
+"""Report stage as a Ray job: `ray job submit --working-dir . -- python jobs/report.py CONFIG [--set key.path=value]`."""
+
+from mixednuts_dist.cli import report
+
+if __name__ == "__main__":
+    report()

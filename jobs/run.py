@@ -1,0 +1,6 @@
+"""All stages as a Ray job: `ray job submit --working-dir . -- python jobs/run.py CONFIG [--set key.path=value]`."""
+
+from mixednuts_dist.cli import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,6 @@
+"""Search stage as a Ray job: `ray job submit --working-dir . -- python jobs/search.py CONFIG [--set key.path=value]`."""
+
+from mixednuts_dist.cli import search
+
+if __name__ == "__main__":
+    search()

@@ -1,0 +1,67 @@
+"""MixedNUTS (Bai et al., TMLR 2024) on a Ray cluster: minimum-margin attacks, Algorithm 1, adaptive AutoAttack.
+
+Names are imported on first use, so that importing the package costs nothing and never starts or imports Ray.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .attacks.adaptive import adaptive_autoattack, autoattack
+    from .attacks.minimum_margin import minimum_margin_attack
+    from .config import RunConfig, load_config
+    from .errors import MixedNutsError
+    from .mixing.classifier import MixedClassifier
+    from .mixing.margins import signed_margin, top2_margin
+    from .mixing.published import MixedNUTSParameters
+    from .mixing.selection import Selection, select_parameters, select_parameters_exact
+    from .mixing.transforms import LogitTransform
+    from .threat import ThreatModel
+
+__all__ = [
+    "LogitTransform",
+    "MixedClassifier",
+    "MixedNUTSParameters",
+    "MixedNutsError",
+    "RunConfig",
+    "Selection",
+    "ThreatModel",
+    "adaptive_autoattack",
+    "autoattack",
+    "load_config",
+    "minimum_margin_attack",
+    "select_parameters",
+    "select_parameters_exact",
+    "signed_margin",
+    "top2_margin",
+]
+
+_HOMES = {
+    "LogitTransform": ".mixing.transforms",
+    "MixedClassifier": ".mixing.classifier",
+    "MixedNUTSParameters": ".mixing.published",
+    "MixedNutsError": ".errors",
+    "RunConfig": ".config",
+    "Selection": ".mixing.selection",
+    "ThreatModel": ".threat",
+    "adaptive_autoattack": ".attacks.adaptive",
+    "autoattack": ".attacks.adaptive",
+    "load_config": ".config",
+    "minimum_margin_attack": ".attacks.minimum_margin",
+    "select_parameters": ".mixing.selection",
+    "select_parameters_exact": ".mixing.selection",
+    "signed_margin": ".mixing.margins",
+    "top2_margin": ".mixing.margins",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(__all__)}")
+    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

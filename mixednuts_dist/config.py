@@ -1,0 +1,275 @@
+"""The configuration: one YAML file, read into frozen models and validated once, before anything expensive starts."""
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from .errors import ConfigError
+from .threat import Norm, ThreatModel
+
+RESULTS_VERSION = 1  # part of every fingerprint: raised when the same configuration would give other rows
+
+
+def _fraction(value: object) -> object:
+    """Read "8/255" as a number; anything else is left to the type check."""
+    if isinstance(value, str) and "/" in value:
+        try:
+            return float(Fraction(value.replace(" ", "")))
+        except (ValueError, ZeroDivisionError):
+            return value
+    return value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataConfig(_Section):
+    """Which images: a dataset URI and, if set, its first `n` images."""
+
+    uri: str = Field(description="digits, cifar10, cifar100, npz:FILE")
+    n: int | None = Field(default=None, gt=0, description="use the first n images; all by default")
+
+
+class ThreatConfig(_Section):
+    """The threat model, as `ThreatModel`."""
+
+    norm: Norm = "Linf"
+    eps: Annotated[float, BeforeValidator(_fraction)] = Field(description="radius in [0, 1] pixels, e.g. 8/255")
+
+    @model_validator(mode="after")
+    def _check(self) -> "ThreatConfig":
+        self.threat_model()
+        return self
+
+    def threat_model(self) -> ThreatModel:
+        return ThreatModel(self.norm, self.eps)
+
+
+class AttackConfig(_Section):
+    """MMAA on the LayerNormed robust classifier."""
+
+    n_iter: int = Field(default=100, gt=0)
+    n_target_classes: int = Field(default=9, gt=0)
+    stop_when_broken: bool = True
+
+
+class RangeConfig(_Section):
+    """`count` values from `min` to `max`, both included, evenly spaced or evenly in the logarithm."""
+
+    min: float
+    max: float
+    count: int = Field(default=8, gt=0)
+    spacing: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _check(self) -> "RangeConfig":
+        if self.min > self.max:
+            raise ValueError(f"min={self.min:g} is above max={self.max:g}")
+        if self.spacing == "log" and self.min <= 0:
+            raise ValueError(f"min={self.min:g} has no logarithm; use spacing: linear")
+        return self
+
+    def values(self) -> tuple[float, ...]:
+        if self.count == 1:
+            return (self.min,)
+        if self.spacing == "log":
+            low, high = math.log(self.min), math.log(self.max)
+            inner = [math.exp(low + (high - low) * i / (self.count - 1)) for i in range(1, self.count - 1)]
+        else:
+            inner = [self.min + (self.max - self.min) * i / (self.count - 1) for i in range(1, self.count - 1)]
+        return (self.min, *inner, self.max)
+
+
+def _grid_form(value: object) -> str:
+    return "range" if isinstance(value, Mapping | RangeConfig) else "list"
+
+
+Grid = Annotated[
+    Annotated[RangeConfig, Tag("range")] | Annotated[tuple[float, ...], Tag("list")], Discriminator(_grid_form)
+]
+_GRID_FORMS = {"range", "list"}
+
+
+def grid_values(grid: Grid) -> tuple[float, ...]:
+    """The candidate values of a range or of an explicit list."""
+    return grid.values() if isinstance(grid, RangeConfig) else grid
+
+
+def _positive(grid: Grid) -> Grid:
+    if not grid_values(grid):
+        raise ValueError("the list of candidates is empty")
+    if min(grid_values(grid)) <= 0:
+        raise ValueError(f"holds {min(grid_values(grid)):g}; every candidate must be positive")
+    return grid
+
+
+Beta = Annotated[float, Field(ge=0, le=1)]
+
+
+class SearchConfig(_Section):
+    """Algorithm 1 over the cached logits."""
+
+    criterion: Literal["exact", "paper"] = "exact"
+    clamp: Literal["gelu", "relu", "elu", "softplus", "linear"] = "gelu"
+    ln_k: int | None = Field(default=None, ge=2, description="LayerNorm over the top ln_k logits; 250 where K > 250")
+    scales: Annotated[Grid, AfterValidator(_positive)] = RangeConfig(min=0.05, max=5, spacing="log")
+    powers: Annotated[Grid, AfterValidator(_positive)] = RangeConfig(min=1, max=4)
+    biases: Grid = RangeConfig(min=-2.5, max=0)
+    betas: tuple[Beta, ...] = (1.0, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5)
+    beta: Beta = Field(default=0.985, description="the beta whose parameters are deployed and attacked")
+    surrogate_beta: Beta | None = Field(default=None, description="beta of alpha_d; `beta` by default")
+
+    def all_betas(self) -> tuple[float, ...]:
+        """Every beta to answer for, the deployed one included, largest first."""
+        return tuple(sorted({*self.betas, self.beta}, reverse=True))
+
+
+class EvaluateConfig(_Section):
+    """The adaptive AutoAttack on the mixed classifier."""
+
+    attacks: tuple[Literal["apgd-ce", "apgd-t", "fab-t", "square"], ...] = ("apgd-ce", "apgd-t", "fab-t", "square")
+    mode: Literal["transfer", "bypass"] = "transfer"
+    n_iter: int = Field(default=100, gt=0)
+    n_target_classes: int = Field(default=9, gt=0)
+    n_queries: int = Field(default=5000, gt=0)
+    rd: float = Field(default=0.9, ge=0, le=1, description="share of rob's raw logits in the surrogate (r_d)")
+
+
+class ComputeConfig(_Section):
+    """Where and how fast; nothing in here moves a result."""
+
+    num_workers: int | None = Field(default=None, gt=0, description="one per GPU, or one per core, by default")
+    num_gpus: float | None = Field(default=None, ge=0, description="GPUs a worker; 1 where there are any, else 0")
+    num_cpus: float = Field(default=1, gt=0, description="cores a worker, and its number of threads")
+    batch_size: int = Field(default=128, gt=0, description="images under attack at a time in each worker")
+    max_tries: int = Field(default=3, gt=0, description="tries of a partition before it is set aside")
+
+
+class RunConfig(_Section):
+    """Everything about one run; the keys of the YAML file."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    data: DataConfig
+    std: str = Field(description="URI of the standard classifier")
+    rob: str = Field(description="URI of the robust classifier")
+    threat: ThreatConfig
+    seed: int = Field(default=0, ge=0)
+    partition_size: int = Field(default=100, gt=0, description="images a partition")
+    attack: AttackConfig = AttackConfig()
+    search: SearchConfig = SearchConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    storage: str = Field(default="runs", description="a folder or any fsspec URI, s3://bucket/prefix for instance")
+    compute: ComputeConfig = ComputeConfig()
+
+    def determinants(self) -> dict[str, Any]:
+        """What the rows depend on: everything but where they are stored and computed."""
+        return {"version": RESULTS_VERSION, **self.model_dump(mode="json", exclude={"storage", "compute"})}
+
+    def attack_determinants(self) -> dict[str, Any]:
+        """What the attack stage's rows depend on: runs that agree here share them."""
+        keys = ("version", "data", "std", "rob", "threat", "seed", "partition_size", "attack")
+        values = self.determinants()
+        return {**{key: values[key] for key in keys}, "ln_k": self.search.ln_k}
+
+    def run_id(self) -> str:
+        """The name and 8 hex digits of what determines the results."""
+        return f"{self.name}-{digest(self.determinants())}"
+
+
+def digest(value: Mapping[str, Any]) -> str:
+    """8 hex digits of the sha256 of `value` as canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read the YAML file at `path`, apply `key.path=value` overrides (values are YAML), and validate.
+
+    Raises:
+        ConfigError: for a missing or unreadable file, an unknown key, a wrong type or value; it names the key, the
+            value and what is valid.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise ConfigError(f"{source}: no such configuration file (working folder: {Path.cwd()})")
+    try:
+        content = yaml.safe_load(source.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not readable as YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{source}: must hold keys and values; it holds {type(content).__name__}")
+    for override in overrides:
+        _apply(content, override)
+    return parse_config(content, str(source))
+
+
+def parse_config(content: Mapping[str, Any], source: str = "configuration") -> RunConfig:
+    """Validate a mapping as a RunConfig; errors as in `load_config`."""
+    try:
+        return RunConfig.model_validate(content)
+    except ValidationError as error:
+        lines = [_explain(dict(detail)) for detail in error.errors()]
+        raise ConfigError("\n".join(f"{source}: {line}" for line in dict.fromkeys(lines))) from error
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {override!r} is not of the form key.path=value, e.g. --set search.beta=0.97")
+    *parents, last = key.strip().split(".")
+    node = content
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override!r}: {parent!r} holds the value {child!r}, not keys")
+        node = child
+    try:
+        node[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not readable as YAML: {error}") from error
+
+
+def _explain(detail: dict[str, Any]) -> str:
+    """One line an error: the key, what is wrong, the value, the valid ones."""
+    location = [part for part in detail["loc"] if part not in _GRID_FORMS]
+    key = ".".join(map(str, location))
+    if detail["type"] == "extra_forbidden":
+        valid = _valid_keys(location[:-1])
+        close = difflib.get_close_matches(str(location[-1]), valid, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return f"{key}: unknown key (value {detail['input']!r}).{hint} Valid keys here: {', '.join(valid)}"
+    if detail["type"] == "missing":
+        return f"{key}: this key is required and missing"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{key}: {message[:1].lower()}{message[1:]} (value {detail['input']!r})"
+
+
+def _valid_keys(location: Sequence[Any]) -> list[str]:
+    """The keys of the section at `location`."""
+    model: type[BaseModel] = RunConfig
+    for part in location:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            model = annotation
+        else:
+            model = RangeConfig
+    return sorted(model.model_fields)

@@ -1,0 +1,93 @@
+"""What the stages leave for each other: Parquet tables <-> tensors, and the selected parameters as JSON.
+
+Shapes: N images of the run, K classes. One row an image, `sample_id` its index in the split.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..mixing.transforms import Clamp
+
+
+@dataclass(frozen=True)
+class AttackRecords:
+    """The attack stage's rows: what Algorithm 1 and every closed form need, without any image."""
+
+    sample_ids_N: Tensor  # int64
+    labels_N: Tensor  # int64
+    std_clean_NK: Tensor  # float32 logits of std on the clean image
+    rob_clean_NK: Tensor  # float32 raw logits of rob on the clean image
+    rob_attacked_NK: Tensor  # float32 raw logits of rob on the minimum-margin image
+    log_one_minus_margin_N: Tensor  # float64, log(1 - signed margin) of LayerNormed rob on the minimum-margin image
+    std_broken_N: Tensor  # bool: std wrong on the clean image or broken by its own APGD-CE + APGD-T
+    rob_broken_N: Tensor  # bool: LayerNormed rob broken by MMAA (or already wrong on the clean image)
+
+
+@dataclass(frozen=True)
+class EvaluateRecords:
+    """The evaluate stage's rows: the mixed classifier under the adaptive attack."""
+
+    sample_ids_N: Tensor  # int64
+    labels_N: Tensor  # int64
+    mixed_clean_NK: Tensor  # float32 logits of the mixed classifier on the clean image
+    mixed_attacked_NK: Tensor  # float32 logits on the stored attacked image
+    robust_N: Tensor  # bool: right on the clean image and on everything that any attack tried
+    survived: dict[str, Tensor]  # "cached", then each attack by name, in order -> bool (N,): still right after it
+
+
+@dataclass(frozen=True)
+class SelectedParameters:
+    """One line of `search/selected.json`: what the search chose for one beta and what it predicts there."""
+
+    beta: float
+    scale: float
+    power: float
+    bias: float
+    alpha: float
+    one_minus_alpha: float
+    cutoff: float
+    objective: float
+    clean_correct: int  # exact, by the closed form, of `total` images
+    robust_correct_bound: int  # guaranteed under the stored perturbations, of `total` images
+    total: int
+    on_grid_edge: tuple[str, ...]  # of "scale", "power", "bias": where the optimum lies on the grid's edge
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """`search/selected.json` as a whole."""
+
+    criterion: str
+    clamp: Clamp
+    ln_k: int | None
+    deployed_beta: float
+    surrogate_alpha: float  # alpha_d of f_aux
+    entries: tuple[SelectedParameters, ...]  # one a beta, largest beta first
+    n_candidates: int
+    n_undeployable: int  # candidates that float32 could not deploy
+    notes: tuple[str, ...]  # plain sentences: assumption violations, edges, criteria that differ
+
+    def deployed(self) -> SelectedParameters:
+        """The entry of `deployed_beta`."""
+        return next(entry for entry in self.entries if entry.beta == self.deployed_beta)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a worker reports of a finished partition; also kept in the file's footer."""
+
+    stage: str  # "attack" or "evaluate"
+    partition: int
+    start: int
+    stop: int
+    clean_correct: int  # of rob in the attack stage, of the mixture in the evaluate stage
+    robust: int
+    seconds: float  # of one worker
+    n_forward: int
+    n_backward: int
+    node: str
+
+    @property
+    def n_images(self) -> int:
+        return self.stop - self.start

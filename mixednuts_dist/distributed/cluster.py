@@ -1,0 +1,90 @@
+"""Connecting to Ray: the cluster that is named, or a private local one that leaves with the process."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import ray
+
+from ..errors import ClusterError
+from .pool import PoolSettings
+
+_LOOPBACK = "127.0.0.1"
+
+
+class RaySession:
+    """Ray on demand: at `address`, else at RAY_ADDRESS, else a new local one that leaves with the session.
+
+    Nothing is started before the first `ensure`, so that a run with nothing to do never starts it. A Ray that the
+    caller has started already is used as it is and left running.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        self._address = address or os.environ.get("RAY_ADDRESS")
+        self._started = False
+
+    def __enter__(self) -> "RaySession":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def ensure(self) -> None:
+        """Connect or start, unless that is done.
+
+        Raises:
+            ClusterError: where nothing answers at the address.
+        """
+        if ray.is_initialized():
+            return
+        try:
+            _start(self._address)
+        except ConnectionError as error:
+            raise ClusterError(f"no Ray cluster answers at {self._address!r}: {error}") from error
+        self._started = True
+
+    def close(self) -> None:
+        """Disconnect, or stop the local Ray, if this session made the connection."""
+        if self._started:
+            ray.shutdown()
+            self._started = False
+
+
+@contextmanager
+def connected(session: RaySession | None) -> Iterator[None]:
+    """Ray for the time of the block: the caller's session, or one that ends with the block."""
+    used = session or RaySession()
+    try:
+        used.ensure()
+        yield
+    finally:
+        if session is None:
+            used.close()
+
+
+def _start(address: str | None) -> None:
+    if address and address != "local":
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        return
+    # A local cluster serves this process alone: no dashboard, nothing but loopback, no token in the home folder.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        _node_ip_address=_LOOPBACK,
+    )
+
+
+def pool_settings(
+    num_workers: int | None, num_gpus: float | None, num_cpus: float, max_tries: int
+) -> PoolSettings:
+    """One worker a GPU where the cluster has any, otherwise one for every `num_cpus` cores."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    gpus = resources.get("GPU", 0.0)
+    gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
+    room = gpus / gpus_each if gpus_each else resources.get("CPU", 1.0) / num_cpus
+    return PoolSettings(num_workers or max(1, int(room)), num_cpus, gpus_each, max_tries)

@@ -1,0 +1,240 @@
+"""The mixed classifier `f_mix = log((1 - alpha) p_std + alpha p_M(rob))` and its stand-ins for gradients.
+
+Shapes: B images, C H W channels and pixels, K classes. Mixing happens in float64; logits come back in the base
+classifiers' dtype.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidInputError
+from .mixture import log_mixture, log_or_minus_inf, log_surrogate, tempered_log_probs
+from .published import MixedNUTSParameters
+from .transforms import LogitMap
+
+__all__ = ["BypassClassifier", "MixedClassifier", "MixedNUTSParameters", "StdUse"]
+
+_LAZY_SLACK = 1e-6  # relative; above the rounding of float32 logits, so that lazy and full predictions agree
+
+
+@dataclass(frozen=True)
+class StdUse:
+    """How often lazy predictions needed the standard classifier."""
+
+    evaluated: int = 0
+    skipped: int = 0
+
+    @property
+    def share_skipped(self) -> float:
+        """Skipped evaluations of std per image, 0 before the first image."""
+        total = self.evaluated + self.skipped
+        return self.skipped / total if total else 0.0
+
+
+class MixedClassifier(nn.Module):
+    """Two base classifiers as one: accurate on clean images through `std`, robust through `rob`.
+
+    Args:
+        std: images (B, C, H, W) in [0, 1] to logits (B, K); only its probabilities at `temperature` enter the mixture.
+        rob: the same for the robust classifier; its logits go through `transform`.
+        transform: a `LogitTransform`, or another map of `transforms.py`.
+        alpha: weight of rob, in [0, 1].
+        one_minus_alpha: give it where `1 - alpha` in float64 would lose digits (`Selection` does).
+        temperature: of std; 0 makes its vote one-hot.
+        surrogate_alpha: alpha_d of the surrogate; `rd` its share of rob's raw logits.
+
+    Both base classifiers are put into eval mode.
+
+    Raises:
+        InvalidInputError: for a weight outside [0, 1], weights that do not add up to 1, or a negative temperature.
+    """
+
+    def __init__(
+        self,
+        std: nn.Module,
+        rob: nn.Module,
+        transform: LogitMap,
+        alpha: float,
+        *,
+        one_minus_alpha: float | None = None,
+        temperature: float = 0.0,
+        surrogate_alpha: float = 0.95,
+        rd: float = 0.9,
+    ) -> None:
+        super().__init__()
+        for name, value in (("alpha", alpha), ("surrogate_alpha", surrogate_alpha), ("rd", rd)):
+            _require_share(name, value)
+        if not temperature >= 0:
+            raise InvalidInputError(f"temperature={temperature} must be 0 (one-hot) or positive")
+        self.std, self.rob, self.transform = std, rob, transform
+        self.alpha = float(alpha)
+        self.one_minus_alpha = _complement(self.alpha, one_minus_alpha)
+        self.temperature = float(temperature)
+        self.surrogate_alpha, self.rd = float(surrogate_alpha), float(rd)
+        self.std_use = StdUse()
+        self.eval()
+
+    @classmethod
+    def from_parameters(cls, std: nn.Module, rob: nn.Module, parameters: MixedNUTSParameters) -> "MixedClassifier":
+        """The mixed classifier with searched or published parameters."""
+        return cls(
+            std,
+            rob,
+            parameters.transform(),
+            parameters.alpha,
+            one_minus_alpha=parameters.one_minus_alpha,
+            surrogate_alpha=parameters.surrogate_alpha,
+        )
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """f_mix: logs of the mixed probabilities, shape (B, K), always finite."""
+        return self.mix_logits(self.std(x_BCHW), self.rob(x_BCHW))
+
+    def mix_logits(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+        """f_mix from the base classifiers' raw logits."""
+        std_log_probs_BK = tempered_log_probs(std_logits_BK.double(), self.temperature)
+        rob_log_probs_BK = self.transform(rob_logits_BK.double()).log_softmax(dim=1)
+        mixed_BK = log_mixture(
+            std_log_probs_BK,
+            rob_log_probs_BK,
+            alpha=self.alpha,
+            one_minus_alpha=self.one_minus_alpha,
+            std_is_one_hot=self.temperature == 0,
+        )
+        return mixed_BK.to(rob_logits_BK.dtype)
+
+    def surrogate_logits(self, x_BCHW: Tensor) -> Tensor:
+        """f_aux (paper, appendix B.2): differentiable through std, rob and the transformation; shape (B, K)."""
+        return self._surrogate(self.std(x_BCHW), self.rob(x_BCHW))
+
+    def forward_with_surrogate(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """f_aux with its gradient and f_mix without, from one pass of each base classifier."""
+        std_logits_BK, rob_logits_BK = self.std(x_BCHW), self.rob(x_BCHW)
+        with torch.no_grad():
+            mixed_BK = self.mix_logits(std_logits_BK, rob_logits_BK)
+        return self._surrogate(std_logits_BK, rob_logits_BK), mixed_BK
+
+    def bypass(self, x_BCHW: Tensor) -> Tensor:
+        """The value of f_mix, bit for bit, with the gradient of f_aux: one output for attacks that expect one."""
+        if not torch.is_grad_enabled():
+            return self.forward(x_BCHW)
+        surrogate_BK, mixed_BK = self.forward_with_surrogate(x_BCHW)
+        bypassed: Tensor = _StraightThrough.apply(surrogate_BK, mixed_BK)
+        return bypassed
+
+    def as_bypass(self) -> "BypassClassifier":
+        """A module whose forward is `bypass`: hand this to AutoAttack or RobustBench's `benchmark`."""
+        return BypassClassifier(self)
+
+    @torch.no_grad()
+    def predict(self, x_BCHW: Tensor) -> Tensor:
+        """Predicted classes, shape (B,): those of `forward(x).argmax(1)`, with std asked only where it could matter.
+
+        Rob decides alone where its class wins even against a std that is certain of any other class; `std_use` counts.
+        """
+        rob_logits_BK = self.rob(x_BCHW)
+        decided_B, classes_B = self._decided_by_rob(rob_logits_BK)
+        if not bool(decided_B.all()):
+            open_B = ~decided_B
+            mixed_BK = self.mix_logits(self.std(x_BCHW[open_B]), rob_logits_BK[open_B])
+            classes_B[open_B] = mixed_BK.argmax(dim=1)
+        n_skipped = int(decided_B.sum())
+        self.std_use = StdUse(self.std_use.evaluated + len(decided_B) - n_skipped, self.std_use.skipped + n_skipped)
+        return classes_B
+
+    def save_pretrained(self, folder: str | Path, *, std_uri: str | None = None, rob_uri: str | None = None) -> None:
+        """Writes `mixed_classifier.json` and, for each base classifier without a URI, its weights as safetensors."""
+        from .pretrained import save_pretrained  # pretrained imports this module
+
+        save_pretrained(self, Path(folder), std_uri=std_uri, rob_uri=rob_uri)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        *,
+        std: nn.Module | None = None,
+        rob: nn.Module | None = None,
+        resolve: Callable[[str], nn.Module] | None = None,
+    ) -> "MixedClassifier":
+        """Reads what `save_pretrained` wrote: saved weights go into the given modules, URIs through `resolve`."""
+        from .pretrained import load_pretrained
+
+        return load_pretrained(Path(folder), std=std, rob=rob, resolve=resolve)
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments, beside the base classifiers and the transformation, that build this mixture again."""
+        return {
+            "alpha": self.alpha,
+            "one_minus_alpha": self.one_minus_alpha,
+            "temperature": self.temperature,
+            "surrogate_alpha": self.surrogate_alpha,
+            "rd": self.rd,
+        }
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
+
+    def _surrogate(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+        rob_float64_BK = rob_logits_BK.double()
+        surrogate_BK = log_surrogate(
+            std_logits_BK.double(),
+            rob_float64_BK,
+            self.transform(rob_float64_BK),
+            alpha_d=self.surrogate_alpha,
+            r_d=self.rd,
+        )
+        return surrogate_BK.to(rob_logits_BK.dtype)
+
+    def _decided_by_rob(self, rob_logits_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Where `log(alpha p_1) > log(1 - alpha + alpha p_2)` beyond rounding, shape (B,), and rob's classes."""
+        log_probs_BK = self.transform(rob_logits_BK.double()).log_softmax(dim=1)
+        top_B2, classes_B2 = log_probs_BK.topk(2, dim=1)
+        top_B2 = top_B2 + log_or_minus_inf(self.alpha)
+        std_vote = top_B2.new_tensor(log_or_minus_inf(self.one_minus_alpha))
+        rival_B = torch.logaddexp(std_vote, top_B2[:, 1])
+        slack_B = _LAZY_SLACK * (1 + top_B2[:, 0].abs())
+        return top_B2[:, 0] > rival_B + slack_B, classes_B2[:, 0].clone()
+
+
+class BypassClassifier(nn.Module):
+    """A mixed classifier whose forward is `MixedClassifier.bypass`."""
+
+    def __init__(self, mixed: MixedClassifier) -> None:
+        super().__init__()
+        self.mixed = mixed
+        self.eval()
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.mixed.bypass(x_BCHW)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The value of the second argument, the gradient of the first."""
+
+    @staticmethod
+    def forward(ctx: Any, surrogate_BK: Tensor, mixed_BK: Tensor) -> Tensor:  # noqa: ARG004
+        return mixed_BK.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+        return grad_outputs[0], None
+
+
+def _complement(alpha: float, one_minus_alpha: float | None) -> float:
+    if one_minus_alpha is None:
+        return 1.0 - alpha
+    _require_share("one_minus_alpha", one_minus_alpha)
+    if abs(alpha + one_minus_alpha - 1) > 1e-9:
+        raise InvalidInputError(f"alpha={alpha} and one_minus_alpha={one_minus_alpha} must add up to 1")
+    return float(one_minus_alpha)
+
+
+def _require_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise InvalidInputError(f"{name}={value} must be in [0, 1]")

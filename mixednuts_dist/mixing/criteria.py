@@ -1,0 +1,177 @@
+"""The two criteria of Algorithm 1, each as what it measures at one bias.
+
+Shapes: N images, K classes, P powers, S scales.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .selection_kernel import BEST_RIVAL, log_one_minus_gaps
+from .transforms import Clamp, clamp_logits
+
+
+@dataclass(frozen=True)
+class Images:
+    """LayerNormed logits with the two classes of each image that any clamp can make the top one.
+
+    Every clamp first falls (GELU) or stays, then rises: over a row it is largest at the largest or the smallest logit.
+    """
+
+    normed_NK: Tensor
+    top_N: Tensor
+    bottom_N: Tensor
+
+    @classmethod
+    def of(cls, normed_NK: Tensor) -> "Images":
+        """The extremes of each row, looked up once."""
+        return cls(normed_NK, normed_NK.argmax(dim=1), normed_NK.argmin(dim=1))
+
+    def __len__(self) -> int:
+        return len(self.normed_NK)
+
+    def extremes(self, bias: float, clamp: Clamp) -> tuple[Tensor, Tensor]:
+        """The clamped values of the largest and the smallest logit."""
+        top_N, bottom_N = (
+            self.normed_NK.gather(1, index_N[:, None]).squeeze(1) for index_N in (self.top_N, self.bottom_N)
+        )
+        return clamp_logits(top_N + bias, clamp), clamp_logits(bottom_N + bias, clamp)
+
+    def mapped_top(self, bias: float, clamp: Clamp) -> Tensor:
+        """The top class after the transformation, whatever its scale and power."""
+        top_N, bottom_N = self.extremes(bias, clamp)
+        return torch.where(bottom_N > top_N, self.bottom_N, self.top_N)
+
+    def class_changes(self, bias: float, clamp: Clamp) -> int:
+        """Images whose top class is another one after the transformation."""
+        top_N, bottom_N = self.extremes(bias, clamp)
+        return int((bottom_N > top_N).sum())
+
+    def largest_input(self, bias: float, clamp: Clamp) -> float:
+        """The largest clamped value in size, 0 without images; GELU's dip never decides."""
+        values = torch.cat(self.extremes(bias, clamp)).abs()
+        return float(values.max()) if len(values) else 0.0
+
+
+class Measurement(ABC):
+    """What one bias yields for some powers and all scales."""
+
+    attacked_PSN: Tensor  # log(1 - margin) of the images that the constraint counts
+
+    @abstractmethod
+    def count(self, log_cutoff_PS: Tensor) -> Tensor:
+        """Images that the objective counts at these values of log(1 - cutoff), shape (P, S), int64."""
+
+
+@dataclass(frozen=True)
+class Criterion(ABC):
+    """How candidates are measured and compared."""
+
+    attacked: Images  # of the constraint
+    clean: Images  # of the objective
+    clamp: Clamp
+    name: ClassVar[str]
+    maximised: ClassVar[bool]
+
+    @abstractmethod
+    def measure(self, bias: float, powers: Sequence[float], scales: Sequence[float]) -> Measurement:
+        """All that the choice among the scales and powers at `bias` depends on."""
+
+    def largest_input(self, bias: float) -> float:
+        """The largest |v| of any image: what decides whether a candidate overflows float32."""
+        return max(images.largest_input(bias, self.clamp) for images in (self.attacked, self.clean))
+
+    def class_changes(self, bias: float) -> int:
+        """Images whose top class the transformation changes (violations of assumption 4.2)."""
+        return sum(images.class_changes(bias, self.clamp) for images in (self.attacked, self.clean))
+
+    def only_rob_right(self, bias: float) -> int | None:  # noqa: ARG002
+        """Clean images that M(rob) gets right and std wrong (violations of assumption 4.1); None where unknown."""
+        return None
+
+
+@dataclass(frozen=True)
+class PaperCriterion(Criterion):
+    """Algorithm 1 to the letter: top-2 margins; the fewest clean-and-wrong images at or above the cutoff.
+
+    `attacked` are the attacked images that rob gets right, `clean` the clean images that it gets wrong.
+    """
+
+    name: ClassVar[str] = "paper"
+    maximised: ClassVar[bool] = False
+
+    def measure(self, bias: float, powers: Sequence[float], scales: Sequence[float]) -> "PaperMeasurement":
+        gaps = []
+        for images in (self.attacked, self.clean):
+            winners_N = images.mapped_top(bias, self.clamp)
+            clamped_NK = clamp_logits(images.normed_NK + bias, self.clamp)
+            rivals_N = torch.full_like(winners_N, BEST_RIVAL)
+            gaps.append(log_one_minus_gaps(clamped_NK, winners_N, rivals_N, powers=powers, scales=scales))
+        return PaperMeasurement(*gaps)
+
+
+@dataclass(frozen=True)
+class PaperMeasurement(Measurement):
+    """log(1 - top-2 margin) of the attacked-and-correct and of the clean-and-wrong images."""
+
+    attacked_PSN: Tensor
+    wrong_PSN: Tensor
+
+    def count(self, log_cutoff_PS: Tensor) -> Tensor:
+        return (self.wrong_PSN <= log_cutoff_PS[..., None]).sum(dim=-1)
+
+
+@dataclass(frozen=True)
+class ExactCriterion(Criterion):
+    """Signed margins in the constraint; the most clean images that the T = 0 mixture gets right, in closed form.
+
+    The mixture's class is M(rob)'s top class t where `alpha (p_t - p_k) > 1 - alpha`, else std's class k.
+    """
+
+    attacked_labels_N: Tensor
+    clean_labels_N: Tensor
+    std_pred_N: Tensor
+    name: ClassVar[str] = "exact"
+    maximised: ClassVar[bool] = True
+
+    def measure(self, bias: float, powers: Sequence[float], scales: Sequence[float]) -> "ExactMeasurement":
+        top_N = self.clean.mapped_top(bias, self.clamp)
+        rob_right_N, std_right_N = top_N == self.clean_labels_N, self.std_pred_N == self.clean_labels_N
+        open_N = rob_right_N ^ std_right_N  # both right or both wrong: no weight changes that
+        normed_NK = torch.cat([self.attacked.normed_NK, self.clean.normed_NK[open_N]])
+        gaps_PSN = log_one_minus_gaps(
+            clamp_logits(normed_NK + bias, self.clamp),
+            torch.cat([self.attacked_labels_N, top_N[open_N]]),
+            torch.cat([torch.full_like(self.attacked_labels_N, BEST_RIVAL), self.std_pred_N[open_N]]),
+            powers=powers,
+            scales=scales,
+        )
+        n_attacked = len(self.attacked)
+        return ExactMeasurement(
+            gaps_PSN[..., :n_attacked],
+            gaps_PSN[..., n_attacked:],
+            rob_right_N[open_N],
+            int((rob_right_N & std_right_N).sum()),
+        )
+
+    def only_rob_right(self, bias: float) -> int | None:
+        rob_right_N = self.clean.mapped_top(bias, self.clamp) == self.clean_labels_N
+        return int((rob_right_N & (self.std_pred_N != self.clean_labels_N)).sum())
+
+
+@dataclass(frozen=True)
+class ExactMeasurement(Measurement):
+    """What the closed form needs of the images that exactly one of M(rob) and std gets right."""
+
+    attacked_PSN: Tensor
+    open_PSN: Tensor  # log(1 - (p_t - p_k))
+    rob_right_N: Tensor  # bool: M(rob) is the one that is right
+    n_both_right: int
+
+    def count(self, log_cutoff_PS: Tensor) -> Tensor:
+        rob_decides_PSN = self.open_PSN < log_cutoff_PS[..., None]
+        return (rob_decides_PSN == self.rob_right_N).sum(dim=-1) + self.n_both_right

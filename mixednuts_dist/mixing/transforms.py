@@ -1,0 +1,225 @@
+"""Maps of the robust classifier's logits (paper, section 4.2): LayerNorm, clamps and the nonlinear transformation.
+
+All of them compute in float64 and answer in the caller's dtype, on the caller's device.
+
+Shapes: B images, K classes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidInputError
+
+Clamp = Literal["gelu", "relu", "elu", "softplus", "linear"]
+
+DEFAULT_LN_K = 250  # the paper's width for ImageNet; below it all classes count
+_LN_EPS = 1e-8
+_STEEP = 1e-12  # below this |v| the unbounded slope of |v|^p, p < 1, is taken as 0
+
+
+def layer_norm_logits(logits_BK: Tensor, ln_k: int | None = None) -> Tensor:
+    """`(z - mean) / sqrt(var + 1e-8)` with mean and unbiased variance of each row's `ln_k` largest logits.
+
+    `ln_k=None` means all classes up to K = 250 and the top 250 beyond.
+
+    Raises:
+        InvalidInputError: for fewer than 2 classes, or `ln_k` outside [2, K].
+    """
+    return _in_float64(lambda z_BK: _layer_norm(z_BK, ln_k), logits_BK)
+
+
+def resolve_ln_k(ln_k: int | None, n_classes: int) -> int:
+    """The number of top classes that LayerNorm's statistics use for `n_classes` classes."""
+    if n_classes < 2:
+        raise InvalidInputError(f"LayerNorm needs at least 2 classes, got K={n_classes}")
+    if ln_k is None:
+        return min(n_classes, DEFAULT_LN_K)
+    if not 2 <= ln_k <= n_classes:
+        hint = "one logit has no variance" if ln_k < 2 else "there are not so many classes"
+        raise InvalidInputError(f"ln_k={ln_k} must be in [2, K={n_classes}]: {hint}; ln_k=None chooses for you")
+    return ln_k
+
+
+def clamp_logits(u_BK: Tensor, clamp: Clamp) -> Tensor:
+    """The clamping function `clamp` of the shifted logits, elementwise, for any shape, in the dtype of `u_BK`.
+
+    Written so that the small values keep their relative precision (torch's own GELU cancels below -5, its softplus is
+    linear above 20): the power that follows would magnify the loss.
+    """
+    return _CLAMPS[clamp](u_BK)
+
+
+def signed_power(v_BK: Tensor, power: float) -> Tensor:
+    """`|v|^p sign(v)`, elementwise, with a gradient that is finite everywhere (0 at v = 0 where p < 1)."""
+    if power == 1:
+        return v_BK
+    size_BK = v_BK.abs()
+    if power > 1:
+        return v_BK.sign() * size_BK**power
+    away_BK = size_BK.clamp_min(_STEEP) ** power
+    return v_BK.sign() * torch.where(size_BK > _STEEP, away_BK, size_BK.detach() ** power)
+
+
+class LogitMap(nn.Module):
+    """Base class: a map of rob's logits; subclasses define `map_float64` and `settings`."""
+
+    def map_float64(self, logits_BK: Tensor) -> Tensor:
+        """The map itself, float64 in and out."""
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments that build this map again."""
+        return {}
+
+    def forward(self, logits_BK: Tensor) -> Tensor:
+        """Mapped logits in the dtype of `logits_BK`."""
+        return _in_float64(self.map_float64, logits_BK)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
+
+
+class IdentityTransform(LogitMap):
+    """Rob's logits as they are: the baseline that the paper calls "Mixed"."""
+
+    def map_float64(self, logits_BK: Tensor) -> Tensor:
+        return logits_BK
+
+
+class TemperatureTransform(LogitMap):
+    """`z / temperature`; below 1 it raises the confidence."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise InvalidInputError(f"temperature={temperature} must be positive and finite")
+        self.temperature = temperature
+
+    def map_float64(self, logits_BK: Tensor) -> Tensor:
+        return logits_BK / self.temperature
+
+    def settings(self) -> dict[str, Any]:
+        return {"temperature": self.temperature}
+
+
+class LayerNormTransform(LogitMap):
+    """LayerNorm alone: the map under which the attack stage looks for minimum margins."""
+
+    def __init__(self, ln_k: int | None = None) -> None:
+        super().__init__()
+        self.ln_k = ln_k
+
+    def map_float64(self, logits_BK: Tensor) -> Tensor:
+        return _layer_norm(logits_BK, self.ln_k)
+
+    def settings(self) -> dict[str, Any]:
+        return {"ln_k": self.ln_k}
+
+
+class LogitTransform(LogitMap):
+    """The nonlinear transformation M(s, p, c): `s |v|^p sign(v)` with `v = Clamp(LN(z) + c)` (paper, section 4.2).
+
+    Raises:
+        InvalidInputError: for a scale or a power that is not positive, a bias that is not finite, an unknown clamp.
+    """
+
+    def __init__(self, scale: float, power: float, bias: float, clamp: Clamp = "gelu", ln_k: int | None = None) -> None:
+        super().__init__()
+        for name, value in (("scale", scale), ("power", power)):
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidInputError(f"{name}={value} must be positive and finite")
+        if not math.isfinite(bias):
+            raise InvalidInputError(f"bias={bias} must be finite")
+        require_clamp(clamp)
+        if ln_k is not None and ln_k < 2:
+            raise InvalidInputError(f"ln_k={ln_k} must be at least 2: one logit has no variance")
+        self.scale, self.power, self.bias = float(scale), float(power), float(bias)
+        self.clamp: Clamp = clamp
+        self.ln_k = ln_k
+
+    def map_float64(self, logits_BK: Tensor) -> Tensor:
+        v_BK = clamp_logits(_layer_norm(logits_BK, self.ln_k) + self.bias, self.clamp)
+        return self.scale * signed_power(v_BK, self.power)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "scale": self.scale,
+            "power": self.power,
+            "bias": self.bias,
+            "clamp": self.clamp,
+            "ln_k": self.ln_k,
+        }
+
+    @staticmethod
+    def identity() -> IdentityTransform:
+        """No map at all."""
+        return IdentityTransform()
+
+    @staticmethod
+    def temperature(temperature: float) -> TemperatureTransform:
+        """Temperature scaling without LayerNorm."""
+        return TemperatureTransform(temperature)
+
+    @staticmethod
+    def layer_norm(ln_k: int | None = None) -> LayerNormTransform:
+        """LayerNorm only."""
+        return LayerNormTransform(ln_k)
+
+
+LOGIT_MAPS: dict[str, type[LogitMap]] = {
+    "nonlinear": LogitTransform,
+    "identity": IdentityTransform,
+    "temperature": TemperatureTransform,
+    "layer_norm": LayerNormTransform,
+}
+
+
+def require_clamp(clamp: str) -> None:
+    """Raises InvalidInputError unless `clamp` names a clamping function."""
+    if clamp not in _CLAMPS:
+        raise InvalidInputError(f"clamp={clamp!r} is not known; valid clamps: {', '.join(get_args(Clamp))}")
+
+
+def _layer_norm(z_BK: Tensor, ln_k: int | None) -> Tensor:
+    if z_BK.ndim != 2:
+        raise InvalidInputError(f"logits must have the shape (images, classes), got {tuple(z_BK.shape)}")
+    width = resolve_ln_k(ln_k, z_BK.shape[1])
+    top_BK = z_BK if width == z_BK.shape[1] else z_BK.topk(width, dim=1).values
+    variance_B1, mean_B1 = torch.var_mean(top_BK, dim=1, keepdim=True)
+    return (z_BK - mean_B1) / (variance_B1 + _LN_EPS).sqrt()
+
+
+def _in_float64(mapping: Callable[[Tensor], Tensor], logits_BK: Tensor) -> Tensor:
+    if logits_BK.device.type == "mps":  # has no float64
+        return mapping(logits_BK.cpu().double()).to(logits_BK.dtype).to(logits_BK.device)
+    return mapping(logits_BK.double()).to(logits_BK.dtype)
+
+
+def _gelu(u: Tensor) -> Tensor:
+    survival: Tensor = torch.special.erfc(u * -math.sqrt(0.5))
+    return 0.5 * u * survival
+
+
+def _elu(u: Tensor) -> Tensor:
+    return torch.where(u > 0, u, torch.expm1(u.clamp_max(0)))
+
+
+def _softplus(u: Tensor) -> Tensor:
+    return torch.logaddexp(u, torch.zeros_like(u))
+
+
+def _linear(u: Tensor) -> Tensor:
+    return u
+
+
+_CLAMPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": _gelu,
+    "relu": torch.relu,
+    "elu": _elu,
+    "softplus": _softplus,
+    "linear": _linear,
+}

@@ -1,0 +1,129 @@
+"""`mixednuts status`: where a run stands, read from its files alone, from any machine that reaches the storage."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..config import RunConfig
+from ..data.records import Receipt
+from ..stages.evaluate import evaluate_fingerprint
+from ..stages.runs import Run, finished_partitions, reopen_run
+from ..stages.search import read_search_result
+from .intervals import Count
+from .wording import interval_text, percent_text, seconds_text
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """One stage: what is done, and the running accuracy of the classifier that it attacks."""
+
+    stage: str
+    subject: str  # whose accuracy `clean` and `robust` are
+    done: int
+    total: int
+    clean: Count
+    robust: Count
+    worker_seconds: float
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """All of a run."""
+
+    run_id: str
+    uri: str
+    stages: tuple[StageStatus, ...]
+    searched: bool
+    reported: bool
+    failed: tuple[str, ...]  # logs of partitions that were set aside
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys: run_id, uri, searched, reported, failed, stages (stage, partitions, images, clean, robust)."""
+        return {
+            "run_id": self.run_id,
+            "uri": self.uri,
+            "searched": self.searched,
+            "reported": self.reported,
+            "failed": list(self.failed),
+            "stages": [_stage_json(stage) for stage in self.stages],
+        }
+
+
+def run_status(config: RunConfig) -> RunStatus:
+    """Raises MissingArtifact where the run has not begun."""
+    opened = reopen_run(config)
+    searched = opened.store.exists("search/selected.json")
+    attack = _stage(opened, "attack", "rob", opened.attack_fingerprint)
+    stages = [attack]
+    if searched:
+        fingerprint = evaluate_fingerprint(opened, read_search_result(opened))
+        stages.append(_stage(opened, "evaluate", "mixed", fingerprint))
+    return RunStatus(
+        run_id=config.run_id(),
+        uri=opened.store.uri,
+        stages=tuple(stages),
+        searched=searched,
+        reported=opened.store.exists("report/index.html"),
+        failed=tuple(opened.store.address(f"errors/{name}") for name in opened.store.names("errors")),
+    )
+
+
+def print_status(status: RunStatus, console: Console) -> None:
+    """A table of the stages, then what failed."""
+    console.print(f"run {status.run_id}  {status.uri}", highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("stage", "partitions", "images", "of", "clean", "robust", "95 % interval", "worker time"):
+        table.add_column(heading)
+    for stage in status.stages:
+        table.add_row(*_cells(stage))
+    console.print(table)
+    console.print(f"search   {'done' if status.searched else 'not done'}", highlight=False)
+    console.print(f"report   {'done' if status.reported else 'not done'}", highlight=False)
+    for log in status.failed:
+        console.print(f"failed   {log}", highlight=False, soft_wrap=True)
+
+
+def _stage(opened: Run, stage: str, subject: str, fingerprint: str) -> StageStatus:
+    receipts: Sequence[Receipt] = list(finished_partitions(opened, stage, fingerprint).values())
+    n_images = sum(receipt.n_images for receipt in receipts)
+    return StageStatus(
+        stage=stage,
+        subject=subject,
+        done=len(receipts),
+        total=len(opened.partitions),
+        clean=Count(sum(receipt.clean_correct for receipt in receipts), n_images),
+        robust=Count(sum(receipt.robust for receipt in receipts), n_images),
+        worker_seconds=sum(receipt.seconds for receipt in receipts),
+    )
+
+
+def _cells(stage: StageStatus) -> list[str]:
+    counts = f"{stage.done}/{stage.total}"
+    if not stage.clean.total:
+        return [stage.stage, counts, "0", stage.subject, "-", "-", "-", "-"]
+    return [
+        stage.stage,
+        counts,
+        str(stage.clean.total),
+        stage.subject,
+        percent_text(stage.clean),
+        percent_text(stage.robust),
+        interval_text(stage.robust),
+        seconds_text(stage.worker_seconds),
+    ]
+
+
+def _stage_json(stage: StageStatus) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "classifier": stage.subject,
+        "partitions_done": stage.done,
+        "partitions": stage.total,
+        "images": stage.clean.total,
+        "clean_correct": stage.clean.correct,
+        "robust": stage.robust.correct,
+        "worker_seconds": round(stage.worker_seconds, 3),
+    }

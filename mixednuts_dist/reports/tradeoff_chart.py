@@ -1,0 +1,204 @@
+"""Clean against robust accuracy: the predicted curve over all betas, and what was measured."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from .chart_style import CLASSIFIER_COLOURS, Layout, text_layer, values
+from .intervals import Count
+from .results import RunResults
+
+SELECTED_BETA = "selected_beta"  # the signal that the page's slider sets
+_SHAPES = {"std": "square", "rob": "triangle-up", "mixed": "circle"}
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of the plane that a panel shows, in percent."""
+
+    clean: tuple[float, float]
+    robust: tuple[float, float]
+
+    def x(self, field: str = "clean") -> alt.X:
+        """The horizontal axis of this window, for `field`."""
+        return alt.X(f"{field}:Q", title="clean accuracy (%)", scale=_scale(self.clean))
+
+    def y(self, field: str = "robust") -> alt.Y:
+        """The vertical axis of this window, for `field`."""
+        return alt.Y(f"{field}:Q", title="robust accuracy (%)", scale=_scale(self.robust))
+
+
+def tradeoff_chart(results: RunResults, layout: Layout) -> alt.TopLevelMixin:
+    """Two panels: everything from 0 up, and the part around the curve that decides."""
+    curve, points = _curve_rows(results), _point_rows(results)
+    close = _close_window(curve, points)
+    size = {"wide": 320, "narrow": 265}[layout]
+    left = min(close.clean[0], *(point["clean_low"] for point in points))
+    whole = Window((max(-4.0, left - 4), 104), (-4, 104))  # marks at 0 and at 100 are drawn whole
+    overview = _panel(curve, points, whole, size, "The whole range (frame: the other panel)", frame=close)
+    detail = _panel(curve, points, close, size, "Around the curve")
+    chosen = alt.param(name=SELECTED_BETA, value=results.parameters.beta)
+    join = alt.hconcat if layout == "wide" else alt.vconcat
+    chart = join(overview, detail, spacing=24).add_params(chosen)
+    return chart.properties(description=tradeoff_description(results))
+
+
+def tradeoff_description(results: RunResults) -> str:
+    """The chart in words, for who cannot see it."""
+    first, last = results.search.entries[0], results.search.entries[-1]
+    mixed, rob, std = results.row("mixed"), results.row("rob"), results.row("std")
+    return (
+        f"Clean against robust accuracy. Measured: std {_pair(std.clean, std.robust)}, rob {_pair(rob.clean, rob.robust)}, "
+        f"mixed {_pair(mixed.clean, mixed.robust)}. The predicted curve runs from "
+        f"{_pair(Count(first.clean_correct, first.total), Count(first.robust_correct_bound, first.total))} at beta "
+        f"{first.beta:g} to "
+        f"{_pair(Count(last.clean_correct, last.total), Count(last.robust_correct_bound, last.total))} at beta "
+        f"{last.beta:g}."
+    )
+
+
+def _pair(clean: Count, robust: Count) -> str:
+    return f"{clean.percent:.1f} % clean and {robust.percent:.1f} % robust"
+
+
+def _curve_rows(results: RunResults) -> list[dict[str, Any]]:
+    return [
+        {
+            "beta": entry.beta,
+            "s": entry.scale,
+            "p": entry.power,
+            "c": entry.bias,
+            "alpha": entry.alpha,
+            "clean": 100 * entry.clean_correct / entry.total,
+            "robust": 100 * entry.robust_correct_bound / entry.total,
+        }
+        for entry in results.search.entries
+    ]
+
+
+def _point_rows(results: RunResults) -> list[dict[str, Any]]:
+    rows = []
+    for row in results.accuracy:
+        clean_low, clean_high = row.clean.interval
+        robust_low, robust_high = row.robust.interval
+        rows.append(
+            {
+                "classifier": row.classifier,
+                "attack": row.attack,
+                "clean": row.clean.percent,
+                "clean_low": clean_low,
+                "clean_high": clean_high,
+                "robust": row.robust.percent,
+                "robust_low": robust_low,
+                "robust_high": robust_high,
+            }
+        )
+    return rows
+
+
+def _close_window(curve: list[dict[str, Any]], points: list[dict[str, Any]]) -> Window:
+    """Holds rob and mixed with their intervals and the curve as far down as 15 points below the mixture."""
+    near = [point for point in points if point["classifier"] != "std"]
+    floor = min(point["robust_low"] for point in near) - 10
+    shown = [entry for entry in curve if entry["robust"] >= floor]
+    clean = [entry["clean"] for entry in shown] + [
+        point[edge] for point in near for edge in ("clean_low", "clean_high")
+    ]
+    robust = [entry["robust"] for entry in shown] + [
+        point[edge] for point in near for edge in ("robust_low", "robust_high")
+    ]
+    return Window(_padded(clean), _padded(robust))
+
+
+def _padded(numbers: list[float]) -> tuple[float, float]:
+    return max(0.0, min(numbers) - 1.5), min(100.0, max(numbers) + 1.5)
+
+
+def _panel(
+    curve: list[dict[str, Any]],
+    points: list[dict[str, Any]],
+    window: Window,
+    size: int,
+    title: str,
+    frame: Window | None = None,
+) -> alt.LayerChart:
+    layers = [*_whiskers(points, window), *_curve_layers(curve, window), *_point_layers(points, window)]
+    if frame is not None:
+        layers.append(_frame(frame))
+    return alt.layer(*layers).properties(width=size, height=size, title=title)
+
+
+def _scale(domain: tuple[float, float]) -> alt.Scale:
+    return alt.Scale(domain=list(domain), nice=False, zero=False)
+
+
+def _curve_layers(curve: list[dict[str, Any]], window: Window) -> list[alt.Chart]:
+    colour = CLASSIFIER_COLOURS["mixed"]
+    base = alt.Chart(values(curve)).encode(x=window.x(), y=window.y())
+    tooltip = [
+        alt.Tooltip(f"{name}:Q", title=title, format=number)
+        for name, title, number in (
+            ("beta", "beta", ".4~g"),
+            ("s", "s", ".4~g"),
+            ("p", "p", ".4~g"),
+            ("c", "c", ".4~g"),
+            ("alpha", "alpha", ".6~g"),
+            ("clean", "predicted clean (%)", ".1f"),
+            ("robust", "guaranteed robust (%)", ".1f"),
+        )
+    ]
+    return [
+        base.mark_line(clip=True, color=colour, strokeWidth=1.5).encode(order="beta:Q"),
+        base.mark_point(clip=True, color=colour, filled=True, size=22, opacity=1).encode(tooltip=tooltip),
+        base.mark_point(clip=True, color=colour, filled=False, size=190, strokeWidth=2.5, opacity=1)
+        .encode(tooltip=tooltip)
+        .transform_filter(f"datum.beta === {SELECTED_BETA}"),
+    ]
+
+
+def _whiskers(points: list[dict[str, Any]], window: Window) -> list[alt.Chart]:
+    rule = alt.Chart(values(points)).mark_rule(clip=True, opacity=0.75).encode(color=_colour())
+    return [
+        rule.encode(x=window.x("clean_low"), x2="clean_high:Q", y=window.y()),
+        rule.encode(x=window.x(), y=window.y("robust_low"), y2="robust_high:Q"),
+    ]
+
+
+def _point_layers(points: list[dict[str, Any]], window: Window) -> list[alt.Chart]:
+    shape = alt.Shape("classifier:N", scale=alt.Scale(domain=list(_SHAPES), range=list(_SHAPES.values())), legend=None)
+    tooltip = [
+        alt.Tooltip("classifier:N", title="classifier"),
+        alt.Tooltip("clean:Q", title="clean (%)", format=".2f"),
+        alt.Tooltip("robust:Q", title="robust (%)", format=".2f"),
+        alt.Tooltip("attack:N", title="attack"),
+    ]
+    marks = alt.Chart(values(points)).mark_point(clip=True, filled=True, size=85, opacity=1)
+    return [
+        marks.encode(x=window.x(), y=window.y(), shape=shape, color=_colour(), tooltip=tooltip),
+        *(_label(point, window) for point in points),
+    ]
+
+
+def _label(point: dict[str, Any], window: Window) -> alt.Chart:
+    """The name beside its mark, on the side where neither the curve nor the next mark is."""
+    side = {"rob": {"dx": -9, "dy": 12, "align": "right"}, "std": {"dx": -9, "dy": -11, "align": "right"}}
+    beside = side.get(point["classifier"], {"dx": 9, "dy": -11, "align": "left"})
+    label = text_layer(values([point]), clip=True, fontWeight=600, **beside)
+    return label.encode(x=window.x(), y=window.y(), text="classifier:N")
+
+
+def _colour() -> alt.Color:
+    scale = alt.Scale(domain=list(CLASSIFIER_COLOURS), range=list(CLASSIFIER_COLOURS.values()))
+    return alt.Color("classifier:N", scale=scale, legend=None)
+
+
+def _frame(window: Window) -> alt.Chart:
+    corners = {
+        "clean": window.clean[0],
+        "clean_to": window.clean[1],
+        "robust": window.robust[0],
+        "robust_to": window.robust[1],
+    }
+    frame = alt.Chart(values([corners])).mark_rect(fillOpacity=0, stroke="#8b929b", strokeDash=[3, 3], strokeWidth=1)
+    return frame.encode(x="clean:Q", x2="clean_to:Q", y="robust:Q", y2="robust_to:Q")

@@ -1,0 +1,40 @@
+"""Runs that differ only in search or evaluation share their attack: paid work is copied, never repeated."""
+
+import logging
+
+import yaml
+
+from ..data.partitions import Partition
+from ..data.store import Store
+from .runs import Run, finished_partitions
+
+logger = logging.getLogger(__name__)
+
+
+def adopt_attack(opened: Run) -> None:
+    """Copy missing attack partitions from runs of the same name whose attack stage is the same to the bit."""
+    config, root = opened.config, Store(opened.config.storage)
+    missing = set(opened.partitions) - set(finished_partitions(opened, "attack", opened.attack_fingerprint))
+    for name in root.names("") if missing else []:
+        if name.startswith(f"{config.name}-") and name != config.run_id():
+            missing -= _copy(Run(config, root.child(name), opened.inputs), opened, missing)
+
+
+def _copy(sibling: Run, opened: Run, missing: set[Partition]) -> set[Partition]:
+    """Copies of those partitions that the sibling has; none where its attack is another."""
+    if not missing or not _same_attack(sibling, opened.attack_fingerprint):
+        return set()
+    theirs = missing & set(finished_partitions(sibling, "attack", opened.attack_fingerprint))
+    for partition in theirs:
+        path = f"attack/{partition.file_name}"
+        opened.store.write(path, sibling.store.read(path))
+    if theirs:
+        logger.info("took %d finished attack partitions over from %s", len(theirs), sibling.store.uri)
+    return theirs
+
+
+def _same_attack(sibling: Run, fingerprint: str) -> bool:
+    if not sibling.store.exists("run.yaml"):
+        return False
+    content = yaml.safe_load(sibling.store.read("run.yaml"))
+    return isinstance(content, dict) and content.get("attack_fingerprint") == fingerprint

@@ -1,0 +1,32 @@
+"""What the stages tell whoever watches; the terminal and the logs are somebody else's business."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..data.records import Receipt
+
+
+class Progress(Protocol):
+    """Called by the stages, always from the driver's main thread."""
+
+    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
+        """`n_images` in all; `done` are the partitions that earlier runs have left finished."""
+
+    def partition_done(self, receipt: Receipt) -> None:
+        """One more partition is written."""
+
+    def stage_finished(self, stage: str, message: str) -> None:
+        """The stage is complete; `message` says in a line what came out or that there was nothing to do."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
+        pass
+
+    def partition_done(self, receipt: Receipt) -> None:
+        pass
+
+    def stage_finished(self, stage: str, message: str) -> None:
+        pass

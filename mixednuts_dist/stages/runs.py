@@ -1,0 +1,222 @@
+"""A run's folder: its identity in `run.yaml`, which partitions are finished, and how long each stage took."""
+
+import importlib.metadata
+import json
+import logging
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import yaml
+
+from ..config import RunConfig, digest
+from ..data.base_classifiers import check_classifier, classifier_checksum, load_classifier
+from ..data.datasets import Dataset, open_dataset
+from ..data.partitions import Partition, split_images
+from ..data.records import Receipt
+from ..data.store import Store
+from ..data.tables import check_footer, read_footer
+from ..data.uris import check_classifier_uri, check_dataset_uri
+from ..errors import BaseClassifierError, DatasetError, FingerprintMismatch, MissingArtifact
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("attack", "search", "evaluate", "report")
+_PROBE_IMAGES = 8
+_VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the URIs of a configuration turned out to be."""
+
+    n_images: int
+    n_classes: int
+    image_shape: tuple[int, ...]
+    checksums: dict[str, str]  # sha256 of "data", "std" and "rob"
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run."""
+
+    config: RunConfig
+    store: Store
+    inputs: Inputs
+
+    @property
+    def partitions(self) -> list[Partition]:
+        return split_images(self.inputs.n_images, self.config.partition_size)
+
+    @property
+    def attack_fingerprint(self) -> str:
+        """8 hex digits of all that the attack stage's rows depend on, weights and images included."""
+        return digest({**self.config.attack_determinants(), "checksums": self.inputs.checksums})
+
+
+def check_uris(config: RunConfig) -> None:
+    """Refuse, within milliseconds, a run whose files or URI forms cannot be right; errors as in `data.uris`."""
+    check_dataset_uri(config.data.uri)
+    check_classifier_uri(config.std, "std")
+    check_classifier_uri(config.rob, "rob")
+
+
+def open_run(config: RunConfig) -> Run:
+    """Look at the inputs, and write `run.yaml` or hold it against what is there.
+
+    Raises:
+        DatasetError, BaseClassifierError: where the inputs cannot be used.
+        FingerprintMismatch: where the weights or images have changed since the run began.
+    """
+    check_uris(config)
+    run = Run(config, run_store(config), inspect_inputs(config))
+    if run.store.exists("run.yaml"):
+        _hold_against(run, _read_inputs(run.store))
+    else:
+        run.store.write("run.yaml", _run_yaml(run).encode())
+    return run
+
+
+def reopen_run(config: RunConfig) -> Run:
+    """A run that an earlier stage has opened, without loading a classifier.
+
+    Raises:
+        MissingArtifact: where no stage has.
+    """
+    store = run_store(config)
+    if not store.exists("run.yaml"):
+        raise MissingArtifact(f"run {config.run_id()} has not begun under {config.storage}. Run: mixednuts attack")
+    return Run(config, store, _read_inputs(store))
+
+
+def run_store(config: RunConfig) -> Store:
+    """`<storage>/<run id>`."""
+    return Store(config.storage).child(config.run_id())
+
+
+def inspect_inputs(config: RunConfig) -> Inputs:
+    """Open the dataset and both classifiers and try them on a few images, on the CPU."""
+    dataset = open_dataset(config.data.uri)
+    n_images = _n_images(config, dataset)
+    images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
+    checksums, n_classes = {"data": dataset.checksum(n_images)}, {}
+    for role, uri in (("std", config.std), ("rob", config.rob)):
+        model = load_classifier(uri, role)
+        n_classes[role] = check_classifier(model, images, role)
+        checksums[role] = classifier_checksum(model, uri)
+    if n_classes["std"] != n_classes["rob"]:
+        raise BaseClassifierError(f"std has {n_classes['std']} classes and rob {n_classes['rob']}; they must agree")
+    largest = int(dataset.labels[:n_images].max())
+    if largest >= n_classes["rob"]:
+        raise DatasetError(f"{config.data.uri} holds label {largest}, but the classifiers have {n_classes['rob']} classes")
+    return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums)
+
+
+def _n_images(config: RunConfig, dataset: Dataset) -> int:
+    wanted = config.data.n or len(dataset)
+    if wanted > len(dataset):
+        raise DatasetError(f"data.n={wanted}, but {config.data.uri} has {len(dataset)} images")
+    return wanted
+
+
+def _run_yaml(run: Run) -> str:
+    content = {
+        "run_id": run.config.run_id(),
+        "attack_fingerprint": run.attack_fingerprint,
+        "inputs": {**asdict(run.inputs), "image_shape": list(run.inputs.image_shape)},
+        "config": run.config.model_dump(mode="json"),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _VERSIONED}
+
+
+def _read_inputs(store: Store) -> Inputs:
+    try:
+        inputs = yaml.safe_load(store.read("run.yaml"))["inputs"]
+        return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise FingerprintMismatch(f"{store.address('run.yaml')} is damaged ({error}); delete it and run again") from error
+
+
+def _hold_against(run: Run, stored: Inputs) -> None:
+    changed = [key for key, value in run.inputs.checksums.items() if stored.checksums.get(key) != value]
+    if changed or stored != run.inputs:
+        what = ", ".join(
+            f"{key} was {stored.checksums.get(key, '?')[:12]} and is {run.inputs.checksums[key][:12]}" for key in changed
+        )
+        raise FingerprintMismatch(
+            f"the inputs of run {run.config.run_id()} have changed since it began ({what or 'images'}): its stored rows "
+            f"are not theirs. Give the run another name, or delete {run.store.uri}"
+        )
+
+
+def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:
+    """The partitions whose file is there and whole; a damaged file counts as missing.
+
+    Raises:
+        FingerprintMismatch: where a file is of another run.
+    """
+    present = set(run.store.names(stage))
+    finished = {}
+    for partition in run.partitions:
+        path = f"{stage}/{partition.file_name}"
+        if partition.file_name not in present:
+            continue
+        footer = read_footer(run.store, path)
+        if footer is None:
+            logger.warning("%s is damaged; it will be computed again", run.store.address(path))
+            continue
+        check_footer(run.store.address(path), footer, fingerprint)
+        finished[partition] = footer.receipt
+    return finished
+
+
+def require_complete(run: Run, stage: str, fingerprint: str) -> None:
+    """Refuse to go on with some partitions missing.
+
+    Raises:
+        MissingArtifact: naming how many are done, which are missing, and the command that computes them.
+    """
+    finished = finished_partitions(run, stage, fingerprint)
+    missing = [str(partition.index) for partition in run.partitions if partition not in finished]
+    if missing:
+        raise MissingArtifact(
+            f"{stage}: {len(finished)} of {len(run.partitions)} partitions of run {run.config.run_id()} are done; "
+            f"missing: {_shortened(missing)}. Run: mixednuts {stage} with the same configuration"
+        )
+
+
+def _shortened(names: Sequence[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+@contextmanager
+def stage_clock(store: Store, stage: str) -> Iterator[None]:
+    """Add the block's wall-clock seconds to those that the stage has already taken, interruptions included."""
+    before, started = stage_seconds(store).get(stage, 0.0), time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds = before + time.perf_counter() - started
+        store.write(_clock_path(stage), json.dumps({"seconds": round(seconds, 3)}).encode())
+
+
+def stage_seconds(store: Store) -> dict[str, float]:
+    """Wall-clock seconds of each stage that has begun, summed over all sessions."""
+    found: dict[str, float] = {}
+    for stage in STAGES:
+        if store.exists(_clock_path(stage)):
+            content: dict[str, Any] = json.loads(store.read(_clock_path(stage)))
+            found[stage] = float(content["seconds"])
+    return found
+
+
+def _clock_path(stage: str) -> str:
+    return f"{stage}/seconds.json"

@@ -1,0 +1,114 @@
+"""Adaptive AutoAttack: the mixture decides, the surrogate shows the way, and every image's fate is recorded."""
+
+import pytest
+import torch
+from pyautoattack import AutoAttack
+
+from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack, autoattack
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.threat import ThreatModel
+
+from .conftest import images, small_net
+
+THREAT = ThreatModel("Linf", 0.05)
+QUICK = AttackBudget(n_iter=20, n_target_classes=3, n_queries=150)
+
+
+@pytest.fixture
+def mixed() -> MixedClassifier:
+    shape = (3, 8, 8)
+    std, rob = small_net(10, shape, seed=1, sharpness=8), small_net(10, shape, seed=0, sharpness=3)
+    return MixedClassifier(std, rob, LogitTransform(2.0, 2.0, -0.5), 0.6, surrogate_alpha=0.8)
+
+
+@pytest.fixture
+def pair(mixed: MixedClassifier) -> tuple[torch.Tensor, torch.Tensor]:
+    x = images(16, (3, 8, 8))
+    return x, mixed(x).argmax(dim=1)
+
+
+@pytest.mark.parametrize("mode", ["transfer", "bypass"])
+@pytest.mark.parametrize("threat", [THREAT, ThreatModel("L2", 0.5)], ids=str)
+def test_the_record_is_true_at_the_returned_images(mixed, pair, mode: str, threat: ThreatModel) -> None:
+    x, y = pair
+    found = adaptive_autoattack(mixed, x, y, threat=threat, mode=mode, budget=QUICK)
+    with torch.no_grad():
+        assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
+    assert list(found.survived) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    standing = torch.ones_like(found.robust)
+    for survived in found.survived.values():
+        assert not bool((survived & ~standing).any()), "an image cannot stand up again"
+        standing = survived
+    assert torch.equal(standing, found.robust)
+    delta = (found.x_adv - x).flatten(1)
+    length = delta.abs().amax(dim=1) if threat.norm == "Linf" else delta.norm(dim=1)
+    assert float(length.max()) <= threat.eps * (1 + 1e-5)
+    assert 0 < int(found.robust.sum()) < len(x)
+
+
+@pytest.mark.parametrize("attack", ["apgd-ce", "apgd-t", "fab-t", "square"])
+def test_each_attack_breaks_something_alone_and_follows_the_image(mixed, pair, attack: str) -> None:
+    x, y = pair
+    threat, budget = ThreatModel("Linf", 0.12), AttackBudget(n_iter=20, n_target_classes=3, n_queries=300)
+    whole = adaptive_autoattack(mixed, x, y, threat=threat, attacks=(attack,), budget=budget)
+    assert 0 < int((~whole.robust).sum())
+    order = torch.tensor([9, 3, 15, 4, 0])
+    small = AttackBudget(n_iter=20, n_target_classes=3, n_queries=300, batch_size=2)
+    part = adaptive_autoattack(
+        mixed, x[order], y[order], threat=threat, attacks=(attack,), sample_ids=order.tolist(), budget=small
+    )
+    assert torch.equal(part.robust, whole.robust[order])
+    assert torch.allclose(part.x_adv, whole.x_adv[order], atol=1e-5)
+
+
+def test_bypass_works_with_unmodified_autoattack_and_transfer_is_as_strong(mixed, pair) -> None:
+    x, y = pair
+    published = AutoAttack(
+        mixed.as_bypass(), norm="Linf", eps=THREAT.eps, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0,
+        device="cpu",
+    )  # fmt: skip
+    x_adv = published.run_standard_evaluation(x, y, batch_size=16)[0]
+    theirs = int((mixed(x_adv).argmax(dim=1) == y).sum())
+    ours = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"))
+    assert int(ours.robust.sum()) <= theirs + 1
+
+
+def test_cached_images_only_strengthen_the_adversary(mixed, pair) -> None:
+    x, y = pair
+    strong = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"))
+    cached = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=strong.x_adv)
+    assert list(cached.survived) == ["cached"]
+    assert torch.equal(cached.robust, strong.robust)
+    useless = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=x)
+    assert bool(useless.robust.all())
+
+
+def test_images_that_the_mixture_gets_wrong_are_not_robust(mixed, pair) -> None:
+    x, y = pair
+    found = adaptive_autoattack(mixed, x, (y + 1) % 10, threat=THREAT, budget=QUICK)
+    assert not bool(found.robust.any())
+    assert not any(bool(survived.any()) for survived in found.survived.values())
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 4])
+def test_few_classes(n_classes: int) -> None:
+    model, x = small_net(n_classes, (1, 6, 9)), images(5, (1, 6, 9))
+    y = model(x).argmax(dim=1)
+    found = autoattack(model, x, y, threat=ThreatModel("Linf", 0.3), budget=QUICK)
+    assert bool((~found.robust).any())
+    assert torch.equal(found.robust, model(found.x_adv).argmax(dim=1) == y)
+
+
+def test_the_global_generator_is_left_alone(mixed, pair) -> None:
+    state = torch.random.get_rng_state()
+    adaptive_autoattack(mixed, *pair, threat=THREAT, budget=AttackBudget(n_iter=2, n_target_classes=1, n_queries=5))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_unknown_attacks_and_modes_are_named(mixed, pair) -> None:
+    with pytest.raises(InvalidInputError, match="'fab'.*valid attacks: apgd-ce, apgd-t, fab-t, square"):
+        adaptive_autoattack(mixed, *pair, threat=THREAT, attacks=("fab",))
+    with pytest.raises(InvalidInputError, match="'transfre'.*transfer, bypass"):
+        adaptive_autoattack(mixed, *pair, threat=THREAT, mode="transfre")

@@ -1,0 +1,56 @@
+"""Losses against the published ones, and where those crash."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
+
+from mixednuts_dist.attacks.losses import ce_loss, dlr_loss, mixed_loss, targeted_dlr_loss
+
+
+def logits_and_labels(n_classes: int, n: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n_classes)
+    logits = 5 * torch.randn(n, n_classes, generator=generator)
+    labels = torch.randint(n_classes, (n,), generator=generator)
+    targets = (labels + 1 + torch.randint(n_classes - 1, (n,), generator=generator)) % n_classes
+    return logits, labels, targets
+
+
+@pytest.mark.parametrize("n_classes", [4, 10, 100])
+def test_dlr_equals_the_published_loss(n_classes: int) -> None:
+    logits, labels, targets = logits_and_labels(n_classes)
+    published = APGDAttack(None, eps=0.1)
+    assert torch.allclose(dlr_loss(logits, labels), published.dlr_loss(logits, labels))
+    targeted = APGDAttack_targeted(None, eps=0.1)
+    targeted.y_target = targets
+    assert torch.allclose(targeted_dlr_loss(logits, labels, targets), targeted.dlr_loss_targeted(logits, labels))
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 4, 10])
+def test_losses_are_finite_with_finite_gradients_even_for_ties(n_classes: int) -> None:
+    for logits in (torch.zeros(5, n_classes), logits_and_labels(n_classes, 5)[0], 1e4 * torch.eye(n_classes)[:1].repeat(5, 1)):
+        leaf = logits.clone().requires_grad_()
+        labels, targets = torch.zeros(5, dtype=torch.long), torch.ones(5, dtype=torch.long)
+        mixed = mixed_loss(leaf, labels, torch.tensor([-1, 1, -1, 1, 1]))
+        total = mixed.sum() + dlr_loss(leaf, labels).sum() + targeted_dlr_loss(leaf, labels, targets).sum()
+        (grad,) = torch.autograd.grad(total, leaf)
+        assert bool(torch.isfinite(total))
+        assert bool(torch.isfinite(grad).all())
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 4, 10])
+def test_a_loss_is_positive_once_the_target_has_won(n_classes: int) -> None:
+    logits, labels, targets = logits_and_labels(n_classes)
+    won = logits.gather(1, targets[:, None]) > logits.gather(1, labels[:, None])
+    assert torch.equal(targeted_dlr_loss(logits, labels, targets) > 0, won.squeeze(1))
+    assert torch.equal(dlr_loss(logits, labels) > 0, logits.argmax(dim=1) != labels)
+
+
+def test_losses_of_both_kinds_in_one_batch() -> None:
+    logits, labels, targets = logits_and_labels(10)
+    targets[::2] = -1
+    expected = torch.where(targets < 0, F.cross_entropy(logits, labels, reduction="none"), torch.nan)
+    found = mixed_loss(logits, labels, targets)
+    assert torch.equal(found[::2], expected[::2])
+    assert torch.equal(found[1::2], targeted_dlr_loss(logits, labels, targets.clamp(min=0))[1::2])
+    assert torch.equal(ce_loss(logits, labels)[::2], expected[::2])

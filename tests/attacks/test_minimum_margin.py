@@ -1,0 +1,137 @@
+"""MMAA: laws, edge cases, and never weaker than the published pair of attacks."""
+
+import pytest
+import torch
+from pyautoattack import AutoAttack
+from torch import nn
+
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.margins import signed_margin
+from mixednuts_dist.threat import ThreatModel
+
+LINF = ThreatModel("Linf", 0.015)
+
+
+@pytest.mark.parametrize("threat", [LINF, ThreatModel("L2", 0.15)], ids=str)
+@pytest.mark.parametrize("stop", [True, False])
+def test_what_is_returned_is_true_at_the_returned_image(victim, threat: ThreatModel, stop: bool) -> None:
+    model, x, y = victim()
+    found = minimum_margin_attack(model, x, y, threat=threat, n_iter=15, n_target_classes=3, stop_when_broken=stop)
+    logits = model(found.x_adv)
+    assert torch.allclose(found.logits, logits, atol=1e-5)
+    assert torch.equal(found.broken, logits.argmax(dim=1) != y)
+    assert torch.allclose(found.margin, signed_margin(found.logits.double().softmax(dim=1), y), atol=1e-9)
+    assert torch.equal(found.margin < 0, found.broken)
+    assert bool((found.margin <= signed_margin(model(x).double().softmax(dim=1), y) + 1e-9).all())
+    delta = (found.x_adv - x).flatten(1)
+    length = delta.abs().amax(dim=1) if threat.norm == "Linf" else delta.norm(dim=1)
+    assert float(length.max()) <= threat.eps * (1 + 1e-5)
+    assert 0 <= float(found.x_adv.min()) <= float(found.x_adv.max()) <= 1
+    assert 0 < int(found.broken.sum()) < len(x)
+
+
+@pytest.mark.parametrize("norm_eps", [("Linf", 0.015), ("L2", 0.15)], ids=str)
+def test_robust_accuracy_is_not_above_the_published_pair(victim, norm_eps) -> None:
+    model, x, y = victim(n=32)
+    norm, eps = norm_eps
+    found = minimum_margin_attack(model, x, y, threat=ThreatModel(norm, eps), n_iter=100)
+    published = AutoAttack(
+        model, norm=norm, eps=eps, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0, device="cpu"
+    )
+    x_adv = published.run_standard_evaluation(x, y, batch_size=32)[0]
+    assert int((~found.broken).sum()) <= int((model(x_adv).argmax(dim=1) == y).sum())
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_results_follow_the_image_and_not_the_batch(victim, batch_size: int) -> None:
+    model, x, y = victim(n=9)
+    options = {"threat": LINF, "n_iter": 20, "n_target_classes": 3}
+    whole = minimum_margin_attack(model, x, y, sample_ids=range(100, 109), **options)
+    order = torch.tensor([7, 2, 8, 0])
+    ids = [100 + i for i in order.tolist()]
+    part = minimum_margin_attack(model, x[order], y[order], sample_ids=ids, batch_size=batch_size, **options)
+    assert torch.equal(part.broken, whole.broken[order])
+    assert torch.allclose(part.margin, whole.margin[order], atol=1e-4)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 4, 5, 10, 100])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7)])
+def test_any_number_of_classes_and_any_image_shape(victim, n_classes: int, shape: tuple[int, int, int]) -> None:
+    model, x, y = victim(n=6, n_classes=n_classes, shape=shape)
+    found = minimum_margin_attack(model, x, y, threat=ThreatModel("Linf", 0.1), n_iter=10)
+    assert bool(torch.isfinite(found.margin).all())
+    assert bool((found.margin < signed_margin(model(x).double().softmax(dim=1), y)).all())
+
+
+def test_images_that_are_wrong_already_cost_nothing(victim) -> None:
+    model, x, y = victim(n=4)
+    found = minimum_margin_attack(model, x, (y + 1) % 10, threat=LINF, n_iter=10)
+    assert bool(found.broken.all())
+    assert torch.equal(found.x_adv, x)
+    assert found.n_backward == 0
+
+
+class Sharp(nn.Module):
+    """A classifier whose float32 softmax is exactly one-hot nearly everywhere."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 300 * self.net(x)
+
+
+def test_a_saturated_softmax_does_not_hide_the_smallest_margin(victim) -> None:
+    model, x, y = victim(n=8)
+    sharp = Sharp(model)
+    threat = ThreatModel("Linf", 0.01)
+    found = minimum_margin_attack(sharp, x, y, threat=threat, n_iter=20, n_target_classes=3)
+    held = ~found.broken
+    assert bool(held.any())
+    assert not bool((found.x_adv[held] == x[held]).flatten(1).all(dim=1).any())
+    gap = lambda images: sharp(images).double().topk(2, dim=1).values.diff(dim=1).abs().squeeze(1)  # noqa: E731
+    assert bool((gap(found.x_adv[held]) < gap(x[held])).all())
+
+
+def test_a_constant_classifier_neither_crashes_nor_breaks() -> None:
+    class Constant(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([[1.0, 0.0, 0.0, 0.0]]).repeat(len(x), 1) + 0 * x.sum(dim=(1, 2, 3))[:, None]
+
+    found = minimum_margin_attack(Constant(), torch.rand(3, 1, 4, 4), torch.zeros(3).long(), threat=LINF, n_iter=5)
+    assert not bool(found.broken.any())
+    assert bool(torch.isfinite(found.margin).all())
+
+
+def test_going_on_after_a_break_finds_smaller_margins(victim) -> None:
+    model, x, y = victim()
+    options = {"threat": LINF, "n_iter": 20, "n_target_classes": 3}
+    first = minimum_margin_attack(model, x, y, stop_when_broken=True, **options)
+    last = minimum_margin_attack(model, x, y, stop_when_broken=False, **options)
+    assert bool((last.margin <= first.margin + 1e-6).all())
+    assert float(last.margin[last.broken].mean()) < float(first.margin[last.broken].mean())
+    assert last.n_backward == len(x) * 4 * 21
+
+
+def test_the_global_generator_is_left_alone(victim) -> None:
+    model, x, y = victim(n=3)
+    state = torch.random.get_rng_state()
+    minimum_margin_attack(model, x, y, threat=LINF, n_iter=3)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.rand(2, 3, 4, 4) * 255, torch.zeros(2).long(), r"range over .*give them in \[0, 1\]"),
+        (torch.rand(2, 3, 4, 4), torch.zeros(3).long(), r"\(2, 3, 4, 4\).*\(3,\)"),
+        (torch.zeros(2, 3, 4, 4).byte(), torch.zeros(2).long(), "uint8"),
+        (torch.rand(0, 3, 4, 4), torch.zeros(0).long(), "empty"),
+        (torch.full((2, 3, 4, 4), torch.nan), torch.zeros(2).long(), "nan"),
+    ],
+)
+def test_unusable_images_are_refused(victim, x: torch.Tensor, y: torch.Tensor, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        minimum_margin_attack(victim()[0], x, y, threat=LINF)

@@ -1,0 +1,155 @@
+"""Algorithm 1 written again, slowly: 50-digit arithmetic, one image and one candidate at a time, sharing no code."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import torch
+from torch import Tensor
+
+mpmath.mp.dps = 50
+Row = list[Any]  # of mpmath.mpf
+
+
+def layer_norm(logits: Sequence[float], ln_k: int | None = None) -> Row:
+    row = [mpmath.mpf(value) for value in logits]
+    width = min(len(row), 250) if ln_k is None else ln_k
+    top = sorted(row, reverse=True)[:width]
+    mean = mpmath.fsum(top) / width
+    variance = mpmath.fsum((value - mean) ** 2 for value in top) / (width - 1)
+    return [(value - mean) / mpmath.sqrt(variance + mpmath.mpf("1e-8")) for value in row]
+
+
+def clamp(u: Any, name: str) -> Any:
+    if name == "gelu":
+        return u * mpmath.erfc(-u / mpmath.sqrt(2)) / 2
+    if name == "softplus":
+        return mpmath.log1p(mpmath.exp(u))
+    if name == "linear" or u > 0:
+        return u
+    return mpmath.mpf(0) if name == "relu" else mpmath.expm1(u)
+
+
+def mapped(normed: Row, scale: float, power: float, bias: float, name: str = "gelu") -> Row:
+    values = [clamp(value + mpmath.mpf(bias), name) for value in normed]
+    return [scale * abs(v) ** mpmath.mpf(power) * mpmath.sign(v) for v in values]
+
+
+def top(row: Row) -> int:
+    return max(range(len(row)), key=lambda j: (row[j], -j))
+
+
+def log_one_minus_gap(row: Row, winner: int, rival: int) -> Any:
+    highest = row[top(row)]
+    weights = [mpmath.exp(value - highest) for value in row]
+    others = mpmath.fsum(weight for j, weight in enumerate(weights) if j != winner)
+    return mpmath.log((others + weights[rival]) / (others + weights[winner]))
+
+
+def best_beside(row: Row, winner: int) -> int:
+    return max((j for j in range(len(row)) if j != winner), key=lambda j: (row[j], -j))
+
+
+def log_one_minus_margin(row: Row, label: int | None = None) -> Any:
+    winner = top(row) if label is None else label
+    return log_one_minus_gap(row, winner, best_beside(row, winner))
+
+
+@dataclass(frozen=True)
+class Grid:
+    scales: tuple[float, ...]
+    powers: tuple[float, ...]
+    biases: tuple[float, ...]
+    betas: tuple[float, ...] = (1, 0.99, 0.985, 0.97, 0.9, 0.5, 0)
+
+    def candidates(self) -> list[tuple[float, float, float]]:
+        return list(itertools.product(self.scales, self.powers, self.biases))
+
+    def as_arguments(self) -> dict[str, tuple[float, ...]]:
+        return {"scales": self.scales, "powers": self.powers, "biases": self.biases, "betas": self.betas}
+
+
+@dataclass(frozen=True)
+class Answer:
+    log_cutoff: Any
+    objective: float
+    usable: bool
+
+
+def kth_largest_margin(log_gaps: Row, beta: float) -> Any:
+    keep = max(1, math.ceil(Fraction(str(beta)) * len(log_gaps)))
+    return sorted(log_gaps)[keep - 1]
+
+
+def deployable(log_cutoff: Any, rows: list[Row]) -> bool:
+    cutoff = -mpmath.expm1(log_cutoff)
+    largest = max(abs(value) for row in rows for value in row)
+    step = mpmath.mpf(2) ** -24
+    return bool(largest < 3.4e38 and 1 - cutoff >= step and float(torch.tensor(float(cutoff / (1 + cutoff)))) > 0)
+
+
+def paper_answers(attacked: Tensor, wrong: Tensor, grid: Grid, name: str) -> list[list[Answer]]:
+    """One list a beta, one answer a candidate in the order of `grid.candidates()`."""
+    normed = [[layer_norm(row) for row in rows.double().tolist()] for rows in (attacked, wrong)]
+    answers: list[list[Answer]] = [[] for _ in grid.betas]
+    for scale, power, bias in grid.candidates():
+        rows = [[mapped(row, scale, power, bias, name) for row in part] for part in normed]
+        gaps = [[log_one_minus_margin(row) for row in part] for part in rows]
+        for i, beta in enumerate(grid.betas):
+            log_cutoff = kth_largest_margin(gaps[0], beta)
+            share = sum(gap <= log_cutoff for gap in gaps[1]) / len(gaps[1])
+            answers[i].append(Answer(log_cutoff, share, deployable(log_cutoff, rows[0] + rows[1])))
+    return answers
+
+
+def exact_answers(
+    attacked: Tensor, attacked_labels: Tensor, clean: Tensor, labels: Tensor, std_pred: Tensor, grid: Grid
+) -> list[list[Answer]]:
+    """As `paper_answers` for the exact criterion with the GELU clamp; the mixture's classes are its argmax."""
+    kept = [
+        (layer_norm(row), label)
+        for row, label in zip(attacked.double().tolist(), attacked_labels.tolist(), strict=True)
+        if top(layer_norm(row)) == label
+    ]
+    normed = [layer_norm(row) for row in clean.double().tolist()]
+    answers: list[list[Answer]] = [[] for _ in grid.betas]
+    for candidate in grid.candidates():
+        attacked_rows = [mapped(row, *candidate) for row, _ in kept]
+        clean_rows = [mapped(row, *candidate) for row in normed]
+        gaps = [log_one_minus_margin(row, label) for row, (_, label) in zip(attacked_rows, kept, strict=True)]
+        probs = [softmax(row) for row in clean_rows]
+        for i, beta in enumerate(grid.betas):
+            log_cutoff = kth_largest_margin(gaps, beta)
+            cutoff = -mpmath.expm1(log_cutoff)
+            classes = [mixed_class(row, std, cutoff) for row, std in zip(probs, std_pred.tolist(), strict=True)]
+            share = sum(a == b for a, b in zip(classes, labels.tolist(), strict=True)) / len(classes)
+            usable = log_cutoff <= 0 and deployable(log_cutoff, attacked_rows + clean_rows)
+            answers[i].append(Answer(log_cutoff, share, usable))
+    return answers
+
+
+def softmax(row: Row) -> Row:
+    highest = row[top(row)]
+    weights = [mpmath.exp(value - highest) for value in row]
+    total = mpmath.fsum(weights)
+    return [weight / total for weight in weights]
+
+
+def mixed_class(probs: Row, std: int, cutoff: Any) -> int:
+    """The argmax of `alpha p + (1 - alpha) onehot(std)` with alpha = 1 / (1 + cutoff)."""
+    alpha = 1 / (1 + cutoff)
+    return top([alpha * p + (1 - alpha) * (j == std) for j, p in enumerate(probs)])
+
+
+def chosen(answers: list[Answer], grid: Grid, *, maximised: bool) -> tuple[float, float, float] | None:
+    sign = -1 if maximised else 1
+    ranked = [
+        ((sign * answer.objective, answer.log_cutoff, power, scale, abs(bias)), (scale, power, bias))
+        for answer, (scale, power, bias) in zip(answers, grid.candidates(), strict=True)
+        if answer.usable
+    ]
+    return min(ranked, key=lambda entry: entry[0])[1] if ranked else None

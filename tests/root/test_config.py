@@ -1,0 +1,135 @@
+"""Configuration: what is wrong, the value and what is valid, before anything starts."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mixednuts_dist.config import RangeConfig, RunConfig, load_config, parse_config
+from mixednuts_dist.errors import ConfigError, ThreatModelError
+from mixednuts_dist.threat import ThreatModel
+
+MINIMAL: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"uri": "digits"},
+    "std": "demo:std",
+    "rob": "demo:rob",
+    "threat": {"eps": "8/255"},
+}
+CONFIGS = sorted((Path(__file__).parents[2] / "jobs" / "configs").glob("*.yaml"))
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    content = copy.deepcopy(MINIMAL)
+    *parents, last = path.split(".")
+    node = content
+    for parent in parents:
+        node = node.setdefault(parent, {})
+    node[last] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("threat.eps", 8, r"eps=8.0 exceeds the pixel range \[0, 1\] for norm 'Linf'; did you mean 8/255\?"),
+        ("threat.eps", "1/0", "'1/0'"),
+        ("threat.epz", 0.1, r"threat.epz: unknown key \(value 0.1\). Did you mean 'eps'\? Valid keys here: eps, norm"),
+        ("threat.norm", "L7", "'Linf' or 'L2'.*'L7'"),
+        ("partitions", 3, "partitions: unknown key.*partition_size"),
+        ("search.beta", 98.5, "search.beta.*98.5"),
+        ("search.clamp", "gleu", "gelu.*'gleu'"),
+        ("search.scales", {"mim": 1, "max": 2}, "search.scales.mim: unknown key.*Valid keys here: count, max, min, spacing"),
+        ("search.scales", [-1, 2], "-1; every candidate must be positive"),
+        ("search.scales", [], "empty"),
+        ("search.biases", {"min": 1, "max": 0}, "min=1 is above max=0"),
+        ("compute.num_workers", "two", "compute.num_workers.*'two'"),
+        ("evaluate.attacks", ["apgd"], "apgd-ce.*'apgd'"),
+        ("name", "a/b", "name.*'a/b'"),
+        ("data", None, "data.*None"),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_valid_ones(path: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(changed(path, value))
+
+
+def test_a_missing_key_is_named() -> None:
+    content = {key: value for key, value in MINIMAL.items() if key != "rob"}
+    with pytest.raises(ConfigError, match="rob: this key is required and missing"):
+        parse_config(content)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.yaml: no such configuration file"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1", "just text"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.yaml"):
+        load_config(path)
+
+
+def test_overrides_reach_nested_keys_and_read_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL))
+    config = load_config(path, ["search.beta=0.97", "data.n=12", "search.powers=[1, 2]", "storage=s3://bucket/prefix"])
+    assert (config.search.beta, config.data.n, config.search.powers) == (0.97, 12, (1.0, 2.0))
+    assert config.storage == "s3://bucket/prefix"
+
+
+@pytest.mark.parametrize("override", ["search.beta", "=3", "name.first=x", "search.beta=[1"])
+def test_an_override_that_cannot_be_applied_is_quoted(tmp_path: Path, override: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL))
+    with pytest.raises(ConfigError, match="--set"):
+        load_config(path, [override])
+
+
+def test_the_run_id_follows_the_results_and_nothing_else() -> None:
+    base = parse_config(MINIMAL)
+    assert base.run_id() == parse_config(MINIMAL).run_id()
+    assert base.run_id().startswith("tiny-")
+    same = [changed("storage", "elsewhere"), changed("compute.batch_size", 7), changed("compute.num_workers", 3)]
+    assert {parse_config(content).run_id() for content in same} == {base.run_id()}
+    other = [changed("seed", 1), changed("threat.eps", 0.03), changed("search.beta", 0.9), changed("attack.n_iter", 3)]
+    assert len({base.run_id(), *(parse_config(content).run_id() for content in other)}) == 5
+
+
+def test_beta_does_not_move_the_attack() -> None:
+    base, other = parse_config(MINIMAL), parse_config(changed("search.beta", 0.9))
+    assert base.attack_determinants() == other.attack_determinants()
+    assert base.attack_determinants() != parse_config(changed("seed", 1)).attack_determinants()
+
+
+def test_ranges_include_both_ends() -> None:
+    values = RangeConfig(min=0.05, max=5, count=8, spacing="log").values()
+    assert len(values) == 8
+    assert (values[0], values[-1]) == (0.05, 5)
+    ratios = [b / a for a, b in zip(values, values[1:], strict=False)]
+    assert ratios == pytest.approx([100 ** (1 / 7)] * 7)
+    assert RangeConfig(min=1, max=4, count=4).values() == (1, 2, 3, 4)
+    assert RangeConfig(min=2, max=4, count=1).values() == (2,)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_shipped_configurations_are_valid(path: Path) -> None:
+    assert isinstance(load_config(path), RunConfig)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0), ("Linf", float("nan")), ("L2", -1), ("L1", 1), ("Linf", 1.5)])
+def test_threat_models_are_checked(norm: Any, eps: float) -> None:
+    with pytest.raises(ThreatModelError):
+        ThreatModel(norm, eps)
+
+
+def test_the_default_criterion_is_exact_and_all_betas_hold_the_deployed_one() -> None:
+    config = parse_config(changed("search.beta", 0.123))
+    assert config.search.criterion == "exact"
+    assert 0.123 in config.search.all_betas()
+    assert list(config.search.all_betas()) == sorted(config.search.all_betas(), reverse=True)

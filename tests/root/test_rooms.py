@@ -1,0 +1,99 @@
+"""The rooms: imports only go up the list of layers, Ray sits in one of them, and importing the package costs nothing."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mixednuts_dist
+
+PACKAGE = Path(mixednuts_dist.__file__).parent
+LAYERS = [
+    {"errors", "threat", "config", "__init__"},
+    {"mixing"},
+    {"attacks"},
+    {"data"},
+    {"distributed"},
+    {"stages"},
+    {"reports"},
+    {"benchmarks", "pipeline", "cli"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+ALLOWED_THIRD_PARTY = {
+    "mixing": {"torch", "numpy", "safetensors"},
+    "attacks": {"torch", "pyautoattack"},
+    "data": {"torch", "numpy", "pyautoattack", "fsspec", "pyarrow", "torchvision", "robustbench", "safetensors", "sklearn", "yaml"},
+    "distributed": {"torch", "numpy", "pyarrow", "ray"},
+    "stages": {"torch", "numpy", "yaml", "pyarrow"},
+}
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """(module, is ours) of each import; ours relative to the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, False) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or "", False
+        elif isinstance(node, ast.ImportFrom):
+            here = [*path.relative_to(PACKAGE).parts[:-1]]
+            base = here[: len(here) - (node.level - 1)]
+            full = [*base, *(node.module or "").split(".")]
+            names = [part for part in full if part]
+            yield from ((".".join(names), True),) if names else ((alias.name, True) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_only_go_up(path: Path) -> None:
+    room = room_of(path)
+    assert room in LEVEL, f"{room} is not a room of the house; add it to the layers"
+    if path.name == "__init__.py" and path.parent == PACKAGE:
+        return  # the package's lazy names reach into every room by design; the next test holds them to be lazy
+    for module, ours in imports(path):
+        if ours:
+            assert LEVEL[module.split(".")[0]] <= LEVEL[room], f"{path.name} ({room}) imports {module} from above"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_third_party_imports_stay_in_their_room(path: Path) -> None:
+    allowed = ALLOWED_THIRD_PARTY.get(room_of(path))
+    if allowed is None:
+        return
+    found = {module.split(".")[0] for module, ours in imports(path) if not ours}
+    foreign = found - allowed - set(sys.stdlib_module_names)
+    assert not foreign, f"{path.name} imports {sorted(foreign)}"
+
+
+def test_ray_is_imported_in_one_room_only() -> None:
+    rooms = {room_of(path) for path in SOURCES for module, ours in imports(path) if module.split(".")[0] == "ray" and not ours}
+    assert rooms <= {"distributed", "benchmarks"}
+
+
+def test_importing_the_package_imports_neither_ray_nor_torch() -> None:
+    code = "import sys, mixednuts_dist, mixednuts_dist.cli; print([m for m in ('ray', 'torch') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_every_public_name_resolves() -> None:
+    for name in mixednuts_dist.__all__:
+        assert getattr(mixednuts_dist, name) is not None
+
+
+def test_an_unknown_name_lists_the_valid_ones() -> None:
+    with pytest.raises(AttributeError, match="LogitTransform"):
+        _ = mixednuts_dist.LogitTranform
+
+
+@pytest.mark.parametrize("script", sorted((PACKAGE.parent / "jobs").glob("*.py")), ids=lambda path: path.name)
+def test_job_scripts_are_short(script: Path) -> None:
+    assert len(script.read_text().splitlines()) <= 60
