@@ -23,7 +23,7 @@ from .candidates import (
     require_beta,
     require_logits,
 )
-from .criteria import Criterion, ExactCriterion, Images, PaperCriterion
+from .criteria import Criterion, ExactCriterion, Images, PaperCriterion, descending
 from .margins import log_one_minus_top2_margin
 from .selection_result import Selection
 from .transforms import Clamp
@@ -142,13 +142,14 @@ def exact_criterion(
         raise InvalidInputError("clean_BK has no image: the exact criterion needs clean images to count")
     labels_B = class_indices("attacked_labels_B", attacked_labels_B, normed_BK)
     right_B = normed_BK.argmax(dim=1) == labels_B
+    std_pred_B = class_indices("std_pred_B", std_pred_B, clean_normed_BK)
     return ExactCriterion(
         Images.of(normed_BK[right_B]),
         Images.of(clean_normed_BK),
         clamp,
-        labels_B[right_B],
         class_indices("clean_labels_B", clean_labels_B, clean_normed_BK),
-        class_indices("std_pred_B", std_pred_B, clean_normed_BK),
+        std_pred_B,
+        clean_normed_BK.gather(1, std_pred_B[:, None]).squeeze(1),
     )
 
 
@@ -181,12 +182,12 @@ def score_candidates(criterion: Criterion, grid: CandidateGrid) -> tuple[Tensor,
     `Selection.of` makes the choice; scores of a grid cut along its biases are concatenated along the last axis.
     """
     _require_attacked(len(criterion.attacked))
-    ranks = [kept_images(beta, len(criterion.attacked)) - 1 for beta in grid.betas]
+    ranks = [-kept_images(beta, len(criterion.attacked)) for beta in grid.betas]
     log_cutoffs = torch.empty(grid.shape, dtype=torch.float64)
     counts = torch.empty(grid.shape, dtype=torch.int64)
     for slab in _slabs(criterion, grid):
         measured = criterion.measure(grid.biases[slab.bias], grid.powers[slab.powers], grid.scales)
-        cutoffs_bPS = measured.attacked_PSN.sort(dim=-1).values[..., ranks].movedim(-1, 0)
+        cutoffs_bPS = descending(measured.attacked_PSN)[..., ranks].movedim(-1, 0)
         for i, cutoff_PS in enumerate(cutoffs_bPS):
             log_cutoffs[i, :, slab.powers, slab.bias] = cutoff_PS.T.cpu()
             counts[i, :, slab.powers, slab.bias] = measured.count(cutoff_PS).T.cpu()

@@ -9,59 +9,93 @@ exponentials are powers of two; rows go through in blocks that stay in the cache
 Shapes: N images, K classes, P powers, S scales.
 """
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_CPU_BLOCK = 48 * 1024  # float64 elements: two such buffers fit a 1 MB cache
+from .exp_sums import scaled_exp_sums, split_columns
+from .transforms import Clamp, clamp_logits
+
+_CPU_BLOCK = 128 * 1024  # float64 elements, 384 KB: two such buffers stay in the cache
 _ACCELERATOR_BLOCK = 1 << 24
-BEST_RIVAL = -1  # as a rival: the best class beside the winner
+
+
+@dataclass(frozen=True)
+class Duels:
+    """Rows of LayerNormed logits with the two classes whose gap is asked for.
+
+    The winner is the class of the largest logit, or of the smallest where `flipped_N`; `rivals_N` are the rivals'
+    LayerNormed logits, NaN for the best class beside the winner.
+    """
+
+    descending_NK: Tensor  # float64, each row sorted
+    flipped_N: Tensor  # bool
+    rivals_N: Tensor  # float64
+
+    def block(self, rows: slice) -> "Duels":
+        """Some of the rows."""
+        return Duels(self.descending_NK[rows], self.flipped_N[rows], self.rivals_N[rows])
+
+    def winners(self) -> Tensor:
+        """The winners' LayerNormed logits, shape (N,)."""
+        return torch.where(self.flipped_N, self.descending_NK[:, -1], self.descending_NK[:, 0])
+
+    def others(self) -> Tensor:
+        """The logits beside the winners', descending, shape (N, K - 1)."""
+        if not bool(self.flipped_N.any()):
+            return self.descending_NK[:, 1:]
+        return torch.where(self.flipped_N[:, None], self.descending_NK[:, :-1], self.descending_NK[:, 1:])
 
 
 def log_one_minus_gaps(
-    clamped_NK: Tensor, winners_N: Tensor, rivals_N: Tensor, *, powers: Sequence[float], scales: Sequence[float]
+    duels: Duels, *, bias: float, clamp: Clamp, powers: Sequence[float], scales: Sequence[float]
 ) -> Tensor:
-    """`log(1 - (p_winner - p_rival))` of the softmax of `s |v|^p sign(v)`, shape (P, S, N), float64.
+    """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (P, S, N), float64.
 
-    Args:
-        clamped_NK: v, the clamped logits, float64.
-        winners_N: class a of each row.
-        rivals_N: class b of each row, or BEST_RIVAL; where it equals the winner the result means nothing.
+    Where the rival is the winner itself the result means nothing.
     """
-    gaps_PSN = clamped_NK.new_empty(len(powers), len(scales), len(clamped_NK))
-    scales_S = clamped_NK.new_tensor(scales)
-    n_rows = max(1, _block_elements(clamped_NK) // clamped_NK.shape[1])
-    for start in range(0, len(clamped_NK), n_rows):
+    n_images, n_classes = duels.descending_NK.shape
+    rest_PSN = duels.descending_NK.new_empty(len(powers), len(scales), n_images)
+    best_PN = duels.descending_NK.new_empty(len(powers), n_images)
+    n_rows = max(1, _block_elements(duels.descending_NK) // n_classes)
+    for start in range(0, n_images, n_rows):
         rows = slice(start, start + n_rows)
-        signs_NK, log2_NK = clamped_NK[rows].sign(), clamped_NK[rows].abs().log2()
+        clamped_NK = clamp_logits(duels.block(rows).others() + bias, clamp)
+        columns, lowest = _Powers.of(clamped_NK.amax(dim=0)), _Powers.of(clamped_NK.amin())
+        others = _Powers.of(clamped_NK)
         for i, power in enumerate(powers):
-            powered_NK = (log2_NK * power).exp2_().mul_(signs_NK)
-            gaps_PSN[i, :, rows] = _block_gaps(powered_NK, winners_N[rows, None], rivals_N[rows], scales_S)
-    return gaps_PSN
+            powered_NK = others.to(power)
+            split = split_columns(columns.to(power), float(lowest.to(power)), scales)
+            best_PN[i, rows] = torch.maximum(powered_NK[:, 0], powered_NK[:, -1])  # a clamp has no peak in between
+            rest_PSN[i, :, rows] = scaled_exp_sums(powered_NK, best_PN[i, rows], scales, split)
+    lead_PN = _mapped(duels.winners(), bias, clamp, powers) - best_PN
+    behind_PN = _mapped(duels.rivals_N, bias, clamp, powers).sub_(best_PN).nan_to_num_(nan=0.0)
+    scales_S1 = rest_PSN.new_tensor(scales)[:, None]
+    numerator_PSN = (scales_S1 * behind_PN[:, None]).exp_().add_(rest_PSN).log_()
+    return numerator_PSN.sub_(torch.logaddexp(rest_PSN.log_(), scales_S1 * lead_PN[:, None]))
 
 
-def _block_gaps(powered_NK: Tensor, winners_N1: Tensor, rivals_N: Tensor, scales_S: Tensor) -> Tensor:
-    """The result for one power and one block of rows, shape (S, N); `powered_NK` is used up."""
-    winner_N = powered_NK.gather(1, winners_N1).squeeze(1)
-    rival_N = powered_NK.gather(1, rivals_N.clamp_min(0)[:, None]).squeeze(1)
-    powered_NK.scatter_(1, winners_N1, -torch.inf)
-    best_N = powered_NK.amax(dim=1)
-    rest_SN = _sum_exp(powered_NK.sub_(best_N[:, None]), scales_S)
-    scales_S1 = scales_S[:, None]
-    behind_SN = scales_S1 * torch.where(rivals_N == BEST_RIVAL, 0.0, rival_N - best_N)
-    return (rest_SN + behind_SN.exp()).log_() - torch.logaddexp(rest_SN.log(), scales_S1 * (winner_N - best_N))
+@dataclass(frozen=True)
+class _Powers:
+    """`|v|^p sign(v)` for many p."""
+
+    signs: Tensor
+    log2: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "_Powers":
+        return cls(values.sign(), values.abs().log2_())
+
+    def to(self, power: float) -> Tensor:
+        return (self.log2 * power).exp2_().mul_(self.signs)
 
 
-def _sum_exp(exponents_NK: Tensor, scales_S: Tensor) -> Tensor:
-    """`sum_j exp(s x_j)`, shape (S, N)."""
-    sums_SN = exponents_NK.new_empty(len(scales_S), len(exponents_NK))
-    buffer_NK = torch.empty_like(exponents_NK)
-    for i, scale in enumerate(scales_S.tolist()):
-        torch.mul(exponents_NK, scale / math.log(2), out=buffer_NK)
-        torch.sum(buffer_NK.exp2_(), dim=1, out=sums_SN[i])
-    return sums_SN
+def _mapped(normed_N: Tensor, bias: float, clamp: Clamp, powers: Sequence[float]) -> Tensor:
+    """The logits at scale 1, shape (P, N)."""
+    values = _Powers.of(clamp_logits(normed_N + bias, clamp))
+    return torch.stack([values.to(power) for power in powers])
 
 
 def _block_elements(values: Tensor) -> int:

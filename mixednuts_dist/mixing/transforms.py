@@ -188,6 +188,8 @@ def _layer_norm(z_BK: Tensor, ln_k: int | None) -> Tensor:
     if z_BK.ndim != 2:
         raise InvalidInputError(f"logits must have the shape (images, classes), got {tuple(z_BK.shape)}")
     width = resolve_ln_k(ln_k, z_BK.shape[1])
+    if not len(z_BK):
+        return z_BK  # torch warns about the variance of an empty batch
     top_BK = z_BK if width == z_BK.shape[1] else z_BK.topk(width, dim=1).values
     variance_B1, mean_B1 = torch.var_mean(top_BK, dim=1, keepdim=True)
     return (z_BK - mean_B1) / (variance_B1 + _LN_EPS).sqrt()

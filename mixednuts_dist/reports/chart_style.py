@@ -22,14 +22,15 @@ def dark_config() -> dict[str, Any]:
     return _config(ink="#e6e8eb", muted="#a3abb5", line="#3a4049", background="#15181c")
 
 
-def values(rows: list[dict[str, Any]]) -> alt.Data:
+def values(rows: list[dict[str, Any]]) -> alt.InlineData:
     """Rows as inline data: a chart carries all that it shows."""
-    return alt.Data(values=rows)
+    return alt.InlineData(values=rows)
 
 
-def text_layer(data: alt.Data, **mark: Any) -> alt.Chart:
+def text_layer(data: alt.InlineData, **mark: Any) -> alt.Chart:
     """Direct labels, drawn in the page's ink colour (the `text` style follows light and dark)."""
-    return alt.Chart(data).mark_text(fontSize=12, **mark)
+    chart: alt.Chart = alt.Chart(data).mark_text(fontSize=12, **mark)
+    return chart
 
 
 def _config(*, ink: str, muted: str, line: str, background: str) -> dict[str, Any]:

@@ -6,14 +6,14 @@ Shapes: B images, K classes. "Correct" is each classifier's own prediction again
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..data.records import AttackRecords, SearchResult
 from ..mixing.margins import log_one_minus_top2_margin
-from ..mixing.transforms import Clamp, LogitTransform, layer_norm_logits
+from ..mixing.transforms import LogitTransform, layer_norm_logits
 
 Images = Literal["clean", "attacked"]
 CLASSIFIERS = ("std", "rob", "rob+LN", "rob+M")
@@ -35,10 +35,9 @@ class MarginGroup:
 
 
 def margin_groups(attack: AttackRecords, search: SearchResult) -> tuple[MarginGroup, ...]:
-    """Every group that the stored logits allow; std's logits on attacked images are not stored, so std is clean only."""
+    """Every group that the stored logits allow: std on clean images only, its attacked logits are not stored."""
     chosen = search.deployed()
-    clamp = cast(Clamp, search.clamp)  # LogitTransform refuses a name that it does not know
-    mapped = LogitTransform(chosen.scale, chosen.power, chosen.bias, clamp=clamp, ln_k=search.ln_k)
+    mapped = LogitTransform(chosen.scale, chosen.power, chosen.bias, clamp=search.clamp, ln_k=search.ln_k)
     logit_maps: dict[str, Callable[[Tensor], Tensor]] = {
         "rob": lambda logits_BK: logits_BK,
         "rob+LN": lambda logits_BK: layer_norm_logits(logits_BK, ln_k=search.ln_k),

@@ -40,7 +40,7 @@ def _prediction(group: MarginGroup) -> str:
     return "correct" if group.correct else "incorrect"
 
 
-def _panel(results: RunResults, classifier: str, images: Images, layout: Layout) -> alt.LayerChart:
+def _panel(results: RunResults, classifier: str, images: Images, layout: Layout) -> alt.LayerChart | alt.FacetChart:
     groups = [group for group in results.margins if (group.classifier, group.images) == (classifier, images)]
     rows = [row for group in groups for row in (*_bin_rows(group), *_median_rows(group))]
     layers = _layers(values(rows)) if rows else [_nothing_stored()]
@@ -86,7 +86,11 @@ def _identity(group: MarginGroup) -> dict[str, Any]:
     }
 
 
-def _layers(data: alt.Data) -> list[alt.Chart]:
+def _bins_of(prediction: str) -> str:
+    return f"datum.kind === 'bin' && datum.prediction === '{prediction}'"
+
+
+def _layers(data: alt.InlineData) -> list[alt.Chart]:
     domain = list(PREDICTION_COLOURS)
     colour = alt.Color(
         "prediction:N",
@@ -106,15 +110,11 @@ def _layers(data: alt.Data) -> list[alt.Chart]:
         alt.Tooltip("n:Q", title="images in the group"),
         alt.Tooltip("left:Q", title="margin", format=".4f"),
     ]
-    bars = (
-        alt.Chart(data).mark_bar(opacity=0.6).transform_filter("datum.kind === 'bin' && datum.prediction === 'correct'")
-    )
+    bars = alt.Chart(data).mark_bar(opacity=0.6).transform_filter(_bins_of("correct"))
     outline = alt.Chart(data).mark_line(interpolate="step-after", strokeWidth=1.5)
     medians = alt.Chart(data).mark_rule(strokeWidth=1.5).transform_filter("datum.kind === 'median'")
     return [
         bars.encode(x=x, x2="right:Q", y=y, y2=alt.datum(0), color=colour),
-        outline.encode(x=x, y=y, color=colour, strokeDash=dash).transform_filter(
-            "datum.kind === 'bin' && datum.prediction === 'incorrect'"
-        ),
+        outline.encode(x=x, y=y, color=colour, strokeDash=dash).transform_filter(_bins_of("incorrect")),
         medians.encode(x=x, color=colour, strokeDash=dash, tooltip=tooltip),
     ]

@@ -49,8 +49,8 @@ def tradeoff_description(results: RunResults) -> str:
     first, last = results.search.entries[0], results.search.entries[-1]
     mixed, rob, std = results.row("mixed"), results.row("rob"), results.row("std")
     return (
-        f"Clean against robust accuracy. Measured: std {_pair(std.clean, std.robust)}, rob {_pair(rob.clean, rob.robust)}, "
-        f"mixed {_pair(mixed.clean, mixed.robust)}. The predicted curve runs from "
+        f"Clean against robust accuracy. Measured: std {_pair(std.clean, std.robust)}, "
+        f"rob {_pair(rob.clean, rob.robust)}, mixed {_pair(mixed.clean, mixed.robust)}. The predicted curve runs from "
         f"{_pair(Count(first.clean_correct, first.total), Count(first.robust_correct_bound, first.total))} at beta "
         f"{first.beta:g} to "
         f"{_pair(Count(last.clean_correct, last.total), Count(last.robust_correct_bound, last.total))} at beta "
@@ -122,7 +122,7 @@ def _panel(
     size: int,
     title: str,
     frame: Window | None = None,
-) -> alt.LayerChart:
+) -> alt.LayerChart | alt.FacetChart:
     layers = [*_whiskers(points, window), *_curve_layers(curve, window), *_point_layers(points, window)]
     if frame is not None:
         layers.append(_frame(frame))
@@ -185,7 +185,8 @@ def _label(point: dict[str, Any], window: Window) -> alt.Chart:
     side = {"rob": {"dx": -9, "dy": 12, "align": "right"}, "std": {"dx": -9, "dy": -11, "align": "right"}}
     beside = side.get(point["classifier"], {"dx": 9, "dy": -11, "align": "left"})
     label = text_layer(values([point]), clip=True, fontWeight=600, **beside)
-    return label.encode(x=window.x(), y=window.y(), text="classifier:N")
+    encoded: alt.Chart = label.encode(x=window.x(), y=window.y(), text="classifier:N")
+    return encoded
 
 
 def _colour() -> alt.Color:
@@ -201,4 +202,5 @@ def _frame(window: Window) -> alt.Chart:
         "robust_to": window.robust[1],
     }
     frame = alt.Chart(values([corners])).mark_rect(fillOpacity=0, stroke="#8b929b", strokeDash=[3, 3], strokeWidth=1)
-    return frame.encode(x="clean:Q", x2="clean_to:Q", y="robust:Q", y2="robust_to:Q")
+    encoded: alt.Chart = frame.encode(x="clean:Q", x2="clean_to:Q", y="robust:Q", y2="robust_to:Q")
+    return encoded

@@ -1,0 +1,131 @@
+"""The pool under real trouble: killed processes, poison images, workers that cannot start."""
+
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.data.records import Receipt
+from mixednuts_dist.errors import BaseClassifierError, PartitionFailed
+from mixednuts_dist.stages import attack
+
+FACTORY = """
+import os
+import pathlib
+import torch
+from mixednuts_dist.data.demo_classifiers import demo_rob
+from mixednuts_dist.data.digits import load_digits_split
+
+MARK = pathlib.Path(__file__).with_name("mark")
+
+class Touchy(torch.nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.net, self.act = demo_rob(), act
+        self.bad = load_digits_split("test")[0][10]
+
+    def forward(self, x):
+        if bool((x == self.bad).flatten(1).all(dim=1).any()) and (x.shape[0] > 0):
+            self.act()
+        return self.net(x)
+
+def raising():
+    def act():
+        raise ValueError("image 10 is poison")
+    return Touchy(act)
+
+def dying():
+    return Touchy(lambda: os._exit(3))
+
+def dying_once():
+    def act():
+        if not MARK.exists():
+            MARK.write_text("dead")
+            os._exit(3)
+    return Touchy(act)
+"""
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> Path:
+    path = tmp_path / "touchy.py"
+    path.write_text(FACTORY)
+    return path
+
+
+class KillOnFirstReceipt:
+    """SIGKILLs every worker process once, when the first partition has come back."""
+
+    def __init__(self) -> None:
+        self.killed = 0
+
+    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
+        pass
+
+    def partition_done(self, receipt: Receipt) -> None:
+        if self.killed:
+            return
+        for process in psutil.Process().children(recursive=True):
+            if "ray::AttackWorker" in " ".join(process.cmdline()):
+                process.send_signal(signal.SIGKILL)
+                self.killed += 1
+
+    def stage_finished(self, stage: str, message: str) -> None:
+        pass
+
+
+def table(config: RunConfig) -> dict[str, list[Any]]:
+    folder = Path(config.storage) / config.run_id() / "attack"
+    return pq.read_table(sorted(folder.glob("part-*.parquet"))).to_pydict()
+
+
+def test_killed_workers_cost_nothing_but_time(tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any) -> None:
+    config = tiny(partition_size=4)
+    killer = KillOnFirstReceipt()
+    attack.run(config, session=ray_session, progress=killer)
+    assert killer.killed >= 1
+    undisturbed = config.model_copy(update={"storage": str(tmp_path / "undisturbed")})
+    attack.run(undisturbed, session=ray_session)
+    assert table(config) == table(undisturbed)
+    assert sorted(table(config)["sample_id"]) == list(range(24))
+
+
+def test_a_process_that_dies_at_one_image_once_is_replaced(
+    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any
+) -> None:
+    config = tiny(rob=f"py:{factory}:dying_once")
+    attack.run(config, session=ray_session)
+    assert (factory.parent / "mark").exists()
+    assert sorted(table(config)["sample_id"]) == list(range(24))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("raising", "ValueError: image 10 is poison"), ("dying", "the worker died")]
+)
+def test_a_poison_partition_is_set_aside_and_named(
+    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, name: str, reason: str
+) -> None:
+    config = tiny(rob=f"py:{factory}:{name}")
+    with pytest.raises(PartitionFailed, match=rf"partition 1 \(images 8-15\) failed 3 of 3 tries: {reason}") as caught:
+        attack.run(config, session=ray_session)
+    assert sorted(table(config)["sample_id"]) == [*range(8), *range(16, 24)]
+    log = Path(config.storage) / config.run_id() / "errors" / "00001.txt"
+    assert str(log) in str(caught.value)
+    assert reason.split(":")[0] in log.read_text() or "died" in log.read_text()
+
+
+def test_a_worker_with_other_weights_than_the_driver_is_refused(
+    tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any
+) -> None:
+    path = tmp_path / "unsteady.py"
+    path.write_text(
+        "import os\nfrom mixednuts_dist.data.demo_classifiers import demo_rob\n"
+        "def rob():\n    net = demo_rob()\n    next(net.parameters()).data += float(os.getpid())\n    return net\n"
+    )
+    with pytest.raises(BaseClassifierError, match="this machine holds other weights"):
+        attack.run(tiny(rob=f"py:{path}:rob"), session=ray_session)

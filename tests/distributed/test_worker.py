@@ -1,0 +1,44 @@
+"""The worker without a cluster: a plain object under a debugger."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixednuts_dist.data.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.data.partitions import Partition
+from mixednuts_dist.data.store import Store
+from mixednuts_dist.data.tables import read_attack_records
+from mixednuts_dist.distributed.worker import AttackTask, AttackWorker, WorkerSpec
+from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
+from mixednuts_dist.mixing.transforms import layer_norm_logits
+from mixednuts_dist.threat import ThreatModel
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> AttackWorker:
+    checksums = {name: classifier_checksum(load_classifier(f"demo:{name}", name), f"demo:{name}") for name in ("std", "rob")}
+    spec = WorkerSpec(
+        store_uri=str(tmp_path), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
+        threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
+    )  # fmt: skip
+    made = AttackWorker(spec)
+    made.ready()
+    return made
+
+
+def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: AttackWorker, tmp_path: Path) -> None:
+    partition = Partition(3, 30, 42)
+    task = AttackTask("f0", n_iter=10, n_target_classes=2, stop_when_broken=True)
+    receipt = worker.process(partition, task)
+    records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
+    x, y = worker.dataset.read(30, 42)
+    assert torch.equal(records.labels_N, y)
+    assert torch.allclose(records.rob_clean_NK, worker.rob(x), atol=1e-5)
+    normed = layer_norm_logits(records.rob_attacked_NK)
+    assert torch.allclose(log_one_minus_signed_margin(normed, y), records.log_one_minus_margin_N, atol=1e-5)
+    assert torch.equal(records.rob_broken_N, records.rob_attacked_NK.argmax(dim=1) != y)
+    assert receipt.robust == int((~records.rob_broken_N).sum())
+    assert receipt.clean_correct == int((records.rob_clean_NK.argmax(dim=1) == y).sum())
+    assert receipt.n_images == 12
+    assert int(records.std_broken_N.sum()) >= 10

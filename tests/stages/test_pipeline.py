@@ -1,0 +1,220 @@
+"""A whole run on a real local Ray: what it leaves, what a second one does, and what a damaged one repairs."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.data.records import Receipt
+from mixednuts_dist.errors import FingerprintMismatch, MissingArtifact
+from mixednuts_dist.reports.status import run_status
+from mixednuts_dist.stages import attack, evaluate, search
+from mixednuts_dist.stages.runs import reopen_run
+from tests.conftest import tiny_content
+
+
+class Watcher:
+    """Remembers which partitions were computed."""
+
+    def __init__(self) -> None:
+        self.computed: list[tuple[str, int]] = []
+        self.messages: dict[str, str] = {}
+
+    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
+        pass
+
+    def partition_done(self, receipt: Receipt) -> None:
+        self.computed.append((receipt.stage, receipt.partition))
+
+    def stage_finished(self, stage: str, message: str) -> None:
+        self.messages[stage] = message
+
+
+class NoRay:
+    """A session that must not be needed."""
+
+    def ensure(self) -> None:
+        raise AssertionError("Ray was started although there was nothing to do")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> tuple[RunConfig, Path, dict[str, Any]]:
+    """(config, its folder, its JSON) of a run that nothing disturbed; tests leave it as they found it."""
+    config = parse_config(tiny_content(tmp_path_factory.mktemp("finished")))
+    results = pipeline.run(config, session=ray_session)
+    return config, Path(config.storage) / config.run_id(), results.to_json()
+
+
+def rows(folder: Path, stage: str, columns: Sequence[str]) -> dict[int, list[Any]]:
+    """sample_id -> the bits of its row, over all partitions."""
+    found: dict[int, list[Any]] = {}
+    for path in sorted((folder / stage).glob("part-*.parquet")):
+        table = pq.read_table(path, columns=["sample_id", *columns]).to_pydict()
+        for i, sample_id in enumerate(table["sample_id"]):
+            assert sample_id not in found, f"{sample_id} is there twice"
+            found[sample_id] = [table[name][i] for name in columns]
+    return found
+
+
+ATTACK = ["label", "std_clean", "rob_clean", "rob_attacked", "margin", "std_broken", "rob_broken", "x_adv"]
+EVALUATE = ["label", "mixed_clean", "mixed_attacked", "robust", "survived_cached", "survived_square", "x_adv"]
+
+
+def test_the_run_leaves_what_the_design_says(finished) -> None:
+    _, folder, _ = finished
+    for name in ("run.yaml", "search/selected.json", "search/candidates.parquet", "report/index.html"):
+        assert (folder / name).stat().st_size > 0
+    for stage in ("attack", "evaluate"):
+        assert sorted(path.name for path in (folder / stage).glob("*.parquet")) == [
+            f"part-{i:05d}.parquet" for i in range(3)
+        ]
+    assert not list(folder.rglob("*.tmp-*"))
+    assert not list(folder.rglob("slab-*"))
+    assert not (folder / "errors").exists()
+
+
+@pytest.mark.parametrize(("stage", "columns"), [("attack", ATTACK), ("evaluate", EVALUATE)])
+def test_every_sample_id_is_there_exactly_once(finished, stage: str, columns: list[str]) -> None:
+    assert sorted(rows(finished[1], stage, columns)) == list(range(24))
+
+
+def test_the_json_has_every_field_and_its_counts_are_those_of_the_rows(finished) -> None:
+    _, folder, content = finished
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    attacked, evaluated = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
+    robust = sum(row[EVALUATE.index("robust")] for row in evaluated.values())
+    clean = sum(np.argmax(row[EVALUATE.index("mixed_clean")]) == row[0] for row in evaluated.values())
+    mixed = content["accuracy"]["mixed"]
+    assert (mixed["robust"]["correct"], mixed["clean"]["correct"]) == (robust, clean)
+    rob = content["accuracy"]["rob"]
+    assert rob["robust"]["correct"] == sum(not row[ATTACK.index("rob_broken")] for row in attacked.values())
+    for row in content["accuracy"].values():
+        for kind in ("clean", "robust"):
+            assert set(row[kind]) >= {"correct", "total", "percent", "low", "high"}
+            assert row[kind]["low"] <= row[kind]["percent"] <= row[kind]["high"]
+    assert set(content["parameters"]) >= {"s", "p", "c", "alpha", "one_minus_alpha", "beta"}
+    assert set(content["seconds"]) == {"attack", "search", "evaluate"}
+    assert all(seconds > 0 for seconds in content["seconds"].values())
+
+
+def test_the_prediction_equals_the_measured_clean_accuracy(finished) -> None:
+    content = finished[2]
+    predicted = {point["beta"]: point for point in content["tradeoff"]["predicted"]}[content["parameters"]["beta"]]
+    assert predicted["clean"]["correct"] == content["accuracy"]["mixed"]["clean"]["correct"]
+
+
+def test_run_yaml_says_what_was_run(finished) -> None:
+    config, folder, _ = finished
+    content = yaml.safe_load((folder / "run.yaml").read_text())
+    assert content["run_id"] == config.run_id() == folder.name
+    assert parse_config(content["config"]) == config
+    assert set(content["inputs"]["checksums"]) == {"data", "std", "rob"}
+
+
+def test_a_second_run_does_nothing_and_says_so(finished) -> None:
+    config, folder, content = finished
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("part-*.parquet")}
+    watcher = Watcher()
+    again = pipeline.run(config, session=NoRay(), progress=watcher).to_json()
+    assert again == content
+    assert watcher.computed == []
+    assert all("nothing to do" in watcher.messages[stage] for stage in ("attack", "search", "evaluate"))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("part-*.parquet")} == before
+
+
+@pytest.mark.parametrize("damage", ["delete", "truncate"])
+def test_only_what_is_missing_or_damaged_is_computed_again(finished, ray_session: Any, damage: str) -> None:
+    config, folder, content = finished
+    before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
+    for stage, index in (("attack", 1), ("evaluate", 2)):
+        path = folder / stage / f"part-{index:05d}.parquet"
+        if damage == "delete":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:-50])
+    watcher = Watcher()
+    again = pipeline.run(config, session=ray_session, progress=watcher).to_json()
+    assert watcher.computed == [("attack", 1), ("evaluate", 2)]
+    assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
+    assert {key: again[key] for key in again if "seconds" not in key} == {
+        key: content[key] for key in content if "seconds" not in key
+    }
+
+
+@pytest.mark.parametrize("partition_size", [24, 2])
+def test_the_partitioning_and_the_workers_do_not_move_a_row(
+    finished, tiny: Callable[..., RunConfig], ray_session: Any, partition_size: int
+) -> None:
+    config = tiny(partition_size=partition_size, compute={"num_workers": 1, "batch_size": 5})
+    attack.run(config, session=ray_session)
+    search.run(config, session=ray_session)
+    evaluate.run(config, session=ray_session)
+    folder = Path(config.storage) / config.run_id()
+    for stage, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
+        mine, theirs = rows(folder, stage, columns), rows(finished[1], stage, columns)
+        assert mine.keys() == theirs.keys()
+        for sample_id, row in mine.items():
+            for name, a, b in zip(columns, row, theirs[sample_id], strict=True):
+                assert np.allclose(a, b, atol=2e-4), f"{stage} {sample_id} {name}"
+
+
+def test_another_beta_shares_the_attack(finished, ray_session: Any) -> None:
+    config, folder, _ = finished
+    other = config.model_copy(update={"search": config.search.model_copy(update={"beta": 0.5})})
+    assert other.run_id() != config.run_id()
+    result = search.run(other, session=ray_session)
+    assert result.deployed().beta == 0.5
+    copied = Path(config.storage) / other.run_id() / "attack"
+    assert [path.read_bytes() for path in sorted(copied.glob("part-*"))] == [
+        path.read_bytes() for path in sorted((folder / "attack").glob("part-*"))
+    ]
+
+
+def test_candidates_hold_every_candidate_at_every_beta(finished) -> None:
+    config, folder, _ = finished
+    table = pq.read_table(folder / "search" / "candidates.parquet")
+    assert table.num_rows == len(config.search.all_betas()) * 2 * 2 * 2
+    selected = json.loads((folder / "search" / "selected.json").read_text())["result"]["entries"]
+    assert [entry["beta"] for entry in selected] == [1.0, 0.9, 0.5]
+
+
+def test_status_reads_the_storage_alone(finished) -> None:
+    config, _, content = finished
+    status = run_status(config)
+    assert [(stage.stage, stage.done, stage.total) for stage in status.stages] == [("attack", 3, 3), ("evaluate", 3, 3)]
+    assert status.stages[1].robust.correct == content["accuracy"]["mixed"]["robust"]["correct"]
+    assert status.searched
+    assert status.failed == ()
+
+
+def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig]) -> None:
+    config = tiny()
+    with pytest.raises(MissingArtifact, match=r"has not begun.*Run: mixednuts attack"):
+        run_status(config)
+    with pytest.raises(MissingArtifact, match=r"0 of 3 partitions .*missing: 0, 1, 2\. Run: mixednuts attack"):
+        search.run(config, session=NoRay())
+    with pytest.raises(MissingArtifact, match="Run: mixednuts attack"):
+        evaluate.run(config, session=NoRay())
+
+
+def test_rows_of_other_weights_are_refused(finished, tmp_path: Path) -> None:
+    config, folder, _ = finished
+    opened = reopen_run(config)
+    path = folder / "run.yaml"
+    original = path.read_text()
+    path.write_text(original.replace(opened.inputs.checksums["rob"], "f" * 64))
+    try:
+        with pytest.raises(FingerprintMismatch, match=r"inputs of run .* have changed .*rob was ffffffffffff"):
+            attack.run(config, session=NoRay())
+    finally:
+        path.write_text(original)
