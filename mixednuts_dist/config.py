@@ -268,8 +268,7 @@ def _valid_keys(location: Sequence[Any]) -> list[str]:
     model: type[BaseModel] = RunConfig
     for part in location:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        model = RangeConfig
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             model = annotation
-        else:
-            model = RangeConfig
     return sorted(model.model_fields)

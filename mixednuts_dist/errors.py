@@ -1,4 +1,4 @@
-"""The error tree: one root, so that a caller can catch all of it; each message says what, the value and the next step."""
+"""The error tree, with one root to catch; each message says what is wrong, the value and the next step."""
 
 
 class MixedNutsError(Exception):

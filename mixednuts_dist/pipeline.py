@@ -9,9 +9,7 @@ from .stages.progress import Progress, Silent
 from .stages.runs import open_run
 
 
-def run(
-    config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None
-) -> RunResults:
+def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> RunResults:
     """Attack, search, evaluate, report, on one Ray session; errors as in the stages."""
     opened, watched = open_run(config), progress or Silent()
     with RaySession() as own:

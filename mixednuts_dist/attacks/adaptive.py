@@ -150,13 +150,9 @@ class _Ensemble:
         self._offer(attack, standing, torch.cat(found) if found else self.x[standing])
 
     def _apgd(self, attack: str) -> None:
-        settings = EngineSettings(
-            self.threat, ApgdSchedule(self.budget.n_iter), self.seed, self.budget.batch_size
-        )
+        settings = EngineSettings(self.threat, ApgdSchedule(self.budget.n_iter), self.seed, self.budget.batch_size)
         plan = apgd_plan((attack,), self.budget.n_target_classes, self.targets_NK.shape[1])
-        Engine(
-            self.victim, self.x, self.y, self.sample_ids, plan, settings, self.targets_NK, self.tracks
-        ).run()
+        Engine(self.victim, self.x, self.y, self.sample_ids, plan, settings, self.targets_NK, self.tracks).run()
 
     def _search(self, attack: str, part: Tensor) -> Tensor:
         """FAB-T or Square on the examples of `part`."""

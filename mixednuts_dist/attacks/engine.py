@@ -22,7 +22,7 @@ from .victim import Victim, judged_logits
 
 @dataclass(frozen=True)
 class Phase:
-    """One APGD run of a plan: cross-entropy (`target_rank` 0), or targeted DLR on the class of that rank (2 = runner-up)."""
+    """One APGD run: cross-entropy (`target_rank` 0), or targeted DLR on the class of that rank (2 = runner-up)."""
 
     name: str  # part of the random start's key
     target_rank: int = 0

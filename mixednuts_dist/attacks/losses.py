@@ -16,7 +16,7 @@ def ce_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 
 
 def dlr_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Difference of logits ratio (Croce & Hein 2020, eq. 6), shape (B,); K = 2 has no third logit and no denominator."""
+    """Difference of logits ratio (Croce & Hein 2020, eq. 6), shape (B,); without a third logit no denominator."""
     sorted_BK = logits_BK.sort(dim=1).values
     gap_B = _at(logits_BK, labels_B) - _best_other(logits_BK, labels_B)
     if logits_BK.shape[1] < 3:

@@ -92,4 +92,6 @@ def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:
         raise InvalidInputError("there is no image to attack: the batch is empty")
     low, high = float(x_BCHW.min()), float(x_BCHW.max())
     if not (low >= 0 and high <= 1):
-        raise InvalidInputError(f"images range over [{low:g}, {high:g}]; give them in [0, 1], normalisation inside the model")
+        raise InvalidInputError(
+            f"images range over [{low:g}, {high:g}]; give them in [0, 1], normalisation inside the model"
+        )

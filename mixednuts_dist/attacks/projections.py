@@ -37,7 +37,7 @@ def steepest(grad_BCHW: Tensor, norm: Norm) -> Tensor:
 
 
 def project(x_adv_BCHW: Tensor, x_BCHW: Tensor, threat: ThreatModel) -> Tensor:
-    """The point of the ball around `x` and of [0, 1] that APGD uses for `x_adv` (for L2: the ball first, then the box)."""
+    """The point of the ball around `x` and of [0, 1] that APGD uses for `x_adv` (L2: the ball, then the box)."""
     if threat.norm == "Linf":
         inside_BCHW = torch.min(torch.max(x_adv_BCHW, x_BCHW - threat.eps), x_BCHW + threat.eps)
         return inside_BCHW.clamp(0.0, 1.0)
@@ -52,9 +52,7 @@ def keyed_generator(*key: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def random_start(
-    x_BCHW: Tensor, keys: Sequence[tuple[object, ...]], threat: ThreatModel
-) -> Tensor:
+def random_start(x_BCHW: Tensor, keys: Sequence[tuple[object, ...]], threat: ThreatModel) -> Tensor:
     """APGD's start: a random direction scaled to the sphere of radius eps, clamped to [0, 1].
 
     `keys` holds one key an image, (seed, attack, restart, sample id).

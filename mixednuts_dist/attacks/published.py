@@ -95,9 +95,7 @@ def square_attack(
     victim: Victim, x: Tensor, y: Tensor, threat: ThreatModel, n_queries: int, seed: int, sample_ids: Sequence[int]
 ) -> Tensor:
     """Square's images: adversarial where it succeeded, the clean image elsewhere."""
-    square = KeyedSquare(
-        victim, threat=threat, n_queries=n_queries, seed=seed, sample_ids=sample_ids, device=x.device
-    )
+    square = KeyedSquare(victim, threat=threat, n_queries=n_queries, seed=seed, sample_ids=sample_ids, device=x.device)
     with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(x)):
         return _tensor(square.perturb(x, y))
 

@@ -69,8 +69,8 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str) -> int:
     try:
         logits_BK = model(images_BCHW)
     except Exception as error:
-        shape = tuple(images_BCHW.shape)
-        raise BaseClassifierError(f"{role} fails on images of shape {shape}: {type(error).__name__}: {error}") from error
+        what = f"images of shape {tuple(images_BCHW.shape)}: {type(error).__name__}: {error}"
+        raise BaseClassifierError(f"{role} fails on {what}") from error
     problem = _output_problem(logits_BK, model(images_BCHW), len(images_BCHW))
     if problem:
         raise BaseClassifierError(f"{role}: {problem}")

@@ -36,7 +36,7 @@ class Footer:
 
 
 def encode_table(columns: Mapping[str, Tensor], fingerprint: str, receipt: Receipt) -> bytes:
-    """The bytes of a Parquet file; a column's trailing axes become one fixed-size list, their shape a field's metadata."""
+    """The bytes of a Parquet file; a column's trailing axes become a fixed-size list, their shape metadata."""
     arrays, fields = [], []
     for name, values in columns.items():
         array = _to_arrow(values)

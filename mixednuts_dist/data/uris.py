@@ -1,4 +1,4 @@
-"""What a dataset or base classifier URI says, checked in milliseconds: no torch, no weights, no images are loaded here."""
+"""What a dataset or base classifier URI says, checked in milliseconds: no torch, weights or images are loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -12,6 +13,7 @@ from ..errors import ClusterError
 from .pool import PoolSettings
 
 _LOOPBACK = "127.0.0.1"
+_ANSWER_SECONDS = 10.0
 
 
 class RaySession:
@@ -28,7 +30,9 @@ class RaySession:
     def __enter__(self) -> "RaySession":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def ensure(self) -> None:
@@ -39,10 +43,9 @@ class RaySession:
         """
         if ray.is_initialized():
             return
-        try:
-            _start(self._address)
-        except ConnectionError as error:
-            raise ClusterError(f"no Ray cluster answers at {self._address!r}: {error}") from error
+        if self._address:
+            _require_answer(self._address)
+        _start(self._address)
         self._started = True
 
     def close(self) -> None:
@@ -64,6 +67,19 @@ def connected(session: RaySession | None) -> Iterator[None]:
             used.close()
 
 
+def _require_answer(address: str) -> None:
+    """Ray itself would go on trying a dead address for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and "local"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray cluster answers at {address!r} ({error}); start one, or leave the address out"
+        ) from error
+
+
 def _start(address: str | None) -> None:
     if address and address != "local":
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
@@ -79,9 +95,7 @@ def _start(address: str | None) -> None:
     )
 
 
-def pool_settings(
-    num_workers: int | None, num_gpus: float | None, num_cpus: float, max_tries: int
-) -> PoolSettings:
+def pool_settings(num_workers: int | None, num_gpus: float | None, num_cpus: float, max_tries: int) -> PoolSettings:
     """One worker a GPU where the cluster has any, otherwise one for every `num_cpus` cores."""
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     gpus = resources.get("GPU", 0.0)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
-from .transforms import Clamp, layer_norm_logits, require_clamp
+from .ordering import sort_rows
+from .transforms import Clamp, normed_by, require_clamp, resolve_ln_k
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def normed_logits(
         if logits_BK.shape[1] != like.shape[1]:
             raise InvalidInputError(f"{name} has K={logits_BK.shape[1]} classes, the others have K={like.shape[1]}")
         logits_BK = logits_BK.to(like.device)
-    return layer_norm_logits(logits_BK.detach().double(), ln_k)
+    logits_BK = logits_BK.detach().double()
+    width = resolve_ln_k(ln_k, logits_BK.shape[1])
+    return normed_by(logits_BK, sort_rows(logits_BK)[:, -width:])
 
 
 def require_logits(name: str, logits_BK: Tensor) -> None:

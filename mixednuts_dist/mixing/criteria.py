@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .selection_kernel import Duels, log_one_minus_gaps
+from .ordering import sort_rows
+from .screening import decisive_log_gaps
+from .selection_kernel import Duels, Slab
 from .transforms import Clamp, clamp_logits
 
 
@@ -30,7 +31,7 @@ class Images:
     @classmethod
     def of(cls, normed_NK: Tensor) -> "Images":
         """Each row sorted once, with the classes of its extremes."""
-        return cls(descending(normed_NK), normed_NK.argmax(dim=1), normed_NK.argmin(dim=1))
+        return cls(sort_rows(normed_NK).flip(-1), normed_NK.argmax(dim=1), normed_NK.argmin(dim=1))
 
     def __len__(self) -> int:
         return len(self.descending_NK)
@@ -60,7 +61,7 @@ class Images:
 
 
 class Measurement(ABC):
-    """What one bias yields for some powers and all scales."""
+    """What a slab of candidates yields: as much of each margin as cutoffs and counts depend on."""
 
     attacked_PSN: Tensor  # log(1 - margin) of the images that the constraint counts
 
@@ -80,8 +81,8 @@ class Criterion(ABC):
     maximised: ClassVar[bool]
 
     @abstractmethod
-    def measure(self, bias: float, powers: Sequence[float], scales: Sequence[float]) -> Measurement:
-        """All that the choice among the scales and powers at `bias` depends on."""
+    def measure(self, slab: Slab, kept: Sequence[int]) -> Measurement:
+        """All that the choice among the candidates of `slab` depends on, for cutoffs that keep `kept` images."""
 
     def largest_input(self, bias: float) -> float:
         """The largest |v| of any image: what decides whether a candidate overflows float32."""
@@ -106,16 +107,13 @@ class PaperCriterion(Criterion):
     name: ClassVar[str] = "paper"
     maximised: ClassVar[bool] = False
 
-    def measure(self, bias: float, powers: Sequence[float], scales: Sequence[float]) -> "PaperMeasurement":
-        gaps = []
-        for images in (self.attacked, self.clean):
-            duels = Duels(
-                images.descending_NK,
-                images.flipped(bias, self.clamp),
-                torch.full_like(images.descending_NK[:, 0], torch.nan),
-            )
-            gaps.append(log_one_minus_gaps(duels, bias=bias, clamp=self.clamp, powers=powers, scales=scales))
-        return PaperMeasurement(*gaps)
+    def measure(self, slab: Slab, kept: Sequence[int]) -> "PaperMeasurement":
+        descending_NK = torch.cat([images.descending_NK for images in (self.attacked, self.clean)])
+        flipped_N = torch.cat([images.flipped(slab.bias, slab.clamp) for images in (self.attacked, self.clean)])
+        duels = Duels(descending_NK, flipped_N, torch.full_like(descending_NK[:, 0], torch.nan))
+        n_attacked = len(self.attacked)
+        gaps_PSN = decisive_log_gaps(duels, slab, n_attacked=n_attacked, kept=kept)
+        return PaperMeasurement(gaps_PSN[..., :n_attacked], gaps_PSN[..., n_attacked:])
 
 
 @dataclass(frozen=True)
@@ -143,8 +141,8 @@ class ExactCriterion(Criterion):
     name: ClassVar[str] = "exact"
     maximised: ClassVar[bool] = True
 
-    def measure(self, bias: float, powers: Sequence[float], scales: Sequence[float]) -> "ExactMeasurement":
-        flipped_N = self.clean.flipped(bias, self.clamp)
+    def measure(self, slab: Slab, kept: Sequence[int]) -> "ExactMeasurement":
+        flipped_N = self.clean.flipped(slab.bias, slab.clamp)
         top_N = torch.where(flipped_N, self.clean.bottom_N, self.clean.top_N)
         rob_right_N, std_right_N = top_N == self.clean_labels_N, self.std_pred_N == self.clean_labels_N
         open_N = rob_right_N ^ std_right_N  # both right or both wrong: no weight changes that
@@ -154,8 +152,8 @@ class ExactCriterion(Criterion):
             torch.cat([torch.zeros(len(attacked_NK), dtype=torch.bool, device=attacked_NK.device), flipped_N[open_N]]),
             torch.cat([torch.full_like(attacked_NK[:, 0], torch.nan), self.std_logits_N[open_N]]),
         )
-        gaps_PSN = log_one_minus_gaps(duels, bias=bias, clamp=self.clamp, powers=powers, scales=scales)
         n_attacked = len(self.attacked)
+        gaps_PSN = decisive_log_gaps(duels, slab, n_attacked=n_attacked, kept=kept)
         return ExactMeasurement(
             gaps_PSN[..., :n_attacked],
             gaps_PSN[..., n_attacked:],
@@ -180,10 +178,3 @@ class ExactMeasurement(Measurement):
     def count(self, log_cutoff_PS: Tensor) -> Tensor:
         rob_decides_PSN = self.open_PSN < log_cutoff_PS[..., None]
         return (rob_decides_PSN == self.rob_right_N).sum(dim=-1) + self.n_both_right
-
-
-def descending(values_NK: Tensor) -> Tensor:
-    """Each row in descending order; on a CPU numpy sorts with wide registers, ten times as fast as torch."""
-    if values_NK.device.type != "cpu":
-        return values_NK.sort(dim=-1, descending=True).values
-    return torch.from_numpy(-np.sort(-values_NK.numpy(), axis=-1))

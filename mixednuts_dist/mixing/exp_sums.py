@@ -8,15 +8,16 @@ Shapes: N rows, K values a row, S scales.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_FEW_VALUES = 32  # rows shorter than this are summed term by term
+_BLOCK = 128 * 1024  # float64 elements, 1 MB
+_FEW_TERMS = 128 * 1024  # so few are summed term by term: the series has a cost of its own
 _TERM_COST, _MOMENT_COST = 0.65, 0.25  # ns a value: exp2 with its scaling and sum, against a product and its sum
-_REMAINDER = 1e-16  # of the series, relative to its sum
+_REMAINDER = 1e-15  # of the series, relative to its sum
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class Split:
     n_terms: int = 0
 
 
-def split_columns(columns_K: Tensor, lowest: float, scales: Sequence[float]) -> Split:
+def split_columns(columns_K: Tensor, lowest: float, scales: Sequence[float], *, n_rows: int) -> Split:
     """The cheapest split for rows whose columns reach up to `columns_K` and whose values are at least `lowest`."""
     n_values, largest_scale = len(columns_K), max(scales)
     cost, best = n_values * len(scales) * _TERM_COST, Split(n_values)
-    if n_values < _FEW_VALUES:
+    if n_rows * n_values * len(scales) <= _FEW_TERMS:
         return best
     reach = [series.radius / largest_scale for series in _SERIES]
     above = columns_K > columns_K.new_tensor([lowest + 2 * radius for radius in reach])[:, None]
@@ -63,14 +64,20 @@ def scaled_exp_sums(values_NK: Tensor, shifts_N: Tensor, scales: Sequence[float]
     return sums_SN
 
 
+def weighted_exp_sums(values_KN: Tensor, shifts_N: Tensor, scales: Sequence[float], weights_WK: Tensor) -> Tensor:
+    """`sum_j w_j exp(s (x_j - shift))` for every row of weights, shape (S, W, N), float64; one image a column."""
+    return torch.cat([weights_WK @ terms_SKN for terms_SKN in _terms(values_KN - shifts_N, scales)])
+
+
 def _term_by_term(values_NK: Tensor, shifts_N: Tensor, scales: Sequence[float]) -> Tensor:
-    exponents_NK = values_NK - shifts_N[:, None]
-    terms_NK = torch.empty_like(exponents_NK)
-    sums_SN = exponents_NK.new_empty(len(scales), len(shifts_N))
-    for i, scale in enumerate(scales):
-        torch.mul(exponents_NK, scale / math.log(2), out=terms_NK)
-        torch.sum(terms_NK.exp2_(), dim=1, out=sums_SN[i])
-    return sums_SN
+    return torch.cat([terms_SNK.sum(dim=-1) for terms_SNK in _terms(values_NK - shifts_N[:, None], scales)])
+
+
+def _terms(exponents: Tensor, scales: Sequence[float]) -> Iterator[Tensor]:
+    """`exp(s x)` for some scales at a time, a new first dimension, in blocks small enough for the cache."""
+    factors_S11 = exponents.new_tensor([scale / math.log(2) for scale in scales])[:, None, None]
+    for part_S11 in factors_S11.split(max(1, _BLOCK // max(1, exponents.numel()))):  # type: ignore[no-untyped-call]
+        yield (exponents * part_S11).exp2_()
 
 
 def _by_moments(values_NK: Tensor, shifts_N: Tensor, scales: Sequence[float], split: Split) -> Tensor:

@@ -1,7 +1,8 @@
 """Confidence margins (paper, definition 3.1), plain and as `log(1 - margin)`.
 
-Margins near 1 saturate: in float32 at 1 - 6e-8, in float64 at 1 - 1e-16. `log(1 - margin)` does not, so whatever
-compares margins (attacks, Algorithm 1) compares that; the smaller it is, the larger the margin.
+Margins near 1 saturate: in float32 at 1 - 6e-8, in float64 at 1 - 1e-16. `log(1 - margin)` does not, and near 0 it
+keeps the margin's own digits; so whatever compares margins (attacks, Algorithm 1) compares that. The smaller it is,
+the larger the margin.
 
 Shapes: B images, K >= 2 classes. NaN in gives NaN out: these functions run inside attacks, where a check would make the
 accelerator wait.
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
+
+_LARGEST = 600.0  # exp of it is finite in float64
 
 
 def signed_margin(probs_BK: Tensor, labels_B: Tensor) -> Tensor:
@@ -29,14 +32,14 @@ def top2_margin(probs_BK: Tensor) -> Tensor:
 def log_one_minus_signed_margin(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
     """`log(1 - signed_margin(softmax(logits), labels))`, shape (B,), float64, without cancellation.
 
-    `1 - p_y + max_{j != y} p_j` is a sum of positive terms only, `sum_{j != y} p_j + max_{j != y} p_j`. The result lies
-    in (-inf, log 2], is 0 where y ties with its best rival and positive where the image is broken.
+    The result lies in (-inf, log 2], is 0 where y ties with its best rival and positive where the image is broken.
     """
     _require_classes(logits_BK)
-    shifted_BK = _shifted(logits_BK)
-    others_BK = _without(shifted_BK, labels_B)
-    numerator_B = torch.logaddexp(others_BK.logsumexp(dim=1), others_BK.amax(dim=1))
-    return numerator_B - shifted_BK.logsumexp(dim=1)
+    logits_BK = logits_BK.double()
+    others_BK = _without(logits_BK, labels_B)
+    best_B = others_BK.amax(dim=1)
+    rest_B = (others_BK - best_B[:, None]).exp().sum(dim=1)
+    return log_one_minus_gap_from_parts(rest_B, _at(logits_BK, labels_B) - best_B, torch.zeros_like(best_B))
 
 
 def log_one_minus_top2_margin(logits_BK: Tensor) -> Tensor:
@@ -48,16 +51,30 @@ def log_one_minus_top2_margin(logits_BK: Tensor) -> Tensor:
 def log_one_minus_gap(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor) -> Tensor:
     """`log(1 - (p_winner - p_rival))`, shape (B,), float64; exactly 0 where winner and rival are the same class."""
     _require_classes(logits_BK)
-    shifted_BK = _shifted(logits_BK)
-    others_B = _without(shifted_BK, winners_B).logsumexp(dim=1)
-    gap_B = torch.logaddexp(others_B, _at(shifted_BK, rivals_B)) - shifted_BK.logsumexp(dim=1)
-    return torch.where(winners_B == rivals_B, 0.0, gap_B)
-
-
-def _shifted(logits_BK: Tensor) -> Tensor:
-    """Logits in float64 with a maximum of 0: small differences of large logits keep their digits."""
     logits_BK = logits_BK.double()
-    return logits_BK - logits_BK.amax(dim=1, keepdim=True)
+    others_BK = _without(logits_BK, winners_B)
+    best_B = others_BK.amax(dim=1)
+    rest_B = (others_BK - best_B[:, None]).exp().sum(dim=1)
+    lead_B, behind_B = (_at(logits_BK, index_B) - best_B for index_B in (winners_B, rivals_B))
+    return torch.where(winners_B == rivals_B, 0.0, log_one_minus_gap_from_parts(rest_B, lead_B, behind_B))
+
+
+def log_one_minus_gap_from_parts(rest: Tensor, lead: Tensor, behind: Tensor) -> Tensor:
+    """`log(1 - (p_a - p_b))` from logits relative to the best class beside a, which makes everything finite.
+
+    With `m = (e^lead - e^behind) / (rest + e^lead)`, a small m is computed without cancellation and goes through log1p;
+    a large one is a ratio of sums of positive terms, `1 - m = (rest + e^behind) / (rest + e^lead)`.
+
+    Args:
+        rest: `sum_{j != a} exp(z_j - z_best)`, at least 1.
+        lead: `z_a - z_best`, of any size and sign.
+        behind: `z_b - z_best`, at most 0 unless b = a.
+    """
+    exp_lead, exp_behind, distance = lead.clamp_max(_LARGEST).exp(), behind.exp(), lead - behind
+    difference = torch.where(distance < 1, exp_behind * distance.clamp_max(1).expm1(), exp_lead - exp_behind)
+    margin = difference / (rest + exp_lead)
+    large = (rest + exp_behind).log() - torch.logaddexp(rest.log(), lead)
+    return torch.where(margin < 0.5, torch.log1p(-margin), large)
 
 
 def _at(values_BK: Tensor, index_B: Tensor) -> Tensor:

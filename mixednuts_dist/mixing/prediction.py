@@ -19,8 +19,7 @@ from .margins import log_one_minus_gap, log_one_minus_signed_margin
 from .selection_result import SelectedCandidate, Selection
 from .transforms import LogitMap
 
-_ROUNDING = 1e-12  # of log(1 - margin), so that the image at the cutoff itself counts as reaching it
-_ALPHA_ROUNDING = 1e-15  # of 1 - cutoff, when it is computed from alpha
+_ROUNDING = 1e-14  # of the logits, of log(1 - cutoff) and of alpha: the image at the cutoff itself must reach it
 
 
 def mixed_classes(
@@ -54,11 +53,13 @@ def robust_lower_bound(
     """Which attacked images the mixture gets right for any std, shape (B,), bool: signed margin >= cutoff."""
     require_logits("rob_attacked_BK", rob_attacked_BK)
     labels_B = class_indices("labels_B", labels_B, rob_attacked_BK)
-    log_gaps_B = log_one_minus_signed_margin(transform(rob_attacked_BK.double()), labels_B)
+    mapped_BK = transform(rob_attacked_BK.double())
     log_cutoff = _log_one_minus_cutoff(alpha, one_minus_alpha)
     if log_cutoff == -math.inf:
         return torch.zeros_like(labels_B, dtype=torch.bool)
-    return log_gaps_B <= log_cutoff + _ROUNDING + _ALPHA_ROUNDING * math.exp(-log_cutoff)
+    rounding_B = _ROUNDING * (mapped_BK.abs().amax(dim=1) - log_cutoff + math.expm1(-log_cutoff))
+    reached_B: Tensor = log_one_minus_signed_margin(mapped_BK, labels_B) <= log_cutoff + rounding_B
+    return reached_B
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ Shapes: B images, K classes, P powers, S scales.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,8 +24,10 @@ from .candidates import (
     require_beta,
     require_logits,
 )
-from .criteria import Criterion, ExactCriterion, Images, PaperCriterion, descending
+from .criteria import Criterion, ExactCriterion, Images, PaperCriterion
 from .margins import log_one_minus_top2_margin
+from .ordering import sort_rows
+from .selection_kernel import Slab
 from .selection_result import Selection
 from .transforms import Clamp
 
@@ -38,7 +41,7 @@ __all__ = [
     "surrogate_alpha",
 ]
 
-_MEASURED = 1 << 23  # margins held at a time: 64 MB
+_MEASURED = 1 << 22  # margins held at a time, 32 MB, of which the bounds make a dozen copies
 
 
 def select_parameters(
@@ -163,14 +166,6 @@ def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
     return 1 / (1 - math.expm1(log_cutoff))
 
 
-@dataclass(frozen=True)
-class _Slab:
-    """Some powers at one bias: the unit that is measured and reduced at a time."""
-
-    powers: slice
-    bias: int
-
-
 def _search(criterion: Criterion, grid: CandidateGrid, ln_k: int | None) -> Selection:
     log_cutoffs, counts = score_candidates(criterion, grid)
     return Selection.of(criterion, grid, ln_k=ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts)
@@ -182,24 +177,47 @@ def score_candidates(criterion: Criterion, grid: CandidateGrid) -> tuple[Tensor,
     `Selection.of` makes the choice; scores of a grid cut along its biases are concatenated along the last axis.
     """
     _require_attacked(len(criterion.attacked))
-    ranks = [-kept_images(beta, len(criterion.attacked)) for beta in grid.betas]
+    kept = [kept_images(beta, len(criterion.attacked)) for beta in grid.betas]
+    ranks = [k - 1 for k in kept]
     log_cutoffs = torch.empty(grid.shape, dtype=torch.float64)
     counts = torch.empty(grid.shape, dtype=torch.int64)
-    for slab in _slabs(criterion, grid):
-        measured = criterion.measure(grid.biases[slab.bias], grid.powers[slab.powers], grid.scales)
-        cutoffs_bPS = descending(measured.attacked_PSN)[..., ranks].movedim(-1, 0)
+
+    def score(powers: slice, bias: int) -> None:
+        slab = Slab(grid.biases[bias], criterion.clamp, grid.powers[powers], grid.scales)
+        measured = criterion.measure(slab, kept)
+        cutoffs_bPS = sort_rows(measured.attacked_PSN)[..., ranks].movedim(-1, 0)
         for i, cutoff_PS in enumerate(cutoffs_bPS):
-            log_cutoffs[i, :, slab.powers, slab.bias] = cutoff_PS.T.cpu()
-            counts[i, :, slab.powers, slab.bias] = measured.count(cutoff_PS).T.cpu()
+            log_cutoffs[i, :, powers, bias] = cutoff_PS.T.cpu()
+            counts[i, :, powers, bias] = measured.count(cutoff_PS).T.cpu()
+
+    with _slab_threads(criterion) as pool:
+        list(pool.map(lambda part: score(*part), _parts(criterion, grid)))
     return log_cutoffs, counts
 
 
-def _slabs(criterion: Criterion, grid: CandidateGrid) -> Iterable[_Slab]:
+@contextmanager
+def _slab_threads(criterion: Criterion) -> Iterator[ThreadPoolExecutor]:
+    """A thread a slab, as many as torch may use, instead of many threads inside each of its small operations.
+
+    On a busy machine the latter spend their time waiting for each other; torch's number of threads is put back after.
+    """
+    n_threads = torch.get_num_threads()
+    on_cpu = criterion.attacked.descending_NK.device.type == "cpu"
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(n_threads if on_cpu else 1) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(n_threads)
+
+
+def _parts(criterion: Criterion, grid: CandidateGrid) -> Iterator[tuple[slice, int]]:
+    """(powers, bias) of the slabs: as many powers at a time as memory allows."""
     n_images = len(criterion.attacked) + len(criterion.clean)
     width = max(1, _MEASURED // (n_images * len(grid.scales)))
     for bias in range(len(grid.biases)):
         for start in range(0, len(grid.powers), width):
-            yield _Slab(slice(start, start + width), bias)
+            yield slice(start, start + width), bias
 
 
 def _require_attacked(n_images: int) -> None:

@@ -1,7 +1,6 @@
 """The inner loop of Algorithm 1: `log(1 - margin)` of every image under every scale and power, for one bias.
 
-For a winner a and a rival b, `1 - (p_a - p_b) = (R + e^{z_b}) / (R + e^{z_a})` with `R = sum_{j != a} e^{z_j}`; taken
-relative to the best class beside a, nothing overflows, cancels or saturates.
+What a winner a and a rival b need of the other classes is `R = sum_{j != a} e^{z_j}`, relative to the best of them.
 
 What makes it fast: the clamp is evaluated once for all powers and scales, `|v|^p` once for all scales; powers and
 exponentials are powers of two; rows go through in blocks that stay in the cache.
@@ -16,10 +15,48 @@ import torch
 from torch import Tensor
 
 from .exp_sums import scaled_exp_sums, split_columns
+from .margins import log_one_minus_gap_from_parts
 from .transforms import Clamp, clamp_logits
 
-_CPU_BLOCK = 128 * 1024  # float64 elements, 384 KB: two such buffers stay in the cache
+_CPU_BLOCK = 128 * 1024  # float64 elements, 1 MB
 _ACCELERATOR_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The candidates that are measured at a time: one bias with some powers and scales."""
+
+    bias: float
+    clamp: Clamp
+    powers: Sequence[float]
+    scales: Sequence[float]
+
+    def clamped(self, normed: Tensor) -> Tensor:
+        """v of LayerNormed logits."""
+        return clamp_logits(normed + self.bias, self.clamp)
+
+    def mapped(self, normed: Tensor) -> Tensor:
+        """The logits at scale 1 for every power, a new first dimension."""
+        values = SignedPowers.of(self.clamped(normed))
+        powers = normed.new_tensor(self.powers).reshape(-1, *(1 for _ in normed.shape))
+        return (values.log2 * powers).exp2_().mul_(values.signs)
+
+
+@dataclass(frozen=True)
+class SignedPowers:
+    """`|v|^p sign(v)` for many p."""
+
+    signs: Tensor
+    log2: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "SignedPowers":
+        """What all powers of `values` share."""
+        return cls(values.sign(), values.abs().log2_())
+
+    def to(self, power: float) -> Tensor:
+        """The values to this power."""
+        return (self.log2 * power).exp2_().mul_(self.signs)
 
 
 @dataclass(frozen=True)
@@ -34,12 +71,15 @@ class Duels:
     flipped_N: Tensor  # bool
     rivals_N: Tensor  # float64
 
-    def block(self, rows: slice) -> "Duels":
+    def __len__(self) -> int:
+        return len(self.descending_NK)
+
+    def select(self, rows: slice | Tensor) -> "Duels":
         """Some of the rows."""
         return Duels(self.descending_NK[rows], self.flipped_N[rows], self.rivals_N[rows])
 
     def winners(self) -> Tensor:
-        """The winners' LayerNormed logits, shape (N,)."""
+        """The winners' logits, shape (N,)."""
         return torch.where(self.flipped_N, self.descending_NK[:, -1], self.descending_NK[:, 0])
 
     def others(self) -> Tensor:
@@ -48,55 +88,54 @@ class Duels:
             return self.descending_NK[:, 1:]
         return torch.where(self.flipped_N[:, None], self.descending_NK[:, :-1], self.descending_NK[:, 1:])
 
+    def others_at(self, ranks: Sequence[int]) -> Tensor:
+        """Some columns of `others`, shape (N, len(ranks))."""
+        index = torch.tensor(ranks, device=self.descending_NK.device)
+        after_N1 = 1 - self.flipped_N[:, None].long()
+        return self.descending_NK.gather(1, index + after_N1)
 
-def log_one_minus_gaps(
-    duels: Duels, *, bias: float, clamp: Clamp, powers: Sequence[float], scales: Sequence[float]
-) -> Tensor:
+
+@dataclass(frozen=True)
+class Standing:
+    """Winner and rival relative to the best class beside the winner, at scale 1, each of shape (P, N)."""
+
+    best: Tensor  # not relative
+    lead: Tensor
+    behind: Tensor
+
+    @classmethod
+    def of(cls, duels: Duels, slab: Slab) -> "Standing":
+        """The best class is the first or the last of the others: a clamp has no peak in between."""
+        first_N, last_N = duels.others_at([0, duels.descending_NK.shape[1] - 2]).unbind(dim=1)
+        logits_4N = torch.stack([first_N, last_N, duels.winners(), duels.rivals_N])
+        first_PN, last_PN, winner_PN, rival_PN = slab.mapped(logits_4N).unbind(dim=1)
+        best_PN = torch.maximum(first_PN, last_PN)
+        return cls(best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0))
+
+
+def log_one_minus_gaps(duels: Duels, slab: Slab) -> Tensor:
     """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (P, S, N), float64.
 
     Where the rival is the winner itself the result means nothing.
     """
     n_images, n_classes = duels.descending_NK.shape
-    rest_PSN = duels.descending_NK.new_empty(len(powers), len(scales), n_images)
-    best_PN = duels.descending_NK.new_empty(len(powers), n_images)
-    n_rows = max(1, _block_elements(duels.descending_NK) // n_classes)
-    for start in range(0, n_images, n_rows):
-        rows = slice(start, start + n_rows)
-        clamped_NK = clamp_logits(duels.block(rows).others() + bias, clamp)
-        columns, lowest = _Powers.of(clamped_NK.amax(dim=0)), _Powers.of(clamped_NK.amin())
-        others = _Powers.of(clamped_NK)
-        for i, power in enumerate(powers):
-            powered_NK = others.to(power)
-            split = split_columns(columns.to(power), float(lowest.to(power)), scales)
-            best_PN[i, rows] = torch.maximum(powered_NK[:, 0], powered_NK[:, -1])  # a clamp has no peak in between
-            rest_PSN[i, :, rows] = scaled_exp_sums(powered_NK, best_PN[i, rows], scales, split)
-    lead_PN = _mapped(duels.winners(), bias, clamp, powers) - best_PN
-    behind_PN = _mapped(duels.rivals_N, bias, clamp, powers).sub_(best_PN).nan_to_num_(nan=0.0)
-    scales_S1 = rest_PSN.new_tensor(scales)[:, None]
-    numerator_PSN = (scales_S1 * behind_PN[:, None]).exp_().add_(rest_PSN).log_()
-    return numerator_PSN.sub_(torch.logaddexp(rest_PSN.log_(), scales_S1 * lead_PN[:, None]))
+    standing = Standing.of(duels, slab)
+    rest_PSN = duels.descending_NK.new_empty(len(slab.powers), len(slab.scales), n_images)
+    for rows in row_blocks(duels.descending_NK, n_classes):
+        clamped_NK = slab.clamped(duels.select(rows).others())
+        columns, lowest = SignedPowers.of(clamped_NK.amax(dim=0)), SignedPowers.of(clamped_NK.amin())
+        others = SignedPowers.of(clamped_NK)
+        for i, power in enumerate(slab.powers):
+            split = split_columns(columns.to(power), float(lowest.to(power)), slab.scales, n_rows=len(clamped_NK))
+            rest_PSN[i, :, rows] = scaled_exp_sums(others.to(power), standing.best[i, rows], slab.scales, split)
+    scales_S1 = rest_PSN.new_tensor(slab.scales)[:, None]
+    return log_one_minus_gap_from_parts(
+        rest_PSN, scales_S1 * standing.lead[:, None], scales_S1 * standing.behind[:, None]
+    )
 
 
-@dataclass(frozen=True)
-class _Powers:
-    """`|v|^p sign(v)` for many p."""
-
-    signs: Tensor
-    log2: Tensor
-
-    @classmethod
-    def of(cls, values: Tensor) -> "_Powers":
-        return cls(values.sign(), values.abs().log2_())
-
-    def to(self, power: float) -> Tensor:
-        return (self.log2 * power).exp2_().mul_(self.signs)
-
-
-def _mapped(normed_N: Tensor, bias: float, clamp: Clamp, powers: Sequence[float]) -> Tensor:
-    """The logits at scale 1, shape (P, N)."""
-    values = _Powers.of(clamp_logits(normed_N + bias, clamp))
-    return torch.stack([values.to(power) for power in powers])
-
-
-def _block_elements(values: Tensor) -> int:
-    return _CPU_BLOCK if values.device.type == "cpu" else _ACCELERATOR_BLOCK
+def row_blocks(values: Tensor, width: int) -> list[slice]:
+    """Slices of the rows of `values` such that a float64 table of that many rows and `width` columns stays small."""
+    elements = _CPU_BLOCK if values.device.type == "cpu" else _ACCELERATOR_BLOCK
+    n_rows = max(1, elements // width)
+    return [slice(start, start + n_rows) for start in range(0, len(values), n_rows)]

@@ -184,15 +184,19 @@ def require_clamp(clamp: str) -> None:
         raise InvalidInputError(f"clamp={clamp!r} is not known; valid clamps: {', '.join(get_args(Clamp))}")
 
 
+def normed_by(z_BK: Tensor, top_BK: Tensor) -> Tensor:
+    """`z_BK` with the mean and the unbiased variance of its largest logits `top_BK` taken out."""
+    if not len(z_BK):
+        return z_BK  # torch warns about the variance of an empty batch
+    variance_B1, mean_B1 = torch.var_mean(top_BK, dim=1, keepdim=True)
+    return (z_BK - mean_B1) / (variance_B1 + _LN_EPS).sqrt()
+
+
 def _layer_norm(z_BK: Tensor, ln_k: int | None) -> Tensor:
     if z_BK.ndim != 2:
         raise InvalidInputError(f"logits must have the shape (images, classes), got {tuple(z_BK.shape)}")
     width = resolve_ln_k(ln_k, z_BK.shape[1])
-    if not len(z_BK):
-        return z_BK  # torch warns about the variance of an empty batch
-    top_BK = z_BK if width == z_BK.shape[1] else z_BK.topk(width, dim=1).values
-    variance_B1, mean_B1 = torch.var_mean(top_BK, dim=1, keepdim=True)
-    return (z_BK - mean_B1) / (variance_B1 + _LN_EPS).sqrt()
+    return normed_by(z_BK, z_BK if width == z_BK.shape[1] else z_BK.topk(width, dim=1).values)
 
 
 def _in_float64(mapping: Callable[[Tensor], Tensor], logits_BK: Tensor) -> Tensor:
@@ -203,7 +207,7 @@ def _in_float64(mapping: Callable[[Tensor], Tensor], logits_BK: Tensor) -> Tenso
 
 def _gelu(u: Tensor) -> Tensor:
     survival: Tensor = torch.special.erfc(u * -math.sqrt(0.5))
-    return 0.5 * u * survival
+    return survival * (0.5 * u)
 
 
 def _elu(u: Tensor) -> Tensor:

@@ -27,9 +27,9 @@ class Figure:
 FIGURES: Mapping[str, Figure] = {
     "tradeoff": Figure(
         tradeoff_chart,
-        "Line: what the search predicts for every beta without a new attack: exact clean accuracy, and the robust "
-        "accuracy that is guaranteed under the stored perturbations. Ring: the selected beta. Marks and 95 % intervals: "
-        "measured.",
+        "Line: what the search predicts for every beta without a new attack, exact clean accuracy against the robust "
+        "accuracy that is guaranteed under the stored perturbations. Ring: the selected beta. Marks with whiskers: "
+        "measured, with 95 % intervals.",
     ),
     "margins": Figure(
         margin_chart,

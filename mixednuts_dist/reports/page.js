@@ -6,28 +6,15 @@
   const narrow = window.matchMedia("(max-width: 52rem)");
   const slider = document.getElementById("beta");
   let views = {};
+  const options = { mode: "vega-lite", actions: false, renderer: "svg" };
   let drawing = Promise.resolve();
-
-  const percent = (count) => `${count.percent.toFixed(count.total < 1000 ? 1 : 2)} %`;
-  const count = (entry) => `${entry.correct} of ${entry.total} (${percent(entry)})`;
-  const number = (value) => String(Number(value.toPrecision(5)));
-  const describe = {
-    beta: (stop) => number(stop.beta),
-    s: (stop) => number(stop.s),
-    p: (stop) => number(stop.p),
-    c: (stop) => number(stop.c),
-    alpha: (stop) => stop.alpha_text,
-    one_minus_alpha: (stop) => stop.one_minus_alpha.toPrecision(4),
-    clean: (stop) => count(stop.clean),
-    robust_bound: (stop) => count(stop.robust_bound),
-  };
 
   function showStop() {
     const stop = page.curve[Number(slider.value)];
-    for (const [field, words] of Object.entries(describe)) {
-      document.getElementById(`at-${field}`).textContent = words(stop);
+    for (const [field, words] of Object.entries(stop.words)) {
+      document.getElementById(`at-${field}`).textContent = words;
     }
-    slider.setAttribute("aria-valuetext", `beta ${number(stop.beta)}`);
+    slider.setAttribute("aria-valuetext", `beta ${stop.words.beta}`);
     if (views.tradeoff) views.tradeoff.signal(page.selectedBeta, stop.beta).runAsync();
   }
 
@@ -39,7 +26,7 @@
       const place = document.querySelector(`[data-chart="${name}"]`);
       const still = place.querySelector("img");
       const target = document.createElement("div");
-      const embedded = await vegaEmbed(target, structuredClone(spec), { actions: false, renderer: "svg", config });
+      const embedded = await vegaEmbed(target, structuredClone(spec), { ...options, config });
       if (still) still.hidden = true;
       place.querySelectorAll(".drawn").forEach((old) => old.remove());
       target.classList.add("drawn");

@@ -9,10 +9,12 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..data.records import SelectedParameters
 from . import wording
 from .chart_style import dark_config, light_config
 from .confidence import MarginGroup
 from .figures import FIGURES, build_figures, figure_spec, static_png, static_svg
+from .intervals import Count
 from .results import RunResults
 from .tables import csv_table, latex_table
 from .tradeoff_chart import SELECTED_BETA
@@ -22,6 +24,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
+_GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _MEDIA_TYPES = {"csv": "text/csv", "json": "application/json", "tex": "application/x-tex", "svg": "image/svg+xml"}
 
 
@@ -73,11 +76,22 @@ def _html(
 
 
 def _slider_stops(results: RunResults) -> list[dict[str, Any]]:
-    """The predicted curve in the slider's order: beta grows to the right."""
-    predicted = results.to_json()["tradeoff"]["predicted"]
-    for stop in predicted:
-        stop["alpha_text"] = wording.weight_text(stop["alpha"], stop["one_minus_alpha"])
-    return sorted(predicted, key=lambda stop: float(stop["beta"]))
+    """The predicted curve in the slider's order, beta growing to the right; `words` is what the page shows of each."""
+    entries = sorted(results.search.entries, key=lambda entry: entry.beta)
+    return [{"beta": entry.beta, "words": _stop_words(entry)} for entry in entries]
+
+
+def _stop_words(entry: SelectedParameters) -> dict[str, str]:
+    return {
+        "beta": f"{entry.beta:g}",
+        "s": f"{entry.scale:.5g}",
+        "p": f"{entry.power:.5g}",
+        "c": f"{entry.bias:.5g}",
+        "alpha": wording.weight_text(entry.alpha, entry.one_minus_alpha),
+        "one_minus_alpha": f"{entry.one_minus_alpha:.4g}",
+        "clean": wording.share_text(Count(entry.clean_correct, entry.total)),
+        "robust_bound": wording.share_text(Count(entry.robust_correct_bound, entry.total)),
+    }
 
 
 def _median_rows(results: RunResults) -> list[dict[str, Any]]:
@@ -106,7 +120,7 @@ def _environment() -> Environment:
 @functools.cache
 def _javascript_bundle() -> str:
     """Vega, Vega-Lite and vega-embed as one script that can stand inside a `<script>` element."""
-    bundle: str = vl_convert.javascript_bundle(None)
+    bundle: str = vl_convert.javascript_bundle(_GLOBALS)
     return bundle.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 

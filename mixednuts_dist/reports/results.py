@@ -205,7 +205,7 @@ def _observations(
     square = next((step for step in survival if step.step == "square"), None)
     if square is not None and square.lost:
         notes.append(
-            f"Square broke {square.lost} images that the white-box attacks had left standing; a hint that the "
+            f"Square broke {square.lost} of the images that the white-box attacks had left standing; a hint that the "
             f"surrogate's gradients were not good enough."
         )
     return notes

@@ -9,7 +9,9 @@ from .wording import percent_text
 
 def search_table(result: SearchResult) -> Table:
     """One row a beta, the deployed one marked."""
-    table = Table(box=None, pad_edge=False, title=f"criterion {result.criterion}, clamp {result.clamp}", title_justify="left")
+    table = Table(
+        box=None, pad_edge=False, title=f"criterion {result.criterion}, clamp {result.clamp}", title_justify="left"
+    )
     for heading in ("beta", "s", "p", "c", "1 - alpha", "clean", "robust, at least"):
         table.add_column(heading, justify="right")
     for entry in result.entries:

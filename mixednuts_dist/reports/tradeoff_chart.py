@@ -22,11 +22,11 @@ class Window:
 
     def x(self, field: str = "clean") -> alt.X:
         """The horizontal axis of this window, for `field`."""
-        return alt.X(f"{field}:Q", title="clean accuracy (%)", scale=_scale(self.clean))
+        return alt.X(f"{field}:Q", title="clean accuracy (%)", scale=_scale(self.clean), axis=_axis())
 
     def y(self, field: str = "robust") -> alt.Y:
         """The vertical axis of this window, for `field`."""
-        return alt.Y(f"{field}:Q", title="robust accuracy (%)", scale=_scale(self.robust))
+        return alt.Y(f"{field}:Q", title="robust accuracy (%)", scale=_scale(self.robust), axis=_axis())
 
 
 def tradeoff_chart(results: RunResults, layout: Layout) -> alt.TopLevelMixin:
@@ -131,6 +131,11 @@ def _panel(
 
 def _scale(domain: tuple[float, float]) -> alt.Scale:
     return alt.Scale(domain=list(domain), nice=False, zero=False)
+
+
+def _axis() -> alt.Axis:
+    """No number where the window reaches beyond 0 or 100 for the marks' sake."""
+    return alt.Axis(labelExpr="datum.value < 0 || datum.value > 100 ? '' : datum.label")
 
 
 def _curve_layers(curve: list[dict[str, Any]], window: Window) -> list[alt.Chart]:

@@ -47,7 +47,7 @@ def seconds_text(seconds: float) -> str:
 def weight_text(alpha: float, one_minus_alpha: float) -> str:
     """`0.9987`, with as many decimals as it takes to tell alpha from 1, as far as a float can."""
     decimals = 4
-    while decimals < 12 and one_minus_alpha > 0 and one_minus_alpha < 10 ** (1 - decimals):
+    while decimals < 12 and one_minus_alpha > 0 and one_minus_alpha < 10 ** (2 - decimals):
         decimals += 1
     return f"{alpha:.{decimals}f}"
 

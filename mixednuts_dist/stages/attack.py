@@ -10,6 +10,7 @@ from .adoption import adopt_attack
 from .progress import Progress, Silent
 from .runs import Run, finished_partitions, open_run, stage_clock
 
+
 def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> Run:
     """MMAA on every image that is not yet attacked; returns the opened run.
 

@@ -101,7 +101,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     """Open the dataset and both classifiers and try them on a few images, on the CPU."""
     dataset = open_dataset(config.data.uri)
     n_images = _n_images(config, dataset)
-    images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
+    images, _ = dataset.read(0, min(_PROBE_IMAGES, n_images))
     checksums, n_classes = {"data": dataset.checksum(n_images)}, {}
     for role, uri in (("std", config.std), ("rob", config.rob)):
         model = load_classifier(uri, role)
@@ -111,7 +111,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         raise BaseClassifierError(f"std has {n_classes['std']} classes and rob {n_classes['rob']}; they must agree")
     largest = int(dataset.labels[:n_images].max())
     if largest >= n_classes["rob"]:
-        raise DatasetError(f"{config.data.uri} holds label {largest}, but the classifiers have {n_classes['rob']} classes")
+        raise DatasetError(f"{config.data.uri} holds label {largest}; the classifiers have {n_classes['rob']} classes")
     return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums)
 
 
@@ -142,18 +142,18 @@ def _read_inputs(store: Store) -> Inputs:
         inputs = yaml.safe_load(store.read("run.yaml"))["inputs"]
         return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
     except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise FingerprintMismatch(f"{store.address('run.yaml')} is damaged ({error}); delete it and run again") from error
+        address = store.address("run.yaml")
+        raise FingerprintMismatch(f"{address} is damaged ({error}); delete it and run again") from error
 
 
 def _hold_against(run: Run, stored: Inputs) -> None:
     changed = [key for key, value in run.inputs.checksums.items() if stored.checksums.get(key) != value]
     if changed or stored != run.inputs:
-        what = ", ".join(
-            f"{key} was {stored.checksums.get(key, '?')[:12]} and is {run.inputs.checksums[key][:12]}" for key in changed
-        )
+        was, now = stored.checksums, run.inputs.checksums
+        what = ", ".join(f"{key} was {was.get(key, '?')[:12]} and is {now[key][:12]}" for key in changed)
         raise FingerprintMismatch(
-            f"the inputs of run {run.config.run_id()} have changed since it began ({what or 'images'}): its stored rows "
-            f"are not theirs. Give the run another name, or delete {run.store.uri}"
+            f"the inputs of run {run.config.run_id()} have changed since it began ({what or 'images'}): "
+            f"its stored rows are not theirs. Give the run another name, or delete {run.store.uri}"
         )
 
 

@@ -76,7 +76,8 @@ def read_search_result(opened: Run) -> SearchResult:
         raise FingerprintMismatch(f"{address} is damaged ({error}); delete it and run again") from error
     if fingerprint != _fingerprint(opened):
         raise FingerprintMismatch(
-            f"{address} belongs to fingerprint {fingerprint}, this run is {_fingerprint(opened)}; delete it and search again"
+            f"{address} belongs to fingerprint {fingerprint}, this run is {_fingerprint(opened)}; "
+            "delete it and search again"
         )
     return result
 
@@ -93,9 +94,7 @@ def _search(opened: Run, session: RaySession | None) -> SearchResult:
     task = SlabTask(opened.store.uri, _fingerprint(opened), search.criterion, search.clamp, search.ln_k, _grid(search))
     with connected(session):
         log_cutoffs, counts = tune_slabs(inputs, task, on_slab=lambda: None)
-    selection = Selection.of(
-        criterion, task.grid, ln_k=search.ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts
-    )
+    selection = Selection.of(criterion, task.grid, ln_k=search.ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts)
     result = _result(search, records, selection)
     opened.store.write(CANDIDATES, _candidates_table(selection, task.fingerprint))
     content = {"run_id": opened.config.run_id(), "fingerprint": task.fingerprint, "result": asdict(result)}

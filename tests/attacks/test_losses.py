@@ -28,7 +28,8 @@ def test_dlr_equals_the_published_loss(n_classes: int) -> None:
 
 @pytest.mark.parametrize("n_classes", [2, 3, 4, 10])
 def test_losses_are_finite_with_finite_gradients_even_for_ties(n_classes: int) -> None:
-    for logits in (torch.zeros(5, n_classes), logits_and_labels(n_classes, 5)[0], 1e4 * torch.eye(n_classes)[:1].repeat(5, 1)):
+    certain = 1e4 * torch.eye(n_classes)[:1].repeat(5, 1)
+    for logits in (torch.zeros(5, n_classes), logits_and_labels(n_classes, 5)[0], certain):
         leaf = logits.clone().requires_grad_()
         labels, targets = torch.zeros(5, dtype=torch.long), torch.ones(5, dtype=torch.long)
         mixed = mixed_loss(leaf, labels, torch.tensor([-1, 1, -1, 1, 1]))

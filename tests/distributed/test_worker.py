@@ -17,7 +17,8 @@ from mixednuts_dist.threat import ThreatModel
 
 @pytest.fixture
 def worker(tmp_path: Path) -> AttackWorker:
-    checksums = {name: classifier_checksum(load_classifier(f"demo:{name}", name), f"demo:{name}") for name in ("std", "rob")}
+    uris = {name: f"demo:{name}" for name in ("std", "rob")}
+    checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in uris.items()}
     spec = WorkerSpec(
         store_uri=str(tmp_path), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
         threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,

@@ -36,7 +36,7 @@ def assert_same(selection: Selection, answers: list[list[Answer]], grid: Grid) -
     for i, beta in enumerate(grid.betas):
         found = selection.log_one_minus_cutoffs[i].flatten().tolist()
         for value, answer in zip(found, answers[i], strict=True):
-            assert abs(value - answer.log_cutoff) <= 1e-12, beta
+            assert abs(value - answer.log_cutoff) <= min(1e-12, 1e-9 * abs(answer.log_cutoff)), beta
         objectives = selection.objectives[i].flatten().tolist()
         shown = [answer.usable or selection.criterion == "paper" for answer in answers[i]]
         assert [o for o, show in zip(objectives, shown, strict=True) if show] == [
@@ -63,6 +63,15 @@ def test_paper_criterion_equals_50_digit_arithmetic_for_many_classes(n_classes: 
     attacked, wrong = rows(n, n_classes, seed=1, lift=6), rows(n, n_classes, seed=2, lift=3)
     selection = select_parameters(attacked, wrong, **SMALL_GRID.as_arguments())
     assert_same(selection, reference.paper_answers(attacked, wrong, SMALL_GRID, "gelu"), SMALL_GRID)
+
+
+def test_margins_far_below_1e_16_are_told_apart() -> None:
+    """A low bias and a high power press all logits to nearly the same value; the order of the margins survives."""
+    grid = Grid(scales=(1e-3,), powers=(4.0, 9.0), biases=(-2.5, -2.0))
+    attacked, wrong = rows(14, 10, seed=1, lift=3.0), rows(9, 10, seed=2)
+    selection = select_parameters(attacked, wrong, **grid.as_arguments())
+    assert selection.log_one_minus_cutoffs.abs().min() < 1e-16
+    assert_same(selection, reference.paper_answers(attacked, wrong, grid, "gelu"), grid)
 
 
 @pytest.mark.parametrize("clamp", ["relu", "elu", "softplus", "linear"])

@@ -1,4 +1,4 @@
-"""A run that never happened, with statistics as a real one has them: rob unsure where wrong, std fooled by any attack."""
+"""A run that never happened, with statistics as a real one has them: rob unsure where wrong, std fooled by all."""
 
 import math
 

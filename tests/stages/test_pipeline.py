@@ -207,7 +207,7 @@ def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig
         evaluate.run(config, session=NoRay())
 
 
-def test_rows_of_other_weights_are_refused(finished, tmp_path: Path) -> None:
+def test_rows_of_other_weights_are_refused(finished) -> None:
     config, folder, _ = finished
     opened = reopen_run(config)
     path = folder / "run.yaml"

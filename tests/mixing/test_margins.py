@@ -1,0 +1,77 @@
+"""Margins in probability and in log space: definitions, saturation, tiny margins, 50 digits."""
+
+import math
+
+import pytest
+import torch
+
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.margins import (
+    log_one_minus_gap,
+    log_one_minus_signed_margin,
+    log_one_minus_top2_margin,
+    signed_margin,
+    top2_margin,
+)
+
+from . import reference
+
+
+def test_golden_margins() -> None:
+    probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    labels = torch.tensor([0, 1])
+    assert signed_margin(probs, labels).tolist() == pytest.approx([0.2, -0.7])
+    assert top2_margin(probs).tolist() == pytest.approx([0.2, 0.7])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_classes", [2, 3, 10, 1000])
+def test_log_margins_agree_with_probabilities(n_classes: int, dtype: torch.dtype) -> None:
+    logits = torch.randn(30, n_classes, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    labels = torch.arange(30) % n_classes
+    probs = logits.double().softmax(1)
+    torch.testing.assert_close(log_one_minus_signed_margin(logits, labels), (1 - signed_margin(probs, labels)).log())
+    torch.testing.assert_close(log_one_minus_top2_margin(logits), (1 - top2_margin(probs)).log())
+    assert log_one_minus_top2_margin(logits).dtype == torch.float64
+
+
+@pytest.mark.parametrize("sharpness", [1e-12, 1e-3, 1.0, 30.0, 400.0])
+@pytest.mark.parametrize("n_classes", [2, 5, 40])
+def test_log_margins_equal_50_digits(n_classes: int, sharpness: float) -> None:
+    logits = torch.randn(6, n_classes, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * sharpness
+    labels, rivals = torch.arange(6) % n_classes, (torch.arange(6) + 1) % n_classes
+    found = zip(
+        logits.tolist(),
+        labels.tolist(),
+        rivals.tolist(),
+        log_one_minus_signed_margin(logits, labels).tolist(),
+        log_one_minus_top2_margin(logits).tolist(),
+        log_one_minus_gap(logits, labels, rivals).tolist(),
+        strict=True,
+    )
+    for values, label, rival, signed, top2, gap in found:
+        row = [reference.mpmath.mpf(value) for value in values]
+        assert signed == pytest.approx(float(reference.log_one_minus_margin(row, label)), rel=1e-14)
+        assert top2 == pytest.approx(float(reference.log_one_minus_margin(row)), rel=1e-14)
+        assert gap == pytest.approx(float(reference.log_one_minus_gap(row, label, rival)), rel=1e-14, abs=1e-16)
+
+
+def test_saturated_margins_keep_their_order() -> None:
+    logits = torch.tensor([[100.0, 0, 0], [2000.0, 0, 0], [2001.0, 0, 0]])
+    assert (logits.double().softmax(1).max(1).values == 1).all()
+    gaps = log_one_minus_top2_margin(logits)
+    assert gaps.tolist() == pytest.approx([math.log(3) - 100, math.log(3) - 2000, math.log(3) - 2001])
+
+
+def test_a_tie_is_zero_and_a_broken_image_positive() -> None:
+    logits = torch.tensor([[1.0, 1.0, 0.0], [0.0, 3.0, 0.0]])
+    gaps = log_one_minus_signed_margin(logits, torch.tensor([0, 0]))
+    assert gaps[0] == 0
+    assert 0 < gaps[1] < math.log(2)
+    assert log_one_minus_gap(logits, torch.tensor([0, 1]), torch.tensor([0, 1])).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4,), (2, 3, 4)])
+def test_one_class_has_no_margin(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInputError, match=r"at least 2 classes, got \(" + str(shape[0])):
+        top2_margin(torch.zeros(shape))

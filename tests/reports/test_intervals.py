@@ -1,0 +1,46 @@
+"""Counts and their Wilson intervals."""
+
+import pytest
+
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.reports.intervals import Count, wilson_interval
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "low", "high"),
+    [  # published examples (Newcombe 1998, table I: 81/263, 15/148, 0/20, 1/29), without continuity correction
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (20, 20, 0.8389, 1.0),
+    ],
+)
+def test_matches_published_values(correct: int, total: int, low: float, high: float) -> None:
+    assert wilson_interval(correct, total) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize("total", [1, 7, 300])
+def test_holds_the_share_and_stays_in_the_unit_interval(total: int) -> None:
+    for correct in range(total + 1):
+        low, high = wilson_interval(correct, total)
+        assert 0 <= low <= correct / total <= high <= 1
+        assert high > low
+
+
+def test_is_symmetric_in_right_and_wrong() -> None:
+    low, high = wilson_interval(30, 200)
+    assert wilson_interval(170, 200) == pytest.approx((1 - high, 1 - low))
+
+
+@pytest.mark.parametrize(("correct", "total"), [(0, 0), (5, 4), (-1, 4)])
+def test_refuses_what_is_no_count(correct: int, total: int) -> None:
+    with pytest.raises(InvalidInputError, match=f"{correct} of {total} is not a count"):
+        wilson_interval(correct, total)
+
+
+def test_count_in_json_is_in_percent() -> None:
+    entry = Count(1, 29).to_json()
+    assert (entry["correct"], entry["total"]) == (1, 29)
+    assert entry["percent"] == pytest.approx(100 / 29)
+    assert (entry["low"], entry["high"]) == pytest.approx((0.61, 17.18), abs=5e-3)

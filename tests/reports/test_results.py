@@ -1,0 +1,144 @@
+"""What the report counts equals what the stored rows say."""
+
+import dataclasses
+import json
+import statistics
+
+import pytest
+import torch
+
+from mixednuts_dist.data.records import SearchResult
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.margins import top2_margin
+from mixednuts_dist.reports.results import RunResults, gather_results
+from mixednuts_dist.threat import ThreatModel
+
+from .made_up_run import made_up_attack, made_up_evaluate, made_up_results, made_up_search
+
+
+def gather(attack, search, evaluate, **changes) -> RunResults:
+    described = {"run_id": "r-00000000", "name": "r", "dataset": "digits", "std": "demo:std", "rob": "demo:rob"}
+    settings = {"threat": ThreatModel("Linf", 0.1), "seconds": {"attack": 1.0}, **described, **changes}
+    return gather_results(attack=attack, search=search, evaluate=evaluate, **settings)
+
+
+def test_accuracy_counts_equal_the_rows() -> None:
+    attack = made_up_attack()
+    search = made_up_search(attack)
+    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
+    results = gather(attack, search, evaluate)
+    expected = {
+        "std": (attack.std_clean_NK, attack.labels_N, ~attack.std_broken_N),
+        "rob": (attack.rob_clean_NK, attack.labels_N, ~attack.rob_broken_N),
+        "mixed": (evaluate.mixed_clean_NK, evaluate.labels_N, evaluate.robust_N),
+    }
+    for classifier, (clean_NK, labels_N, robust_N) in expected.items():
+        row = results.row(classifier)
+        assert row.clean.correct == sum(clean_NK.argmax(1).tolist()[n] == labels_N.tolist()[n] for n in range(300))
+        assert row.robust.correct == sum(robust_N.tolist())
+        assert row.clean.total == row.robust.total == 300
+
+
+def test_survival_is_what_stands_after_each_step(results: RunResults) -> None:
+    standing = [step.standing.correct for step in results.survival]
+    assert [step.step for step in results.survival] == ["clean", "cached", "apgd-ce", "apgd-t", "fab-t", "square"]
+    assert standing == sorted(standing, reverse=True)
+    assert standing[0] == results.row("mixed").clean.correct
+    assert standing[-1] == results.row("mixed").robust.correct
+    lost = [step.lost for step in results.survival]
+    assert [300, *standing][:-1] == [now + gone for now, gone in zip(standing, lost, strict=True)]
+
+
+def test_margins_are_the_top2_margins_of_each_group(results: RunResults) -> None:
+    attack = made_up_attack()
+    correct_N = attack.rob_attacked_NK.argmax(1) == attack.labels_N
+    margins_N = top2_margin(attack.rob_attacked_NK.double().softmax(1))
+    groups = {(g.classifier, g.images, g.correct): g for g in results.margins}
+    for correct in (True, False):
+        group = groups["rob", "attacked", correct]
+        assert group.margins == pytest.approx(margins_N[correct_N == correct].tolist())
+        assert group.median == pytest.approx(statistics.median(margins_N[correct_N == correct].tolist()))
+    assert ("std", "attacked", True) not in groups
+
+
+def test_margin_gap_is_attacked_correct_minus_clean_incorrect(results: RunResults) -> None:
+    medians = {(g.classifier, g.images, g.correct): g.median for g in results.margins}
+    for classifier in ("rob", "rob+LN", "rob+M"):
+        gap = medians[classifier, "attacked", True] - medians[classifier, "clean", False]
+        assert results.gaps()[classifier] == pytest.approx(gap)
+    assert results.gaps()["std"] is None
+
+
+def test_empty_group_has_no_median_and_no_gap() -> None:
+    attack = made_up_attack(40)
+    perfect_NK = 9 * torch.nn.functional.one_hot(attack.labels_N, 10).float()
+    attack = dataclasses.replace(attack, rob_clean_NK=perfect_NK, std_clean_NK=perfect_NK)
+    search = made_up_search(attack, betas=(0.9,))
+    entry = gather(attack, search, made_up_evaluate(attack, alpha=0.9)).to_json()["margins"]
+    assert next(m["median"] for m in entry["medians"] if m["classifier"] == "rob" and not m["correct"]) is None
+    assert entry["gaps"]["rob"] is None
+
+
+def test_rows_are_matched_by_sample_id() -> None:
+    attack = made_up_attack()
+    search = made_up_search(attack)
+    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
+    shuffled = torch.randperm(300, generator=torch.Generator().manual_seed(3))
+    fields = ("sample_ids_N", "labels_N", "mixed_clean_NK", "mixed_attacked_NK", "robust_N")
+    other = dataclasses.replace(
+        evaluate,
+        **{field: getattr(evaluate, field)[shuffled] for field in fields},
+        survived={step: alive_N[shuffled] for step, alive_N in evaluate.survived.items()},
+    )
+    assert gather(attack, search, other).to_json() == gather(attack, search, evaluate).to_json()
+
+
+def test_refuses_rows_about_other_images() -> None:
+    attack = made_up_attack()
+    search = made_up_search(attack)
+    evaluate = made_up_evaluate(made_up_attack(250), alpha=0.9)
+    with pytest.raises(InvalidInputError, match=r"300 rows and the evaluate stage 250, with 250 images in common"):
+        gather(attack, search, evaluate)
+
+
+def test_json_is_strict_and_has_the_documented_fields(results: RunResults) -> None:
+    entry = json.loads(json.dumps(results.to_json(), allow_nan=False))
+    assert entry["accuracy"]["mixed"]["clean"]["correct"] == results.row("mixed").clean.correct
+    assert entry["accuracy"]["rob"]["attack"] == "APGD-CE + APGD-T (MMAA)"
+    assert {"s", "p", "c", "alpha", "one_minus_alpha", "beta", "criterion", "clamp", "ln_k"} <= set(entry["parameters"])
+    assert [point["beta"] for point in entry["tradeoff"]["predicted"]] == [e.beta for e in results.search.entries]
+    assert entry["seconds"] == {"attack": 163.4, "search": 21.07, "evaluate": 412.9}
+    assert entry["seconds_total"] == pytest.approx(597.37)
+    assert entry["survival"][-1]["step"] == "square"
+    assert entry["notes"] == list(results.notes)
+
+
+def test_numbers_that_json_cannot_hold_become_null(results: RunResults) -> None:
+    entries = tuple(dataclasses.replace(e, objective=float("nan"), cutoff=float("inf")) for e in results.search.entries)
+    search = dataclasses.replace(results.search, entries=entries)
+    entry = dataclasses.replace(results, search=search).to_json()
+    json.dumps(entry, allow_nan=False)
+    assert entry["parameters"]["objective"] is None
+    assert entry["parameters"]["cutoff"] is None
+
+
+def notes_of(search: SearchResult, **evaluate_changes: object) -> str:
+    attack = made_up_attack()
+    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
+    return "\n".join(gather(attack, search, dataclasses.replace(evaluate, **evaluate_changes)).notes)
+
+
+def test_surprises_become_notes() -> None:
+    attack = made_up_attack()
+    search = made_up_search(attack)
+    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
+    assert "Square" not in notes_of(search)
+    fooled_N = evaluate.survived["fab-t"] & (evaluate.sample_ids_N != evaluate.sample_ids_N[evaluate.robust_N][0])
+    assert "Square broke 1 of the images" in notes_of(search, survived={**evaluate.survived, "square": fooled_N})
+    assert "fewer than the" in notes_of(search, robust_N=torch.zeros(300, dtype=torch.bool))
+    other = tuple(dataclasses.replace(e, clean_correct=e.clean_correct - 1) for e in search.entries)
+    assert "The search predicted" in notes_of(dataclasses.replace(search, entries=other))
+
+
+def test_factory_is_deterministic() -> None:
+    assert made_up_results(50).to_json() == made_up_results(50).to_json()

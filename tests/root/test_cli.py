@@ -1,0 +1,122 @@
+"""The command as a user types it: real processes, exit codes, Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import tiny_content
+
+MIXEDNUTS = str(Path(sys.executable).with_name("mixednuts"))
+ROOT = Path(__file__).parents[2]
+
+
+def command(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([MIXEDNUTS, *arguments], capture_output=True, text=True, check=False, cwd=cwd, timeout=500)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., str]:
+    """Writes a tiny configuration and returns its path."""
+
+    def write(**changes: Any) -> str:
+        path = tmp_path / "tiny.yaml"
+        path.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", **changes)))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("threat.eps=8", "did you mean 8/255?"),
+        ("threat.epz=0.1", "threat.epz: unknown key (value 0.1). Did you mean 'eps'?"),
+        ("seed=many", "seed"),
+        ("data.uri=npz:nowhere.npz", "there is no file"),
+        ("rob=py:nowhere.py:rob", "there is no file"),
+        ("std=resnet50", "valid forms: demo:std, demo:rob, py:"),
+    ],
+)
+def test_a_bad_configuration_fails_before_anything_heavy_is_imported(
+    written: Callable[..., str], override: str, message: str
+) -> None:
+    config = written()
+    code = (
+        "import sys\nfrom mixednuts_dist.cli import main\n"
+        f"sys.argv = ['mixednuts', 'run', {config!r}, '--set', {override!r}]\n"
+        "try:\n    main()\nfinally:\n    print([m for m in ('ray', 'torch') if m in sys.modules])\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert shown.returncode == 1
+    assert message in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert shown.stdout.strip() == "[]"
+
+
+def test_a_missing_file_is_named() -> None:
+    shown = command("run", "nowhere.yaml")
+    assert shown.returncode == 1
+    assert "nowhere.yaml: no such configuration file" in shown.stderr
+
+
+def test_help_and_schema() -> None:
+    assert "report" in command("--help").stdout
+    schema = json.loads(command("schema").stdout)
+    assert set(schema["required"]) == {"name", "data", "std", "rob", "threat"}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_command_works_on_a_cluster_that_is_already_there(written: Callable[..., str]) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    shown = command("attack", written(), "--address", address)
+    assert shown.returncode == 0, shown.stderr
+    assert "24/24 images" in shown.stderr
+    assert ray.is_initialized()
+
+
+def test_an_address_where_nothing_answers_is_named(written: Callable[..., str]) -> None:
+    shown = command("attack", written(), "--address", "127.0.0.1:1")
+    assert shown.returncode == 1
+    assert "127.0.0.1:1" in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def comparable(output: str) -> dict[str, Any]:
+    return {key: value for key, value in json.loads(output).items() if not key.startswith("seconds")}
+
+
+def test_ctrl_c_and_the_same_command_again_give_the_undisturbed_table(
+    written: Callable[..., str], tmp_path: Path
+) -> None:
+    # Long enough that the interrupt lands within the attack stage, with partitions both done and to do.
+    config = written(partition_size=3, attack={"n_iter": 200, "n_target_classes": 4})
+    undisturbed = command("run", config, "--json", "--set", f"storage={tmp_path / 'undisturbed'}")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    running = subprocess.Popen(
+        [MIXEDNUTS, "run", config, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 200
+    while not list((tmp_path / "runs").glob("*/attack/part-*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(running.pid, signal.SIGINT)
+    _, stderr = running.communicate(timeout=100)
+    assert running.returncode == 130, stderr
+    assert "the same command goes on from there" in stderr
+    kept = list((tmp_path / "runs").glob("*/attack/part-*.parquet"))
+    assert 0 < len(kept) < 8
+    before = {path: path.stat().st_mtime_ns for path in kept}
+    again = command("run", config, "--json")
+    assert again.returncode == 0, again.stderr
+    assert comparable(again.stdout) == comparable(undisturbed.stdout)
+    assert {path: path.stat().st_mtime_ns for path in kept} == before

@@ -1,0 +1,56 @@
+"""CIFAR-10 with classifiers that nobody here made, where they are at hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyautoattack import AutoAttack
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.data.base_classifiers import load_classifier
+from mixednuts_dist.data.datasets import open_dataset
+from mixednuts_dist.mixing.transforms import layer_norm_logits
+from mixednuts_dist.threat import ThreatModel
+
+REAL = Path(__file__).parents[3] / "shared" / "real"
+IMAGES = f"npz:{REAL / 'cifar10_test_first1000.npz'}"
+EPS = 2 / 255
+
+pytestmark = pytest.mark.skipif(not (REAL / "zoo.py").is_file(), reason="the real classifiers are not at hand")
+
+
+def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], ray_session: Any) -> None:
+    config = tiny(
+        data={"uri": IMAGES, "n": 16},
+        std=f"py:{REAL / 'zoo.py'}:std_c10_resnet56",
+        rob=f"py:{REAL / 'zoo.py'}:rob_c10_resnet4b",
+        threat={"eps": "2/255"},
+    )
+    results = pipeline.run(config, session=ray_session).to_json()
+    rob, std, mixed = (results["accuracy"][name] for name in ("rob", "std", "mixed"))
+    assert results["n_images"] == 16
+    assert std["clean"]["correct"] > rob["clean"]["correct"]
+    assert std["robust"]["correct"] < rob["robust"]["correct"]
+    assert rob["clean"]["correct"] <= mixed["clean"]["correct"]
+    assert mixed["robust"]["correct"] <= mixed["clean"]["correct"]
+
+
+def test_rob_is_not_more_robust_under_mmaa_than_under_the_published_pair() -> None:
+    rob = load_classifier(f"py:{REAL / 'zoo.py'}:rob_c10_resnet4b", "rob")
+    x, y = open_dataset(IMAGES).read(200, 248)
+
+    def normed(images: torch.Tensor) -> torch.Tensor:
+        return layer_norm_logits(rob(images))
+
+    ours = minimum_margin_attack(normed, x, y, threat=ThreatModel("Linf", EPS), batch_size=48)
+    published = AutoAttack(
+        rob, norm="Linf", eps=EPS, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0, device="cpu"
+    )
+    x_adv = published.run_standard_evaluation(x, y, batch_size=48)[0]
+    theirs = int((rob(x_adv).argmax(dim=1) == y).sum())
+    assert int((~ours.broken).sum()) <= theirs
+    assert 0 < theirs < len(y)
