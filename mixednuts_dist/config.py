@@ -70,6 +70,7 @@ class AttackConfig(_Section):
     n_iter: int = Field(default=100, gt=0)
     n_target_classes: int = Field(default=9, gt=0)
     stop_when_broken: bool = True
+    border_restarts: int = Field(default=2, ge=0, description="repeats for images that survive by a hair; 0: the paper")
 
 
 class RangeConfig(_Section):

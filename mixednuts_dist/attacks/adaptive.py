@@ -152,7 +152,8 @@ class _Ensemble:
     def _apgd(self, attack: str) -> None:
         settings = EngineSettings(self.threat, ApgdSchedule(self.budget.n_iter), self.seed, self.budget.batch_size)
         plan = apgd_plan((attack,), self.budget.n_target_classes, self.targets_NK.shape[1])
-        Engine(self.victim, self.x, self.y, self.sample_ids, plan, settings, self.targets_NK, self.tracks).run()
+        engine = Engine(self.victim, self.x, self.y, self.sample_ids, plan, settings, self.targets_NK, self.tracks)
+        engine.run((~self.tracks.broken).nonzero().squeeze(1))
 
     def _search(self, attack: str, part: Tensor) -> Tensor:
         """FAB-T or Square on the examples of `part`."""

@@ -59,10 +59,14 @@ class Tracks:
     n_forward: int = 0
     n_backward: int = 0
 
+    def margin(self) -> Tensor:
+        """The smallest signed margin so far, float64."""
+        return -torch.expm1(self.log_one_minus_margin)
+
 
 @dataclass
 class Engine:
-    """Runs `plan` on the examples that `tracks` has not yet decided; the outcome is left in `tracks`."""
+    """Runs `plan` on examples; the outcome is left in `tracks`."""
 
     victim: Victim
     x: Tensor
@@ -72,13 +76,13 @@ class Engine:
     settings: EngineSettings
     targets_NK: Tensor  # each example's classes by rising clean logit, from which ranks are read
     tracks: Tracks
+    restart: int = 0  # part of the random start's key
     _example: Tensor = field(init=False)  # (S,) which example sits in each slot
     _phase: Tensor = field(init=False)  # (S,) where in the plan it is
     _state: ApgdState = field(init=False)
 
-    def run(self) -> None:
-        """Until every example has ended its plan or, with `stop_when_broken`, is broken."""
-        waiting = self._undecided()
+    def run(self, waiting: Tensor) -> None:
+        """Until every example of `waiting` has ended its plan or, with `stop_when_broken`, is broken."""
         first, waiting = waiting[: self.settings.n_slots], waiting[self.settings.n_slots :]
         if not self.plan or not len(first):
             return
@@ -88,14 +92,9 @@ class Engine:
             self._round()
             waiting = self._turn_over(waiting)
 
-    def _undecided(self) -> Tensor:
-        if self.settings.stop_when_broken:
-            return (~self.tracks.broken).nonzero().squeeze(1)
-        return torch.arange(len(self.x), device=self.x.device)
-
     def _started(self, examples: Tensor, phases: Tensor) -> ApgdState:
         keys = [
-            (self.settings.seed, self.plan[phase].name, 0, self.sample_ids[example])
+            (self.settings.seed, self.plan[phase].name, self.restart, self.sample_ids[example])
             for example, phase in zip(examples.tolist(), phases.tolist(), strict=True)
         ]
         x = self.x[examples]

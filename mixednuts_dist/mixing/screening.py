@@ -23,7 +23,7 @@ _FEW_CLASSES = 48  # rows shorter than this are measured at once
 _SINGLE_RANKS, _GROUP_GROWTH = 4, 2.0  # the classes behind the first ones are bounded in groups of growing size
 _GELU_DIP = (-0.7517915246935645, -0.1699712075)  # where GELU turns, and a number just below its value there
 _SLACK = 1e-9  # relative, far above the rounding of the bounds
-_LARGEST = 600.0
+_LARGEST = 600.0  # exp of it is finite; odds beyond it are bounded by 0 from below
 
 
 def decisive_log_gaps(duels: Duels, slab: Slab, *, n_attacked: int, kept: Sequence[int]) -> Tensor:
@@ -64,13 +64,21 @@ def _bound_odds(duels: Duels, slab: Slab) -> _OddsBounds:
     low_PSN, high_PSN = _bound_rests(duels, slab, standing.best)
     scales_S1 = low_PSN.new_tensor(slab.scales)[:, None]
     lead_PSN, behind_PSN = scales_S1 * standing.lead[:, None], scales_S1 * standing.behind[:, None]
-    exp_behind_PSN = behind_PSN.exp()
-    distance_PSN = (lead_PSN - behind_PSN).clamp_(max=_LARGEST)
-    difference_PSN = exp_behind_PSN * distance_PSN.expm1_()
-    low_PSN.add_(exp_behind_PSN).div_(difference_PSN).mul_(1 - _SLACK)
-    high_PSN.add_(exp_behind_PSN).div_(difference_PSN).mul_(1 + _SLACK)
+    exp_behind_PSN = behind_PSN.exp_() if bool(standing.behind.any()) else behind_PSN.new_ones(())
+    difference_PSN = _exp_difference(lead_PSN, standing, scales_S1, exp_behind_PSN)
     lost_PSN = ~(difference_PSN > 0)
+    low_PSN.add_(exp_behind_PSN).div_(difference_PSN).mul_(1 - _SLACK).masked_fill_(lead_PSN > _LARGEST, 0)
+    high_PSN.add_(exp_behind_PSN).div_(difference_PSN).mul_(1 + _SLACK)
     return _OddsBounds(low_PSN.masked_fill_(lost_PSN, torch.inf), high_PSN.masked_fill_(lost_PSN, torch.inf))
+
+
+def _exp_difference(lead_PSN: Tensor, standing: Standing, scales_S1: Tensor, exp_behind_PSN: Tensor) -> Tensor:
+    """`exp(lead) - exp(behind)` without cancellation, the lead cut off where exp would overflow."""
+    if not exp_behind_PSN.ndim:  # every rival is the best class
+        return lead_PSN.clamp(max=_LARGEST).expm1_()
+    distance_PSN = scales_S1 * (standing.lead - standing.behind)[:, None]
+    far_PSN = lead_PSN.clamp(max=_LARGEST).exp_().sub_(exp_behind_PSN)
+    return torch.where(distance_PSN < 1, exp_behind_PSN * distance_PSN.clamp(max=1).expm1_(), far_PSN)
 
 
 def _bound_rests(duels: Duels, slab: Slab, best_PN: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,7 @@ def select_parameters(
     criterion = paper_criterion(
         attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k, std_correct_B=std_correct_B
     )
-    return _search(criterion, grid, ln_k)
+    return search_grid(criterion, grid, ln_k)
 
 
 def paper_criterion(
@@ -125,7 +125,7 @@ def select_parameters_exact(
     criterion = exact_criterion(
         attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k
     )
-    return _search(criterion, grid, ln_k)
+    return search_grid(criterion, grid, ln_k)
 
 
 def exact_criterion(
@@ -166,7 +166,8 @@ def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
     return 1 / (1 - math.expm1(log_cutoff))
 
 
-def _search(criterion: Criterion, grid: CandidateGrid, ln_k: int | None) -> Selection:
+def search_grid(criterion: Criterion, grid: CandidateGrid, ln_k: int | None) -> Selection:
+    """The best candidate of every beta, for inputs that `paper_criterion` or `exact_criterion` has checked."""
     log_cutoffs, counts = score_candidates(criterion, grid)
     return Selection.of(criterion, grid, ln_k=ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts)
 

@@ -105,10 +105,18 @@ class Standing:
 
     @classmethod
     def of(cls, duels: Duels, slab: Slab) -> "Standing":
-        """The best class is the first or the last of the others: a clamp has no peak in between."""
+        """The best class is the first or the last of the others: a clamp has no peak in between.
+
+        Equal logits are given equal values: vectorised functions may round them differently by their place in memory.
+        """
         first_N, last_N = duels.others_at([0, duels.descending_NK.shape[1] - 2]).unbind(dim=1)
-        logits_4N = torch.stack([first_N, last_N, duels.winners(), duels.rivals_N])
-        first_PN, last_PN, winner_PN, rival_PN = slab.mapped(logits_4N).unbind(dim=1)
+        winner_N, rival_N = duels.winners(), duels.rivals_N
+        first_PN, last_PN, winner_PN, rival_PN = slab.mapped(torch.stack([first_N, last_N, winner_N, rival_N])).unbind(
+            1
+        )
+        for other_N, other_PN in ((first_N, first_PN), (last_N, last_PN)):
+            winner_PN = torch.where(winner_N == other_N, other_PN, winner_PN)
+            rival_PN = torch.where(rival_N == other_N, other_PN, rival_PN)
         best_PN = torch.maximum(first_PN, last_PN)
         return cls(best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0))
 

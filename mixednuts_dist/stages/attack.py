@@ -25,7 +25,13 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
 def complete(opened: Run, session: RaySession | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
     attack = opened.config.attack
-    task = AttackTask(opened.attack_fingerprint, attack.n_iter, attack.n_target_classes, attack.stop_when_broken)
+    task = AttackTask(
+        opened.attack_fingerprint,
+        attack.n_iter,
+        attack.n_target_classes,
+        attack.stop_when_broken,
+        attack.border_restarts,
+    )
     adopt_attack(opened)
     run_partitions(opened, task, session, progress)
 

@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from ..data.records import AttackRecords, SearchResult, SelectedParameters
 from ..data.tables import read_attack_records
 from ..distributed.cluster import RaySession, connected
 from ..distributed.tuning import SearchInputs, SlabTask, delete_slabs, tune_slabs
-from ..errors import FingerprintMismatch, MissingArtifact
+from ..errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.candidates import CandidateGrid
-from ..mixing.prediction import mixed_clean_correct, robust_lower_bound
-from ..mixing.selection import surrogate_alpha
+from ..mixing.prediction import compare_criteria, mixed_clean_correct, robust_lower_bound
+from ..mixing.selection import search_grid, surrogate_alpha
 from ..mixing.selection_result import SelectedCandidate, Selection
 from .adoption import adopt_attack
 from .progress import Progress, Silent
@@ -95,7 +95,8 @@ def _search(opened: Run, session: RaySession | None) -> SearchResult:
     with connected(session):
         log_cutoffs, counts = tune_slabs(inputs, task, on_slab=lambda: None)
     selection = Selection.of(criterion, task.grid, ln_k=search.ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts)
-    result = _result(search, records, selection)
+    notes = (*selection.notes, *_paper_notes(search, inputs, task.grid, records, selection))
+    result = _result(search, records, selection, notes)
     opened.store.write(CANDIDATES, _candidates_table(selection, task.fingerprint))
     content = {"run_id": opened.config.run_id(), "fingerprint": task.fingerprint, "result": asdict(result)}
     opened.store.write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
@@ -121,7 +122,24 @@ def _grid(search: SearchConfig) -> CandidateGrid:
     )
 
 
-def _result(search: SearchConfig, records: AttackRecords, selection: Selection) -> SearchResult:
+def _paper_notes(
+    search: SearchConfig, inputs: SearchInputs, grid: CandidateGrid, records: AttackRecords, exact: Selection
+) -> tuple[str, ...]:
+    """Where the paper's criterion would have chosen a less accurate mixture on the same grid."""
+    if search.criterion != "exact":
+        return ()
+    deployed = replace(grid, betas=(search.beta,))
+    try:
+        paper = search_grid(inputs.criterion("paper", search.clamp, search.ln_k), deployed, search.ln_k)
+    except InvalidInputError as error:
+        return (f"beta {search.beta}: the paper's criterion finds nothing: {error}",)
+    std_pred = records.std_clean_NK.argmax(dim=1)
+    return compare_criteria(
+        paper, exact, rob_clean_BK=records.rob_clean_NK, labels_B=records.labels_N, std_pred_B=std_pred
+    )
+
+
+def _result(search: SearchConfig, records: AttackRecords, selection: Selection, notes: Sequence[str]) -> SearchResult:
     chosen = [candidate for candidate in selection.chosen if candidate is not None]
     if not any(candidate.beta == search.beta for candidate in chosen):
         selection.for_beta(search.beta)  # raises, and says why nothing is left at the deployed beta
@@ -136,7 +154,7 @@ def _result(search: SearchConfig, records: AttackRecords, selection: Selection) 
         entries=tuple(_entry(records, candidate) for candidate in chosen),
         n_candidates=selection.objectives[0].numel(),
         n_undeployable=selection.n_undeployable,
-        notes=_notes(search, selection.notes),
+        notes=_notes(search, notes),
     )
 
 

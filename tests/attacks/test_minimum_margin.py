@@ -5,7 +5,7 @@ import torch
 from pyautoattack import AutoAttack
 from torch import nn
 
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.attacks.minimum_margin import NEAR_BORDER, minimum_margin_attack
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.threat import ThreatModel
@@ -95,6 +95,21 @@ def test_a_saturated_softmax_does_not_hide_the_smallest_margin(victim) -> None:
     assert bool((gap(found.x_adv[held]) < gap(x[held])).all())
 
 
+def test_images_that_survive_by_a_hair_are_attacked_again(victim) -> None:
+    """Only those, and never to a larger margin."""
+    model, x, y = victim(n=120)
+    options = {"threat": ThreatModel("Linf", 0.015), "n_iter": 10, "n_target_classes": 2}
+    once = minimum_margin_attack(model, x, y, border_restarts=0, **options)
+    clean = signed_margin(model(x).double().softmax(dim=1), y)
+    near = ~once.broken & (once.margin < NEAR_BORDER * clean)
+    again = minimum_margin_attack(model, x, y, border_restarts=1, **options)
+    assert bool(near.any())
+    assert again.n_backward - once.n_backward <= int(near.sum()) * 3 * 11
+    assert again.n_backward > once.n_backward
+    assert torch.equal(again.x_adv[~near], once.x_adv[~near])
+    assert bool((again.margin <= once.margin + 1e-9).all())
+
+
 def test_a_constant_classifier_neither_crashes_nor_breaks() -> None:
     class Constant(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -109,7 +124,7 @@ def test_going_on_after_a_break_finds_smaller_margins(victim) -> None:
     model, x, y = victim()
     options = {"threat": LINF, "n_iter": 20, "n_target_classes": 3}
     first = minimum_margin_attack(model, x, y, stop_when_broken=True, **options)
-    last = minimum_margin_attack(model, x, y, stop_when_broken=False, **options)
+    last = minimum_margin_attack(model, x, y, stop_when_broken=False, border_restarts=0, **options)
     assert bool((last.margin <= first.margin + 1e-6).all())
     assert float(last.margin[last.broken].mean()) < float(first.margin[last.broken].mean())
     assert last.n_backward == len(x) * 4 * 21

@@ -1,0 +1,241 @@
+"""The mixed classifier: its limits, finiteness, surrogates, lazy predictions, files, and RobustBench's own mixing."""
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyautoattack
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.classifier import MixedClassifier, MixedNUTSParameters
+from mixednuts_dist.mixing.transforms import LogitMap, LogitTransform
+
+TRANSFORM = LogitTransform(0.6, 3.5, -1.1)
+
+
+class CountingNet(nn.Module):
+    """A linear classifier of 3 x 4 x 4 images that counts the images it sees."""
+
+    def __init__(self, n_classes: int, seed: int, sharpness: float = 1.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(48, n_classes)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.randn(n_classes, 48, generator=generator) * sharpness)
+        self.n_seen = 0
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        self.n_seen += len(x_BCHW)
+        out: Tensor = self.linear(x_BCHW.flatten(1))
+        return out
+
+
+def images(n: int = 16) -> Tensor:
+    return torch.rand(n, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def mixed(
+    alpha: float = 0.9, n_classes: int = 10, transform: LogitMap = TRANSFORM, **settings: float
+) -> MixedClassifier:
+    return MixedClassifier(CountingNet(n_classes, 1, 2.0), CountingNet(n_classes, 2), transform, alpha, **settings)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("alpha", [0.5, 0.9, 0.999])
+def test_forward_is_the_log_of_the_mixed_probabilities(alpha: float, temperature: float) -> None:
+    model, x = mixed(alpha, temperature=temperature), images()
+    std, rob = model.std(x).double(), TRANSFORM(model.rob(x).double()).softmax(1)
+    std = nn.functional.one_hot(std.argmax(1), 10) if temperature == 0 else (std / temperature).softmax(1)
+    torch.testing.assert_close(model(x).double().exp(), (1 - alpha) * std + alpha * rob, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(model(x).double().logsumexp(1), torch.zeros(16, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_alpha_0_is_std_and_alpha_1_is_rob(temperature: float) -> None:
+    x = images()
+    only_std, only_rob = mixed(0, temperature=temperature), mixed(1, temperature=temperature)
+    assert torch.equal(only_std(x).argmax(1), only_std.std(x).argmax(1))
+    expected = TRANSFORM(only_rob.rob(x).double()).log_softmax(1).float()
+    assert torch.equal(only_rob(x), expected)
+    if temperature:
+        torch.testing.assert_close(only_std(x), (only_std.std(x) / temperature).log_softmax(1))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1e-320, 0.5, 1 - 1e-12, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1e-3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logits_and_gradients_are_finite(alpha: float, temperature: float, dtype: torch.dtype) -> None:
+    """Saturated base logits, constant rows, published CIFAR-10 parameters."""
+    transform = LogitTransform(5, 4, -1.1)
+    model = MixedClassifier(nn.Identity(), nn.Identity(), transform, alpha, temperature=temperature).to(dtype)
+    logits = torch.tensor([[900.0, -900, 0, 0], [0, 0, 0, 0], [1, 2, 3, -1e4], [1e-20, 0, 0, 0]], dtype=dtype)
+    functions: list[Callable[[Tensor], Tensor]] = [model, model.surrogate_logits, model.bypass]
+    for function in functions:
+        leaf = logits.clone().requires_grad_()
+        out = function(leaf)
+        (grad,) = torch.autograd.grad(out.square().sum(), leaf)
+        assert out.dtype == dtype
+        assert out.isfinite().all()
+        assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 10, 50])
+def test_rob_wins_against_any_std_where_its_margin_suffices(n_classes: int) -> None:
+    """The lemma: a top-2 margin above (1 - alpha) / alpha decides, and below it some std wins."""
+    alpha = 0.7
+    rob = torch.randn(200, n_classes, generator=torch.Generator().manual_seed(4), dtype=torch.float64) * 2
+    model = mixed(alpha, transform=LogitTransform.identity())
+    top = rob.softmax(1).topk(2, dim=1)
+    decided = top.values[:, 0] - top.values[:, 1] > (1 - alpha) / alpha
+    assert 0 < decided.sum() < 200
+    for std_class in range(n_classes):
+        std = torch.zeros_like(rob)
+        std[:, std_class] = 1
+        classes = model.mix_logits(std, rob).argmax(1)
+        assert torch.equal(classes[decided], top.indices[decided, 0])
+    runner_up = nn.functional.one_hot(top.indices[:, 1], n_classes).double()
+    assert torch.equal(model.mix_logits(runner_up, rob).argmax(1)[~decided], top.indices[~decided, 1])
+
+
+def test_the_surrogate_is_the_papers_auxiliary_mixture() -> None:
+    model, x = mixed(surrogate_alpha=0.95, rd=0.9), images()
+    std, rob = model.std(x).double(), model.rob(x).double()
+    expected = 0.05 * std.softmax(1) + 0.95 * 0.9 * rob.softmax(1) + 0.95 * 0.1 * TRANSFORM(rob).softmax(1)
+    torch.testing.assert_close(model.surrogate_logits(x).double().exp(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_one_pass_of_each_base_classifier_serves_both_outputs() -> None:
+    model, x = mixed(), images()
+    surrogate, value = model.forward_with_surrogate(x.clone().requires_grad_())
+    assert model.std.n_seen == model.rob.n_seen == 16
+    assert surrogate.requires_grad
+    assert not value.requires_grad
+    assert torch.equal(value, model(x))
+    assert torch.equal(surrogate, model.surrogate_logits(x))
+
+
+def test_bypass_has_the_value_of_the_mixture_and_the_gradient_of_the_surrogate() -> None:
+    model = mixed()
+    x = images().requires_grad_()
+    labels = torch.arange(16) % 10
+    bypassed = model.as_bypass()(x)
+    assert torch.equal(bypassed, model(x))
+    with torch.no_grad():
+        assert torch.equal(model.as_bypass()(x), model(x))
+    (found,) = torch.autograd.grad(bypassed.gather(1, labels[:, None]).sum(), x)
+    (expected,) = torch.autograd.grad(model.surrogate_logits(x).gather(1, labels[:, None]).sum(), x)
+    assert torch.equal(found, expected)
+    assert found.abs().max() > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 0.8, 0.99, 1.0])
+def test_lazy_predictions_are_the_full_ones(alpha: float, temperature: float) -> None:
+    model, x = mixed(alpha, temperature=temperature), images(300)
+    expected = model(x).argmax(1)
+    model.std.n_seen = 0
+    assert torch.equal(model.predict(x), expected)
+    assert model.std_use.evaluated == model.std.n_seen
+    assert model.std_use.evaluated + model.std_use.skipped == 300
+    assert model.std_use.share_skipped == pytest.approx(1 - model.std.n_seen / 300)
+    if alpha <= 0.5:
+        assert model.std_use.skipped == 0
+    if alpha >= 0.99:
+        assert model.std_use.skipped > 30
+
+
+def test_one_minus_alpha_is_kept_where_float64_would_lose_it() -> None:
+    model = mixed(1.0, one_minus_alpha=1e-20)
+    std, rob = torch.zeros(1, 3, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)
+    std[0, 2] = 1
+    rob[0, 0] = 1000
+    model.transform = LogitTransform.identity()
+    assert float(model.mix_logits(std, rob)[0, 2]) == pytest.approx(math.log(1e-20))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 1.2}, r"alpha=1\.2 must be in \[0, 1\]"),
+        ({"alpha": math.nan}, "alpha=nan must be in"),
+        ({"alpha": 0.9, "one_minus_alpha": 0.2}, r"alpha=0\.9 and one_minus_alpha=0\.2 must add up to 1"),
+        ({"alpha": 0.9, "temperature": -1}, "temperature=-1 must be 0"),
+        ({"alpha": 0.9, "surrogate_alpha": 95}, "surrogate_alpha=95 must be in"),
+        ({"alpha": 0.9, "rd": -0.1}, r"rd=-0\.1 must be in"),
+    ],
+)
+def test_bad_weights_are_errors(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        mixed(**settings)
+
+
+def test_saved_weights_come_back(tmp_path: Path) -> None:
+    model = mixed(0.97, temperature=0.2, surrogate_alpha=0.8, rd=0.5)
+    model.save_pretrained(tmp_path)
+    loaded = MixedClassifier.from_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(10, 9))
+    assert torch.equal(loaded(images()), model(images()))
+    assert loaded.settings() == model.settings()
+    assert repr(loaded.transform) == repr(model.transform)
+    with pytest.raises(InvalidInputError, match="std is saved as weights: pass std="):
+        MixedClassifier.from_pretrained(tmp_path, rob=CountingNet(10, 9))
+
+
+@pytest.mark.parametrize(
+    "transform", [LogitTransform.identity(), LogitTransform.temperature(0.3), LogitTransform.layer_norm(5)]
+)
+def test_base_classifiers_can_stay_references(tmp_path: Path, transform: LogitMap) -> None:
+    model = mixed(transform=transform)
+    model.save_pretrained(tmp_path, std_uri="demo:std", rob_uri="demo:rob")
+    assert [path.name for path in tmp_path.iterdir()] == ["mixed_classifier.json"]
+    bases = {"demo:std": model.std, "demo:rob": model.rob}
+    loaded = MixedClassifier.from_pretrained(tmp_path, resolve=bases.__getitem__)
+    assert torch.equal(loaded(images()), model(images()))
+    with pytest.raises(InvalidInputError, match="saved as the URI 'demo:std'"):
+        MixedClassifier.from_pretrained(tmp_path)
+
+
+def test_files_that_hold_no_mixture_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"mixed_classifier\.json does not exist"):
+        MixedClassifier.from_pretrained(tmp_path)
+    (tmp_path / "mixed_classifier.json").write_text('{"version": 99}')
+    with pytest.raises(InvalidInputError, match="has version 99, this package reads version 1"):
+        MixedClassifier.from_pretrained(tmp_path)
+    own = mixed()
+    own.transform = type("Mine", (LogitMap,), {})()
+    with pytest.raises(InvalidInputError, match="a transform of type Mine cannot be saved"):
+        own.save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(("dataset", "n_classes"), [("cifar10", 10), ("cifar100", 100), ("imagenet", 1000)])
+@pytest.mark.filterwarnings("ignore")
+def test_forward_equals_robustbenchs_mixing(
+    dataset: str, n_classes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RobustBench's class around the same base classifiers with the published parameters; its alpha is float32."""
+    monkeypatch.setitem(sys.modules, "autoattack", pyautoattack)
+    monkeypatch.setitem(sys.modules, "autoattack.state", pyautoattack.state)
+    from robustbench.model_zoo.architectures.mixing_net import NonLinMixedClassifier
+    from robustbench.model_zoo.architectures.output_maps import HardMaxMap, LNClampPowerScaleMap
+
+    parameters = MixedNUTSParameters.published(dataset)
+    ours = MixedClassifier.from_parameters(CountingNet(n_classes, 1), CountingNet(n_classes, 2), parameters)
+    settings = {
+        "std_map": HardMaxMap(),
+        "rob_map": LNClampPowerScaleMap(
+            scale=parameters.scale, power=parameters.power, clamp_bias=parameters.bias, ln_k=250
+        ),
+        "alpha": parameters.alpha,
+        "alpha_diffable": parameters.surrogate_alpha,
+    }
+    theirs = NonLinMixedClassifier(ours.std, ours.rob, settings)
+    capsys.readouterr()
+    with torch.no_grad():
+        expected, expected_surrogate, _ = theirs(images(), return_probs=True, return_all=True)
+        found = ours(images())
+    torch.testing.assert_close(found.exp(), expected, rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(ours.surrogate_logits(images()).exp(), expected_surrogate, rtol=2e-5, atol=1e-7)
+    assert torch.equal(found.argmax(1), expected.argmax(1))
