@@ -134,7 +134,8 @@ class AttackWorker:
         found = minimum_margin_attack(
             lambda images: layer_norm_logits(self.rob(images), ln_k=self.spec.ln_k), x, y,
             threat=self.spec.threat, n_iter=task.n_iter, n_target_classes=task.n_target_classes,
-            seed=self.spec.seed, stop_when_broken=task.stop_when_broken, border_restarts=task.border_restarts, sample_ids=ids, batch_size=batch,
+            seed=self.spec.seed, stop_when_broken=task.stop_when_broken,
+            border_restarts=task.border_restarts, sample_ids=ids, batch_size=batch,
         )  # fmt: skip
         budget = AttackBudget(task.n_iter, task.n_target_classes, batch_size=batch)
         std = autoattack(
