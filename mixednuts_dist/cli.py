@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from .config import RunConfig, load_config
-from .data.uris import check_classifier_uri, check_dataset_uri
+from .data.uris import check_uris
 from .errors import MixedNutsError
 
 _config_argument = click.argument("config", type=click.Path(dir_okay=False))
@@ -32,9 +32,7 @@ def main() -> None:
 def prepared(config: str, overrides: tuple[str, ...]) -> RunConfig:
     """Read and check the configuration in a fraction of a second; errors as in `config` and `data.uris`."""
     loaded = load_config(config, overrides)
-    check_dataset_uri(loaded.data.uri)
-    check_classifier_uri(loaded.std, "std")
-    check_classifier_uri(loaded.rob, "rob")
+    check_uris(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
     return loaded
 
 

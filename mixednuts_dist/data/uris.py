@@ -27,6 +27,13 @@ def parse_uri(uri: str) -> ResourceUri:
     return ResourceUri(scheme, target, tuple(parse_qsl(query, keep_blank_values=True)))
 
 
+def check_uris(*, data: str, std: str, rob: str) -> None:
+    """Refuse a run whose forms or files cannot be right; errors as in the two checks below."""
+    check_dataset_uri(data)
+    check_classifier_uri(std, "std")
+    check_classifier_uri(rob, "rob")
+
+
 def check_dataset_uri(uri: str) -> None:
     """Refuse a dataset that cannot exist.
 

@@ -83,10 +83,10 @@ class Pool:
         except RayTaskError as error:
             self._task_failed(actor, partition, error)
         except RayActorError as error:
-            self._actor_lost(actor, partition, error)
+            self._actor_lost(partition, error)
         except RayError as error:
             ray.kill(actor)
-            self._actor_lost(actor, partition, error)
+            self._actor_lost(partition, error)
         else:
             if partition is not None:
                 self.on_receipt(result)
@@ -106,7 +106,7 @@ class Pool:
         self._count(partition, f"{type(cause).__name__}: {cause}", str(error))
         self._assign(actor)
 
-    def _actor_lost(self, actor: Any, partition: Partition | None, error: RayError) -> None:
+    def _actor_lost(self, partition: Partition | None, error: RayError) -> None:
         """The process or its machine is gone: its partition goes back to the queue and a new actor is asked for."""
         logger.warning("lost a worker%s: %s", f" at {partition}" if partition else "", _first_line(error))
         if partition is None:
@@ -115,7 +115,6 @@ class Pool:
                 raise ClusterError(f"workers died {self._failed_starts} times before they were ready: {error}")
         else:
             self._count(partition, f"the worker died: {_first_line(error)}", "".join(traceback.format_exception(error)))
-        del actor
         if self._queue:
             self._hire()
 

@@ -88,6 +88,7 @@ def paper_criterion(
 ) -> PaperCriterion:
     """The checked inputs of `select_parameters` without a grid, for searches that cut the grid into slabs."""
     attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
+    _require_attacked(len(attacked_BK))
     wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
     if std_correct_B is not None:
         wrong_BK = wrong_BK[_mask("std_correct_B", std_correct_B, wrong_BK)]
@@ -145,6 +146,7 @@ def exact_criterion(
         raise InvalidInputError("clean_BK has no image: the exact criterion needs clean images to count")
     labels_B = class_indices("attacked_labels_B", attacked_labels_B, normed_BK)
     right_B = normed_BK.argmax(dim=1) == labels_B
+    _require_attacked(int(right_B.sum()))
     std_pred_B = class_indices("std_pred_B", std_pred_B, clean_normed_BK)
     return ExactCriterion(
         Images.of(normed_BK[right_B]),
@@ -177,7 +179,6 @@ def score_candidates(criterion: Criterion, grid: CandidateGrid) -> tuple[Tensor,
 
     `Selection.of` makes the choice; scores of a grid cut along its biases are concatenated along the last axis.
     """
-    _require_attacked(len(criterion.attacked))
     kept = [kept_images(beta, len(criterion.attacked)) for beta in grid.betas]
     ranks = [k - 1 for k in kept]
     log_cutoffs = torch.empty(grid.shape, dtype=torch.float64)

@@ -19,7 +19,7 @@ from ..data.partitions import Partition, split_images
 from ..data.records import Receipt
 from ..data.store import Store
 from ..data.tables import check_footer, read_footer
-from ..data.uris import check_classifier_uri, check_dataset_uri
+from ..data.uris import check_uris
 from ..errors import BaseClassifierError, DatasetError, FingerprintMismatch, MissingArtifact
 
 logger = logging.getLogger(__name__)
@@ -57,13 +57,6 @@ class Run:
         return digest({**self.config.attack_determinants(), "checksums": self.inputs.checksums})
 
 
-def check_uris(config: RunConfig) -> None:
-    """Refuse, within milliseconds, a run whose files or URI forms cannot be right; errors as in `data.uris`."""
-    check_dataset_uri(config.data.uri)
-    check_classifier_uri(config.std, "std")
-    check_classifier_uri(config.rob, "rob")
-
-
 def open_run(config: RunConfig) -> Run:
     """Look at the inputs, and write `run.yaml` or hold it against what is there.
 
@@ -71,7 +64,7 @@ def open_run(config: RunConfig) -> Run:
         DatasetError, BaseClassifierError: where the inputs cannot be used.
         FingerprintMismatch: where the weights or images have changed since the run began.
     """
-    check_uris(config)
+    check_uris(data=config.data.uri, std=config.std, rob=config.rob)
     run = Run(config, run_store(config), inspect_inputs(config))
     if run.store.exists("run.yaml"):
         _hold_against(run, _read_inputs(run.store))

@@ -68,6 +68,14 @@ def test_a_missing_file_is_named() -> None:
     assert "nowhere.yaml: no such configuration file" in shown.stderr
 
 
+@pytest.mark.parametrize("stage", ["attack", "search", "evaluate", "report", "run"])
+def test_each_job_script_is_its_command(stage: str) -> None:
+    script = [sys.executable, str(ROOT / "jobs" / f"{stage}.py"), "nowhere.yaml"]
+    shown = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert shown.returncode == 1
+    assert "nowhere.yaml: no such configuration file" in shown.stderr
+
+
 def test_help_and_schema() -> None:
     assert "report" in command("--help").stdout
     schema = json.loads(command("schema").stdout)
@@ -116,7 +124,8 @@ def test_ctrl_c_and_the_same_command_again_give_the_undisturbed_table(
     kept = list((tmp_path / "runs").glob("*/attack/part-*.parquet"))
     assert 0 < len(kept) < 8
     before = {path: path.stat().st_mtime_ns for path in kept}
-    again = command("run", config, "--json")
+    job = [sys.executable, str(ROOT / "jobs" / "run.py"), config, "--json"]  # the same stages as a Ray job runs them
+    again = subprocess.run(job, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     assert comparable(again.stdout) == comparable(undisturbed.stdout)
     assert {path: path.stat().st_mtime_ns for path in kept} == before

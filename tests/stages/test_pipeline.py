@@ -13,7 +13,7 @@ import yaml
 from mixednuts_dist import pipeline
 from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.data.records import Receipt
-from mixednuts_dist.errors import FingerprintMismatch, MissingArtifact
+from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.reports.status import run_status
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
@@ -205,6 +205,15 @@ def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig
         search.run(config, session=NoRay())
     with pytest.raises(MissingArtifact, match="Run: mixednuts attack"):
         evaluate.run(config, session=NoRay())
+
+
+def test_a_rob_that_nothing_survives_is_told_before_the_search_starts(
+    tiny: Callable[..., RunConfig], ray_session: Any
+) -> None:
+    config = tiny(threat={"eps": 0.9}, data={"uri": "digits", "n": 8})
+    attack.run(config, session=ray_session)
+    with pytest.raises(InvalidInputError, match="no attacked image is classified correctly by rob"):
+        search.run(config, session=NoRay())
 
 
 def test_rows_of_other_weights_are_refused(finished) -> None:
