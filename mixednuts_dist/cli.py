@@ -1,5 +1,6 @@
 """The command `mixednuts`. Heavy libraries are imported only once the configuration is known to be sound."""
 
+import importlib
 import json
 import logging
 import sys
@@ -156,6 +157,14 @@ def status(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool
             click.echo(json.dumps(found.to_json(), indent=2))
         else:
             print_status(found, Console())
+
+
+@main.command()
+@click.argument("name", type=click.Choice(["search"]))
+def benchmark(name: str) -> None:
+    """Our code beside a plain one in the same process, as ratios, in JSON."""
+    module = importlib.import_module(f".benchmarks.{name}", __package__)
+    click.echo(json.dumps(module.run(), indent=2))
 
 
 @main.command()

@@ -1,13 +1,13 @@
 """Algorithm 1 here against the plain loop over candidates: the same numbers, how many times as fast.
 
-Run: `python -m mixednuts_dist.benchmarks.search`. Both run in this process, in float64, with the same threads; the loop
+Run: `mixednuts benchmark search`. Both run in this process, in float64, with the same threads; the loop
 is timed on a sample of the candidates, since the cost of each is the same.
 
 Shapes: B images, K classes.
 """
 
-import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,13 +58,13 @@ class Case:
 
 def run() -> dict[str, Any]:
     """Prints one line a size and returns their numbers."""
-    print(
+    _say(
         f"threads: {torch.get_num_threads()}; {N_ATTACKED} + {N_WRONG} images, 8 x 8 x 8 candidates, {len(BETAS)} betas"
     )
     results = {}
     for n_classes, dataset in ((10, "cifar10"), (100, "cifar100"), (1000, "imagenet")):
         results[f"K={n_classes}"] = result = _compare(Case.of(n_classes, dataset))
-        print(
+        _say(
             f"K={n_classes}: plain loop {result['plain_s']:.3g} s, here {result['here_s']:.3g} s, "
             f"{result['ratio']:.0f} times as fast; cutoffs differ by at most {result['largest_difference']:.1e}, "
             f"objectives by {result['objectives_that_differ']} of {result['objectives_compared']}"
@@ -127,5 +127,6 @@ def _fastest(task: Callable[[], _Result]) -> tuple[float, _Result]:
     return min(seconds), result
 
 
-if __name__ == "__main__":
-    print(json.dumps(run(), indent=2))
+def _say(line: str) -> None:
+    """To stderr: stdout carries the JSON."""
+    print(line, file=sys.stderr)

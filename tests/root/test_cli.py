@@ -68,6 +68,15 @@ def test_a_missing_file_is_named() -> None:
     assert "nowhere.yaml: no such configuration file" in shown.stderr
 
 
+def test_the_search_benchmark_compares_the_same_numbers() -> None:
+    found = json.loads(command("benchmark", "search").stdout)
+    for case in found.values():
+        assert case["ratio"] > 0
+        assert case["objectives_that_differ"] == 0
+        assert case["largest_difference"] < 1e-6
+    assert command("benchmark", "nothing").returncode == 2
+
+
 @pytest.mark.parametrize("stage", ["attack", "search", "evaluate", "report", "run"])
 def test_each_job_script_is_its_command(stage: str) -> None:
     script = [sys.executable, str(ROOT / "jobs" / f"{stage}.py"), "nowhere.yaml"]
