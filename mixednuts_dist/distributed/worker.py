@@ -5,7 +5,6 @@ A plain class, so that it can be run and debugged without a cluster; the last li
 Shapes: B images of a partition, K classes.
 """
 
-import logging
 import platform
 import time
 from collections.abc import Mapping
@@ -29,8 +28,6 @@ from ..errors import BaseClassifierError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform, layer_norm_logits
 from ..threat import ThreatModel
-
-logger = logging.getLogger(__name__)
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
 
