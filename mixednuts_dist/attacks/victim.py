@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
@@ -49,8 +49,3 @@ class Victim:
 def judged_logits(victim: Victim, x_BCHW: Tensor, batch_size: int) -> Tensor:
     """The classifier's own logits in float32, `batch_size` images at a time, shape (B, K)."""
     return torch.cat([victim.judge(x).float() for x in torch.split(x_BCHW, batch_size)])
-
-
-def frozen(model: nn.Module) -> nn.Module:
-    """`model` in eval mode with no parameter that asks for a gradient."""
-    return model.eval().requires_grad_(False)

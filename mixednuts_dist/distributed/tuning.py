@@ -6,7 +6,7 @@ The logits go into the object store once; each trial leaves its scores in a file
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,7 +91,7 @@ class SlabTrial(tune.Trainable):
         return {"count": int(best), "done": True}
 
 
-def tune_slabs(inputs: SearchInputs, task: SlabTask, on_slab: Callable[[], None]) -> tuple[Tensor, Tensor]:
+def tune_slabs(inputs: SearchInputs, task: SlabTask) -> tuple[Tensor, Tensor]:
     """`log(1 - cutoff)` and the count of every candidate, shape (betas, scales, powers, biases); needs Ray.
 
     Slabs that an interrupted search has left are taken as they are.
@@ -110,7 +110,6 @@ def tune_slabs(inputs: SearchInputs, task: SlabTask, on_slab: Callable[[], None]
         if score is None:
             raise MixedNutsError(f"the search's slab {slab} is missing: {store.address(task.path(slab))}; run it again")
         scores.append(score)
-        on_slab()
     return torch.cat([score[0] for score in scores], dim=-1), torch.cat([score[1] for score in scores], dim=-1)
 
 

@@ -18,7 +18,7 @@ from ..distributed.cluster import RaySession, connected
 from ..distributed.tuning import SearchInputs, SlabTask, delete_slabs, tune_slabs
 from ..errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.candidates import CandidateGrid
-from ..mixing.prediction import compare_criteria, mixed_clean_correct, robust_lower_bound
+from ..mixing.prediction import CachedLogits, compare_criteria, predicted_outcomes
 from ..mixing.selection import search_grid, surrogate_alpha
 from ..mixing.selection_result import SelectedCandidate, Selection
 from .adoption import adopt_attack
@@ -93,7 +93,7 @@ def _search(opened: Run, session: RaySession | None) -> SearchResult:
     criterion = inputs.criterion(search.criterion, search.clamp, search.ln_k)
     task = SlabTask(opened.store.uri, _fingerprint(opened), search.criterion, search.clamp, search.ln_k, _grid(search))
     with connected(session):
-        log_cutoffs, counts = tune_slabs(inputs, task, on_slab=lambda: None)
+        log_cutoffs, counts = tune_slabs(inputs, task)
     selection = Selection.of(criterion, task.grid, ln_k=search.ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts)
     notes = (*selection.notes, *_paper_notes(search, inputs, task.grid, records, selection))
     result = _result(search, records, selection, notes)
@@ -145,13 +145,19 @@ def _result(search: SearchConfig, records: AttackRecords, selection: Selection, 
         selection.for_beta(search.beta)  # raises, and says why nothing is left at the deployed beta
     surrogate_beta = search.beta if search.surrogate_beta is None else search.surrogate_beta
     survived = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
+    cached = CachedLogits(
+        rob_clean_BK=records.rob_clean_NK,
+        rob_attacked_BK=records.rob_attacked_NK,
+        labels_B=records.labels_N,
+        std_pred_B=records.std_clean_NK.argmax(dim=1),
+    )
     return SearchResult(
         criterion=search.criterion,
         clamp=search.clamp,
         ln_k=search.ln_k,
         deployed_beta=search.beta,
         surrogate_alpha=surrogate_alpha(records.rob_attacked_NK[survived], surrogate_beta),
-        entries=tuple(_entry(records, candidate) for candidate in chosen),
+        entries=tuple(_entry(cached, candidate) for candidate in chosen),
         n_candidates=selection.objectives[0].numel(),
         n_undeployable=selection.n_undeployable,
         notes=_notes(search, notes),
@@ -163,12 +169,8 @@ def _notes(search: SearchConfig, notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(note for note in notes if not note.startswith("beta ") or note.startswith(f"beta {search.beta}:"))
 
 
-def _entry(records: AttackRecords, candidate: SelectedCandidate) -> SelectedParameters:
-    transform = candidate.transform()
-    weights = {"alpha": candidate.alpha, "one_minus_alpha": candidate.one_minus_alpha}
-    std_pred = records.std_clean_NK.argmax(dim=1)
-    clean = mixed_clean_correct(records.rob_clean_NK, records.labels_N, std_pred, transform, **weights)
-    robust = robust_lower_bound(records.rob_attacked_NK, records.labels_N, transform, **weights)
+def _entry(cached: CachedLogits, candidate: SelectedCandidate) -> SelectedParameters:
+    clean, robust = predicted_outcomes(candidate, cached)
     return SelectedParameters(
         beta=candidate.beta,
         scale=candidate.scale,
@@ -180,7 +182,7 @@ def _entry(records: AttackRecords, candidate: SelectedCandidate) -> SelectedPara
         objective=candidate.objective,
         clean_correct=int(clean.sum()),
         robust_correct_bound=int(robust.sum()),
-        total=len(records.labels_N),
+        total=len(cached.labels_B),
         on_grid_edge=candidate.on_grid_edge,
     )
 
