@@ -1,4 +1,4 @@
-"""Adaptive AutoAttack (paper, appendix B.2): four attacks in order, each on what still stands.
+"""Adaptive AutoAttack (paper, appendix B.2): the attacks in order, each on what still stands.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -14,12 +14,19 @@ from ..mixing.classifier import MixedClassifier
 from ..mixing.margins import log_one_minus_signed_margin
 from ..threat import ThreatModel
 from .apgd import ApgdSchedule
-from .engine import Engine, EngineSettings, Tracks, apgd_plan, begin
-from .minimum_margin import check_images
-from .published import fab_attack, square_attack
+from .arithmetic import Arithmetic
+from .engine import Engine, EngineSettings, apgd_plan, begin
+from .joint import ROB_WEIGHTS, joint_attack
+from .minimum_margin import NEAR_BORDER, check_images
+from .pgd import pgd_attack
+from .published import PassCount, fab_attack, square_attack
+from .slots import Tracks
 from .victim import AttackMode, Victim, judged_logits
 
 STANDARD_ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
+PGD = "pgd-20"
+ATTACKS = (*STANDARD_ATTACKS, PGD)
+PGD_ITERATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,9 @@ class AttackOutcome:
     survived: dict[str, Tensor]  # attack -> (B,) bool, still right after it and all before it
     x_adv: Tensor  # (B, C, H, W): an image that fools, or for a robust image the smallest margin seen
     logits: Tensor  # (B, K) float32 of the attacked classifier at x_adv
-    n_forward: int  # images through the APGD engine and the re-evaluations
+    n_forward: int  # images through all attacks and the re-evaluations
     n_backward: int
+    unconfirmed: Tensor  # (B,) bool: fooled once, and right when the same image was judged again
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class AttackBudget:
     n_target_classes: int = 9
     n_queries: int = 5000
     batch_size: int = 64
+    border_restarts: int = 3  # of the joint attack, on images that the mixture keeps by a hair; 0: the paper's attack
 
 
 def adaptive_autoattack(
@@ -56,8 +65,12 @@ def adaptive_autoattack(
     cached_BCHW: Tensor | None = None,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
+    arithmetic: Arithmetic | None = None,
 ) -> AttackOutcome:
     """AutoAttack on the mixed classifier with the gradient of its surrogate f_aux (equation 7).
+
+    "apgd-t" ends with the joint attack on the images that stand by a hair (`AttackBudget.border_restarts`). "pgd-20" is
+    known beside the four standard attacks: 20 steps of eps / 4 on cross-entropy.
 
     Args:
         mixed: the classifier that decides what counts as broken.
@@ -66,11 +79,15 @@ def adaptive_autoattack(
         mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
         cached_BCHW: attacked images from an earlier stage inside the same balls, tried first as attack "cached".
         sample_ids: key the noise; 0 .. B-1 by default.
+        arithmetic: how APGD's gradients are computed; every verdict is the classifier's own in float32.
 
     Raises:
         InvalidInputError: for an unknown attack or mode, or images that do not fit.
     """
     ensemble = _ensemble(Victim.of_mixed(mixed, mode), x_BCHW, y_B, threat, seed, sample_ids, budget)
+    ensemble.mixed = mixed
+    if arithmetic is not None:
+        ensemble.climbed = Victim.of_mixed(mixed, mode, arithmetic, x_BCHW)
     return ensemble.run_all(attacks, cached_BCHW)
 
 
@@ -84,9 +101,13 @@ def autoattack(
     seed: int = 0,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
+    arithmetic: Arithmetic | None = None,
 ) -> AttackOutcome:
     """The same ensemble against one differentiable classifier (images in [0, 1] -> logits)."""
-    return _ensemble(Victim.of(model), x_BCHW, y_B, threat, seed, sample_ids, budget).run_all(attacks)
+    ensemble = _ensemble(Victim.of(model), x_BCHW, y_B, threat, seed, sample_ids, budget)
+    if arithmetic is not None:
+        ensemble.climbed = Victim.of(model, arithmetic, x_BCHW)
+    return ensemble.run_all(attacks)
 
 
 def _ensemble(
@@ -107,9 +128,9 @@ def _ensemble(
 
 def check_attacks(attacks: Sequence[str]) -> None:
     """Refuse attacks that nobody knows, before any is run."""
-    unknown = [attack for attack in attacks if attack not in STANDARD_ATTACKS]
+    unknown = [attack for attack in attacks if attack not in ATTACKS]
     if unknown:
-        raise InvalidInputError(f"attacks={unknown} are not known; valid attacks: {', '.join(STANDARD_ATTACKS)}")
+        raise InvalidInputError(f"attacks={unknown} are not known; valid attacks: {', '.join(ATTACKS)}")
 
 
 @dataclass
@@ -123,7 +144,14 @@ class _Ensemble:
     budget: AttackBudget
     targets_NK: Tensor
     tracks: Tracks
+    mixed: MixedClassifier | None = None  # what the joint attack works on
+    climbed: Victim | None = None  # the same victim for the engine, its networks faster
     survived: dict[str, Tensor] = field(default_factory=dict)
+    count: PassCount = field(default_factory=PassCount)  # of all that does not run on the engine
+
+    def __post_init__(self) -> None:
+        self.counted = self.count.watched(self.victim)
+        self.clean_margin = self.tracks.margin()
 
     def run_all(self, attacks: Sequence[str], cached: Tensor | None = None) -> AttackOutcome:
         """Everything that was asked for, in order."""
@@ -132,62 +160,101 @@ class _Ensemble:
             self.try_cached(cached)
         for attack in attacks:
             self.run(attack)
+            self.survived[attack] = ~self.tracks.broken
         return self.outcome()
 
     def try_cached(self, cached: Tensor) -> None:
         """One forward on images that an earlier stage found; they can only strengthen the adversary."""
-        everyone = torch.arange(len(self.x), device=self.x.device)
-        self._offer("cached", everyone, cached)
+        self._offer(torch.arange(len(self.x), device=self.x.device), cached)
+        self.survived["cached"] = ~self.tracks.broken
 
     def run(self, attack: str) -> None:
         """One attack of the ensemble on the images that still stand."""
         if attack.startswith("apgd"):
             self._apgd(attack)
-            self.survived[attack] = ~self.tracks.broken
+            if attack == "apgd-t" and self.mixed is not None:
+                self._joint(self.mixed)
             return
-        standing = (~self.tracks.broken).nonzero().squeeze(1)
-        found = [self._search(attack, part) for part in torch.split(standing, self.budget.batch_size)]
-        self._offer(attack, standing, torch.cat(found) if found else self.x[standing])
+        for part in self._batches(~self.tracks.broken):
+            if attack == PGD:
+                self._pgd(part)
+            else:
+                self._offer(part, self._searched(attack, part))
 
     def _apgd(self, attack: str) -> None:
         settings = EngineSettings(self.threat, ApgdSchedule(self.budget.n_iter), self.seed, self.budget.batch_size)
         plan = apgd_plan((attack,), self.budget.n_target_classes, self.targets_NK.shape[1])
-        engine = Engine(self.victim, self.x, self.y, self.sample_ids, plan, settings, self.targets_NK, self.tracks)
+        given = (self.climbed or self.victim), self.x, self.y, self.sample_ids
+        engine = Engine(*given, plan, settings, self.targets_NK, self.tracks)
         engine.run((~self.tracks.broken).nonzero().squeeze(1))
 
-    def _search(self, attack: str, part: Tensor) -> Tensor:
-        """FAB-T or Square on the examples of `part`."""
-        x, y = self.x[part], self.y[part]
-        if not len(part):
-            return x
-        if attack == "fab-t":
-            n_targets = min(self.budget.n_target_classes, self.targets_NK.shape[1] - 1)
-            return fab_attack(self.victim, x, y, self.threat, self.budget.n_iter, n_targets)
-        ids = [self.sample_ids[i] for i in part.tolist()]
-        return square_attack(self.victim, x, y, self.threat, self.budget.n_queries, self.seed, ids)
+    def _joint(self, mixed: MixedClassifier) -> None:
+        """Further starts, each against every target, for the images that stand by a hair."""
+        for restart in range(self.budget.border_restarts):
+            for rank in range(2, self._n_targets() + 2):
+                for part in self._batches(self._near_border(mixed)):
+                    joint_attack(
+                        mixed, self.x[part], self.y[part], self.targets_NK[part, -rank], self.threat,
+                        n_iter=self.budget.n_iter, rob_weight=ROB_WEIGHTS[restart % len(ROB_WEIGHTS)],
+                        keys=self._keys(f"joint/{rank}", restart, part), watch=self._watcher(part),
+                    )  # fmt: skip
+                    self.count.n_forward += (self.budget.n_iter + 1) * len(part)
+                    self.count.n_backward += (self.budget.n_iter + 1) * len(part)
 
-    def _offer(self, attack: str, examples: Tensor, x_adv: Tensor) -> None:
-        """Judge what an attack brings; take it where it fools, or where its margin is the smallest so far."""
-        if len(examples):
-            tracks = self.tracks
-            logits, labels = judged_logits(self.victim, x_adv, self.budget.batch_size), self.y[examples]
+    def _near_border(self, mixed: MixedClassifier) -> Tensor:
+        """Standing images that would be within 5 % of their clean margin of the border had std voted against them.
+
+        Std's vote moves the mixture's margin by at most 2 (1 - alpha).
+        """
+        margin = self.tracks.margin() - 2 * mixed.one_minus_alpha
+        return (margin < NEAR_BORDER * self.clean_margin) & ~self.tracks.broken
+
+    def _pgd(self, part: Tensor) -> None:
+        pgd_attack(
+            self.counted, self.x[part], self.y[part], self.threat,
+            n_iter=PGD_ITERATIONS, keys=self._keys(PGD, 0, part), watch=self._watcher(part),
+        )  # fmt: skip
+
+    def _searched(self, attack: str, part: Tensor) -> Tensor:
+        """The images that FAB-T or Square ends on."""
+        x, y, budget = self.x[part], self.y[part], self.budget
+        if attack == "fab-t":
+            return fab_attack(self.counted, x, y, self.threat, budget.n_iter, self._n_targets())
+        ids = [self.sample_ids[i] for i in part.tolist()]
+        return square_attack(self.counted, x, y, self.threat, budget.n_queries, self.seed, ids)
+
+    def _n_targets(self) -> int:
+        return min(self.budget.n_target_classes, self.targets_NK.shape[1] - 1)
+
+    def _batches(self, chosen: Tensor) -> Sequence[Tensor]:
+        examples = chosen.nonzero().squeeze(1)
+        return torch.split(examples, self.budget.batch_size) if len(examples) else ()
+
+    def _keys(self, attack: str, restart: int, part: Tensor) -> list[tuple[object, ...]]:
+        return [(self.seed, attack, restart, self.sample_ids[i]) for i in part.tolist()]
+
+    def _watcher(self, part: Tensor) -> Callable[[Tensor, Tensor], None]:
+        def watch(x_adv: Tensor, logits: Tensor) -> None:
+            labels = self.y[part]
             log_gap = log_one_minus_signed_margin(logits, labels)
-            smaller = log_gap > tracks.log_one_minus_margin[examples]
-            tracks.x_adv[examples[smaller]] = x_adv[smaller]
-            tracks.log_one_minus_margin[examples[smaller]] = log_gap[smaller]
-            tracks.broken[examples] |= logits.argmax(dim=1) != labels
-            tracks.n_forward += len(examples)
-        self.survived[attack] = ~self.tracks.broken
+            self.tracks.offer(part, x_adv, log_gap, logits.argmax(dim=1) != labels)
+
+        return watch
+
+    def _offer(self, examples: Tensor, x_adv: Tensor) -> None:
+        """Judge what an attack brings; take it where it fools, or where its margin is the smallest so far."""
+        self._watcher(examples)(x_adv, judged_logits(self.counted, x_adv, self.budget.batch_size))
 
     def outcome(self) -> AttackOutcome:
         """The verdicts, each once more on the stored image: what does not fool there does not count as broken."""
-        logits = judged_logits(self.victim, self.tracks.x_adv, self.budget.batch_size)
+        logits = judged_logits(self.counted, self.tracks.x_adv, self.budget.batch_size)
         robust = logits.argmax(dim=1) == self.y
         return AttackOutcome(
             robust=robust,
             survived={attack: survived | robust for attack, survived in self.survived.items()},
             x_adv=self.tracks.x_adv,
             logits=logits,
-            n_forward=self.tracks.n_forward + len(self.x),
-            n_backward=self.tracks.n_backward,
+            n_forward=self.tracks.n_forward + self.count.n_forward,
+            n_backward=self.tracks.n_backward + self.count.n_backward,
+            unconfirmed=self.tracks.broken & robust,
         )

@@ -6,13 +6,14 @@ Iteration 0 evaluates the start; iterations 1 .. n_iter are the published ones.
 Shapes: S slots (examples under attack), images of C x H x W.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..threat import ThreatModel
 from .projections import per_image, project, steepest
+from .rows import Rows, anyone
 
 MOMENTUM = 0.75  # weight of the new step against the last displacement
 
@@ -38,7 +39,7 @@ class ApgdSchedule:
 
 
 @dataclass
-class ApgdState:
+class ApgdState(Rows):
     """All that APGD remembers of each slot; the first axis of every field is the slot."""
 
     x: Tensor  # clean image, centre of the ball
@@ -58,29 +59,20 @@ class ApgdState:
     iteration: Tensor  # of the evaluation that is due
 
     @classmethod
-    def start(cls, x: Tensor, x_start: Tensor, threat: ThreatModel, schedule: ApgdSchedule) -> "ApgdState":
-        """New slots at `x_start`, nothing evaluated yet."""
+    def start(
+        cls, x: Tensor, x_start: Tensor, threat: ThreatModel, schedule: ApgdSchedule, first_step: float = 2.0
+    ) -> "ApgdState":
+        """New slots at `x_start`, nothing evaluated yet; the first step is `first_step` radii long."""
         zeros_S = x.new_zeros(len(x))
-        counts_S = zeros_S.long()
+        counts_S, steps_S = zeros_S.long(), torch.full_like(zeros_S, first_step * threat.eps)
         return cls(
             x=x, x_adv=x_start, x_prev=x_start, x_best=x_start,
             grad=torch.zeros_like(x), grad_best=torch.zeros_like(x),
             loss_best=zeros_S, loss_prev=zeros_S, loss_at_check=zeros_S,
-            reduced=torch.ones_like(counts_S, dtype=torch.bool), step_size=torch.full_like(zeros_S, 2 * threat.eps),
+            reduced=torch.ones_like(counts_S, dtype=torch.bool), step_size=steps_S,
             n_increases=counts_S, since_check=counts_S,
             check_every=torch.full_like(counts_S, schedule.first_check), iteration=counts_S,
         )  # fmt: skip
-
-    def take(self, index: Tensor) -> "ApgdState":
-        """The slots of `index`, in that order."""
-        return ApgdState(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
-
-    def put(self, index: Tensor, other: "ApgdState") -> None:
-        """Overwrite the slots of `index`."""
-        for field in fields(self):
-            updated = getattr(self, field.name).clone()
-            updated[index] = getattr(other, field.name)
-            setattr(self, field.name, updated)
 
 
 def propose(state: ApgdState, threat: ThreatModel) -> Tensor:
@@ -116,7 +108,7 @@ def absorb(state: ApgdState, x_new: Tensor, loss: Tensor, grad: Tensor, schedule
 def _review(state: ApgdState, schedule: ApgdSchedule) -> None:
     """Conditions 1 and 2: halve the step and go back to the best point where the loss rose too seldom or stalled."""
     due = state.since_check == state.check_every
-    if not bool(due.any()):
+    if not anyone(due):
         return
     oscillating = state.n_increases <= state.check_every * schedule.rho
     stalled = ~state.reduced & (state.loss_at_check >= state.loss_best)

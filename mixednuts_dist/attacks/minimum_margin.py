@@ -13,7 +13,9 @@ from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_signed_margin
 from ..threat import ThreatModel
 from .apgd import ApgdSchedule
-from .engine import Engine, EngineSettings, Tracks, apgd_plan, begin
+from .arithmetic import Arithmetic
+from .engine import Engine, EngineSettings, apgd_plan, begin
+from .slots import Tracks
 from .victim import Victim, judged_logits
 
 NEAR_BORDER = 0.05  # of the clean margin: whoever is left with less is attacked again from other starts
@@ -45,6 +47,7 @@ def minimum_margin_attack(
     border_restarts: int = 2,
     sample_ids: Sequence[int] | None = None,
     batch_size: int = 64,
+    arithmetic: Arithmetic | None = None,
 ) -> MinimumMarginResult:
     """Search each image's ball for the smallest signed margin of `model` (definition 2.2).
 
@@ -59,13 +62,15 @@ def minimum_margin_attack(
         border_restarts: repeats of the whole plan, from other random starts, for images that survive with less than 5 %
             of their clean margin: which of them break is the luck of one start. 0 gives the paper's budget.
         sample_ids: the images' ids in their split; 0 .. B-1 by default.
-        batch_size: images under attack at a time.
+        batch_size: images under attack at a time; halved where memory ends.
+        arithmetic: how gradients are computed; by default on `model` as it is. Whatever it says, the margins, the
+            logits and what counts as broken are those of `model` in float32.
 
     Raises:
         InvalidInputError: where the images and labels do not fit each other or the images leave [0, 1].
     """
     check_images(x_BCHW, y_B)
-    victim = Victim.of(model)
+    victim = Victim.of(model, arithmetic, x_BCHW)
     tracks, targets_NK = begin(victim, x_BCHW, y_B, batch_size)
     settings = EngineSettings(threat, ApgdSchedule(n_iter), seed, batch_size, stop_when_broken)
     plan = apgd_plan(("apgd-ce", "apgd-t"), n_target_classes, targets_NK.shape[1])

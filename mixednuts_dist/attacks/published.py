@@ -5,8 +5,10 @@ neither the batch nor the partitioning moves a result.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from pyautoattack.fab_pt import FABAttack_PT
 from pyautoattack.square import SquareAttack
 from torch import Tensor
@@ -14,6 +16,28 @@ from torch import Tensor
 from ..threat import ThreatModel
 from .projections import keyed_generator
 from .victim import Victim
+
+
+@dataclass
+class PassCount:
+    """Images that went forward and backward."""
+
+    n_forward: int = 0
+    n_backward: int = 0
+
+    def watched(self, victim: Victim) -> Victim:
+        """The same victim, each of whose passes is counted here."""
+
+        def judge(x_BCHW: Tensor) -> Tensor:
+            self.n_forward += len(x_BCHW)
+            return victim.judge(x_BCHW)
+
+        def climb_and_judge(x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+            self.n_forward += len(x_BCHW)
+            self.n_backward += len(x_BCHW)
+            return victim.climb_and_judge(x_BCHW)
+
+        return replace(victim, judge=judge, climb_and_judge=climb_and_judge)
 
 
 class SurrogateFab(FABAttack_PT):  # type: ignore[misc]
@@ -58,8 +82,7 @@ class KeyedSquare(SquareAttack):  # type: ignore[misc]
         device: torch.device,
     ):
         super().__init__(
-            # The published loop overwrites the logits that it gets.
-            lambda x: victim.judge(x).clone(),
+            self._asked,
             norm=threat.norm,
             eps=threat.eps,
             n_queries=n_queries,
@@ -67,12 +90,22 @@ class KeyedSquare(SquareAttack):  # type: ignore[misc]
             seed=seed & 0x7FFFFFFF,
             device=device,
         )
+        self.victim = victim
         self.generator = keyed_generator(seed, "square")
         self.keys = [(seed, "square", 0, sample_id) for sample_id in sample_ids]
+        self._n_classes = 2
+
+    def _asked(self, x: Tensor) -> Tensor:
+        """Logits that the published loop may overwrite, which it does; it also asks about no image at all."""
+        if not len(x):
+            return x.new_zeros(0, self._n_classes)
+        logits = self.victim.judge(self.cut(x)).clone()
+        self._n_classes = logits.shape[1]
+        return logits
 
     def random_choice(self, shape: Sequence[int]) -> Tensor:
         """Random signs; a leading axis of images gets one keyed draw each (the start), or one for all (later)."""
-        if len(shape) == 4 and shape[0] == len(self.keys) and shape[2:] != [1, 1]:
+        if len(shape) == 4 and shape[0] == len(self.keys) and list(shape[2:]) != [1, 1]:
             noise = torch.stack([torch.rand(list(shape[1:]), generator=keyed_generator(*key)) for key in self.keys])
         else:
             noise = torch.rand(list(shape[-3:]), generator=self.generator).expand(list(shape))
@@ -82,6 +115,40 @@ class KeyedSquare(SquareAttack):  # type: ignore[misc]
         """Integers in [low, high), the same for every image."""
         draw = torch.rand(list(shape), generator=self.generator)
         return (low + (high - low) * draw).long().to(self.device)
+
+    def cut(self, x_canvas: Tensor) -> Tensor:
+        """The image on a canvas."""
+        height, width = self._image_size
+        return x_canvas[..., :height, :width]
+
+    def search(self, x: Tensor, y: Tensor) -> Tensor:
+        """The published search on all images, right or wrong; returns the best points that it ended on."""
+        self._image_size = (x.shape[2], x.shape[3])
+        canvas = on_canvas(x, self.norm)
+        with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(x)):
+            torch.random.manual_seed(self.seed)
+            self.init_hyperparam(canvas)
+            return self.cut(_tensor(self.attack_single_run(canvas, y)[1]))
+
+
+def on_canvas(x: Tensor, norm: str) -> Tensor:
+    """`x`, below and to the right extended by zeros where the published Square cannot work on its shape.
+
+    Under L2 it lays out squares of a fifth of the height, and fails on images that these do not fit into. The canvas
+    takes part in the perturbation's norm, so what is cut from it stays inside the ball.
+    """
+    height, width = x.shape[2:]
+    if norm == "Linf" or (height == width and _tiles_fit(height)):
+        return x
+    side = max(height, width)
+    while not _tiles_fit(side):
+        side += 1
+    return F.pad(x, (0, side - width, 0, side - height))
+
+
+def _tiles_fit(side: int) -> bool:
+    tile = side // 5
+    return tile == 1 or (tile > 1 and (side - 5 * tile) // 2 + tile * (side // tile) <= side)
 
 
 def fab_attack(victim: Victim, x: Tensor, y: Tensor, threat: ThreatModel, n_iter: int, n_targets: int) -> Tensor:
@@ -94,10 +161,9 @@ def fab_attack(victim: Victim, x: Tensor, y: Tensor, threat: ThreatModel, n_iter
 def square_attack(
     victim: Victim, x: Tensor, y: Tensor, threat: ThreatModel, n_queries: int, seed: int, sample_ids: Sequence[int]
 ) -> Tensor:
-    """Square's images: adversarial where it succeeded, the clean image elsewhere."""
+    """Square's images: adversarial where it succeeded, its best attempt elsewhere."""
     square = KeyedSquare(victim, threat=threat, n_queries=n_queries, seed=seed, sample_ids=sample_ids, device=x.device)
-    with torch.no_grad(), torch.random.fork_rng(devices=_cuda_devices(x)):
-        return _tensor(square.perturb(x, y))
+    return square.search(x, y)
 
 
 def _cuda_devices(x: Tensor) -> list[torch.device]:

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
 
-from mixednuts_dist.attacks.losses import ce_loss, dlr_loss, mixed_loss, targeted_dlr_loss
+from mixednuts_dist.attacks.losses import MARGIN, ce_loss, dlr_loss, margin_loss, mixed_loss, targeted_dlr_loss
+from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 
 
 def logits_and_labels(n_classes: int, n: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -55,3 +56,16 @@ def test_losses_of_both_kinds_in_one_batch() -> None:
     assert torch.equal(found[::2], expected[::2])
     assert torch.equal(found[1::2], targeted_dlr_loss(logits, labels, targets.clamp(min=0))[1::2])
     assert torch.equal(ce_loss(logits, labels)[::2], expected[::2])
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+@pytest.mark.parametrize("sharpness", [1.0, 1e-3, 1e4])
+def test_the_margin_loss_is_the_margin_and_never_saturates(n_classes: int, sharpness: float) -> None:
+    logits, labels, _ = logits_and_labels(n_classes)
+    leaf = (sharpness * logits.double()).requires_grad_()
+    loss = margin_loss(leaf, labels)
+    assert torch.allclose(loss, log_one_minus_signed_margin(leaf.detach(), labels), rtol=1e-6, atol=1e-9)
+    assert torch.equal(mixed_loss(leaf, labels, torch.full_like(labels, MARGIN)), loss)
+    (grad,) = torch.autograd.grad(loss.sum(), leaf)
+    assert bool(torch.isfinite(grad).all())
+    assert bool((grad.abs().amax(dim=1)[loss < 0] > 0).all())

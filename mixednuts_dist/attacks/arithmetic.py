@@ -1,0 +1,185 @@
+"""How the attacks' gradients are computed: on fast copies of the base networks, in float32, TF32 or bfloat16.
+
+Only the networks are copied. LayerNorm, the transformation, mixing and the losses stay in float64 and float32, and no
+claim is taken from a copy: the engine has every one confirmed by the float32 original.
+"""
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidInputError
+from ..mixing.classifier import MixedClassifier
+from ..mixing.transforms import LogitMap
+from .gradient_copy import Bfloat16Copy, agrees, compiled, folded, frozen_copy, is_heavy
+
+Precision = Literal["fp32", "tf32", "bf16"]
+PrecisionChoice = Literal["fp32", "tf32", "bf16", "auto"]
+
+_TRIED = 16  # images on which a copy is checked and timed
+_BF16_TOLERANCE = 0.1  # of the largest logit: more is not rounding
+
+_logger = logging.getLogger(__name__)
+
+
+class Arithmetic:
+    """Makes the copies, once for each base network, and remembers them as long as it lives.
+
+    Args:
+        precision: of the gradients. "auto" times what the device has on each network and takes the fastest; a loaded
+            machine may choose differently from an idle one, so name one where rows have to be the same bits.
+        compile: copies go through torch.compile, with CUDA graphs on a GPU.
+
+    The networks' weights must not change meanwhile.
+    """
+
+    def __init__(self, precision: PrecisionChoice = "fp32", *, compile: bool = False) -> None:
+        if precision not in get_args(PrecisionChoice):
+            raise InvalidInputError(
+                f"precision={precision!r} is not known; valid precisions: {', '.join(get_args(PrecisionChoice))}"
+            )
+        self.precision, self.compile = precision, compile
+        self._networks: dict[int, NetworkCopy] = {}
+
+    def copy_of(self, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> "ModelCopy":
+        """The same function with its base networks replaced by fast copies, tried on some of the images `x_BCHW`.
+
+        Looks into a mixed classifier and into `nn.Sequential(network, logit map)`; any other module is one network.
+
+        Raises:
+            InvalidInputError: for a function that is no torch module: there is nothing to copy.
+        """
+        if isinstance(model, MixedClassifier):
+            std, rob = self.network_copy(model.std, x_BCHW), self.network_copy(model.rob, x_BCHW)
+            return ModelCopy(_with_networks(model, std=std.made, rob=rob.made), (std, rob))
+        if isinstance(model, nn.Sequential) and len(model) == 2 and isinstance(model[1], LogitMap):
+            network = self.network_copy(model[0], x_BCHW)
+            return ModelCopy(nn.Sequential(network.made, model[1]), (network,))
+        if isinstance(model, nn.Module):
+            network = self.network_copy(model, x_BCHW)
+            return ModelCopy(network.made, (network,))
+        raise InvalidInputError(
+            f"precision={self.precision!r} needs a torch module to copy, not {type(model).__name__}; "
+            "wrap the function in an nn.Module, or leave the arithmetic out"
+        )
+
+    def network_copy(self, network: nn.Module, x_BCHW: Tensor) -> "NetworkCopy":
+        """The copy of one network; `precision` tells what was chosen for it."""
+        if id(network) not in self._networks:
+            self._networks[id(network)] = self._copied(network, x_BCHW[:_TRIED].detach())
+        return self._networks[id(network)]
+
+    def _copied(self, network: nn.Module, x: Tensor) -> "NetworkCopy":
+        if not is_heavy(network):
+            return NetworkCopy(network, network, "fp32")
+        made, precision = _fastest(network, x) if self.precision == "auto" else _made(network, x, self.precision)
+        if self.compile:
+            made = compiled(frozen_copy(network) if made is network else made, x.device)
+        return NetworkCopy(network, made, precision)
+
+
+@dataclass(frozen=True)
+class NetworkCopy:
+    """A network and what its gradients are computed on; the same module where nothing faster was found."""
+
+    network: nn.Module
+    made: nn.Module
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class ModelCopy:
+    """A classifier on copies of its networks."""
+
+    model: Any
+    networks: tuple[NetworkCopy, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether it gives the same bits as the original: none of its networks was changed."""
+        return not self.coarse and all(copied.made is copied.network for copied in self.networks)
+
+    @property
+    def coarse(self) -> bool:
+        """Whether a network computes below float32."""
+        return any(copied.precision != "fp32" for copied in self.networks)
+
+    @property
+    def tf32(self) -> bool:
+        return any(copied.precision == "tf32" for copied in self.networks)
+
+
+def _made(network: nn.Module, x: Tensor, precision: Precision) -> tuple[nn.Module, Precision]:
+    """A verified copy; in float32 where the device or the network cannot do better."""
+    base = folded(network, x)
+    if precision == "bf16":
+        made = Bfloat16Copy(frozen_copy(network) if base is network else base)
+        if _works_like(made, network, x):
+            return made, "bf16"
+        _logger.warning("precision=bf16: %s does not work in bfloat16; float32 instead", type(network).__name__)
+    elif precision == "tf32" and not _has_tf32(x.device):
+        _logger.warning("precision=tf32: the device %s has none; float32 instead", x.device)
+    elif precision == "tf32":
+        return base, "tf32"
+    return folded(network, x), "fp32"
+
+
+def _works_like(made: nn.Module, network: nn.Module, x: Tensor) -> bool:
+    try:
+        return agrees(made, network, x, _BF16_TOLERANCE)
+    except RuntimeError as error:  # a layer that insists on one dtype
+        _logger.info("%s in bfloat16: %s", type(network).__name__, error)
+        return False
+
+
+def _fastest(network: nn.Module, x: Tensor) -> tuple[nn.Module, Precision]:
+    candidates: list[Precision] = ["bf16", "tf32" if _has_tf32(x.device) else "fp32"]
+    made = [_made(network, x, precision) for precision in candidates]
+    seconds = [_seconds(copied, x, precision) for copied, precision in made]
+    return made[seconds.index(min(seconds))]
+
+
+def _seconds(network: nn.Module, x: Tensor, precision: Precision, repeats: int = 3) -> float:
+    """The fastest of a few passes forward and backward."""
+    found = []
+    with tf32_allowed(precision == "tf32"):
+        for _ in range(repeats + 1):  # the first one warms up
+            started = time.perf_counter()
+            leaf = x.clone().requires_grad_()
+            (grad,) = torch.autograd.grad(network(leaf).sum(), leaf)
+            float(grad.flatten()[0])  # waits for an accelerator
+            found.append(time.perf_counter() - started)
+    return min(found[1:])
+
+
+def _has_tf32(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@contextmanager
+def tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Whether CUDA may round the factors of float32 products to TF32, in here; torch's own default is: convolutions."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def _with_networks(model: nn.Module, **networks: nn.Module) -> nn.Module:
+    """A shallow copy of the module with other children; the original keeps its own."""
+    changed = copy.copy(model)
+    changed._modules = {**model._modules, **networks}
+    return changed

@@ -1,0 +1,89 @@
+"""A frozen copy of a network, made for gradients with respect to images.
+
+Shapes: B images of C x H x W, K classes.
+"""
+
+import copy
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_FOLD_TOLERANCE = 1e-4  # of the largest logit
+_HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # what autocast runs in bfloat16
+
+_logger = logging.getLogger(__name__)
+
+
+class Bfloat16Copy(nn.Module):
+    """Float32 images in, float32 logits out; products in bfloat16 and images in channels-last between.
+
+    It takes the network over: weights of convolutions and linear layers are stored in bfloat16, so that they are
+    rounded once and not at every pass. Normalisation of the images stays in float32: bfloat16 has 8 bits, a pixel too.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        for layer in network.modules():
+            if isinstance(layer, _HEAVY):
+                layer.to(torch.bfloat16)
+        network.to(memory_format=torch.channels_last)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        with torch.autocast(x_BCHW.device.type, torch.bfloat16):
+            logits_BK: Tensor = self.network(x_BCHW.contiguous(memory_format=torch.channels_last))
+        return logits_BK.float()
+
+
+def is_heavy(network: nn.Module) -> bool:
+    """Whether there is anything to gain: a classifier behind an interface has no layers of its own."""
+    return any(isinstance(layer, _HEAVY) for layer in network.modules())
+
+
+def frozen_copy(network: nn.Module) -> nn.Module:
+    """In evaluation mode, its weights without gradients."""
+    return copy.deepcopy(network).eval().requires_grad_(False)
+
+
+def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
+    """A frozen copy with batch normalisation folded into the convolutions; `network` itself where that cannot be done.
+
+    What cannot be traced as a whole is traced child by child, and the copy has to give the original's logits.
+    """
+    if not any(isinstance(layer, _BatchNorm) for layer in network.modules()):
+        return network
+    try:
+        changed = _fold(frozen_copy(network)).requires_grad_(False)
+        if all(agrees(changed, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
+            return changed
+        _logger.info("batch normalisation of %s is not folded: other logits", type(network).__name__)
+    except Exception as error:  # tracing runs foreign code: whatever it raises, the original is as good
+        _logger.info("batch normalisation of %s is not folded: %s", type(network).__name__, error)
+    return network
+
+
+def _fold(module: nn.Module) -> nn.Module:
+    """The module folded as a whole or, where it cannot be traced, child by child."""
+    try:
+        return fuse(module)
+    except Exception:
+        for name, child in module.named_children():
+            setattr(module, name, _fold(child))
+        return module
+
+
+@torch.no_grad()
+def agrees(network: nn.Module, original: nn.Module, x_BCHW: Tensor, tolerance: float) -> bool:
+    """Whether both give the same logits up to `tolerance` times the largest logit."""
+    found, expected = network(x_BCHW).float(), original(x_BCHW).float()
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def compiled(network: nn.Module, device: torch.device) -> Any:
+    """The network through torch.compile: one graph for all batch sizes, as CUDA graphs on a GPU."""
+    mode = "reduce-overhead" if device.type == "cuda" else None
+    return torch.compile(network, dynamic=True, mode=mode)

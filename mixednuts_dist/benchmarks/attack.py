@@ -1,0 +1,236 @@
+"""APGD-CE + APGD-T here beside pyautoattack's: same classifier, images, radius, iterations, threads and process.
+
+Run: `mixednuts benchmark attack`; with a GPU in the machine it takes a WRN-70-16 and the GPU, else a ResNet-18 and the
+CPU. The contestants take turns, so that other load on the machine meets all of them. Compiling and choosing copies is
+timed apart.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyautoattack import AutoAttack
+from torch import Tensor, nn
+
+from ..attacks.apgd import ApgdSchedule
+from ..attacks.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
+from ..attacks.engine import Engine, EngineSettings, apgd_plan, begin
+from ..attacks.gradient_copy import folded
+from ..attacks.losses import ce_loss
+from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
+from ..attacks.victim import Victim
+from ..threat import ThreatModel
+from .attack_subjects import Subject, subject
+
+N_ITER, N_TARGETS = 50, 4
+_RATE_PASSES = 3
+_PUBLISHED = "pyautoattack"
+_HERE: list[tuple[str, PrecisionChoice | None, bool]] = [
+    ("eager fp32", None, False),
+    ("fp32", "fp32", False),
+    ("bf16", "bf16", False),
+    ("bf16 compiled", "bf16", True),
+]
+
+
+@dataclass
+class Timed:
+    """One contestant's rounds."""
+
+    wall_s: list[float]
+    cpu_s: list[float]
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Add the block's times."""
+        _wait()
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        _wait()
+        self.wall_s.append(time.perf_counter() - wall)
+        self.cpu_s.append(time.process_time() - cpu)
+
+    def times_as_fast_as(self, other: "Timed") -> tuple[list[float], list[float]]:
+        """Round by round, by the clock and in CPU time."""
+        wall = [theirs / mine for mine, theirs in zip(self.wall_s, other.wall_s, strict=True)]
+        cpu = [theirs / mine for mine, theirs in zip(self.cpu_s, other.cpu_s, strict=True)]
+        return wall, cpu
+
+
+def run(
+    *, data: str | None = None, model: str | None = None, n_images: int = 64, rounds: int = 2, compile: bool = False
+) -> dict[str, Any]:
+    """Prints what it finds line by line and returns the numbers."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    attacked = subject(model or ("wrn-70-16" if on_gpu else "resnet-18"), data, n_images, device)
+    where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
+    _say(f"{attacked.description}; {where}; {N_ITER} iterations, {N_TARGETS} targets")
+    arithmetics, warm_up = _warmed_up(attacked, compile or on_gpu)
+    rates = _pass_rates(attacked, arithmetics)
+    attacks = _side_by_side(attacked, arithmetics, rounds)
+    return {
+        "subject": attacked.description, "device": where, "warm_up_s": warm_up, "passes_per_s": rates,
+        **attacks, "bookkeeping_share": _bookkeeping_share(attacked),
+    }  # fmt: skip
+
+
+def _warmed_up(attacked: Subject, compile: bool) -> tuple[dict[str, Arithmetic | None], dict[str, float]]:
+    """The contestants' arithmetics with their copies made, tried and compiled, and how long that took."""
+    arithmetics: dict[str, Arithmetic | None] = {}
+    seconds = {}
+    for name, precision, compiled in _HERE:
+        if compiled and not compile:
+            continue
+        started = time.perf_counter()
+        arithmetics[name] = None if precision is None else Arithmetic(precision, compile=compiled)
+        _attack(attacked, arithmetics[name], n_iter=2, n_target_classes=1)
+        seconds[name] = round(time.perf_counter() - started, 1)
+    _say(f"copies made, tried and warm after {seconds} s")
+    return arithmetics, seconds
+
+
+def _pass_rates(attacked: Subject, arithmetics: dict[str, Arithmetic | None]) -> dict[str, float]:
+    """Images a second through one forward and backward of the network alone."""
+    networks: dict[str, nn.Module] = {}
+    if attacked.x.is_cuda:
+        networks["folded, TF32"] = folded(attacked.network, attacked.x[:8])
+    for name, arithmetic in arithmetics.items():
+        copied = arithmetic.network_copy(attacked.network, attacked.x).made if arithmetic else attacked.network
+        networks[name] = copied
+    seconds: dict[str, list[float]] = {name: [] for name in networks}
+    for _ in range(_RATE_PASSES):
+        for name, network in networks.items():
+            with tf32_allowed("TF32" in name):
+                seconds[name].append(_pass_seconds(network, attacked))
+    rates = {name: round(len(attacked.x) / min(found), 1) for name, found in seconds.items()}
+    _say("images/s, network alone, forward + backward: " + ", ".join(f"{k} {v:g}" for k, v in rates.items()))
+    return rates
+
+
+def _pass_seconds(network: nn.Module, attacked: Subject) -> float:
+    x = attacked.x.clone().requires_grad_()
+    _wait()
+    started = time.perf_counter()
+    torch.autograd.grad(ce_loss(network(x), attacked.y).sum(), x)
+    _wait()
+    return time.perf_counter() - started
+
+
+def _side_by_side(attacked: Subject, arithmetics: dict[str, Arithmetic | None], rounds: int) -> dict[str, Any]:
+    timed = {name: Timed([], []) for name in (_PUBLISHED, *arithmetics)}
+    found: dict[str, MinimumMarginResult] = {}
+    broken = torch.zeros_like(attacked.y, dtype=torch.bool)
+    for _ in range(rounds):
+        for name, seconds in timed.items():
+            with seconds.taken():
+                if name == _PUBLISHED:
+                    broken = _published(attacked)
+                else:
+                    found[name] = _attack(attacked, arithmetics[name])
+            _say(f"{name}: {seconds.wall_s[-1]:.1f} s, {seconds.cpu_s[-1]:.1f} of CPU time")
+    theirs = {"seconds": timed[_PUBLISHED].wall_s, "robust": int((~broken).sum())}
+    exact = found["eager fp32"]
+    return {
+        _PUBLISHED: theirs,
+        **{name: _compared(name, ours, exact, broken, timed) for name, ours in found.items()},
+    }
+
+
+def _compared(
+    name: str, ours: MinimumMarginResult, exact: MinimumMarginResult, theirs_broken: Tensor, timed: dict[str, Timed]
+) -> dict[str, Any]:
+    """Times as ratios to pyautoattack's; margins against ours in eager float32, which walks the published path."""
+    stand = ~exact.broken & ~ours.broken  # where a broken image stops is the luck of its first success
+    ratios, cpu_ratios = timed[name].times_as_fast_as(timed[_PUBLISHED])
+    result = {
+        "seconds": timed[name].wall_s,
+        "ratio_min": min(ratios), "ratio_median": statistics.median(ratios),
+        "cpu_time_ratio_min": min(cpu_ratios), "cpu_time_ratio_median": statistics.median(cpu_ratios),
+        "robust": int((~ours.broken).sum()),
+        "broken_by_pyautoattack_only": int((theirs_broken & ~ours.broken).sum()),
+        "broken_here_only": int((~theirs_broken & ours.broken).sum()),
+        "mean_margin_of_the_robust": float(ours.margin[stand].mean()),
+        "mean_margin_minus_eager_fp32": float((ours.margin - exact.margin)[stand].mean()),
+        "n_forward": ours.n_forward, "n_backward": ours.n_backward,
+    }  # fmt: skip
+    _say(
+        f"{name}: {result['ratio_median']:.2f} times as fast as pyautoattack (at least {result['ratio_min']:.2f}; "
+        f"in CPU time {result['cpu_time_ratio_median']:.2f}); {result['robust']} robust, broken there only "
+        f"{result['broken_by_pyautoattack_only']}, here only {result['broken_here_only']}; mean margin "
+        f"{result['mean_margin_minus_eager_fp32']:+.5f} against eager float32 where both stand"
+    )
+    return result
+
+
+def _published(attacked: Subject) -> Tensor:
+    """Which images pyautoattack breaks, bool; one restart, full float32."""
+    x, y = attacked.x, attacked.y
+    ensemble = AutoAttack(
+        attacked.network, norm="Linf", eps=attacked.eps, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0,
+        device=x.device,
+    )  # fmt: skip
+    schedule = ApgdSchedule(N_ITER)
+    for attack in (ensemble.apgd, ensemble.apgd_targeted):
+        attack.n_restarts, attack.n_iter = 1, N_ITER
+        attack.n_iter_2, attack.n_iter_min = schedule.first_check, schedule.min_check
+        attack.size_decr = schedule.check_decrease
+    ensemble.apgd_targeted.n_target_classes = N_TARGETS
+    with tf32_allowed(False):
+        x_adv = ensemble.run_standard_evaluation(x, y, batch_size=len(x))[0].to(x.device)
+        with torch.no_grad():
+            broken: Tensor = attacked.network(x_adv).argmax(dim=1) != y
+    return broken
+
+
+def _attack(
+    attacked: Subject, arithmetic: Arithmetic | None, n_iter: int = N_ITER, n_target_classes: int = N_TARGETS
+) -> MinimumMarginResult:
+    return minimum_margin_attack(
+        attacked.network, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps),
+        n_iter=n_iter, n_target_classes=n_target_classes, border_restarts=0,
+        batch_size=len(attacked.x), arithmetic=arithmetic,
+    )  # fmt: skip
+
+
+class _WatchedEngine(Engine):
+    """Takes the time of its passes."""
+
+    climbing_s = 0.0
+
+    def _climb(self, x_new: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        _wait()
+        started = time.perf_counter()
+        outcome = super()._climb(x_new)
+        _wait()
+        self.climbing_s += time.perf_counter() - started
+        return outcome
+
+
+def _bookkeeping_share(attacked: Subject) -> float:
+    """Of the engine's time, what passes outside of the network's and the loss's forward and backward."""
+    x, y, victim = attacked.x, attacked.y, Victim.of(attacked.network)
+    tracks, targets_NK = begin(victim, x, y, len(x))
+    settings = EngineSettings(ThreatModel("Linf", attacked.eps), ApgdSchedule(10), n_slots=len(x))
+    plan = apgd_plan(("apgd-ce", "apgd-t"), 2, targets_NK.shape[1])
+    engine = _WatchedEngine(victim, x, y, range(len(x)), plan, settings, targets_NK, tracks)
+    started = time.perf_counter()
+    engine.run(torch.arange(len(x)))
+    share = 1 - engine.climbing_s / (time.perf_counter() - started)
+    _say(f"bookkeeping: {share:.1%} of the engine's time in eager float32")
+    return share
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _say(line: str) -> None:
+    """To stderr: stdout carries the JSON."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+"""Classifiers and images for the attack benchmark: real ones where they are at hand.
+
+Shapes: B images of C x H x W.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data.datasets import open_dataset
+from ..data.robustbench_package import import_quietly, import_robustbench
+from ..errors import DatasetError, InvalidInputError
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is attacked, by everyone alike; the images are those that the classifier gets right."""
+
+    network: nn.Module
+    x: Tensor
+    y: Tensor
+    eps: float  # Linf
+    description: str
+
+
+def subject(model: str, data: str | None, n_images: int, device: torch.device) -> Subject:
+    """The classifier `model` of `MODELS` and the first `n_images` that it classifies as labelled.
+
+    `data` is a dataset URI. Without one it is CIFAR-10 where torchvision keeps it, else made-up images with the
+    classifier's own labels; so it is for a classifier with random weights, which knows no others.
+
+    Raises:
+        InvalidInputError: for an unknown model.
+        DatasetError: for a dataset that cannot be read.
+    """
+    if model not in MODELS:
+        raise InvalidInputError(f"model={model!r} is not known; valid models: {', '.join(MODELS)}")
+    build, eps, trained = MODELS[model]
+    network = build().eval().requires_grad_(False).to(device)
+    x, y, source = _images(data)
+    x = x.to(device)
+    predicted = torch.cat([network(part).argmax(dim=1).cpu() for part in torch.split(x, 100)])
+    if y is None or not trained:
+        y, source = predicted, f"{source}, labelled by the classifier"
+    right = (predicted == y).nonzero().squeeze(1)[:n_images]
+    weights = "trained" if trained else "random"
+    described = f"{model} ({weights} weights), {len(right)} images: {source}; Linf eps {255 * eps:g}/255"
+    return Subject(network, x[right], y[right].to(device), eps, described)
+
+
+def resnet18() -> nn.Module:
+    """The CIFAR-10 classifier that pyautoattack ships: 94.2 % clean, not robust."""
+    module = import_quietly("pyautoattack.examples.resnet")
+    network: nn.Module = module.ResNet18()
+    weights = Path(str(module.__file__)).with_name("model_test.pt")
+    network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    return network
+
+
+def wide_resnet(depth: int, width: int) -> nn.Module:
+    """A WideResNet as on RobustBench, with seeded random weights."""
+    module = import_robustbench("robustbench.model_zoo.architectures.dm_wide_resnet")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network: nn.Module = module.DMWideResNet(depth=depth, width=width, activation_fn=nn.SiLU)
+    return network
+
+
+# Radii at which about half of the images survive, as they do on robust classifiers at 8/255.
+MODELS: dict[str, tuple[Callable[[], nn.Module], float, bool]] = {
+    "resnet-18": (resnet18, 0.75 / 255, True),
+    "wrn-28-10": (lambda: wide_resnet(28, 10), 0.1 / 255, False),
+    "wrn-70-16": (lambda: wide_resnet(70, 16), 0.1 / 255, False),
+}
+
+
+def _images(data: str | None) -> tuple[Tensor, Tensor | None, str]:
+    try:
+        dataset = open_dataset(data or "cifar10")
+    except DatasetError:
+        if data is not None:
+            raise
+        return _made_up(400), None, "made up (no CIFAR-10 is at hand)"
+    x, y = dataset.read(0, min(2000, len(dataset)))
+    return x, y, data or "CIFAR-10"
+
+
+def _made_up(n: int) -> Tensor:
+    """Soft coloured noise, (n, 3, 32, 32) in [0, 1]."""
+    coarse = torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    return F.interpolate(coarse, size=(32, 32), mode="bicubic", align_corners=False).clamp(0, 1)

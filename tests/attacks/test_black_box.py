@@ -1,0 +1,96 @@
+"""Black-box MMAA: real margins without a gradient, of the image and not of its company."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.attacks.black_box import black_box_margin_attack
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.mixing.margins import signed_margin
+from mixednuts_dist.threat import ThreatModel
+
+from .conftest import images, small_net
+
+LINF = ThreatModel("Linf", 0.03)
+
+
+class Detached(nn.Module):
+    """Answers without a gradient, and counts the images that it is asked about."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.asked = model, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.asked += len(x)
+        return self.model(x.detach())
+
+
+@pytest.mark.parametrize("threat", [LINF, ThreatModel("L2", 0.4)], ids=str)
+@pytest.mark.parametrize("stop", [True, False])
+def test_margins_are_true_at_the_returned_images(victim, threat: ThreatModel, stop: bool) -> None:
+    model, x, y = victim()
+    asked = Detached(model)
+    found = black_box_margin_attack(asked, x, y, threat=threat, n_queries=150, stop_when_broken=stop)
+    probs = model(found.x_adv).double().softmax(dim=1)
+    assert torch.allclose(found.margin, signed_margin(probs, y), atol=1e-6)
+    assert torch.equal(found.broken, probs.argmax(dim=1) != y)
+    delta = (found.x_adv - x).flatten(1)
+    length = delta.abs().amax(dim=1) if threat.norm == "Linf" else delta.norm(dim=1)
+    assert float(length.max()) <= threat.eps * (1 + 1e-5)
+    assert float(found.x_adv.min()) >= 0
+    assert float(found.x_adv.max()) <= 1
+    clean = signed_margin(model(x).double().softmax(dim=1), y)
+    assert bool((found.margin < clean).all()), "150 queries must lower every margin of such a net"
+    assert (found.n_backward, found.n_forward) == (0, asked.asked)
+
+
+def test_it_comes_close_to_the_gradients_and_going_on_lowers_margins_further(victim) -> None:
+    model, x, y = victim()
+    stopped = black_box_margin_attack(Detached(model), x, y, threat=LINF, n_queries=150)
+    onward = black_box_margin_attack(Detached(model), x, y, threat=LINF, n_queries=150, stop_when_broken=False)
+    gradients = minimum_margin_attack(model, x, y, threat=LINF, n_iter=30, n_target_classes=3, stop_when_broken=False)
+    assert bool(stopped.broken.any())
+    assert bool(stopped.broken.logical_not().any())
+    assert torch.equal(onward.broken, stopped.broken)
+    assert bool((onward.margin <= stopped.margin + 1e-9).all())
+    assert bool((onward.margin[onward.broken] < stopped.margin[onward.broken]).any())
+    assert float((onward.margin - gradients.margin).mean()) < 0.1
+    assert float((onward.margin - gradients.margin).min()) > -0.02
+
+
+def test_results_follow_the_image(victim) -> None:
+    model, x, y = victim()
+    whole = black_box_margin_attack(model, x, y, threat=LINF, n_queries=60, seed=3)
+    order = torch.tensor([7, 2, 11, 0, 5])
+    part = black_box_margin_attack(
+        model, x[order], y[order], threat=LINF, n_queries=60, seed=3, sample_ids=order.tolist(), batch_size=2
+    )
+    assert torch.allclose(part.margin, whole.margin[order], atol=1e-5)
+    assert torch.allclose(part.x_adv, whole.x_adv[order], atol=1e-5)
+    other = black_box_margin_attack(model, x, y, threat=LINF, n_queries=60, seed=4)
+    assert not torch.allclose(other.margin, whole.margin, atol=1e-4)
+
+
+def test_saturated_logits_are_attacked_too() -> None:
+    net = small_net(10, (3, 8, 8), sharpness=4000)
+    x = images(6, (3, 8, 8))
+    y = net(x).argmax(dim=1)
+    found = black_box_margin_attack(net, x, y, threat=LINF, n_queries=60)
+    clean = black_box_margin_attack(net, x, y, threat=LINF, n_queries=1)
+    assert bool((found.log_one_minus_margin > clean.log_one_minus_margin).all())
+    assert bool(torch.isfinite(found.log_one_minus_margin).all())
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_wrong_everywhere_and_constant(stop: bool) -> None:
+    net, x = small_net(4, (1, 6, 9)), images(5, (1, 6, 9))
+    wrong = (net(x).argmax(dim=1) + 1) % 4
+    found = black_box_margin_attack(net, x, wrong, threat=LINF, n_queries=20, stop_when_broken=stop)
+    assert bool(found.broken.all())
+    constant = black_box_margin_attack(
+        lambda x: torch.zeros(len(x), 4), x, torch.zeros(5, dtype=torch.long), threat=LINF, n_queries=20,
+        stop_when_broken=stop,
+    )  # fmt: skip
+    assert constant.margin.tolist() == [0.0] * 5
+    assert not bool(constant.broken.any())
