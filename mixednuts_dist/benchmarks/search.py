@@ -27,7 +27,7 @@ BETAS = (1.0, 0.99, 0.985, 0.97, 0.9)
 _Result = TypeVar("_Result")
 _SAMPLED = 32  # candidates of the plain loop that are timed
 _TOLD_APART = (1e-9, 1 - 1e-9)  # cutoffs outside of it the plain loop cannot tell from 0 or 1: not compared
-_REPEATS = 3  # the fastest of these counts
+_REPEATS, _SECONDS = 3, 1.0  # at least so often and so long; the fastest counts
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def _sampled_candidates(grid: ParameterGrid) -> list[tuple[tuple[int, int, int],
 
 
 def _fastest(task: Callable[[], _Result]) -> tuple[float, _Result]:
-    seconds = []
-    for _ in range(_REPEATS):
+    seconds: list[float] = []
+    while len(seconds) < _REPEATS or sum(seconds) < _SECONDS:
         start = time.perf_counter()
         result = task()
         seconds.append(time.perf_counter() - start)

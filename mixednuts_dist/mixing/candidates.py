@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import InvalidInputError
 from .ordering import sort_rows
-from .transforms import Clamp, normed_by, require_clamp, resolve_ln_k
+from .transforms import Clamp, norm_statistics, require_clamp, resolve_ln_k
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,10 @@ def require_beta(beta: float) -> None:
 
 def normed_logits(
     name: str, logits_BK: Tensor, *, clamp: Clamp, ln_k: int | None, like: Tensor | None = None
-) -> Tensor:
-    """`logits_BK` in float64 after LayerNorm; `like` has the number of classes and the device to agree with.
+) -> tuple[Tensor, Tensor]:
+    """`logits_BK` in float64 after LayerNorm, and the same with each row in descending order.
+
+    `like` has the number of classes and the device to agree with.
 
     Raises:
         InvalidInputError: for logits that are no (images, classes) table of at least 2 classes or that are not finite.
@@ -90,9 +92,12 @@ def normed_logits(
         if logits_BK.shape[1] != like.shape[1]:
             raise InvalidInputError(f"{name} has K={logits_BK.shape[1]} classes, the others have K={like.shape[1]}")
         logits_BK = logits_BK.to(like.device)
-    logits_BK = logits_BK.detach().double()
     width = resolve_ln_k(ln_k, logits_BK.shape[1])
-    return normed_by(logits_BK, sort_rows(logits_BK)[:, -width:])
+    logits_BK = logits_BK.detach()
+    sortable_BK = logits_BK if logits_BK.dtype == torch.float32 else logits_BK.double()
+    descending_BK = sort_rows(sortable_BK).flip(-1).double()
+    mean_B1, deviation_B1 = norm_statistics(descending_BK[:, :width])
+    return (logits_BK.double() - mean_B1) / deviation_B1, (descending_BK - mean_B1) / deviation_B1
 
 
 def require_logits(name: str, logits_BK: Tensor) -> None:
@@ -101,6 +106,8 @@ def require_logits(name: str, logits_BK: Tensor) -> None:
         raise InvalidInputError(
             f"{name} must have the shape (images, classes) with at least 2 classes, got {tuple(logits_BK.shape)}"
         )
+    if math.isfinite(logits_BK.sum(dtype=torch.float64)):
+        return
     bad_B = ~torch.isfinite(logits_BK).all(dim=1)
     if bool(bad_B.any()):
         raise InvalidInputError(

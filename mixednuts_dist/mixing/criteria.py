@@ -11,7 +11,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .ordering import sort_rows
 from .screening import decisive_log_gaps
 from .selection_kernel import Duels, Slab
 from .transforms import Clamp, clamp_logits
@@ -19,45 +18,37 @@ from .transforms import Clamp, clamp_logits
 
 @dataclass(frozen=True)
 class Images:
-    """LayerNormed logits in descending order, with the two classes that a clamp can make the top one.
+    """LayerNormed logits in descending order.
 
     Every clamp first falls (GELU) or stays, then rises: over a row it is largest at the largest or the smallest logit.
     """
 
     descending_NK: Tensor
-    top_N: Tensor
-    bottom_N: Tensor
-
-    @classmethod
-    def of(cls, normed_NK: Tensor) -> "Images":
-        """Each row sorted once, with the classes of its extremes."""
-        return cls(sort_rows(normed_NK).flip(-1), normed_NK.argmax(dim=1), normed_NK.argmin(dim=1))
 
     def __len__(self) -> int:
         return len(self.descending_NK)
 
     def extremes(self, bias: float, clamp: Clamp) -> tuple[Tensor, Tensor]:
         """The clamped values of the largest and the smallest logit."""
-        top_N, bottom_N = self.descending_NK[:, 0], self.descending_NK[:, -1]
-        return clamp_logits(top_N + bias, clamp), clamp_logits(bottom_N + bias, clamp)
+        top_N, bottom_N = clamp_logits(self.descending_NK[:, [0, -1]] + bias, clamp).unbind(dim=1)
+        return top_N, bottom_N
 
     def flipped(self, bias: float, clamp: Clamp) -> Tensor:
         """Where the smallest logit becomes the largest mapped one, whatever the scale and the power."""
         top_N, bottom_N = self.extremes(bias, clamp)
         return bottom_N > top_N
 
-    def mapped_top(self, bias: float, clamp: Clamp) -> Tensor:
-        """The top class after the transformation."""
-        return torch.where(self.flipped(bias, clamp), self.bottom_N, self.top_N)
-
     def class_changes(self, bias: float, clamp: Clamp) -> int:
         """Images whose top class is another one after the transformation."""
         return int(self.flipped(bias, clamp).sum())
 
-    def largest_input(self, bias: float, clamp: Clamp) -> float:
-        """The largest clamped value in size, 0 without images; GELU's dip never decides."""
-        values = torch.cat(self.extremes(bias, clamp)).abs()
-        return float(values.max()) if len(values) else 0.0
+    def largest_inputs(self, biases: Sequence[float], clamp: Clamp) -> Tensor:
+        """The largest clamped value in size at each bias, 0 without images; GELU's dip never decides."""
+        if not len(self):
+            return self.descending_NK.new_zeros(len(biases))
+        ends_2 = torch.stack([self.descending_NK[:, 0], self.descending_NK[:, -1]]).flatten().aminmax()
+        inputs_2b = torch.stack(ends_2)[:, None] + self.descending_NK.new_tensor(biases)
+        return clamp_logits(inputs_2b, clamp).abs().amax(dim=0)
 
 
 class Measurement(ABC):
@@ -66,8 +57,8 @@ class Measurement(ABC):
     attacked_PSN: Tensor  # log(1 - margin) of the images that the constraint counts
 
     @abstractmethod
-    def count(self, log_cutoff_PS: Tensor) -> Tensor:
-        """Images that the objective counts at these values of log(1 - cutoff), shape (P, S), int64."""
+    def count(self, log_cutoffs_bPS: Tensor) -> Tensor:
+        """Images that the objective counts at these values of log(1 - cutoff), shape (betas, P, S), int64."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +75,9 @@ class Criterion(ABC):
     def measure(self, slab: Slab, kept: Sequence[int]) -> Measurement:
         """All that the choice among the candidates of `slab` depends on, for cutoffs that keep `kept` images."""
 
-    def largest_input(self, bias: float) -> float:
-        """The largest |v| of any image: what decides whether a candidate overflows float32."""
-        return max(images.largest_input(bias, self.clamp) for images in (self.attacked, self.clean))
+    def largest_inputs(self, biases: Sequence[float]) -> Tensor:
+        """The largest |v| of any image at each bias: what decides whether a candidate overflows float32."""
+        return torch.maximum(*(images.largest_inputs(biases, self.clamp) for images in (self.attacked, self.clean)))
 
     def class_changes(self, bias: float) -> int:
         """Images whose top class the transformation changes (violations of assumption 4.2)."""
@@ -123,8 +114,8 @@ class PaperMeasurement(Measurement):
     attacked_PSN: Tensor
     wrong_PSN: Tensor
 
-    def count(self, log_cutoff_PS: Tensor) -> Tensor:
-        return (self.wrong_PSN <= log_cutoff_PS[..., None]).sum(dim=-1)
+    def count(self, log_cutoffs_bPS: Tensor) -> Tensor:
+        return torch.stack([(self.wrong_PSN <= cutoff_PS[..., None]).sum(dim=-1) for cutoff_PS in log_cutoffs_bPS])
 
 
 @dataclass(frozen=True)
@@ -136,6 +127,8 @@ class ExactCriterion(Criterion):
     """
 
     clean_labels_N: Tensor
+    top_N: Tensor  # rob's clean classes, and the classes that it finds least likely
+    bottom_N: Tensor
     std_pred_N: Tensor
     std_logits_N: Tensor  # rob's LayerNormed clean logits of std's classes
     name: ClassVar[str] = "exact"
@@ -143,8 +136,7 @@ class ExactCriterion(Criterion):
 
     def measure(self, slab: Slab, kept: Sequence[int]) -> "ExactMeasurement":
         flipped_N = self.clean.flipped(slab.bias, slab.clamp)
-        top_N = torch.where(flipped_N, self.clean.bottom_N, self.clean.top_N)
-        rob_right_N, std_right_N = top_N == self.clean_labels_N, self.std_pred_N == self.clean_labels_N
+        rob_right_N, std_right_N = self._rob_right(flipped_N), self.std_pred_N == self.clean_labels_N
         open_N = rob_right_N ^ std_right_N  # both right or both wrong: no weight changes that
         attacked_NK = self.attacked.descending_NK
         duels = Duels(
@@ -162,8 +154,11 @@ class ExactCriterion(Criterion):
         )
 
     def only_rob_right(self, bias: float) -> int | None:
-        rob_right_N = self.clean.mapped_top(bias, self.clamp) == self.clean_labels_N
+        rob_right_N = self._rob_right(self.clean.flipped(bias, self.clamp))
         return int((rob_right_N & (self.std_pred_N != self.clean_labels_N)).sum())
+
+    def _rob_right(self, flipped_N: Tensor) -> Tensor:
+        return torch.where(flipped_N, self.bottom_N, self.top_N) == self.clean_labels_N
 
 
 @dataclass(frozen=True)
@@ -175,6 +170,8 @@ class ExactMeasurement(Measurement):
     rob_right_N: Tensor  # bool: M(rob) is the one that is right
     n_both_right: int
 
-    def count(self, log_cutoff_PS: Tensor) -> Tensor:
-        rob_decides_PSN = self.open_PSN < log_cutoff_PS[..., None]
-        return (rob_decides_PSN == self.rob_right_N).sum(dim=-1) + self.n_both_right
+    def count(self, log_cutoffs_bPS: Tensor) -> Tensor:
+        counts = [
+            ((self.open_PSN < cutoff_PS[..., None]) == self.rob_right_N).sum(dim=-1) for cutoff_PS in log_cutoffs_bPS
+        ]
+        return torch.stack(counts) + self.n_both_right

@@ -4,11 +4,42 @@ Shapes: B images, K classes. All tensors here are float64.
 """
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .transforms import LogitMap
+
 _LOG_FLOOR = math.log(1e-300)  # stands for log(0) where an entry would otherwise be -inf
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """One way to put std and rob together: all that a mixed classifier needs beside the two."""
+
+    transform: LogitMap  # of rob's logits
+    alpha: float
+    one_minus_alpha: float
+    temperature: float = 0.0  # of std
+
+    def settings(self) -> dict[str, Any]:
+        """Plain values that tell this mixture from any other."""
+        kind, values = type(self.transform).__name__, self.transform.settings()
+        weights = {"one_minus_alpha": self.one_minus_alpha, "temperature": self.temperature}
+        return {"transform": kind, **values, **weights}
+
+    def classes(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+        """The classes that the mixture predicts, shape (B,), from the base classifiers' raw logits."""
+        mixed_BK = log_mixture(
+            tempered_log_probs(std_logits_BK.double(), self.temperature),
+            self.transform(rob_logits_BK.double()).log_softmax(dim=1),
+            alpha=self.alpha,
+            one_minus_alpha=self.one_minus_alpha,
+            std_is_one_hot=self.temperature == 0,
+        )
+        return mixed_BK.argmax(dim=1)
 
 
 def log_or_minus_inf(weight: float) -> float:

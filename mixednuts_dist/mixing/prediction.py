@@ -105,18 +105,29 @@ def trade_off_curve(
     seed: int = 0,
 ) -> list[TradeOffPoint]:
     """The predicted clean and robust accuracy of every beta that has a candidate, in the order of `selection.betas`."""
+    candidates = [candidate for candidate in selection.chosen if candidate is not None]
+    return [
+        trade_off_point(candidate, cached, confidence=confidence, n_resamples=n_resamples, seed=seed)
+        for candidate in candidates
+    ]
+
+
+def trade_off_point(
+    candidate: SelectedCandidate,
+    cached: CachedLogits,
+    *,
+    confidence: float = 0.95,
+    n_resamples: int = 2000,
+    seed: int = 0,
+) -> TradeOffPoint:
+    """The predicted clean and robust accuracy of one candidate."""
     if not 0 < confidence < 1:
         raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; the usual value is 0.95")
     if not len(cached.labels_B):
         raise InvalidInputError("cached has no image: there is nothing to predict from")
     bootstrap = _Bootstrap(confidence, n_resamples, seed)
-    points = []
-    for candidate in selection.chosen:
-        if candidate is None:
-            continue
-        clean_B, robust_B = predicted_outcomes(candidate, cached)
-        points.append(TradeOffPoint(candidate, bootstrap.share(clean_B), bootstrap.share(robust_B)))
-    return points
+    clean_B, robust_B = predicted_outcomes(candidate, cached)
+    return TradeOffPoint(candidate, bootstrap.share(clean_B), bootstrap.share(robust_B))
 
 
 def predicted_outcomes(candidate: SelectedCandidate, cached: CachedLogits) -> tuple[Tensor, Tensor]:
@@ -133,19 +144,26 @@ def compare_criteria(
     notes = []
     for beta in (beta for beta in exact.betas if beta in paper.betas):
         theirs, ours = (selection.chosen[selection.betas.index(beta)] for selection in (paper, exact))
-        if theirs is None or ours is None:
-            continue
-        n_theirs, n_ours = (
-            int(mixed_clean_correct(rob_clean_BK, labels_B, std_pred_B, *candidate.mixing()).sum())
-            for candidate in (theirs, ours)
-        )
-        if n_theirs < n_ours:
-            notes.append(
-                f"beta {beta}: the paper's criterion would choose scale {theirs.scale:.6g}, power {theirs.power:.6g}, "
-                f"bias {theirs.bias:.6g}, with which the mixture gets {n_theirs} of {len(labels_B)} clean images "
-                f"right; the exact criterion's choice gets {n_ours}."
-            )
-    return tuple(notes)
+        if theirs is not None and ours is not None:
+            notes.append(compare_candidates(theirs, ours, rob_clean_BK, labels_B, std_pred_B))
+    return tuple(note for note in notes if note)
+
+
+def compare_candidates(
+    paper: SelectedCandidate, exact: SelectedCandidate, rob_clean_BK: Tensor, labels_B: Tensor, std_pred_B: Tensor
+) -> str | None:
+    """A warning where the mixture with `paper` is less accurate on these images than the one with `exact`."""
+    n_paper, n_exact = (
+        int(mixed_clean_correct(rob_clean_BK, labels_B, std_pred_B, *candidate.mixing()).sum())
+        for candidate in (paper, exact)
+    )
+    if n_paper >= n_exact:
+        return None
+    return (
+        f"beta {exact.beta}: the paper's criterion would choose scale {paper.scale:.6g}, power {paper.power:.6g}, "
+        f"bias {paper.bias:.6g}, with which the mixture gets {n_paper} of {len(labels_B)} clean images "
+        f"right; the exact criterion's choice gets {n_exact}."
+    )
 
 
 @dataclass(frozen=True)

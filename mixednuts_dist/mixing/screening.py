@@ -2,12 +2,16 @@
 
 Algorithm 1 needs a few order statistics of the attacked margins and, for every other image, only on which side of them
 it lies. The sum over the other classes is bounded from a few ranks of each sorted row: the classes between two ranks
-lie between them. Images whose bounds leave no doubt keep a bound for a margin; all others are measured exactly. The
+lie between them. Entries whose bounds leave no doubt keep a bound for a margin; all others are measured exactly. The
 outcome, cutoffs and counts, is the same as with every margin exact.
+
+The bounds are float32, their exponents differences that were taken in float64. Every exponential then has a relative
+error of at most 2e-7 times its exponent, which is at most 88 before it counts as 0; `_SLACK` is several times that.
 
 Shapes: N images, P powers, S scales, R ranks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,83 +19,80 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .exp_sums import weighted_exp_sums
 from .ordering import sort_rows
 from .selection_kernel import Duels, SignedPowers, Slab, Standing, log_one_minus_gaps, row_blocks
 
-_FEW_CLASSES = 48  # rows shorter than this are measured at once
-_SINGLE_RANKS, _GROUP_GROWTH = 4, 2.0  # the classes behind the first ones are bounded in groups of growing size
+_SINGLE_RANKS, _GROUP_GROWTH = 4, 4.0  # the classes behind the first ones are bounded in groups of growing size
+_FEW_RANKS = 12  # so few are all summed one by one
 _GELU_DIP = (-0.7517915246935645, -0.1699712075)  # where GELU turns, and a number just below its value there
-_SLACK = 1e-9  # relative, far above the rounding of the bounds
-_LARGEST = 600.0  # exp of it is finite; odds beyond it are bounded by 0 from below
+_SLACK = 1e-4  # relative, above the rounding of the bounds
+_LARGEST_LEAD, _LOWEST_RIVAL = 70.0, -17.0  # exponents that float32 can tell from larger and lower ones
+_SMALLEST_ODDS, _SMALLEST_DIFFERENCE = 1e-22, 1e-30  # what is below them is bounded by 0
+_BLOCK = 128 * 1024  # float32 elements on a CPU, 512 kB
 
 
 def decisive_log_gaps(duels: Duels, slab: Slab, *, n_attacked: int, kept: Sequence[int]) -> Tensor:
-    """`log(1 - gap)`, shape (P, S, N), exact for every row that a cutoff or a count at a cutoff depends on.
+    """`log(1 - gap)`, shape (P, S, N), float64, exact for every entry that a cutoff or a count at a cutoff depends on.
 
     The first `n_attacked` rows set the cutoffs: the k-th largest margin for each k of `kept`. Every other entry is a
     bound on the right side of all cutoffs of its candidate.
     """
-    if duels.descending_NK.shape[1] < _FEW_CLASSES:
-        return log_one_minus_gaps(duels, slab)
-    bounds = _bound_odds(duels, slab)
-    open_N = bounds.undecided(n_attacked, kept)
-    gaps_PSN = bounds.low.reciprocal_().log1p_().neg_()
-    gaps_PSN[..., open_N] = log_one_minus_gaps(duels.select(open_N), slab)
+    standing = Standing.of(duels, slab)
+    low_PSN, high_PSN = _bound_odds(duels, slab, standing)
+    open_W = _undecided(low_PSN, high_PSN, n_attacked, kept).flatten().nonzero().squeeze(1)
+    gaps_PSN = low_PSN.reciprocal_().log1p_().neg_().double()
+    gaps_PSN.view(-1)[open_W] = log_one_minus_gaps(duels, slab, standing, open_W)
     return gaps_PSN
 
 
-@dataclass(frozen=True)
-class _OddsBounds:
-    """Bounds on `(1 - m) / m`, shape (P, S, N): like log(1 - m) it falls as the margin m grows; infinite for m <= 0."""
-
-    low: Tensor
-    high: Tensor
-
-    def undecided(self, n_attacked: int, kept: Sequence[int]) -> Tensor:
-        """Rows that may lie at or across a cutoff of any candidate, and rows whose winner may lose; shape (N,)."""
-        last = [k - 1 for k in kept]
-        cutoff_low_PSk = sort_rows(self.low[..., :n_attacked])[..., last]
-        cutoff_high_PSk = sort_rows(self.high[..., :n_attacked])[..., last]
-        open_PSN = ~self.high.isfinite()
-        for i in range(len(kept)):
-            open_PSN |= (self.high >= cutoff_low_PSk[..., i, None]) & (self.low <= cutoff_high_PSk[..., i, None])
-        return open_PSN.flatten(0, 1).any(dim=0)
+def _undecided(low_PSN: Tensor, high_PSN: Tensor, n_attacked: int, kept: Sequence[int]) -> Tensor:
+    """Which entries may lie at or across a cutoff of their candidate, NaN included; bool of the same shape."""
+    last = [k - 1 for k in kept]
+    cutoff_low_PSk = sort_rows(low_PSN[..., :n_attacked])[..., last]
+    cutoff_high_PSk = sort_rows(high_PSN[..., :n_attacked])[..., last]
+    reach_PSN = torch.full_like(low_PSN, -torch.inf)  # by how much the entry overlaps with any cutoff
+    for i in range(len(kept)):
+        below_PSN = cutoff_high_PSk[..., i, None] - low_PSN
+        overlap_PSN = torch.minimum(high_PSN - cutoff_low_PSk[..., i, None], below_PSN, out=below_PSN)
+        torch.maximum(reach_PSN, overlap_PSN, out=reach_PSN)
+    return ~(reach_PSN < 0)
 
 
-def _bound_odds(duels: Duels, slab: Slab) -> _OddsBounds:
-    standing = Standing.of(duels, slab)
+def _bound_odds(duels: Duels, slab: Slab, standing: Standing) -> tuple[Tensor, Tensor]:
+    """Bounds on `(1 - m) / m`, each of shape (P, S, N): like log(1 - m) it falls as the margin m grows.
+
+    Where m may be 0 or less the upper bound is infinite and the lower one as large as for any other m. Winners are the
+    best class wherever their rival is another one, so that a rival far behind hardly counts.
+    """
     low_PSN, high_PSN = _bound_rests(duels, slab, standing.best)
     scales_S1 = low_PSN.new_tensor(slab.scales)[:, None]
-    lead_PSN, behind_PSN = scales_S1 * standing.lead[:, None], scales_S1 * standing.behind[:, None]
-    exp_behind_PSN = behind_PSN.exp_() if bool(standing.behind.any()) else behind_PSN.new_ones(())
-    difference_PSN = _exp_difference(lead_PSN, standing, scales_S1, exp_behind_PSN)
-    lost_PSN = ~(difference_PSN > 0)
-    low_PSN.add_(exp_behind_PSN).div_(difference_PSN).mul_(1 - _SLACK).masked_fill_(lead_PSN > _LARGEST, 0)
-    high_PSN.add_(exp_behind_PSN).div_(difference_PSN).mul_(1 + _SLACK)
-    return _OddsBounds(low_PSN.masked_fill_(lost_PSN, torch.inf), high_PSN.masked_fill_(lost_PSN, torch.inf))
-
-
-def _exp_difference(lead_PSN: Tensor, standing: Standing, scales_S1: Tensor, exp_behind_PSN: Tensor) -> Tensor:
-    """`exp(lead) - exp(behind)` without cancellation, the lead cut off where exp would overflow."""
-    if not exp_behind_PSN.ndim:  # every rival is the best class
-        return lead_PSN.clamp(max=_LARGEST).expm1_()
-    distance_PSN = scales_S1 * (standing.lead - standing.behind)[:, None]
-    far_PSN = lead_PSN.clamp(max=_LARGEST).exp_().sub_(exp_behind_PSN)
-    return torch.where(distance_PSN < 1, exp_behind_PSN * distance_PSN.clamp(max=1).expm1_(), far_PSN)
+    difference_PSN = (scales_S1 * standing.lead.float()[:, None]).clamp_(max=_LARGEST_LEAD)
+    rivals_PSN = low_PSN.new_ones(())
+    if bool(standing.behind.any()):
+        behind_PSN = (scales_S1 * standing.behind.float()[:, None]).clamp_(min=_LOWEST_RIVAL)
+        difference_PSN.sub_(behind_PSN)
+        rivals_PSN = behind_PSN.mul_(1 / math.log(2)).exp2_()
+    difference_PSN.expm1_().mul_(rivals_PSN)
+    low_PSN.add_(rivals_PSN).div_(difference_PSN.clamp(min=_SMALLEST_DIFFERENCE))
+    high_PSN.add_(rivals_PSN).div_(difference_PSN.sub_(_SMALLEST_DIFFERENCE).clamp_(min=0))
+    return low_PSN.mul_(1 - _SLACK).sub_(_SMALLEST_ODDS).clamp_(min=0), high_PSN.mul_(1 + _SLACK)
 
 
 def _bound_rests(duels: Duels, slab: Slab, best_PN: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds on `sum_{j != a} exp(z_j - z_best)`, two tensors of shape (P, S, N)."""
+    """Bounds on `sum_{j != a} exp(z_j - z_best)`, two tensors of shape (P, S, N), float32."""
     ranks = _Ranks.of(duels.descending_NK.shape[1] - 1)
-    bounds_2PSN = best_PN.new_empty(2, len(slab.powers), len(slab.scales), len(duels))
-    weights_2R = best_PN.new_tensor(ranks.weights())
-    for rows in row_blocks(duels.descending_NK, weights_2R.shape[1]):
-        values = SignedPowers.of(ranks.values(duels.select(rows), slab).T.contiguous())
-        for i, power in enumerate(slab.powers):
-            sums_S2N = weighted_exp_sums(values.to(power), best_PN[i, rows], slab.scales, weights_2R)
-            bounds_2PSN[:, i, :, rows] = sums_S2N.movedim(1, 0)
-    return bounds_2PSN[0], bounds_2PSN[1]
+    sizes = [len(ranks.singles), len(ranks.sizes), len(ranks.sizes)]
+    scales_S1 = best_PN.new_tensor(slab.scales, dtype=torch.float32).div_(math.log(2))[:, None]
+    log2_sizes_R111 = best_PN.new_tensor(ranks.multiplicities(), dtype=torch.float32).log2_()[:, None, None, None]
+    values = SignedPowers.of(ranks.values(duels, slab).T.contiguous())
+    ahead_RPN = values.to_all(slab.powers).sub_(best_PN[:, None]).float().transpose(0, 1).contiguous()
+    low_PSN, high_PSN = best_PN.new_empty(2, len(slab.powers), len(slab.scales), len(duels), dtype=torch.float32)
+    for rows in row_blocks(duels.descending_NK, sum(sizes) * len(slab.scales) * len(slab.powers), _BLOCK):
+        terms_RPSN = (scales_S1 * ahead_RPN[:, :, None, rows]).add_(log2_sizes_R111).exp2_()
+        singles_PSN, lows_PSN, highs_PSN = (part.sum(dim=0) for part in torch.split(terms_RPSN, sizes))
+        torch.add(singles_PSN, lows_PSN, out=low_PSN[..., rows])
+        torch.add(singles_PSN, highs_PSN, out=high_PSN[..., rows])
+    return low_PSN, high_PSN
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ class _Ranks:
 
     @classmethod
     def of(cls, n_others: int) -> "_Ranks":
+        if n_others <= _FEW_RANKS:
+            return cls(list(range(n_others)), [], [])
         borders, width = [_SINGLE_RANKS], 2.0
         while borders[-1] < n_others - 1:
             borders.append(min(n_others - 1, borders[-1] + int(width)))
@@ -123,7 +126,6 @@ class _Ranks:
         singles_NR = slab.clamped(duels.others_at(self.singles))
         return torch.cat([singles_NR, lowest_NR, torch.maximum(left_NR, right_NR)], dim=1)
 
-    def weights(self) -> list[list[float]]:
-        """How often each of the values counts in the lower and in the upper bound, shape (2, R)."""
-        singles, nothing = [1.0] * len(self.singles), [0.0] * len(self.sizes)
-        return [[*singles, *self.sizes, *nothing], [*singles, *nothing, *self.sizes]]
+    def multiplicities(self) -> list[float]:
+        """How many classes each of the values stands for."""
+        return [*(1.0 for _ in self.singles), *self.sizes, *self.sizes]

@@ -87,12 +87,12 @@ def paper_criterion(
     std_correct_B: Tensor | None = None,
 ) -> PaperCriterion:
     """The checked inputs of `select_parameters` without a grid, for searches that cut the grid into slabs."""
-    attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
+    _, attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
     _require_attacked(len(attacked_BK))
-    wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
+    _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
     if std_correct_B is not None:
         wrong_BK = wrong_BK[_mask("std_correct_B", std_correct_B, wrong_BK)]
-    return PaperCriterion(Images.of(attacked_BK), Images.of(wrong_BK), clamp)
+    return PaperCriterion(Images(attacked_BK), Images(wrong_BK), clamp)
 
 
 def select_parameters_exact(
@@ -140,21 +140,23 @@ def exact_criterion(
     ln_k: int | None = None,
 ) -> ExactCriterion:
     """The checked inputs of `select_parameters_exact` without a grid, for searches that cut the grid into slabs."""
-    normed_BK = normed_logits("attacked_BK", attacked_BK, clamp=clamp, ln_k=ln_k)
-    clean_normed_BK = normed_logits("clean_BK", clean_BK, clamp=clamp, ln_k=ln_k, like=normed_BK)
+    normed_BK, descending_BK = normed_logits("attacked_BK", attacked_BK, clamp=clamp, ln_k=ln_k)
+    clean_BK, clean_descending_BK = normed_logits("clean_BK", clean_BK, clamp=clamp, ln_k=ln_k, like=normed_BK)
     if not len(clean_BK):
         raise InvalidInputError("clean_BK has no image: the exact criterion needs clean images to count")
     labels_B = class_indices("attacked_labels_B", attacked_labels_B, normed_BK)
     right_B = normed_BK.argmax(dim=1) == labels_B
     _require_attacked(int(right_B.sum()))
-    std_pred_B = class_indices("std_pred_B", std_pred_B, clean_normed_BK)
+    std_pred_B = class_indices("std_pred_B", std_pred_B, clean_BK)
     return ExactCriterion(
-        Images.of(normed_BK[right_B]),
-        Images.of(clean_normed_BK),
+        Images(descending_BK[right_B]),
+        Images(clean_descending_BK),
         clamp,
-        class_indices("clean_labels_B", clean_labels_B, clean_normed_BK),
-        std_pred_B,
-        clean_normed_BK.gather(1, std_pred_B[:, None]).squeeze(1),
+        clean_labels_N=class_indices("clean_labels_B", clean_labels_B, clean_BK),
+        top_N=clean_BK.argmax(dim=1),
+        bottom_N=clean_BK.argmin(dim=1),
+        std_pred_N=std_pred_B,
+        std_logits_N=clean_BK.gather(1, std_pred_B[:, None]).squeeze(1),
     )
 
 
@@ -169,9 +171,16 @@ def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
 
 
 def search_grid(criterion: Criterion, grid: CandidateGrid, ln_k: int | None) -> Selection:
-    """The best candidate of every beta, for inputs that `paper_criterion` or `exact_criterion` has checked."""
+    """The best candidate of every beta, for inputs that `paper_criterion` or `exact_criterion` has checked.
+
+    Raises:
+        InvalidInputError: where no candidate is left at any beta.
+    """
     log_cutoffs, counts = score_candidates(criterion, grid)
-    return Selection.of(criterion, grid, ln_k=ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts)
+    found = Selection.of(criterion, grid, ln_k=ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts)
+    if all(candidate is None for candidate in found.chosen):
+        found.for_beta(grid.betas[0])  # raises, and says why nothing is left
+    return found
 
 
 def score_candidates(criterion: Criterion, grid: CandidateGrid) -> tuple[Tensor, Tensor]:
@@ -188,9 +197,8 @@ def score_candidates(criterion: Criterion, grid: CandidateGrid) -> tuple[Tensor,
         slab = Slab(grid.biases[bias], criterion.clamp, grid.powers[powers], grid.scales)
         measured = criterion.measure(slab, kept)
         cutoffs_bPS = sort_rows(measured.attacked_PSN)[..., ranks].movedim(-1, 0)
-        for i, cutoff_PS in enumerate(cutoffs_bPS):
-            log_cutoffs[i, :, powers, bias] = cutoff_PS.T.cpu()
-            counts[i, :, powers, bias] = measured.count(cutoff_PS).T.cpu()
+        log_cutoffs[:, :, powers, bias] = cutoffs_bPS.mT.cpu()
+        counts[:, :, powers, bias] = measured.count(cutoffs_bPS).mT.cpu()
 
     with _slab_threads(criterion) as pool:
         list(pool.map(lambda part: score(*part), _parts(criterion, grid)))

@@ -1,20 +1,20 @@
-"""The inner loop of Algorithm 1: `log(1 - margin)` of every image under every scale and power, for one bias.
+"""The inner loop of Algorithm 1: `log(1 - margin)` of images under scales and powers, for one bias.
 
 What a winner a and a rival b need of the other classes is `R = sum_{j != a} e^{z_j}`, relative to the best of them.
 
 What makes it fast: the clamp is evaluated once for all powers and scales, `|v|^p` once for all scales; powers and
 exponentials are powers of two; rows go through in blocks that stay in the cache.
 
-Shapes: N images, K classes, P powers, S scales.
+Shapes: N images, K classes, P powers, S scales, W wanted entries of a (P, S, N) table.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .exp_sums import scaled_exp_sums, split_columns
 from .margins import log_one_minus_gap_from_parts
 from .transforms import Clamp, clamp_logits
 
@@ -37,9 +37,7 @@ class Slab:
 
     def mapped(self, normed: Tensor) -> Tensor:
         """The logits at scale 1 for every power, a new first dimension."""
-        values = SignedPowers.of(self.clamped(normed))
-        powers = normed.new_tensor(self.powers).reshape(-1, *(1 for _ in normed.shape))
-        return (values.log2 * powers).exp2_().mul_(values.signs)
+        return SignedPowers.of(self.clamped(normed)).to_all(self.powers)
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,10 @@ class SignedPowers:
         """What all powers of `values` share."""
         return cls(values.sign(), values.abs().log2_())
 
-    def to(self, power: float) -> Tensor:
-        """The values to this power."""
-        return (self.log2 * power).exp2_().mul_(self.signs)
+    def to_all(self, powers: Sequence[float]) -> Tensor:
+        """The values to each of these powers, a new first dimension."""
+        exponents = self.log2.new_tensor(powers).reshape(-1, *(1 for _ in self.log2.shape))
+        return (self.log2 * exponents).exp2_().mul_(self.signs)
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Duels:
 
     def others_at(self, ranks: Sequence[int]) -> Tensor:
         """Some columns of `others`, shape (N, len(ranks))."""
-        index = torch.tensor(ranks, device=self.descending_NK.device)
+        index = torch.tensor(ranks, dtype=torch.int64, device=self.descending_NK.device)
         after_N1 = 1 - self.flipped_N[:, None].long()
         return self.descending_NK.gather(1, index + after_N1)
 
@@ -121,29 +120,43 @@ class Standing:
         return cls(best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0))
 
 
-def log_one_minus_gaps(duels: Duels, slab: Slab) -> Tensor:
-    """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (P, S, N), float64.
+def log_one_minus_gaps(duels: Duels, slab: Slab, standing: Standing, entries_W: Tensor) -> Tensor:
+    """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (W,), float64.
 
-    Where the rival is the winner itself the result means nothing.
+    `entries_W` are ascending indices into the flattened (P, S, N) table. Where the rival is the winner itself the
+    result means nothing.
     """
-    n_images, n_classes = duels.descending_NK.shape
-    standing = Standing.of(duels, slab)
-    rest_PSN = duels.descending_NK.new_empty(len(slab.powers), len(slab.scales), n_images)
-    for rows in row_blocks(duels.descending_NK, n_classes):
-        clamped_NK = slab.clamped(duels.select(rows).others())
-        columns, lowest = SignedPowers.of(clamped_NK.amax(dim=0)), SignedPowers.of(clamped_NK.amin())
-        others = SignedPowers.of(clamped_NK)
-        for i, power in enumerate(slab.powers):
-            split = split_columns(columns.to(power), float(lowest.to(power)), slab.scales, n_rows=len(clamped_NK))
-            rest_PSN[i, :, rows] = scaled_exp_sums(others.to(power), standing.best[i, rows], slab.scales, split)
-    scales_S1 = rest_PSN.new_tensor(slab.scales)[:, None]
-    return log_one_minus_gap_from_parts(
-        rest_PSN, scales_S1 * standing.lead[:, None], scales_S1 * standing.behind[:, None]
-    )
+    n_images, n_scales = len(duels), len(slab.scales)
+    rows_W = entries_W % n_images
+    powers_W = entries_W // (n_images * n_scales)
+    scales_W = standing.best.new_tensor(slab.scales)[entries_W // n_images % n_scales]
+    rest_W = _exp_sums(duels, slab, standing, powers_W=powers_W, scales_W=scales_W, rows_W=rows_W)
+    lead_W, behind_W = standing.lead[powers_W, rows_W], standing.behind[powers_W, rows_W]
+    return log_one_minus_gap_from_parts(rest_W, scales_W * lead_W, scales_W * behind_W)
 
 
-def row_blocks(values: Tensor, width: int) -> list[slice]:
-    """Slices of the rows of `values` such that a float64 table of that many rows and `width` columns stays small."""
-    elements = _CPU_BLOCK if values.device.type == "cpu" else _ACCELERATOR_BLOCK
+def _exp_sums(
+    duels: Duels, slab: Slab, standing: Standing, *, powers_W: Tensor, scales_W: Tensor, rows_W: Tensor
+) -> Tensor:
+    """`sum_{j != a} exp(s (z_j - z_best))`, shape (W,), for ascending indices of powers, scales and indices of rows."""
+    used_N = torch.zeros(len(duels), dtype=torch.bool, device=rows_W.device).index_fill_(0, rows_W, True)
+    others = SignedPowers.of(slab.clamped(duels.select(used_N).others()))
+    (n_rows, n_others), rows_W = others.log2.shape, (used_N.cumsum(0) - 1)[rows_W]
+    factors_W1 = (scales_W / math.log(2))[:, None]
+    sums_W = torch.empty_like(scales_W)
+    for powers in row_blocks(standing.best, max(1, n_rows * n_others)):
+        ahead_PNK = others.to_all(slab.powers[powers]).sub_(standing.best[powers][:, used_N, None])
+        first, last = torch.searchsorted(powers_W, powers_W.new_tensor([powers.start, powers.stop])).tolist()
+        entries_W = (powers_W - powers.start) * n_rows + rows_W
+        for part in row_blocks(rows_W[first:last], n_others):
+            block = slice(first + part.start, min(last, first + part.stop))
+            sums_W[block] = ahead_PNK.flatten(0, 1)[entries_W[block]].mul_(factors_W1[block]).exp2_().sum(dim=1)
+    return sums_W
+
+
+def row_blocks(values: Tensor, width: int, elements: int = _CPU_BLOCK) -> list[slice]:
+    """Slices of the rows of `values` such that a table of that many rows and `width` columns stays small."""
+    if values.device.type != "cpu":
+        elements = _ACCELERATOR_BLOCK
     n_rows = max(1, elements // width)
     return [slice(start, start + n_rows) for start in range(0, len(values), n_rows)]

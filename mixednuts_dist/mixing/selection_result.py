@@ -94,17 +94,11 @@ class Selection:
         log_one_minus_cutoffs: Tensor,
         counts: Tensor,
     ) -> "Selection":
-        """Excludes, ranks and annotates the candidates.
-
-        Raises:
-            InvalidInputError: where no candidate is left at any beta.
-        """
+        """Excludes, ranks and annotates the candidates."""
         infeasible = log_one_minus_cutoffs > 0
         undeployable = _undeployable(criterion, grid, log_one_minus_cutoffs)
         ranking = _Ranking(criterion, grid, ln_k, log_one_minus_cutoffs, counts, infeasible, undeployable)
         chosen = tuple(ranking.best(i) for i in range(len(grid.betas)))
-        if all(candidate is None for candidate in chosen):
-            raise InvalidInputError(_nothing_left(infeasible, undeployable, 0, grid.betas[0]))
         return cls(
             criterion.name,
             grid,
@@ -175,7 +169,7 @@ class _Ranking:
 
 def _undeployable(criterion: Criterion, grid: CandidateGrid, log_cutoffs: Tensor) -> Tensor:
     """Candidates whose logits overflow float32, or whose cutoff or 1 - alpha float32 would round to 1 or 0."""
-    largest_B = torch.tensor([criterion.largest_input(bias) for bias in grid.biases], dtype=torch.float64)
+    largest_B = criterion.largest_inputs(grid.biases).cpu()
     powers_P1 = torch.tensor(grid.powers, dtype=torch.float64)[:, None]
     scales_S11 = torch.tensor(grid.scales, dtype=torch.float64)[:, None, None]
     overflow = scales_S11 * largest_B**powers_P1 > _FLOAT32_MAX
@@ -210,11 +204,12 @@ def _notes(
     if len(criterion.clean) == 0:
         notes.append("No clean image is wrong: the objective is 0 for every candidate and the ties decided.")
     for beta, candidate in zip(grid.betas, chosen, strict=True):
-        notes += [f"beta {beta}: {sentence}" for sentence in _candidate_notes(criterion, candidate)]
+        notes += [f"beta {beta}: {sentence}" for sentence in candidate_notes(criterion, candidate)]
     return tuple(notes)
 
 
-def _candidate_notes(criterion: Criterion, candidate: SelectedCandidate | None) -> list[str]:
+def candidate_notes(criterion: Criterion, candidate: SelectedCandidate | None) -> list[str]:
+    """Remarks on the choice of one beta: an optimum on the edge, violated assumptions."""
     if candidate is None:
         return ["no candidate is feasible and deployable."]
     notes = []

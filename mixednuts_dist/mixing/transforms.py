@@ -184,19 +184,20 @@ def require_clamp(clamp: str) -> None:
         raise InvalidInputError(f"clamp={clamp!r} is not known; valid clamps: {', '.join(get_args(Clamp))}")
 
 
-def normed_by(z_BK: Tensor, top_BK: Tensor) -> Tensor:
-    """`z_BK` with the mean and the unbiased variance of its largest logits `top_BK` taken out."""
-    if not len(z_BK):
-        return z_BK  # torch warns about the variance of an empty batch
+def norm_statistics(top_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and `sqrt(variance + 1e-8)` of each row, both (B, 1): LayerNorm's, for rows of the largest logits."""
+    if not len(top_BK):
+        return top_BK.new_zeros(0, 1), top_BK.new_ones(0, 1)  # torch warns about the variance of an empty batch
     variance_B1, mean_B1 = torch.var_mean(top_BK, dim=1, keepdim=True)
-    return (z_BK - mean_B1) / (variance_B1 + _LN_EPS).sqrt()
+    return mean_B1, (variance_B1 + _LN_EPS).sqrt()
 
 
 def _layer_norm(z_BK: Tensor, ln_k: int | None) -> Tensor:
     if z_BK.ndim != 2:
         raise InvalidInputError(f"logits must have the shape (images, classes), got {tuple(z_BK.shape)}")
     width = resolve_ln_k(ln_k, z_BK.shape[1])
-    return normed_by(z_BK, z_BK if width == z_BK.shape[1] else z_BK.topk(width, dim=1).values)
+    mean_B1, deviation_B1 = norm_statistics(z_BK if width == z_BK.shape[1] else z_BK.topk(width, dim=1).values)
+    return (z_BK - mean_B1) / deviation_B1
 
 
 def _in_float64(mapping: Callable[[Tensor], Tensor], logits_BK: Tensor) -> Tensor:

@@ -1,32 +1,36 @@
 """The search stage: Algorithm 1 over the cached logits, for every beta at once."""
 
-import io
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from ..config import RunConfig, SearchConfig, digest, grid_values
 from ..data.records import AttackRecords, SearchResult, SelectedParameters
 from ..data.tables import read_attack_records
 from ..distributed.cluster import RaySession, connected
-from ..distributed.tuning import SearchInputs, SlabTask, delete_slabs, tune_slabs
-from ..errors import FingerprintMismatch, InvalidInputError, MissingArtifact
+from ..distributed.optuna_rounds import OptunaRounds
+from ..distributed.tuning import SearchInputs, SearchTask, SlabTuner, delete_slabs
+from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.candidates import CandidateGrid
-from ..mixing.prediction import CachedLogits, compare_criteria, predicted_outcomes
+from ..mixing.exploration import Choice, Exploration, Explored, Proposer
+from ..mixing.prediction import CachedLogits, PredictedShare, compare_candidates, trade_off_point
+from ..mixing.refinement import GridRounds
 from ..mixing.selection import search_grid, surrogate_alpha
-from ..mixing.selection_result import SelectedCandidate, Selection
 from .adoption import adopt_attack
+from .candidates_table import candidates_table
 from .progress import Progress, Silent
 from .runs import Run, open_run, require_complete, stage_clock
 
+logger = logging.getLogger(__name__)
+
 SELECTED = "search/selected.json"
 CANDIDATES = "search/candidates.parquet"
+_GRID_KEYS = ("clamp", "ln_k", "round")  # the rows that agree in them are one grid
 
 
 def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> SearchResult:
@@ -43,11 +47,16 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
 
 def complete(opened: Run, session: RaySession | None, progress: Progress) -> SearchResult:
     """The stage on an opened run; errors as in `run`."""
+    _ = opened.config.required_std
     require_complete(opened, "attack", opened.attack_fingerprint)
     if opened.store.exists(SELECTED):
-        result = read_search_result(opened)
-        progress.stage_finished("search", f"nothing to do: {_headline(result)}")
-        return result
+        try:
+            result = read_search_result(opened)
+        except DamagedFile as error:
+            logger.warning("%s", error)
+        else:
+            progress.stage_finished("search", f"nothing to do: {_headline(result)}")
+            return result
     with stage_clock(opened.store, "search"):
         result = _search(opened, session)
     progress.stage_finished("search", _headline(result))
@@ -59,21 +68,22 @@ def read_search_result(opened: Run) -> SearchResult:
 
     Raises:
         MissingArtifact: where the search has not been run.
-        FingerprintMismatch: where the file is damaged or of another run.
+        DamagedFile: where the file is not what was written; it is removed.
+        FingerprintMismatch: where the file is of another run.
     """
     address = opened.store.address(SELECTED)
     if not opened.store.exists(SELECTED):
         raise MissingArtifact(f"{address} does not exist. Run: mixednuts search with the same configuration")
     try:
         content = json.loads(opened.store.read(SELECTED))
-        entries = tuple(
-            SelectedParameters(**{**entry, "on_grid_edge": tuple(entry["on_grid_edge"])})
-            for entry in content["result"]["entries"]
-        )
+        if content.pop("digest") != digest(content):
+            raise ValueError("its content has changed")
+        entries = tuple(_entry_of(entry) for entry in content["result"]["entries"])
         result = SearchResult(**{**content["result"], "entries": entries, "notes": tuple(content["result"]["notes"])})
         fingerprint = content["fingerprint"]
     except (ValueError, KeyError, TypeError) as error:
-        raise FingerprintMismatch(f"{address} is damaged ({error}); delete it and run again") from error
+        opened.store.delete(SELECTED)
+        raise DamagedFile(f"{address} is damaged ({error}) and was removed: `mixednuts run` searches again") from error
     if fingerprint != _fingerprint(opened):
         raise FingerprintMismatch(
             f"{address} belongs to fingerprint {fingerprint}, this run is {_fingerprint(opened)}; "
@@ -82,26 +92,80 @@ def read_search_result(opened: Run) -> SearchResult:
     return result
 
 
+def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
+    """The grid that the choice at `beta` is from: rows of `search/candidates.parquet` with objective, cutoff and alpha.
+
+    Raises:
+        MissingArtifact, FingerprintMismatch: as in `read_search_result`.
+    """
+    address = opened.store.address(CANDIDATES)
+    with opened.store.open(CANDIDATES) as file:
+        try:
+            table = pq.read_table(file, filters=[("beta", "==", beta)], page_checksum_verification=True)
+            fingerprint = table.schema.metadata[b"fingerprint"].decode()
+        except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+            opened.store.delete(CANDIDATES)
+            opened.store.delete(SELECTED)
+            raise DamagedFile(
+                f"{address} is damaged ({error}) and was removed: `mixednuts run` searches again"
+            ) from error
+    if fingerprint != _fingerprint(opened):
+        raise FingerprintMismatch(
+            f"{address} belongs to fingerprint {fingerprint}, this run is {_fingerprint(opened)}; "
+            f"delete it and {SELECTED}, and search again"
+        )
+    chosen = next((entry for entry in read_search_result(opened).entries if entry.beta == beta), None)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return [row for row in rows if chosen and all(row[key] == getattr(chosen, key) for key in _GRID_KEYS)]
+
+
+def _entry_of(content: dict[str, Any]) -> SelectedParameters:
+    """An entry of the file; JSON has no tuples."""
+    lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
+    return SelectedParameters(**{**content, **lists})
+
+
 def _fingerprint(opened: Run) -> str:
     return digest({"attack": opened.attack_fingerprint, "search": opened.config.search.model_dump(mode="json")})
 
 
 def _search(opened: Run, session: RaySession | None) -> SearchResult:
-    search = opened.config.search
+    config, search = opened.config, opened.config.search
     records = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
     inputs = _inputs(records)
-    criterion = inputs.criterion(search.criterion, search.clamp, search.ln_k)
-    task = SlabTask(opened.store.uri, _fingerprint(opened), search.criterion, search.clamp, search.ln_k, _grid(search))
+    inputs.criterion(search.criterion, search.clamp, search.ln_k)  # refuses what cannot be searched, before Ray starts
+    task = SearchTask(opened.store.uri, _fingerprint(opened), search.criterion)
     with connected(session):
-        log_cutoffs, counts = tune_slabs(inputs, task)
-    selection = Selection.of(criterion, task.grid, ln_k=search.ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts)
-    notes = (*selection.notes, *_paper_notes(search, inputs, task.grid, records, selection))
-    result = _result(search, records, selection, notes)
-    opened.store.write(CANDIDATES, _candidates_table(selection, task.fingerprint))
-    content = {"run_id": opened.config.run_id(), "fingerprint": task.fingerprint, "result": asdict(result)}
-    opened.store.write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
+        exploration = _explored(search, SlabTuner(inputs, task), inputs, seed=config.seed)
+    result = _result(search, records, exploration, _paper_notes(search, inputs, records, exploration))
+    opened.store.write(CANDIDATES, candidates_table(exploration, task.fingerprint))
+    content = {"run_id": config.run_id(), "fingerprint": task.fingerprint, "result": asdict(result)}
+    content["digest"] = digest(content)
+    opened.store.create(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
     delete_slabs(opened.store)
-    return result
+    return read_search_result(opened)  # of two drivers the first one's parameters are deployed, to the last bit
+
+
+def _explored(search: SearchConfig, tuner: SlabTuner, inputs: SearchInputs, *, seed: int) -> Exploration:
+    """Round after round, until the proposer has had enough."""
+    exploration = Exploration(search.pairs())
+    criteria = {pair: inputs.criterion(search.criterion, *pair) for pair in exploration.pairs}
+    proposer = _proposer(search, seed, maximised=criteria[exploration.pairs[0]].maximised)
+    while subgrids := proposer.propose(exploration):
+        scores = tuner.scores(subgrids)
+        exploration = exploration.with_parts(
+            Explored.of(subgrid, criteria[subgrid.pair], *found)
+            for subgrid, found in zip(subgrids, scores, strict=True)
+        )
+    return exploration
+
+
+def _proposer(search: SearchConfig, seed: int, *, maximised: bool) -> Proposer:
+    if search.sampler == "grid":
+        return GridRounds(_grid(search), search.beta, search.refine)
+    return OptunaRounds(
+        _grid(search), search.pairs(), beta=search.beta, n_trials=search.n_trials, seed=seed, maximised=maximised
+    )
 
 
 def _inputs(records: AttackRecords) -> SearchInputs:
@@ -123,26 +187,33 @@ def _grid(search: SearchConfig) -> CandidateGrid:
 
 
 def _paper_notes(
-    search: SearchConfig, inputs: SearchInputs, grid: CandidateGrid, records: AttackRecords, exact: Selection
+    search: SearchConfig, inputs: SearchInputs, records: AttackRecords, exploration: Exploration
 ) -> tuple[str, ...]:
-    """Where the paper's criterion would have chosen a less accurate mixture on the same grid."""
-    if search.criterion != "exact":
+    """Where the paper's criterion would have chosen a less accurate mixture on the configured grid."""
+    exact = exploration.choice(search.beta)
+    if search.criterion != "exact" or exact is None:
         return ()
-    deployed = replace(grid, betas=(search.beta,))
+    deployed = replace(_grid(search), betas=(search.beta,))
     try:
         paper = search_grid(inputs.criterion("paper", search.clamp, search.ln_k), deployed, search.ln_k)
     except InvalidInputError as error:
         return (f"beta {search.beta}: the paper's criterion finds nothing: {error}",)
     std_pred = records.std_clean_NK.argmax(dim=1)
-    return compare_criteria(
-        paper, exact, rob_clean_BK=records.rob_clean_NK, labels_B=records.labels_N, std_pred_B=std_pred
+    note = compare_candidates(
+        paper.for_beta(search.beta), exact.candidate, records.rob_clean_NK, records.labels_N, std_pred
     )
+    return (note,) if note else ()
 
 
-def _result(search: SearchConfig, records: AttackRecords, selection: Selection, notes: Sequence[str]) -> SearchResult:
-    chosen = [candidate for candidate in selection.chosen if candidate is not None]
-    if not any(candidate.beta == search.beta for candidate in chosen):
-        selection.for_beta(search.beta)  # raises, and says why nothing is left at the deployed beta
+def _result(
+    search: SearchConfig, records: AttackRecords, exploration: Exploration, paper_notes: Sequence[str]
+) -> SearchResult:
+    choices = {beta: exploration.choice(beta) for beta in search.all_betas()}
+    deployed = choices[search.beta]
+    first = exploration.parts[0].selection
+    if deployed is None:
+        first.for_beta(search.beta)  # raises, and says why nothing is left at the deployed beta
+    assert deployed is not None
     surrogate_beta = search.beta if search.surrogate_beta is None else search.surrogate_beta
     survived = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
     cached = CachedLogits(
@@ -153,14 +224,14 @@ def _result(search: SearchConfig, records: AttackRecords, selection: Selection, 
     )
     return SearchResult(
         criterion=search.criterion,
-        clamp=search.clamp,
-        ln_k=search.ln_k,
+        clamp=deployed.candidate.clamp,
+        ln_k=deployed.candidate.ln_k,
         deployed_beta=search.beta,
         surrogate_alpha=surrogate_alpha(records.rob_attacked_NK[survived], surrogate_beta),
-        entries=tuple(_entry(cached, candidate) for candidate in chosen),
-        n_candidates=selection.objectives[0].numel(),
-        n_undeployable=selection.n_undeployable,
-        notes=_notes(search, notes),
+        entries=tuple(_entry(cached, choice) for choice in choices.values() if choice is not None),
+        n_candidates=sum(part.selection.objectives[0].numel() for part in exploration.parts),
+        n_undeployable=sum(part.selection.n_undeployable for part in exploration.parts),
+        notes=(*_notes(search, exploration.notes(choices)), *paper_notes),
     )
 
 
@@ -169,8 +240,8 @@ def _notes(search: SearchConfig, notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(note for note in notes if not note.startswith("beta ") or note.startswith(f"beta {search.beta}:"))
 
 
-def _entry(cached: CachedLogits, candidate: SelectedCandidate) -> SelectedParameters:
-    clean, robust = predicted_outcomes(candidate, cached)
+def _entry(cached: CachedLogits, choice: Choice) -> SelectedParameters:
+    candidate, point = choice.candidate, trade_off_point(choice.candidate, cached)
     return SelectedParameters(
         beta=candidate.beta,
         scale=candidate.scale,
@@ -180,30 +251,20 @@ def _entry(cached: CachedLogits, candidate: SelectedCandidate) -> SelectedParame
         one_minus_alpha=candidate.one_minus_alpha,
         cutoff=candidate.cutoff,
         objective=candidate.objective,
-        clean_correct=int(clean.sum()),
-        robust_correct_bound=int(robust.sum()),
+        clean_correct=point.clean.correct,
+        robust_correct_bound=point.robust.correct,
         total=len(cached.labels_B),
         on_grid_edge=candidate.on_grid_edge,
+        clamp=candidate.clamp,
+        ln_k=candidate.ln_k,
+        round=choice.part.subgrid.round,
+        clean_interval=_interval(point.clean),
+        robust_interval=_interval(point.robust),
     )
 
 
-def _candidates_table(selection: Selection, fingerprint: str) -> bytes:
-    """Every candidate at every beta, one row each."""
-    grid = selection.grid
-    axes = (grid.betas, grid.scales, grid.powers, grid.biases)
-    mesh = np.meshgrid(*axes, indexing="ij")
-    columns: dict[str, Any] = dict(zip(("beta", "scale", "power", "bias"), mesh, strict=True))
-    columns["objective"] = selection.objectives.numpy()
-    columns["log_one_minus_cutoff"] = selection.log_one_minus_cutoffs.numpy()
-    cutoff = -torch.expm1(selection.log_one_minus_cutoffs).numpy()
-    columns["alpha"] = 1 / (1 + cutoff)
-    columns["one_minus_alpha"] = cutoff / (1 + cutoff)
-    columns["feasible"] = ~selection.infeasible.numpy()
-    columns["deployable"] = ~selection.undeployable.numpy()
-    table = pa.table({name: values.reshape(-1) for name, values in columns.items()})
-    sink = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata({"fingerprint": fingerprint}), sink, compression="zstd")
-    return sink.getvalue()
+def _interval(share: PredictedShare) -> tuple[float, float]:
+    return share.low, share.high
 
 
 def _headline(result: SearchResult) -> str:

@@ -92,6 +92,37 @@ def test_exact_criterion_equals_50_digit_arithmetic(n_classes: int, n: int) -> N
     assert_same(selection, reference.exact_answers(*inputs, GRID), GRID)
 
 
+@pytest.mark.parametrize(("n_classes", "n"), [(100, 9), (1000, 5)])
+def test_exact_criterion_equals_50_digit_arithmetic_for_many_classes(n_classes: int, n: int) -> None:
+    attacked, clean = rows(n, n_classes, seed=5, lift=6), rows(n, n_classes, seed=6, lift=3)
+    labels, std_pred = clean.argmax(1), clean.roll(1, 0).argmax(1)
+    labels[::3] = std_pred[::3]
+    inputs = (attacked, attacked.argmax(1), clean, labels, std_pred)
+    selection = select_parameters_exact(*inputs, **SMALL_GRID.as_arguments())
+    assert_same(selection, reference.exact_answers(*inputs, SMALL_GRID), SMALL_GRID)
+
+
+@pytest.mark.parametrize("n_classes", [10, 100])
+def test_saturated_logits_equal_50_digit_arithmetic(n_classes: int) -> None:
+    """Rows of one far-off logit: margins that are 1 to float32, and to float64."""
+    grid = Grid(scales=(0.6, 4.0), powers=(1.0, 2.0), biases=(-1.29, 0.4))
+    attacked, wrong = rows(12, n_classes, seed=7, lift=40), rows(9, n_classes, seed=8, lift=30)
+    selection = select_parameters(attacked, wrong, **grid.as_arguments())
+    assert selection.log_one_minus_cutoffs.min() < -37
+    assert_same(selection, reference.paper_answers(attacked, wrong, grid, "gelu"), grid)
+
+
+@pytest.mark.parametrize("n_classes", [2, 10, 37])
+def test_equal_rows_tie_wherever_they_stand(n_classes: int) -> None:
+    """The same logits as attacked and as clean-and-wrong images: the cutoff's own twin counts as at the cutoff."""
+    attacked = rows(61, n_classes, seed=9)
+    order = torch.randperm(61, generator=torch.Generator().manual_seed(0))
+    selection = select_parameters(attacked, attacked[order], **GRID.as_arguments())
+    for i, beta in enumerate(GRID.betas):
+        kept = max(1, math.ceil(beta * 61))
+        assert (selection.objectives[i] * 61 >= kept - 1e-9).all()
+
+
 def test_alpha_of_six_hand_written_margins() -> None:
     """Two classes, no LayerNorm's doing: softmax margins tanh(d / 2) of six gaps d, kept shares by order statistic."""
     margins = [0.1, 0.2, 0.3, 0.5, 0.7, 0.9]
@@ -264,3 +295,18 @@ def test_a_beta_that_was_not_searched_is_an_error() -> None:
     selection = select_parameters(rows(9, 10, seed=1), rows(5, 10, seed=2), **GRID.as_arguments())
     with pytest.raises(InvalidInputError, match=r"beta=0\.8 was not searched; these were: 1\.0, 0\.99"):
         selection.for_beta(0.8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+@pytest.mark.parametrize("n_classes", [10, 300])
+def test_a_gpu_answers_as_the_cpu_does(n_classes: int) -> None:
+    attacked, clean = rows(300, n_classes, seed=1), rows(200, n_classes, seed=2)
+    inputs = (attacked, attacked.argmax(1), clean, clean.argmax(1), clean.roll(1, 0).argmax(1))
+    on_cpu = select_parameters_exact(*inputs, **GRID.as_arguments())
+    on_gpu = select_parameters_exact(*(values.cuda() for values in inputs), **GRID.as_arguments())
+    torch.testing.assert_close(on_gpu.log_one_minus_cutoffs, on_cpu.log_one_minus_cutoffs, rtol=1e-11, atol=0)
+    assert torch.equal(on_gpu.objectives.nan_to_num(), on_cpu.objectives.nan_to_num())
+    for beta in GRID.betas:
+        mine, theirs = on_gpu.for_beta(beta), on_cpu.for_beta(beta)
+        assert (mine.scale, mine.power, mine.bias) == (theirs.scale, theirs.power, theirs.bias)

@@ -1,0 +1,117 @@
+"""The search stage beyond one grid: clamps, widths, refinement and Optuna, on the logits of one real attack."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.data.records import SearchResult
+from mixednuts_dist.data.tables import read_attack_records
+from mixednuts_dist.errors import ConfigError
+from mixednuts_dist.mixing.prediction import mixed_clean_correct
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.stages import attack, search
+from mixednuts_dist.stages.runs import reopen_run
+from tests.conftest import tiny_content
+
+Configured = Callable[..., RunConfig]
+SEVERAL = {"clamps": ["relu"], "ln_ks": [5], "refine": 1}
+SAMPLED = {"sampler": "optuna", "n_trials": 5, "clamps": ["linear"]}
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> Configured:
+    """A factory of configurations that share one attack, which has been run."""
+    content = tiny_content(
+        tmp_path_factory.mktemp("search"), data={"uri": "digits", "n": 16}, attack={"n_iter": 3, "n_target_classes": 1}
+    )
+
+    def config(**changes: Any) -> RunConfig:
+        return parse_config({**content, "search": {**content["search"], **changes}})
+
+    attack.run(config(), session=ray_session)
+    return config
+
+
+def candidates(config: RunConfig) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(
+        Path(config.storage) / config.run_id() / "search" / "candidates.parquet"
+    ).to_pylist()
+    return rows
+
+
+def assert_best(result: SearchResult, rows: list[dict[str, Any]]) -> None:
+    """Every entry is a usable row, and none at its beta is better."""
+    for entry in result.entries:
+        usable = [row for row in rows if row["beta"] == entry.beta and row["feasible"] and row["deployable"]]
+        own = [row for row in usable if all(row[key] == getattr(entry, key) for key in ("scale", "power", "bias"))]
+        assert any(row["clamp"] == entry.clamp and row["ln_k"] == entry.ln_k for row in own)
+        assert entry.objective == max(row["objective"] for row in usable)
+
+
+def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, ray_session: Any) -> None:
+    config = configured(**SEVERAL)
+    result, rows = search.run(config, session=ray_session), candidates(config)
+    pairs = {(row["clamp"], row["ln_k"]) for row in rows if row["round"] == 0}
+    assert pairs == {("gelu", None), ("gelu", 5), ("relu", None), ("relu", 5)}
+    assert {row["round"] for row in rows} == {0, 1}
+    assert len(rows) == result.n_candidates * 3 == 5 * 8 * 3
+    assert_best(result, rows)
+    shown = search.read_candidates(reopen_run(config), config.search.beta)
+    deployed = result.deployed()
+    assert len(shown) == 8
+    assert all(
+        (row["clamp"], row["ln_k"], row["round"]) == (result.clamp, result.ln_k, deployed.round) for row in shown
+    )
+
+
+def test_optuna_samples_instead(configured: Configured, ray_session: Any) -> None:
+    config = configured(**SAMPLED)
+    result, rows = search.run(config, session=ray_session), candidates(config)
+    assert len(rows) == result.n_candidates * 3 == 5 * 2 * 3  # trials, scales, betas
+    assert {row["clamp"] for row in rows} <= {"gelu", "linear"}
+    assert_best(result, rows)
+
+
+def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
+    configured: Configured, ray_session: Any
+) -> None:
+    config = configured(clamp="linear", clamps=["softplus"])
+    result = search.run(config, session=ray_session)
+    opened = reopen_run(config)
+    rows = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
+    for entry in result.entries:
+        transform = LogitTransform(entry.scale, entry.power, entry.bias, entry.clamp, entry.ln_k)
+        std_pred = rows.std_clean_NK.argmax(dim=1)
+        right = mixed_clean_correct(
+            rows.rob_clean_NK, rows.labels_N, std_pred, transform, entry.alpha, entry.one_minus_alpha
+        )
+        assert int(right.sum()) == entry.clean_correct
+        for correct, (low, high) in (
+            (entry.clean_correct, entry.clean_interval),
+            (entry.robust_correct_bound, entry.robust_interval),
+        ):
+            assert 0 <= low <= correct / entry.total <= high <= 1
+
+
+def test_the_pairs_begin_with_the_configured_one(configured: Configured) -> None:
+    assert configured().search.pairs() == (("gelu", None),)
+    several = configured(clamp="elu", clamps=["gelu", "elu"], ln_k=4, ln_ks=[6, 4])
+    assert several.search.pairs() == (("elu", 4), ("elu", 6), ("gelu", 4), ("gelu", 6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampler": "optuna", "refine": 2}, "refine=2 needs sampler: grid"),
+        ({"ln_ks": [1]}, "search.ln_ks.*greater than or equal to 2"),
+        ({"clamps": ["tanh"]}, "search.clamps.*'gelu'"),
+        ({"n_trials": 0}, "search.n_trials.*greater than 0"),
+    ],
+)
+def test_bad_settings_are_refused(configured: Configured, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configured(**changes)
