@@ -33,6 +33,10 @@ class FingerprintMismatch(StoreError):
     """A stored file belongs to another run, another schema version or other weights, or it is damaged."""
 
 
+class DamagedFile(FingerprintMismatch):
+    """A stored file is not what was written; it has been removed, so that the same command computes it again."""
+
+
 class MissingArtifact(MixedNutsError):
     """A stage was asked for whose input an earlier stage has not written yet."""
 

@@ -1,20 +1,43 @@
 """All stages in order; each does only what is not done yet."""
 
+import logging
+
 from .config import RunConfig
 from .distributed.cluster import RaySession
+from .errors import DamagedFile
 from .reports import report
 from .reports.results import RunResults
+from .reports.single import SingleResults
 from .stages import attack, evaluate, search
 from .stages.progress import Progress, Silent
-from .stages.runs import open_run
+from .stages.runs import Run, open_run
+
+logger = logging.getLogger(__name__)
+
+_REPAIRS = 5
 
 
-def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> RunResults:
-    """Attack, search, evaluate, report, on one Ray session; errors as in the stages."""
+def run(
+    config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None
+) -> RunResults | SingleResults:
+    """Attack, search, evaluate, report (without std: the last two), on one Ray session; errors as in the stages.
+
+    A stage that finds a file damaged has removed it; then all of them once more fill the gap.
+    """
     opened, watched = open_run(config), progress or Silent()
     with RaySession() as own:
         used = session or own
-        attack.complete(opened, used, watched)
-        search.complete(opened, used, watched)
-        evaluate.complete(opened, used, watched)
-    return report.run(config, progress=watched)
+        for _ in range(_REPAIRS):
+            try:
+                return _complete(opened, used, watched)
+            except DamagedFile as error:
+                logger.warning("%s", error)
+        return _complete(opened, used, watched)
+
+
+def _complete(opened: Run, session: RaySession, progress: Progress) -> RunResults | SingleResults:
+    if opened.config.std is not None:
+        attack.complete(opened, session, progress)
+        search.complete(opened, session, progress)
+    evaluate.complete(opened, session, progress)
+    return report.run(opened.config, progress=progress)

@@ -17,6 +17,7 @@ class AttackRecords:
     sample_ids_N: Tensor  # int64
     labels_N: Tensor  # int64
     std_clean_NK: Tensor  # float32 logits of std on the clean image
+    std_attacked_NK: Tensor  # float32 logits of std on the image that its own attack ended on
     rob_clean_NK: Tensor  # float32 raw logits of rob on the clean image
     rob_attacked_NK: Tensor  # float32 raw logits of rob on the minimum-margin image
     log_one_minus_margin_N: Tensor  # float64, log(1 - signed margin) of LayerNormed rob on the minimum-margin image
@@ -52,6 +53,11 @@ class SelectedParameters:
     robust_correct_bound: int  # guaranteed under the stored perturbations, of `total` images
     total: int
     on_grid_edge: tuple[str, ...]  # of "scale", "power", "bias": where the optimum lies on the grid's edge
+    clamp: Clamp
+    ln_k: int | None
+    round: int  # of the search: 0 for the configured grid, then its refinements
+    clean_interval: tuple[float, float]  # of the share of `clean_correct`: 95 %, bootstrap over the images
+    robust_interval: tuple[float, float]  # the same of `robust_correct_bound`
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class SearchResult:
     """`search/selected.json` as a whole."""
 
     criterion: str
-    clamp: Clamp
+    clamp: Clamp  # of the deployed entry, as is ln_k
     ln_k: int | None
     deployed_beta: float
     surrogate_alpha: float  # alpha_d of f_aux
@@ -87,6 +93,11 @@ class Receipt:
     n_forward: int
     n_backward: int
     node: str
+    device: str = "cpu"  # or the accelerator's name
+    n_devices: float = 1.0  # cores or accelerators that the worker held; below 1 where workers share one
+    precision: str = "std fp32, rob fp32"  # of the gradients, as chosen on this device
+    finished: float = 0.0  # when, in seconds since 1970; 0 where an older release wrote it
+    classifier: str = ""  # "rob" or "mixed": whose counts these are; empty where an older release wrote it
 
     @property
     def n_images(self) -> int:

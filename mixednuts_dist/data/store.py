@@ -1,98 +1,243 @@
-"""A run's place in storage: a folder, or any fsspec URI. A file appears whole or not at all."""
+"""A run's place in storage: a folder, or any fsspec URI. A file appears whole or not at all.
 
+A folder gets a draft that is renamed; an object store one PUT, or above `_ONE_PUT` a multi-part upload, which the
+store shows only once it is complete.
+"""
+
+import contextlib
+import io
 import os
+import socket
+import time
 import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 
 from ..errors import MissingArtifact, StoreError
+from .outages import PATIENCE_SECONDS, conditional_writes_unknown, in_words, patiently, precondition_failed
 
 _TEMPORARY = ".tmp-"
+_ABANDONED_SECONDS = 86_400.0  # a draft of another machine that is older has lost its writer
+_CONNECTIONS = 32
+_ONE_PUT = 2**30  # bytes
+_ANSWER_SECONDS, _SLOWEST = 30.0, 2**20  # a call may take that long, and as long as its bytes at that many a second
+# One try a call: `patiently` is the only one that tries again, so that the time it takes is known.
+_S3_OPTIONS = {
+    "use_listings_cache": False,
+    "config_kwargs": {
+        "retries": {"mode": "standard", "total_max_attempts": 1},
+        "read_timeout": _ANSWER_SECONDS,
+        "connect_timeout": 10,
+        "max_pool_connections": _CONNECTIONS,
+    },
+}
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Store:
     """Files below one root, addressed by relative paths ("attack/part-00007.parquet").
 
-    Make one in the process that uses it: the file systems of object stores do not survive a fork.
+    Make one in the process that uses it: the file systems of object stores do not survive a fork. Every call waits
+    out an outage of `patience_seconds` and then raises StoreError, as it does at once where waiting cannot help.
 
     Raises:
         StoreError: for a URI that fsspec cannot open, or a path that leads out of the root.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        protocol, separator, place = uri.partition("://")
+        if separator and "@" in place.split("/")[0]:
+            raise StoreError(f"storage={protocol}://...@...: credentials belong in the environment or a profile")
+        s3 = protocol in ("s3", "s3a")
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(uri)
+            self._fs, self._root = fsspec.core.url_to_fs(uri, **(_S3_OPTIONS if s3 else {}))
         except (ValueError, ImportError) as error:
             raise StoreError(f"storage={uri!r} cannot be opened: {error}") from error
+        if s3:
+            self._fs.retries = 1
+        self._put_options = {"chunksize": _ONE_PUT} if s3 else {}
         self._local = "file" in _protocols(self._fs)
+        self._patience = 0.0 if self._local else patience_seconds
         self.uri = self._root if self._local else uri.rstrip("/")
 
     def child(self, name: str) -> "Store":
         """The store of a folder below this one."""
         self._path(name)
-        return Store(f"{self.uri}/{name}")
+        return Store(f"{self.uri}/{name}", self._patience)
 
     def address(self, path: str) -> str:
         """The path as a person would type it."""
         return f"{self.uri}/{path}"
 
     def exists(self, path: str) -> bool:
-        self._fs.invalidate_cache()
-        return bool(self._fs.exists(self._path(path)))
+        return bool(self._call("exists", path))
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, sorted; none where there is no such folder."""
-        self._fs.invalidate_cache()
         try:
-            entries = self._fs.ls(self._path(folder) if folder else self._root, detail=False)
+            entries = self._call("ls", folder, detail=False)
         except FileNotFoundError:
             return []
-        names = (PurePosixPath(str(entry)).name for entry in entries)
-        return sorted(name for name in names if _TEMPORARY not in name)
+        itself = PurePosixPath(self._path(folder) if folder else self._root)  # listed by some where it is empty
+        paths = (PurePosixPath(str(entry)) for entry in entries)
+        return sorted(path.name for path in paths if path != itself and _TEMPORARY not in path.name)
 
     def read(self, path: str) -> bytes:
-        try:
-            return bytes(self._fs.cat_file(self._path(path)))
-        except FileNotFoundError as error:
-            raise MissingArtifact(f"{self.address(path)} does not exist") from error
+        return self._cat(path, _ONE_PUT)
+
+    def read_tail(self, path: str, n_bytes: int) -> bytes:
+        """The last `n_bytes` of a file, or all of a shorter one, in one call."""
+        return self._cat(path, n_bytes, start=-n_bytes)
 
     def open(self, path: str) -> Any:
         """A seekable binary file, for readers that need only a part of it."""
         try:
-            return self._fs.open(self._path(path), "rb")
+            if self._local:
+                return patiently(lambda: Path(self._path(path)).open("rb"), self.address(path), self._patience)
+            size = int(self._call("info", path)["size"])
         except FileNotFoundError as error:
-            raise MissingArtifact(f"{self.address(path)} does not exist") from error
+            raise self._missing(path) from error
+        return _RemoteFile(lambda start, stop: self._cat(path, stop - start, start=start, end=stop), size)
 
     def write(self, path: str, content: bytes) -> None:
         """Write the whole file in one atomic step; an existing one is replaced."""
-        target = self._path(path)
-        if not self._local:
-            self._fs.pipe_file(target, content)
-            return
-        final = Path(target)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        draft = final.with_name(f"{final.name}{_TEMPORARY}{uuid.uuid4().hex}")
+        final = Path(self._path(path))
         try:
-            with draft.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(final)
-        finally:
-            draft.unlink(missing_ok=True)
+            if self._local:
+                patiently(lambda: _write_draft(final, content), self.address(path), self._patience)
+            else:
+                self._put(path, content)
+        except FileNotFoundError as error:
+            raise StoreError(in_words(error, self.address(path))) from error
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Write the whole file unless there is one; False, and nothing is changed, where there is.
+
+        On an object store that knows conditional writes exactly one of several writers wins. Elsewhere the last of
+        those that write within the same instant stays.
+        """
+        if self._local:
+            if self.exists(path):
+                return False
+            self.write(path, content)
+            return True
+        try:
+            self._put(path, content, mode="create")
+        except FileNotFoundError as error:
+            raise StoreError(in_words(error, self.address(path))) from error
+        except StoreError as error:
+            if precondition_failed(error):
+                return False
+            if not conditional_writes_unknown(error):
+                raise
+            self.write(path, content)
+        return True
 
     def delete(self, path: str) -> None:
         """Remove a file; a missing one is no error."""
-        if self.exists(path):
-            self._fs.rm_file(self._path(path))
+        with contextlib.suppress(FileNotFoundError):
+            self._call("rm_file", path)
+
+    def sweep(self) -> None:
+        """Remove the drafts of writers that were killed; those of living ones stay."""
+        if self._local:
+            for draft in Path(self._root).rglob(f"*{_TEMPORARY}*"):
+                if _is_abandoned(draft):
+                    draft.unlink(missing_ok=True)
 
     def _path(self, path: str) -> str:
         parts = PurePosixPath(path)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
             raise StoreError(f"the path {path!r} leads out of the storage root {self.uri}")
         return f"{self._root}/{parts}"
+
+    def _call(self, method: str, path: str, *content: bytes, n_bytes: int = 0, **options: Any) -> Any:
+        """One call of the file system; FileNotFoundError passes, any other error becomes a StoreError."""
+        target = self._root if method == "ls" and not path else self._path(path)
+        if self._fs.async_impl:  # without a limit an s3fs call to a server that has stopped answering never ends
+            options["timeout"] = _ANSWER_SECONDS + n_bytes / _SLOWEST
+        self._fs.invalidate_cache()
+        function = getattr(self._fs, method)
+        return patiently(lambda: function(target, *content, **options), self.address(path), self._patience)
+
+    def _cat(self, path: str, most_bytes: int, **limits: int) -> bytes:
+        try:
+            return bytes(self._call("cat_file", path, n_bytes=most_bytes, **limits))
+        except FileNotFoundError as error:
+            raise self._missing(path) from error
+
+    def _put(self, path: str, content: bytes, **options: Any) -> None:
+        self._call("pipe_file", path, content, n_bytes=len(content), **options, **self._put_options)
+
+    def _missing(self, path: str) -> MissingArtifact:
+        return MissingArtifact(f"{self.address(path)} does not exist")
+
+
+def concurrently(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """`function` of each item, in order, as many at a time as an object store likes; the first error is raised."""
+    with ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="store") as threads:
+        return list(threads.map(function, items))
+
+
+class _RemoteFile(io.RawIOBase):
+    """A remote file that is read by ranges, each one a call of its store."""
+
+    def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
+        self._read_range, self._size, self._position = read_range, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._position + len(buffer), self._size)
+        if stop <= self._position:
+            return 0
+        content = self._read_range(self._position, stop)
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+
+def _write_draft(final: Path, content: bytes) -> None:
+    final.parent.mkdir(parents=True, exist_ok=True)
+    writer = f"{socket.gethostname()}-{os.getpid()}"
+    draft = final.with_name(f"{final.name}{_TEMPORARY}{writer}-{uuid.uuid4().hex}")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(final)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _is_abandoned(draft: Path) -> bool:
+    try:
+        host, pid, _ = draft.name.rpartition(_TEMPORARY)[2].rsplit("-", 2)
+        if host == socket.gethostname():
+            os.kill(int(pid), 0)
+            return False
+        return time.time() - draft.stat().st_mtime > _ABANDONED_SECONDS
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        return False
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

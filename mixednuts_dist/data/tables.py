@@ -15,15 +15,21 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from ..errors import FingerprintMismatch, MissingArtifact
+from ..config import digest
+from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact
 from .partitions import Partition
 from .records import AttackRecords, EvaluateRecords, Receipt
-from .store import Store
+from .store import Store, concurrently
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SURVIVED = "survived_"  # column prefix; the attack's name follows
+FLAG = "flag_"  # column prefix; the red flag's name follows
 _FOOTER = b"mixednuts"
-_UNREADABLE = (pa.ArrowInvalid, pa.ArrowException, OSError, KeyError, ValueError, TypeError)
+_ROWS_AT_A_TIME = 16  # of images, where only a few are wanted
+_TAIL_BYTES = 2**16  # holds any footer of ours: a few kilobytes
+_CHECKED = {"page_checksum_verification": True}
+# What pyarrow and we raise at bytes that are not those that were written; the store's own errors are none of these.
+_UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -44,19 +50,30 @@ def encode_table(columns: Mapping[str, Tensor], fingerprint: str, receipt: Recei
         arrays.append(array)
         fields.append(pa.field(name, array.type, nullable=False, metadata={"shape": shape}))
     footer = {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint, "receipt": asdict(receipt)}
-    schema = pa.schema(fields, metadata={_FOOTER: json.dumps(footer)})
+    schema = pa.schema(fields, metadata={_FOOTER: json.dumps({**footer, "digest": digest(footer)})})
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue()
 
 
 def read_footer(store: Store, path: str) -> Footer | None:
-    """The footer of a file, or None where the file is damaged or not ours."""
+    """The footer of a file, or None where the file is missing, damaged or not ours; one call of the store."""
     try:
-        with store.open(path) as file:
-            return _footer(pq.ParquetFile(file).schema_arrow)
-    except _UNREADABLE:
+        tail = store.read_tail(path, _TAIL_BYTES)
+        return _footer(pq.ParquetFile(io.BytesIO(tail)).schema_arrow)
+    except (MissingArtifact, *_UNREADABLE):
         return None
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether a file's bytes, every page and the footer, are those that were written."""
+    try:
+        parquet = pq.ParquetFile(io.BytesIO(content), **_CHECKED)
+        parquet.read()
+        _footer(parquet.schema_arrow)
+    except _UNREADABLE:
+        return False
+    return True
 
 
 def read_columns(
@@ -66,35 +83,44 @@ def read_columns(
 
     Raises:
         MissingArtifact: where a partition has no file.
-        FingerprintMismatch: where a file is damaged, of another run, or lacks rows.
+        DamagedFile: where a file is not what was written, or lacks rows; it is removed.
+        FingerprintMismatch: where a file is of another run.
     """
-    parts = [_read_one(store, f"{stage}/{part.file_name}", part, fingerprint, columns) for part in partitions]
+    parts = concurrently(
+        lambda part: _read_one(store, f"{stage}/{part.file_name}", part, fingerprint, columns), partitions
+    )
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def read_attack_records(store: Store, partitions: Sequence[Partition], fingerprint: str) -> AttackRecords:
-    """All rows of the attack stage, without images; errors as in `read_columns`."""
+def read_attack_records(
+    store: Store, partitions: Sequence[Partition], fingerprint: str, *, stage: str = "attack"
+) -> AttackRecords:
+    """All rows of the attack stage (or of a study's, which has a folder of its own), without images.
+
+    Errors as in `read_columns`.
+    """
     names = {
         "sample_ids_N": "sample_id",
         "labels_N": "label",
         "std_clean_NK": "std_clean",
+        "std_attacked_NK": "std_attacked",
         "rob_clean_NK": "rob_clean",
         "rob_attacked_NK": "rob_attacked",
         "log_one_minus_margin_N": "log_one_minus_margin",
         "std_broken_N": "std_broken",
         "rob_broken_N": "rob_broken",
     }
-    values = read_columns(store, "attack", partitions, fingerprint, list(names.values()))
+    values = read_columns(store, stage, partitions, fingerprint, list(names.values()))
     return AttackRecords(**{field: values[column] for field, column in names.items()})
 
 
 def read_evaluate_records(
-    store: Store, partitions: Sequence[Partition], fingerprint: str, attacks: Sequence[str]
+    store: Store, partitions: Sequence[Partition], fingerprint: str, attacks: Sequence[str], *, stage: str = "evaluate"
 ) -> EvaluateRecords:
-    """All rows of the evaluate stage, without images; errors as in `read_columns`."""
+    """All rows of the evaluate stage (or of a study's), without images; errors as in `read_columns`."""
     survived = [f"{SURVIVED}{attack}" for attack in attacks]
     columns = ["sample_id", "label", "mixed_clean", "mixed_attacked", "robust", *survived]
-    values = read_columns(store, "evaluate", partitions, fingerprint, columns)
+    values = read_columns(store, stage, partitions, fingerprint, columns)
     return EvaluateRecords(
         sample_ids_N=values["sample_id"],
         labels_N=values["label"],
@@ -105,24 +131,54 @@ def read_evaluate_records(
     )
 
 
+def read_rows(
+    store: Store, stage: str, partition: Partition, fingerprint: str, column: str, sample_ids: Sequence[int]
+) -> Tensor:
+    """One column of some images of a partition, in the order of `sample_ids`; holds a few rows at a time, never all.
+
+    Raises:
+        MissingArtifact, FingerprintMismatch: as in `read_columns`.
+    """
+    path, found = f"{stage}/{partition.file_name}", {}
+    with store.open(path) as file:
+        try:
+            parquet = pq.ParquetFile(file, **_CHECKED)
+            check_footer(store.address(path), _footer(parquet.schema_arrow), fingerprint)
+            field, start = parquet.schema_arrow.field(column), partition.start
+            for batch in parquet.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=[column]):
+                for sample_id in sample_ids:
+                    if start <= sample_id < start + len(batch):
+                        row = pa.Table.from_batches([batch.slice(sample_id - start, 1)])
+                        found[sample_id] = _to_tensor(row.column(column), field)
+                start += len(batch)
+            return torch.cat([found[sample_id] for sample_id in sample_ids])
+        except _UNREADABLE as error:
+            raise _unusable(store, path, error) from error
+
+
 def _read_one(
     store: Store, path: str, partition: Partition, fingerprint: str, columns: Sequence[str]
 ) -> dict[str, Tensor]:
-    if not store.exists(path):
-        raise MissingArtifact(f"{store.address(path)} does not exist")
     try:
         with store.open(path) as file:
-            parquet = pq.ParquetFile(file)
-            footer = _footer(parquet.schema_arrow)
+            parquet = pq.ParquetFile(file, pre_buffer=True, **_CHECKED)
+            check_footer(store.address(path), _footer(parquet.schema_arrow), fingerprint)
             table = parquet.read(columns=list(columns))
+            values = {name: _to_tensor(table.column(name), table.schema.field(name)) for name in columns}
+        expected = torch.arange(partition.start, partition.stop)
+        if "sample_id" in values and not torch.equal(values["sample_id"], expected):
+            raise ValueError(f"it does not hold {partition}")
     except _UNREADABLE as error:
-        raise FingerprintMismatch(f"{store.address(path)} is damaged ({error}); delete it and run again") from error
-    check_footer(store.address(path), footer, fingerprint)
-    values = {name: _to_tensor(table.column(name), table.schema.field(name)) for name in columns}
-    expected = torch.arange(partition.start, partition.stop)
-    if "sample_id" in values and not torch.equal(values["sample_id"], expected):
-        raise FingerprintMismatch(f"{store.address(path)} does not hold {partition}; delete it and run again")
+        raise _unusable(store, path, error) from error
     return values
+
+
+def _unusable(store: Store, path: str, error: Exception) -> FingerprintMismatch:
+    """The error for a file that could not be read; a damaged one is removed, after a second look at all of it."""
+    if is_whole(store.read(path)):
+        return FingerprintMismatch(f"{store.address(path)} is not what this run needs: {error}")
+    store.delete(path)
+    return DamagedFile(f"{store.address(path)} is damaged ({error}) and was removed: `mixednuts run` computes it again")
 
 
 def check_footer(address: str, footer: Footer, fingerprint: str) -> None:
@@ -144,7 +200,11 @@ def check_footer(address: str, footer: Footer, fingerprint: str) -> None:
 
 def _footer(schema: Any) -> Footer:
     content = json.loads(schema.metadata[_FOOTER])
-    return Footer(content["fingerprint"], content["schema_version"], Receipt(**content["receipt"]))
+    if content.pop("digest") != digest(content):
+        raise ValueError("its footer is not the one that was written")
+    known = Receipt.__dataclass_fields__  # a newer release may have said more
+    receipt = Receipt(**{name: value for name, value in content["receipt"].items() if name in known})
+    return Footer(content["fingerprint"], content["schema_version"], receipt)
 
 
 def _to_arrow(values: Tensor) -> Any:

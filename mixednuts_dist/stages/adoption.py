@@ -6,6 +6,8 @@ import yaml
 
 from ..data.partitions import Partition
 from ..data.store import Store
+from ..data.tables import is_whole
+from ..errors import MissingArtifact
 from .runs import Run, finished_partitions
 
 logger = logging.getLogger(__name__)
@@ -25,16 +27,25 @@ def _copy(sibling: Run, opened: Run, missing: set[Partition]) -> set[Partition]:
     if not missing or not _same_attack(sibling, opened.attack_fingerprint):
         return set()
     theirs = missing & set(finished_partitions(sibling, "attack", opened.attack_fingerprint))
-    for partition in theirs:
-        path = f"attack/{partition.file_name}"
-        opened.store.write(path, sibling.store.read(path))
-    if theirs:
-        logger.info("took %d finished attack partitions over from %s", len(theirs), sibling.store.uri)
-    return theirs
+    copied = {partition for partition in theirs if _copy_file(sibling, opened, f"attack/{partition.file_name}")}
+    if copied:
+        logger.info("took %d finished attack partitions over from %s", len(copied), sibling.store.uri)
+    return copied
+
+
+def _copy_file(sibling: Run, opened: Run, path: str) -> bool:
+    """Through this process and not within the storage, so that a damaged file is not taken over again and again."""
+    content = sibling.store.read(path)
+    if is_whole(content):
+        opened.store.write(path, content)
+        return True
+    logger.warning("%s is damaged and is not taken over", sibling.store.address(path))
+    return False
 
 
 def _same_attack(sibling: Run, fingerprint: str) -> bool:
-    if not sibling.store.exists("run.yaml"):
+    try:
+        content = yaml.safe_load(sibling.store.read("run.yaml"))
+    except (MissingArtifact, UnicodeDecodeError, yaml.YAMLError):
         return False
-    content = yaml.safe_load(sibling.store.read("run.yaml"))
     return isinstance(content, dict) and content.get("attack_fingerprint") == fingerprint

@@ -8,24 +8,26 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import yaml
 
+from ..attacks.red_flags import has_gradient
 from ..config import RunConfig, digest
 from ..data.base_classifiers import check_classifier, classifier_checksum, load_classifier
 from ..data.datasets import Dataset, open_dataset
+from ..data.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..data.partitions import Partition, split_images
 from ..data.records import Receipt
-from ..data.store import Store
+from ..data.store import Store, concurrently
 from ..data.tables import check_footer, read_footer
 from ..data.uris import check_uris
-from ..errors import BaseClassifierError, DatasetError, FingerprintMismatch, MissingArtifact
+from ..errors import BaseClassifierError, DamagedFile, DatasetError, FingerprintMismatch, MissingArtifact, StoreError
 
 logger = logging.getLogger(__name__)
 
 STAGES = ("attack", "search", "evaluate", "report")
 _PROBE_IMAGES = 8
+_RUN = "run.yaml"
 _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
 
 
@@ -36,7 +38,7 @@ class Inputs:
     n_images: int
     n_classes: int
     image_shape: tuple[int, ...]
-    checksums: dict[str, str]  # sha256 of "data", "std" and "rob"
+    checksums: dict[str, str]  # sha256 of "data", "std" (if there is one) and "rob"
 
 
 @dataclass(frozen=True)
@@ -60,34 +62,50 @@ class Run:
 def open_run(config: RunConfig) -> Run:
     """Look at the inputs, and write `run.yaml` or hold it against what is there.
 
+    Storage that cannot be reached or written shows here, before any accelerator is asked for.
+
     Raises:
         DatasetError, BaseClassifierError: where the inputs cannot be used.
         FingerprintMismatch: where the weights or images have changed since the run began.
+        StoreError: where the storage does not answer, or takes no files.
     """
     check_uris(data=config.data.uri, std=config.std, rob=config.rob)
+    impatient = run_store(config, FIRST_ANSWER_SECONDS)
+    impatient.exists(_RUN)  # a wrong address or key is told before the classifiers are loaded
     run = Run(config, run_store(config), inspect_inputs(config))
-    if run.store.exists("run.yaml"):
-        _hold_against(run, _read_inputs(run.store))
-    else:
-        run.store.write("run.yaml", _run_yaml(run).encode())
+    _claim(impatient, run)
+    run.store.sweep()
     return run
 
 
-def reopen_run(config: RunConfig) -> Run:
+def reopen_run(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Run:
     """A run that an earlier stage has opened, without loading a classifier.
 
     Raises:
         MissingArtifact: where no stage has.
     """
-    store = run_store(config)
-    if not store.exists("run.yaml"):
+    store = run_store(config, patience_seconds)
+    if not store.exists(_RUN):
         raise MissingArtifact(f"run {config.run_id()} has not begun under {config.storage}. Run: mixednuts attack")
     return Run(config, store, _read_inputs(store))
 
 
-def run_store(config: RunConfig) -> Store:
+def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
     """`<storage>/<run id>`."""
-    return Store(config.storage).child(config.run_id())
+    return Store(config.storage, patience_seconds).child(config.run_id())
+
+
+def _claim(store: Store, run: Run) -> None:
+    """Leave `run.yaml`, or hold what another session has left against this one; either way the storage took a file."""
+    content = _run_yaml(run).encode()
+    if store.create(_RUN, content):
+        return
+    try:
+        _hold_against(run, _read_inputs(store))
+        content = store.read(_RUN)
+    except DamagedFile as error:
+        logger.warning("%s", error)
+    store.write(_RUN, content)
 
 
 def inspect_inputs(config: RunConfig) -> Inputs:
@@ -97,10 +115,16 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     images, _ = dataset.read(0, min(_PROBE_IMAGES, n_images))
     checksums, n_classes = {"data": dataset.checksum(n_images)}, {}
     for role, uri in (("std", config.std), ("rob", config.rob)):
+        if uri is None:
+            continue
         model = load_classifier(uri, role)
         n_classes[role] = check_classifier(model, images, role)
+        if role == "rob" and config.attack.method == "apgd" and not has_gradient(model, images):
+            raise BaseClassifierError(
+                f"rob={uri!r} has no gradient; set attack.method: square for margins from its answers alone"
+            )
         checksums[role] = classifier_checksum(model, uri)
-    if n_classes["std"] != n_classes["rob"]:
+    if n_classes.get("std", n_classes["rob"]) != n_classes["rob"]:
         raise BaseClassifierError(f"std has {n_classes['std']} classes and rob {n_classes['rob']}; they must agree")
     largest = int(dataset.labels[:n_images].max())
     if largest >= n_classes["rob"]:
@@ -132,11 +156,10 @@ def _versions() -> dict[str, str]:
 
 def _read_inputs(store: Store) -> Inputs:
     try:
-        inputs = yaml.safe_load(store.read("run.yaml"))["inputs"]
+        inputs = yaml.safe_load(store.read(_RUN))["inputs"]
         return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        address = store.address("run.yaml")
-        raise FingerprintMismatch(f"{address} is damaged ({error}); delete it and run again") from error
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise DamagedFile(f"{store.address(_RUN)} is damaged ({error}); the next run writes it anew") from error
 
 
 def _hold_against(run: Run, stored: Inputs) -> None:
@@ -157,22 +180,24 @@ def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partitio
         FingerprintMismatch: where a file is of another run.
     """
     present = set(run.store.names(stage))
-    finished = {}
-    for partition in run.partitions:
-        path = f"{stage}/{partition.file_name}"
-        if partition.file_name not in present:
-            continue
-        footer = read_footer(run.store, path)
-        if footer is None:
-            logger.warning("%s is damaged; it will be computed again", run.store.address(path))
-            continue
-        check_footer(run.store.address(path), footer, fingerprint)
-        finished[partition] = footer.receipt
-    return finished
+    written = [partition for partition in run.partitions if partition.file_name in present]
+    receipts = concurrently(lambda partition: _receipt(run.store, stage, partition, fingerprint), written)
+    return {partition: receipt for partition, receipt in zip(written, receipts, strict=True) if receipt}
 
 
-def require_complete(run: Run, stage: str, fingerprint: str) -> None:
-    """Refuse to go on with some partitions missing.
+def _receipt(store: Store, stage: str, partition: Partition, fingerprint: str) -> Receipt | None:
+    path = f"{stage}/{partition.file_name}"
+    footer = read_footer(store, path)
+    if footer is not None:
+        check_footer(store.address(path), footer, fingerprint)
+        if (footer.receipt.start, footer.receipt.stop) == (partition.start, partition.stop):
+            return footer.receipt
+    logger.warning("%s is damaged; it will be computed again", store.address(path))
+    return None
+
+
+def require_complete(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:
+    """Refuse to go on with some partitions missing; returns what is there.
 
     Raises:
         MissingArtifact: naming how many are done, which are missing, and the command that computes them.
@@ -184,6 +209,7 @@ def require_complete(run: Run, stage: str, fingerprint: str) -> None:
             f"{stage}: {len(finished)} of {len(run.partitions)} partitions of run {run.config.run_id()} are done; "
             f"missing: {_shortened(missing)}. Run: mixednuts {stage} with the same configuration"
         )
+    return finished
 
 
 def _shortened(names: Sequence[str], most: int = 10) -> str:
@@ -194,20 +220,33 @@ def _shortened(names: Sequence[str], most: int = 10) -> str:
 def stage_clock(store: Store, stage: str) -> Iterator[None]:
     """Add the block's wall-clock seconds to those that the stage has already taken, interruptions included."""
     before, started = stage_seconds(store).get(stage, 0.0), time.perf_counter()
+    patience = FIRST_ANSWER_SECONDS  # where the stage has failed, perhaps for want of storage
     try:
         yield
+        patience = PATIENCE_SECONDS
     finally:
         seconds = before + time.perf_counter() - started
-        store.write(_clock_path(stage), json.dumps({"seconds": round(seconds, 3)}).encode())
+        _write_clock(Store(store.uri, patience), stage, seconds)
+
+
+def _write_clock(store: Store, stage: str, seconds: float) -> None:
+    """The stage's own error is the one to see, not the clock's."""
+    content = json.dumps({"seconds": round(seconds, 3)}).encode()
+    try:
+        store.write(_clock_path(stage), content)
+    except StoreError as error:
+        logger.warning("the time that the %s stage took is not kept: %s", stage, error)
 
 
 def stage_seconds(store: Store) -> dict[str, float]:
-    """Wall-clock seconds of each stage that has begun, summed over all sessions."""
+    """Wall-clock seconds of each stage that has begun, summed over all sessions; two at a time count as one."""
     found: dict[str, float] = {}
     for stage in STAGES:
         if store.exists(_clock_path(stage)):
-            content: dict[str, Any] = json.loads(store.read(_clock_path(stage)))
-            found[stage] = float(content["seconds"])
+            try:
+                found[stage] = float(json.loads(store.read(_clock_path(stage)))["seconds"])
+            except (ValueError, KeyError, TypeError) as error:
+                logger.warning("%s is damaged (%s) and counts as 0", store.address(_clock_path(stage)), error)
     return found
 
 

@@ -1,5 +1,10 @@
 """The store: whole files or none, relative paths only."""
 
+import errno
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,10 +27,10 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     store.write("a/file", b"old")
 
     def full(*_: object) -> None:
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("mixednuts_dist.data.store.os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(StoreError, match=r"a/file: the disk is full .*Make room; the same command goes on"):
         store.write("a/file", b"new")
     assert store.read("a/file") == b"old"
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
@@ -36,6 +41,35 @@ def test_half_written_files_are_not_listed(tmp_path: Path) -> None:
     store.write("a/file", b"x")
     (tmp_path / "a" / "file.tmp-0123").write_bytes(b"half")
     assert store.names("a") == ["file"]
+
+
+def test_drafts_of_dead_writers_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = socket.gethostname()
+    drafts = [f"file.tmp-{here}-{ended.pid}-0a", f"file.tmp-{here}-{os.getpid()}-0b", "file.tmp-other-host-1-0c"]
+    (tmp_path / "a").mkdir()
+    for name in drafts:
+        (tmp_path / "a" / name).write_bytes(b"half")
+    Store(str(tmp_path)).sweep()
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(drafts[1:])
+    os.utime(tmp_path / "a" / drafts[2], (0, 0))
+    Store(str(tmp_path)).sweep()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [drafts[1]]
+
+
+def test_create_leaves_what_is_there(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    assert store.create("a/file", b"first")
+    assert not store.create("a/file", b"second")
+    assert store.read("a/file") == b"first"
+    assert store.read_tail("a/file", 3) == b"rst"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match=f"{tmp_path}/file/run/a: the storage refused"):
+        Store(str(tmp_path / "file" / "run")).write("a", b"")
 
 
 def test_folders_that_are_not_there_are_empty(tmp_path: Path) -> None:

@@ -1,0 +1,132 @@
+"""When storage refuses: what passes by itself is waited for, anything else is told at once and in words."""
+
+import errno
+import logging
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from ..errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 300.0  # how long an outage may last before a run gives up
+FIRST_ANSWER_SECONDS = 20.0  # the same before a run has begun, when nothing would be lost
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0  # seconds between tries
+_THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
+_PASSING_STATUS = {408, 409, 429, 500, 502, 503, 504}
+_PASSING_ERRNO = {errno.EBUSY, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}
+
+Result = TypeVar("Result")
+
+
+def patiently(call: Callable[[], Result], address: str, patience_seconds: float) -> Result:
+    """`call()`, tried again with growing, jittered waits while the storage is down or throttles.
+
+    Raises:
+        FileNotFoundError: as `call` raises it.
+        StoreError: where trying again cannot help, at once; else after `patience_seconds`.
+    """
+    started, wait, tries = time.monotonic(), _FIRST_WAIT, 0
+    while True:
+        try:
+            result = call()
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # every protocol's library has a tree of its own
+            if not passes(error):
+                raise StoreError(in_words(error, address)) from error
+            waited = time.monotonic() - started
+            if waited >= patience_seconds:
+                raise StoreError(_gave_up(error, address, waited)) from error
+            tries += 1
+            level = logging.WARNING if tries == 1 else logging.INFO
+            logger.log(level, "%s: try %d failed (%s); trying again", address, tries, _one_line(error))
+            time.sleep(min(wait, patience_seconds - waited) * random.SystemRandom().uniform(0.5, 1))
+            wait = min(2 * wait, _LONGEST_WAIT)
+        else:
+            if tries:
+                logger.warning("%s: answered again after %.0f s", address, time.monotonic() - started)
+            return result
+
+
+def passes(error: Exception) -> bool:
+    """Whether this is an outage, a broken connection or throttling, which end without anybody's help."""
+    status, code = _answer(error)
+    if status is not None:
+        return status in _PASSING_STATUS or code in _THROTTLED
+    causes = list(_causes(error))
+    if any(isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME for cause in causes):
+        return False
+    if any(isinstance(cause, _connection_errors()) for cause in causes):
+        return True
+    return isinstance(error, OSError) and error.errno in _PASSING_ERRNO
+
+
+def precondition_failed(error: Exception) -> bool:
+    """Whether a conditional write lost: the file is there already."""
+    return any(isinstance(cause, FileExistsError) for cause in _causes(error)) or _answer(error)[0] == 412
+
+
+def conditional_writes_unknown(error: Exception) -> bool:
+    """Whether this kind of object store has never heard of them."""
+    return _answer(error)[0] == 501
+
+
+def in_words(error: Exception, address: str) -> str:
+    """What went wrong at `address`, and the next step."""
+    said = _one_line(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, FileNotFoundError):
+        return f"{address}: there is no such place ({said}). Create the bucket or folder, or correct `storage`"
+    if number in _FULL:
+        return f"{address}: the disk is full ({said}). Make room; the same command goes on from what is written"
+    if type(error).__name__ in _NO_CREDENTIALS:
+        return f"{address}: no usable credentials ({said}). Set AWS_PROFILE or AWS_ACCESS_KEY_ID and its secret"
+    if isinstance(error, PermissionError) or number in (errno.EROFS, errno.EACCES):
+        return f"{address}: access denied ({said}). Check the credentials and that they may list, read and write there"
+    if any(isinstance(cause, socket.gaierror) for cause in _causes(error)):
+        return f"{address}: its host has no address ({said}). Correct AWS_ENDPOINT_URL, the profile or `storage`"
+    return f"{address}: the storage refused ({type(error).__name__}: {said})"
+
+
+def _gave_up(error: Exception, address: str, waited: float) -> str:
+    return (
+        f"{address}: no answer for {waited:.0f} s ({_one_line(error)}). What is written is kept: "
+        "the same command goes on from there once the storage answers"
+    )
+
+
+def _answer(error: Exception) -> tuple[int | None, str | None]:
+    """(HTTP status, error code) of the server's answer, if there was one; botocore keeps it as `response`."""
+    for cause in _causes(error):
+        response: Any = getattr(cause, "response", None)
+        if isinstance(response, dict) and "Error" in response:
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status, str(response["Error"].get("Code"))
+    return None, None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those that led to it, the last one first."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _connection_errors() -> tuple[type[BaseException], ...]:
+    if "s3fs" not in sys.modules:
+        return (ConnectionError, TimeoutError)
+    from s3fs.core import S3_RETRYABLE_ERRORS
+
+    return (ConnectionError, TimeoutError, *S3_RETRYABLE_ERRORS)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

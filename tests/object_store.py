@@ -1,0 +1,105 @@
+"""A real object store for the tests: SeaweedFS's server from PyPI, on loopback, with a folder and ports of its own."""
+
+import contextlib
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_PARTS = ("master", "volume", "filer", "admin", "s3")
+_READY_SECONDS = 60.0
+
+
+class ObjectStore:
+    """One server process; what it has acknowledged is still there after `kill` and `restart`."""
+
+    bucket = "bucket"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._ports = folder, _free_ports(2 * len(_PARTS))
+        self.endpoint = f"http://127.0.0.1:{self._ports[-2]}"
+        self.secret = f"secret{os.urandom(12).hex()}"
+        self.environment = {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        self.restart()
+
+    def restart(self) -> None:
+        """Start, on the same ports and the same data, and wait until it serves the bucket."""
+        data = self.folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "log.txt").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(data), env={**os.environ, **self.environment}, cwd=data, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + _READY_SECONDS
+        while not self._serves():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self.folder / "log.txt").read_text()[-2000:])
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye, no flush."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        for port in self._ports:
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def uri(self, prefix: str) -> str:
+        return f"s3://{self.bucket}/{prefix}"
+
+    def _command(self, data: Path) -> list[str]:
+        ports = [
+            f"-{part}.port{kind}={port}"
+            for (part, kind), port in zip(((p, k) for p in _PARTS for k in ("", ".grpc")), self._ports, strict=True)
+        ]
+        return [
+            str(Path(sys.executable).with_name("weed")), "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+            "-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+            "-s3.autoCreateBucket=false", f"-bucket={self.bucket}", *ports,
+        ]  # fmt: skip
+
+    def _serves(self) -> bool:
+        """An unsigned request is refused (403) once requests are answered; the bucket is made a moment later."""
+        connection = http.client.HTTPConnection(self.endpoint.removeprefix("http://"), timeout=5)
+        try:
+            connection.request("HEAD", f"/{self.bucket}")
+            return connection.getresponse().status == 403 and self._filer_serves()
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _filer_serves(self) -> bool:
+        filer = http.client.HTTPConnection("127.0.0.1", self._ports[2 * _PARTS.index("filer")], timeout=5)
+        with contextlib.closing(filer):
+            filer.request("HEAD", f"/buckets/{self.bucket}/")
+            return filer.getresponse().status < 300
+
+
+def _free_ports(n: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(n)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports: list[int] = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports

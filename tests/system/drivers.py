@@ -1,0 +1,104 @@
+"""Real `mixednuts run` processes, and what they leave in storage."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("attack", "evaluate")
+_PATIENCE_SECONDS = 900.0  # on a machine that does ten other things
+
+
+class Driver:
+    """One `mixednuts run CONFIG --json` in a process of its own; stop it with `kill` or wait with `results`."""
+
+    def __init__(
+        self, config: Path, storage: str, log: Path, *options: str, environment: dict[str, str] | None = None
+    ) -> None:
+        self._out, self._log = log.with_suffix(".out"), log
+        command = [str(Path(sys.executable).with_name("mixednuts")), "run", str(config), "--json"]
+        with self._out.open("w") as out, self._log.open("w") as err:
+            self.process = subprocess.Popen(
+                [*command, "--set", f"storage={storage}", *options], cwd=ROOT, env=environment, stdout=out, stderr=err
+            )
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Until `condition()`; the driver must still be at work then."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not condition():
+            assert self.process.poll() is None, f"the driver has ended: {self.log()}"
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def exit_status(self) -> int:
+        return self.process.wait(_PATIENCE_SECONDS)
+
+    def results(self) -> dict[str, Any]:
+        """What it printed at its end, without what depends on the machine's speed."""
+        assert self.exit_status() == 0, self.log()
+        content = json.loads(self._out.read_text())
+        return {key: content[key] for key in ("accuracy", "parameters", "tradeoff")}
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+def stamps(storage: str, stage: str) -> dict[str, Any]:
+    """Finished partitions of the only run under `storage` -> when each was written."""
+    return {
+        path: info.get("LastModified", info.get("mtime"))
+        for path, info in _files(storage).items()
+        if f"/{stage}/part-" in path and ".tmp-" not in path
+    }
+
+
+def rows(storage: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """(stage, sample id) -> every column of its row, from the files of the only run under `storage`."""
+    fs, _ = _open(storage)
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for stage in STAGES:
+        for path in sorted(stamps(storage, stage)):
+            with fs.open(path, "rb") as file:
+                table = pq.read_table(file, page_checksum_verification=True)
+            for row in table.to_pylist():
+                key = (stage, row["sample_id"])
+                assert key not in found, f"{key} is there twice"
+                found[key] = row
+    return found
+
+
+def leftovers(storage: str) -> list[str]:
+    """Files that a finished run has no use for."""
+    return [
+        path for path in _files(storage) if any(part in path for part in (".tmp-", "/slab-", "/spans/", "/errors/"))
+    ]
+
+
+def everything(storage: str) -> bytes:
+    """All bytes of all files, to look for what must not be there."""
+    fs, _ = _open(storage)
+    return b"".join(fs.cat_file(path) for path in _files(storage))
+
+
+def _files(storage: str) -> dict[str, dict[str, Any]]:
+    fs, root = _open(storage)
+    found: dict[str, dict[str, Any]] = fs.find(root, detail=True)
+    return found
+
+
+def _open(storage: str) -> tuple[Any, str]:
+    options = {"use_listings_cache": False} if storage.startswith("s3://") else {}
+    fs, root = fsspec.core.url_to_fs(storage, **options)
+    return fs, root

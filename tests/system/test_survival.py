@@ -1,0 +1,146 @@
+"""Anything may die at any moment: the same rows and the same table as of the run that nothing disturbed.
+
+Killed workers and poison images are in tests/distributed/test_pool.py, the killed S3 server in test_main_job_on_s3.py.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.conftest import tiny_content
+from tests.distributed.local_head import Head, local_head
+from tests.object_store import ObjectStore
+from tests.system.drivers import Driver, leftovers, rows, stamps
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+class Undisturbed(NamedTuple):
+    """A finished run: its configuration, printed results and rows."""
+
+    config: Path
+    results: dict[str, Any]
+    rows: dict[tuple[str, int], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def head(object_store_server: ObjectStore) -> Iterator[Head]:
+    """A cluster that outlives every driver, with room for two of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in object_store_server.environment.items():
+            patch.setenv(name, value)
+        with local_head("--num-cpus=4") as started:
+            yield started
+
+
+def driver_on(head: Head, config: Path, storage: str, log: Path) -> Driver:
+    return Driver(config, storage, log, "--address", head.address, environment=head.environment)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, head: Head) -> Undisturbed:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    config = folder / "tiny.yaml"
+    changes = {"partition_size": 3, "attack": {"n_iter": 150, "n_target_classes": 4}}
+    config.write_text(yaml.safe_dump(tiny_content(folder / "nowhere", **changes)))
+    storage = str(folder / "runs")
+    results = driver_on(head, config, storage, folder / "log").results()
+    found = rows(storage)
+    assert sorted(found) == [(stage, i) for stage in ("attack", "evaluate") for i in range(24)]
+    return Undisturbed(config, results, found)
+
+
+def test_a_killed_driver(undisturbed: Undisturbed, tmp_path: Path, head: Head) -> None:
+    storage = str(tmp_path / "runs")
+    first = driver_on(head, undisturbed.config, storage, tmp_path / "first")
+    first.wait_until(lambda: len(stamps(storage, "attack")) >= 2)
+    first.kill()
+    kept = stamps(storage, "attack")
+    assert len(kept) < 8
+    again = driver_on(head, undisturbed.config, storage, tmp_path / "again")
+    assert again.results() == undisturbed.results
+    assert rows(storage) == undisturbed.rows
+    assert {path: stamp for path, stamp in stamps(storage, "attack").items() if path in kept} == kept
+    assert leftovers(storage) == []
+
+
+@pytest.fixture
+def two_machines() -> Iterator["subprocess.Popen[str]"]:
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    script = Path(__file__).with_name("two_machines.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.communicate(timeout=120)
+
+
+def test_a_killed_machine(
+    undisturbed: Undisturbed,
+    tmp_path: Path,
+    two_machines: "subprocess.Popen[str]",
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert two_machines.stdin is not None
+    assert two_machines.stdout is not None
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    storage, address = str(tmp_path / "runs"), two_machines.stdout.readline().strip()
+    driver = Driver(undisturbed.config, storage, tmp_path / "log", "--address", address, "-v")
+    driver.wait_until(lambda: bool(stamps(storage, "attack")))
+    kept = stamps(storage, "attack")
+    two_machines.stdin.write("\n")
+    two_machines.stdin.flush()
+    assert two_machines.stdout.readline() == "killed\n"
+    assert driver.results() == undisturbed.results
+    assert "lost a worker" in driver.log()
+    assert rows(storage) == undisturbed.rows
+    assert {path: stamp for path, stamp in stamps(storage, "attack").items() if path in kept} == kept
+    assert leftovers(storage) == []
+
+
+def test_two_drivers_of_the_same_run_at_the_same_time(
+    undisturbed: Undisturbed, tmp_path: Path, object_store: ObjectStore, head: Head
+) -> None:
+    storage = object_store.uri("twice")
+    drivers = [driver_on(head, undisturbed.config, storage, tmp_path / name) for name in ("one", "two")]
+    assert [driver.results() for driver in drivers] == [undisturbed.results] * 2
+    assert rows(storage) == undisturbed.rows
+    assert leftovers(storage) == []
+    for driver in drivers:
+        assert object_store.secret not in driver.log()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A mounted file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system takes root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk(undisturbed: Undisturbed, tmp_path: Path, small_disk: Path, head: Head) -> None:
+    storage, ballast = str(small_disk / "runs"), small_disk / "ballast"
+    ballast.write_bytes(bytes(2**20 - 5 * 2**12))  # leaves room for run.yaml and a page or two
+    first = driver_on(head, undisturbed.config, storage, tmp_path / "first")
+    assert first.exit_status() == 1
+    assert "the disk is full" in first.log()
+    assert "Make room; the same command goes on" in first.log()
+    assert "Traceback" not in first.log()
+    kept = stamps(storage, "attack")
+    ballast.unlink()
+    again = driver_on(head, undisturbed.config, storage, tmp_path / "again")
+    assert again.results() == undisturbed.results
+    assert rows(storage) == undisturbed.rows
+    assert {path: stamp for path, stamp in stamps(storage, "attack").items() if path in kept} == kept
+    assert leftovers(storage) == []
