@@ -1,6 +1,7 @@
 """Connecting to Ray: the cluster that is named, or a private local one that leaves with the process."""
 
 import logging
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from .pool import PoolSettings
 
 _LOOPBACK = "127.0.0.1"
 _ANSWER_SECONDS = 10.0
+_STARTS = 3  # of a local Ray, which gives itself 30 s; on a busy machine that may be too short
+_TOO_SLOW = "timed out during startup"
+
+logger = logging.getLogger(__name__)
 
 
 class RaySession:
@@ -86,19 +91,44 @@ def _start(address: str | None) -> None:
         return
     # A local cluster serves this process alone: no dashboard, nothing but loopback, no token in the home folder.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-        _node_ip_address=_LOOPBACK,
-    )
+    for left in reversed(range(_STARTS)):
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _node_ip_address=_LOOPBACK,
+            )
+        except Exception as error:  # Ray has no class for it
+            if _TOO_SLOW not in str(error):
+                raise
+            if not left:
+                raise ClusterError(
+                    f"a local Ray did not start, {_STARTS} times; is the machine busy? {error}"
+                ) from error
+            logger.warning("a local Ray did not start in time; trying again")
+        else:
+            return
 
 
 def pool_settings(num_workers: int | None, num_gpus: float | None, num_cpus: float, max_tries: int) -> PoolSettings:
-    """One worker a GPU where the cluster has any, otherwise one for every `num_cpus` cores."""
+    """One worker a GPU where the cluster has any, otherwise one for every `num_cpus` cores.
+
+    That is the cluster as it is now. One that grows needs `num_workers` (and `num_gpus`): the workers that wait for
+    room are what its autoscaler listens to.
+
+    Raises:
+        ClusterError: where there is no room for a single worker and no number is asked for.
+    """
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     gpus = resources.get("GPU", 0.0)
     gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
-    room = gpus / gpus_each if gpus_each else resources.get("CPU", 1.0) / num_cpus
-    return PoolSettings(num_workers or max(1, int(room)), num_cpus, gpus_each, max_tries)
+    cores = resources.get("CPU", 0.0)
+    room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))
+    if not num_workers and not room:
+        raise ClusterError(
+            f"the cluster has {cores:g} cores and {gpus:g} GPUs, and a worker wants {num_cpus:g} and {gpus_each:g}: "
+            "if the cluster grows, set compute.num_workers and compute.num_gpus to what it may grow to"
+        )
+    return PoolSettings(num_workers or room, num_cpus, gpus_each, max_tries)

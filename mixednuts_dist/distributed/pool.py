@@ -1,27 +1,37 @@
-"""A pool of worker actors that pull partitions: bounded retries, poison partitions set aside, lost workers replaced."""
+"""A pool of worker actors that pull pieces of work: lost workers are replaced, lost work is done again.
+
+Each actor holds at most one piece, so a lost one costs one piece; handing out the next takes about a millisecond, so
+nothing would be gained by a second one in flight. More actors may be asked for than there is room: they wait, which is
+what an autoscaler listens to, and join when a node does. The driver holds numbers, never images.
+"""
 
 import logging
+import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from ..data.partitions import Partition
 from ..data.records import Receipt
 from ..data.store import Store
-from ..errors import ClusterError, MixedNutsError, PartitionFailed
-from .worker import AttackActor, AttackTask, EvaluateTask, WorkerSpec
+from ..errors import ClusterError, MixedNutsError, StoreError
+from .failures import Failures
+from .metrics import RunMetrics
+from .schedule import Merge, Work, WorkQueue
+from .tasks import AttackTask, EvaluateTask, WorkerSpec
+from .worker import AttackActor
 
 logger = logging.getLogger(__name__)
+
+_LOOK_UP_SECONDS = 5.0  # how long the driver sleeps at most before it tells who is at work
 
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """How many actors, what each one reserves, and how often a partition may fail."""
+    """How many actors, what each one reserves, and how often a piece may fail."""
 
     n_workers: int
     num_cpus: float
@@ -30,123 +40,154 @@ class PoolSettings:
 
 
 @dataclass
-class _Failure:
-    tries: int = 0
-    reason: str = ""
-    log: str = ""
+class _Worker:
+    actor: Any
+    node: str = ""  # its Ray node id, known once it is ready
+    work: Work | None = None
 
 
 @dataclass
 class Pool:
-    """Runs one task over partitions; every actor holds at most one partition, so a lost one costs one partition."""
+    """Runs one task over a queue of pieces."""
 
     spec: WorkerSpec
     task: AttackTask | EvaluateTask
     settings: PoolSettings
     on_receipt: Callable[[Receipt], None]
-    _queue: deque[Partition] = field(default_factory=deque)
-    _running: dict[Any, tuple[Any, Partition | None]] = field(default_factory=dict)  # ref -> actor, its partition
-    _failures: dict[Partition, _Failure] = field(default_factory=dict)
-    _poisoned: list[Partition] = field(default_factory=list)
+    on_look: Callable[[int, int], None] = lambda _ready, _asked: None  # workers that are there, and that were asked for
+    _running: dict[Any, _Worker] = field(default_factory=dict)  # the task that each worker is at -> the worker
     _failed_starts: int = 0
 
-    def run(self, partitions: Sequence[Partition]) -> None:
-        """Until each partition is written or set aside.
+    def run(self, queue: WorkQueue) -> None:
+        """Until each piece is written or set aside.
 
         Raises:
-            PartitionFailed: after all others are done, naming the partitions that failed all of their tries.
+            PartitionFailed: after all others are done, naming those that failed all of their tries.
             ClusterError: at once, where a worker cannot start; a worker's own MixedNutsError is passed on as it is.
+            StoreError: at once, where the storage has failed a worker.
         """
-        self._queue.extend(partitions)
-        for _ in range(min(self.settings.n_workers, len(partitions))):
+        self._queue = queue
+        self._failures = Failures(Store(self.spec.store_uri), self.task.stage, self.settings.max_tries)
+        self._metrics = RunMetrics(self.spec.run_id)
+        for _ in range(min(self.settings.n_workers, queue.most_pieces())):
             self._hire()
         try:
-            while self._running:
-                done, _ = ray.wait(list(self._running), num_returns=1, timeout=None)
-                self._settle(done[0])
+            looked = 0.0
+            while len(queue) or any(worker.work for worker in self._running.values()):
+                for ref in self._wait():
+                    self._settle(ref)
+                if time.monotonic() - looked > _LOOK_UP_SECONDS:
+                    looked = time.monotonic()
+                    self.on_look(sum(bool(worker.node) for worker in self._running.values()), len(self._running))
         finally:
             self._dismiss()
-        self._raise_if_poisoned()
+        self._failures.raise_if_poisoned()
+
+    def _wait(self) -> list[Any]:
+        """The tasks that have ended, all of them at once: with many workers looking is what costs."""
+        refs = list(self._running)
+        done, _ = ray.wait(refs, num_returns=1, timeout=_LOOK_UP_SECONDS, fetch_local=False)
+        if done and len(refs) > 1:
+            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        return list(done)
 
     def _hire(self) -> None:
-        """Ask for an actor; it joins when the cluster has room, and partitions go to whoever is there."""
-        actor = AttackActor.options(
+        """Ask for an actor; it joins when the cluster has room."""
+        actor = self._new_actor()
+        self._running[actor.ready.remote()] = _Worker(actor)
+
+    def _new_actor(self) -> Any:
+        return AttackActor.options(
             num_cpus=self.settings.num_cpus, num_gpus=self.settings.num_gpus, max_restarts=0, max_task_retries=0
         ).remote(self.spec)
-        self._running[actor.ready.remote()] = (actor, None)
+
+    def _release(self, worker: _Worker) -> None:
+        """Give its room back to the cluster."""
+        ray.kill(worker.actor)
 
     def _settle(self, ref: Any) -> None:
-        """Take in one result, good or bad, and give the actor its next partition."""
-        actor, partition = self._running.pop(ref)
+        """Take in one result, good or bad, and give the worker its next piece."""
+        worker = self._running.pop(ref)
+        work, worker.work = worker.work, None
         try:
             result = ray.get(ref)
         except RayTaskError as error:
-            self._task_failed(actor, partition, error)
-        except RayActorError as error:
-            self._actor_lost(partition, error)
+            self._task_failed(worker, work, error)
         except RayError as error:
-            ray.kill(actor)
-            self._actor_lost(partition, error)
+            self._worker_lost(worker, work, error)
         else:
-            if partition is not None:
+            if work is None:
+                worker.node = result
+            elif isinstance(work, Merge):
+                self._queue.finished(work)
+            else:
+                self._queue.finished(work, seconds=result.seconds, n_forward=result.n_forward, machine=worker.node)
                 self.on_receipt(result)
-            self._assign(actor)
+            self._assign(worker)
 
-    def _assign(self, actor: Any) -> None:
-        if not self._queue:
-            ray.kill(actor)
+    def _assign(self, worker: _Worker) -> None:
+        work = self._queue.take(len(self._running) + 1)
+        if work is None:
+            self._release(worker)
             return
-        partition = self._queue.popleft()
-        self._running[actor.process.remote(partition, self.task)] = (actor, partition)
-
-    def _task_failed(self, actor: Any, partition: Partition | None, error: RayTaskError) -> None:
-        cause = error.cause if isinstance(error.cause, Exception) else error
-        if partition is None:
-            raise cause if isinstance(cause, MixedNutsError) else ClusterError(f"a worker cannot start: {error}")
-        self._count(partition, f"{type(cause).__name__}: {cause}", str(error))
-        self._assign(actor)
-
-    def _actor_lost(self, partition: Partition | None, error: RayError) -> None:
-        """The process or its machine is gone: its partition goes back to the queue and a new actor is asked for."""
-        logger.warning("lost a worker%s: %s", f" at {partition}" if partition else "", _first_line(error))
-        if partition is None:
-            self._failed_starts += 1
-            if self._failed_starts >= self.settings.max_tries * self.settings.n_workers:
-                raise ClusterError(f"workers died {self._failed_starts} times before they were ready: {error}")
+        worker.work = work
+        if isinstance(work, Merge):
+            self._running[worker.actor.merge.remote(work.whole, work.spans, self.task)] = worker
         else:
-            self._count(partition, f"the worker died: {_first_line(error)}", "".join(traceback.format_exception(error)))
-        if self._queue:
+            self._running[worker.actor.process.remote(work, self.task)] = worker
+
+    def _task_failed(self, worker: _Worker, work: Work | None, error: RayTaskError) -> None:
+        cause = error.cause if isinstance(error.cause, Exception) else error
+        if work is None:
+            raise cause if isinstance(cause, MixedNutsError) else ClusterError(f"a worker cannot start: {error}")
+        if isinstance(cause, StoreError):
+            raise cause  # the worker has waited as long as waiting helps, and every other piece needs the storage too
+        if self._failures.failed(work, f"{type(cause).__name__}: {cause}", str(error)):
+            self._try_again(work)
+        self._assign(worker)
+
+    def _worker_lost(self, worker: _Worker, work: Work | None, error: RayError) -> None:
+        """The process or its machine is gone: the piece goes back to the queue and a new actor is asked for."""
+        logger.warning("lost a worker%s: %s", f" at {work}" if work else "", _first_line(error))
+        self._release(worker)
+        gone = _machine_is_gone(worker, error)
+        log = "".join(traceback.format_exception(error))
+        if work is None:
+            self._count_failed_start(gone, error)
+        elif gone:
+            if self._failures.machine_lost(work, _first_line(error), log):
+                self._try_again(work)
+        elif self._failures.failed(work, f"the worker died: {_first_line(error)}", log):
+            self._try_again(work)
+        if len(self._queue):
             self._hire()
 
-    def _count(self, partition: Partition, reason: str, log: str) -> None:
-        failure = self._failures.setdefault(partition, _Failure())
-        failure.tries, failure.reason, failure.log = failure.tries + 1, reason, log
-        if failure.tries < self.settings.max_tries:
-            logger.warning("%s: try %d of %d failed: %s", partition, failure.tries, self.settings.max_tries, reason)
-            self._queue.append(partition)
-            return
-        self._poisoned.append(partition)
-        Store(self.spec.store_uri).write(_log_path(partition), f"{self.task.stage} {partition}\n{log}\n".encode())
+    def _try_again(self, work: Work) -> None:
+        self._queue.put_back(work)
+        self._metrics.count_retry(self.task.stage)
+
+    def _count_failed_start(self, machine_is_gone: bool, error: RayError) -> None:
+        self._failed_starts += not machine_is_gone
+        if self._failed_starts >= self.settings.max_tries * self.settings.n_workers:
+            raise ClusterError(f"workers died {self._failed_starts} times before they were ready: {error}")
 
     def _dismiss(self) -> None:
-        for actor, _ in self._running.values():
-            ray.kill(actor)
+        for worker in self._running.values():
+            self._release(worker)
         self._running.clear()
 
-    def _raise_if_poisoned(self) -> None:
-        if not self._poisoned:
-            return
-        store = Store(self.spec.store_uri)
-        lines = [
-            f"{partition} failed {self._failures[partition].tries} of {self.settings.max_tries} tries: "
-            f"{self._failures[partition].reason}. Log: {store.address(_log_path(partition))}"
-            for partition in sorted(self._poisoned, key=lambda partition: partition.index)
-        ]
-        raise PartitionFailed("\n".join(lines))
 
+def _machine_is_gone(worker: _Worker, error: RayError) -> bool:
+    """Whether the machine was lost, not just the process.
 
-def _log_path(partition: Partition) -> str:
-    return f"errors/{partition.index:05d}.txt"
+    A process that dies alone is reported as dead by its node at once. Where the whole machine goes, nobody reports: the
+    connection breaks seconds before Ray declares the node dead.
+    """
+    if isinstance(error, ActorUnavailableError) or (isinstance(error, RayActorError) and error.preempted):
+        return True
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    alive = {node["NodeID"] for node in nodes if node["Alive"]}
+    return bool(worker.node) and worker.node not in alive
 
 
 def _first_line(error: Exception) -> str:

@@ -5,73 +5,35 @@ A plain class, so that it can be run and debugged without a cluster; the last li
 Shapes: B images of a partition, K classes.
 """
 
+import logging
 import platform
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import ray
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..attacks.adaptive import AttackBudget, AttackOutcome, adaptive_autoattack, autoattack
-from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
-from ..attacks.victim import Victim, judged_logits
+from ..attacks.steady import SteadyRows
 from ..data.base_classifiers import classifier_checksum, load_classifier
 from ..data.datasets import open_dataset
-from ..data.partitions import Partition
-from ..data.records import Receipt, SearchResult
+from ..data.partitions import Partition, Span
+from ..data.records import Receipt
+from ..data.spans import merge_spans
 from ..data.store import Store
-from ..data.tables import SURVIVED, encode_table, read_columns
-from ..errors import BaseClassifierError
-from ..mixing.classifier import MixedClassifier
-from ..mixing.transforms import LogitTransform, layer_norm_logits
-from ..threat import ThreatModel
+from ..data.tables import check_footer, encode_table, read_footer
+from ..errors import BaseClassifierError, StoreError
+from ..logs import log_json
+from .attacker import Attacker
+from .metrics import RunMetrics
+from .tasks import AttackTask, EvaluateTask, WorkerSpec
+from .timing import PassSeconds, time_classifiers
 
-STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """All that a worker needs to know of the run."""
-
-    store_uri: str
-    data_uri: str
-    std_uri: str
-    rob_uri: str
-    checksums: Mapping[str, str]  # of "std" and "rob", as the driver saw them
-    threat: ThreatModel
-    seed: int
-    ln_k: int | None
-    batch_size: int
-    n_threads: int
-
-
-@dataclass(frozen=True)
-class AttackTask:
-    """What the attack stage asks of each partition."""
-
-    fingerprint: str
-    n_iter: int
-    n_target_classes: int
-    stop_when_broken: bool
-    border_restarts: int = 2
-    stage: str = "attack"
-
-
-@dataclass(frozen=True)
-class EvaluateTask:
-    """What the evaluate stage asks of each partition."""
-
-    fingerprint: str
-    attack_fingerprint: str  # of the cached attacked images
-    search: SearchResult
-    attacks: tuple[str, ...]
-    mode: str
-    budget: AttackBudget
-    rd: float
-    stage: str = "evaluate"
+_TIMED_IMAGES = 256  # at most, to measure how long a pass takes
 
 
 class AttackWorker:
@@ -82,18 +44,28 @@ class AttackWorker:
         self.spec = spec
 
     def ready(self) -> str:
-        """Load everything; returns the node's name.
+        """Load everything; returns the node's id in Ray, its name where there is no Ray.
 
         Raises:
             BaseClassifierError: where this machine's weights are not the ones that the driver saw.
+            StoreError: where this machine does not see the driver's storage.
         """
+        if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
+            log_json()  # into the node's log folder
         torch.set_num_threads(self.spec.n_threads)
         self.device = _device()
         self.dataset = open_dataset(self.spec.data_uri)
-        self.std = self._classifier(self.spec.std_uri, "std")
-        self.rob = self._classifier(self.spec.rob_uri, "rob")
+        uris = {"std": self.spec.std_uri, "rob": self.spec.rob_uri}
+        networks = {role: self._classifier(uri, role) for role, uri in uris.items() if uri is not None}
         self.store = Store(self.spec.store_uri)
-        return platform.node()
+        if not self.store.exists("run.yaml"):
+            raise StoreError(
+                f"{platform.node()} does not see {self.store.address('run.yaml')}, which the driver wrote: "
+                "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
+            )
+        self.attacker = Attacker(self.spec, networks, self.store)
+        self.metrics = RunMetrics(self.spec.run_id)
+        return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else platform.node()
 
     def _classifier(self, uri: str, role: str) -> nn.Module:
         model = load_classifier(uri, role)
@@ -103,103 +75,57 @@ class AttackWorker:
                 f"{role}={uri!r} on {platform.node()} has checksum {found[:12]}, the run has {expected[:12]}: "
                 "this machine holds other weights; copy the same files to every node"
             )
-        return model.to(self.device)
+        return SteadyRows(model).to(self.device)
 
     def process(self, partition: Partition, task: AttackTask | EvaluateTask) -> Receipt:
-        """Attack one partition, write its file, and report."""
-        started = time.perf_counter()
+        """Attack one partition, write its file, and report; where another driver's worker has done it, only report."""
+        path, started = f"{task.stage}/{partition.file_name}", time.perf_counter()
+        if there := self._receipt_of(path, task):
+            return there
         x, y = self.dataset.read(partition.start, partition.stop)
         x, y = x.to(self.device), y.to(self.device)
         if isinstance(task, AttackTask):
-            columns, summary = self._attack(partition, x, y, task)
+            columns, summary = self.attacker.attack(partition, x, y, task)
         else:
-            columns, summary = self._evaluate(partition, x, y, task)
+            columns, summary = self.attacker.evaluate(partition, x, y, task)
         receipt = Receipt(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
-            seconds=time.perf_counter() - started, node=platform.node(), **summary,
+            seconds=time.perf_counter() - started, finished=time.time(), node=platform.node(),
+            precision=self.attacker.precisions(x), **self._held(), **summary,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.fingerprint, receipt)
-        self.store.write(f"{task.stage}/{partition.file_name}", content)
+        if not self.store.create(path, content):
+            if there := self._receipt_of(path, task):
+                return there
+            self.store.write(path, content)  # in the place of a damaged file
+        self.metrics.count_piece(receipt)
+        logger.info("%s %s written", task.stage, partition, extra={"run": self.spec.run_id, **asdict(receipt)})
         return receipt
 
-    def _attack(
-        self, partition: Partition, x: Tensor, y: Tensor, task: AttackTask
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """MMAA on LayerNormed rob, and the plain APGD pair on std."""
-        ids, batch = range(partition.start, partition.stop), self.spec.batch_size
-        found = minimum_margin_attack(
-            lambda images: layer_norm_logits(self.rob(images), ln_k=self.spec.ln_k), x, y,
-            threat=self.spec.threat, n_iter=task.n_iter, n_target_classes=task.n_target_classes,
-            seed=self.spec.seed, stop_when_broken=task.stop_when_broken,
-            border_restarts=task.border_restarts, sample_ids=ids, batch_size=batch,
-        )  # fmt: skip
-        budget = AttackBudget(task.n_iter, task.n_target_classes, batch_size=batch)
-        std = autoattack(
-            self.std, x, y, threat=self.spec.threat, attacks=STD_ATTACKS,
-            seed=self.spec.seed, sample_ids=ids, budget=budget,
-        )  # fmt: skip
-        return self._attack_columns(x, y, found, std)
+    def _receipt_of(self, path: str, task: AttackTask | EvaluateTask) -> Receipt | None:
+        """Of a finished file; None where there is none."""
+        footer = read_footer(self.store, path)
+        if footer is not None:
+            check_footer(self.store.address(path), footer, task.fingerprint)
+        return footer.receipt if footer else None
 
-    def _attack_columns(
-        self, x: Tensor, y: Tensor, found: MinimumMarginResult, std: AttackOutcome
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        rob_clean = self._logits(self.rob, x)
-        columns = {
-            "std_clean": self._logits(self.std, x),
-            "rob_clean": rob_clean,
-            "rob_attacked": self._logits(self.rob, found.x_adv),
-            "margin": found.margin,
-            "log_one_minus_margin": found.log_one_minus_margin,
-            "std_broken": ~std.robust,
-            "rob_broken": found.broken,
-            "x_adv": found.x_adv,
-        }
-        summary = {
-            "clean_correct": int((rob_clean.argmax(dim=1) == y).sum()),
-            "robust": int((~found.broken).sum()),
-            "n_forward": found.n_forward + std.n_forward,
-            "n_backward": found.n_backward + std.n_backward,
-        }
-        return columns, summary
+    def merge(self, partition: Partition, spans: Sequence[Span], task: AttackTask | EvaluateTask) -> Receipt:
+        """Make the partition's one file from the files of all of its spans."""
+        return merge_spans(self.store, task.stage, partition, spans, task.fingerprint)
 
-    def _evaluate(
-        self, partition: Partition, x: Tensor, y: Tensor, task: EvaluateTask
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """The adaptive AutoAttack on the mixture that the search chose."""
-        mixed = self._mixed(task)
-        cached = read_columns(self.store, "attack", [partition], task.attack_fingerprint, ["x_adv"])["x_adv"]
-        outcome = adaptive_autoattack(
-            mixed, x, y, threat=self.spec.threat, attacks=task.attacks, mode=task.mode, seed=self.spec.seed,
-            cached_BCHW=cached.to(self.device), sample_ids=range(partition.start, partition.stop), budget=task.budget,
-        )  # fmt: skip
-        clean = self._logits(mixed, x)
-        columns = {
-            "mixed_clean": clean,
-            "mixed_attacked": outcome.logits,
-            "robust": outcome.robust,
-            **{f"{SURVIVED}{attack}": survived for attack, survived in outcome.survived.items()},
-            "x_adv": outcome.x_adv,
-        }
-        summary = {
-            "clean_correct": int((clean.argmax(dim=1) == y).sum()),
-            "robust": int(outcome.robust.sum()),
-            "n_forward": outcome.n_forward,
-            "n_backward": outcome.n_backward,
-        }
-        return columns, summary
+    def time_passes(self) -> dict[str, PassSeconds]:
+        """Seconds an image and pass of each network and their mixture, in float32 and in batches of the run's size."""
+        x, _ = self.dataset.read(0, min(_TIMED_IMAGES, len(self.dataset)))
+        x = x.to(self.device)
+        return time_classifiers(self.attacker.networks, x[: self.attacker.images_at_a_time(x)])
 
-    def _mixed(self, task: EvaluateTask) -> MixedClassifier:
-        chosen, search = task.search.deployed(), task.search
-        transform = LogitTransform(chosen.scale, chosen.power, chosen.bias, clamp=search.clamp, ln_k=search.ln_k)
-        mixed = MixedClassifier(
-            self.std, self.rob, transform, chosen.alpha, one_minus_alpha=chosen.one_minus_alpha,
-            surrogate_alpha=search.surrogate_alpha, rd=task.rd,
-        )  # fmt: skip
-        return mixed.eval().to(self.device)
-
-    def _logits(self, model: Any, x: Tensor) -> Tensor:
-        return judged_logits(Victim.of(model), x, self.spec.batch_size)
+    def _held(self) -> dict[str, Any]:
+        """What the worker computes on, for the bill: one accelerator's name and share, or its cores."""
+        if self.device.type != "cuda":
+            return {"device": "cpu", "n_devices": float(self.spec.n_threads)}
+        held: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+        return {"device": torch.cuda.get_device_name(self.device), "n_devices": held.get("GPU", 1.0)}
 
 
 def _device() -> torch.device:

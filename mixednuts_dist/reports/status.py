@@ -1,6 +1,6 @@
 """`mixednuts status`: where a run stands, read from its files alone, from any machine that reaches the storage."""
 
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,11 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import RunConfig
-from ..data.records import Receipt
-from ..stages.evaluate import evaluate_fingerprint
+from ..data.outages import FIRST_ANSWER_SECONDS
+from ..data.spans import finished_spans
+from ..stages.evaluate import autoattack_fingerprint, evaluate_fingerprint
 from ..stages.runs import Run, finished_partitions, reopen_run
 from ..stages.search import read_search_result
 from .intervals import Count
+from .pace import Pace, pace_of
 from .wording import interval_text, percent_text, seconds_text
 
 
@@ -27,6 +29,7 @@ class StageStatus:
     clean: Count
     robust: Count
     worker_seconds: float
+    pace: Pace
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,13 @@ class RunStatus:
 
 def run_status(config: RunConfig) -> RunStatus:
     """Raises MissingArtifact where the run has not begun."""
-    opened = reopen_run(config)
+    opened = reopen_run(config, FIRST_ANSWER_SECONDS)
     searched = opened.store.exists("search/selected.json")
     attack = _stage(opened, "attack", "rob", opened.attack_fingerprint)
     stages = [attack]
-    if searched:
+    if config.std is None:
+        stages.append(_stage(opened, "evaluate", "rob", autoattack_fingerprint(opened)))
+    elif searched:
         fingerprint = evaluate_fingerprint(opened, read_search_result(opened))
         stages.append(_stage(opened, "evaluate", "mixed", fingerprint))
     return RunStatus(
@@ -72,7 +77,7 @@ def run_status(config: RunConfig) -> RunStatus:
 
 
 def print_status(status: RunStatus, console: Console) -> None:
-    """A table of the stages, then what failed."""
+    """A table of the stages, their pace, then what failed."""
     console.print(f"run {status.run_id}  {status.uri}", highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for heading in ("stage", "partitions", "images", "of", "clean", "robust", "95 % interval", "worker time"):
@@ -80,6 +85,8 @@ def print_status(status: RunStatus, console: Console) -> None:
     for stage in status.stages:
         table.add_row(*_cells(stage))
     console.print(table)
+    for stage in status.stages:
+        console.print(f"{stage.stage:<8} {_pace_text(stage)}", highlight=False, soft_wrap=True)
     console.print(f"search   {'done' if status.searched else 'not done'}", highlight=False)
     console.print(f"report   {'done' if status.reported else 'not done'}", highlight=False)
     for log in status.failed:
@@ -87,16 +94,20 @@ def print_status(status: RunStatus, console: Console) -> None:
 
 
 def _stage(opened: Run, stage: str, subject: str, fingerprint: str) -> StageStatus:
-    receipts: Sequence[Receipt] = list(finished_partitions(opened, stage, fingerprint).values())
+    finished = finished_partitions(opened, stage, fingerprint)
+    unfinished = [partition for partition in opened.partitions if partition not in finished]
+    spans = finished_spans(opened.store, stage, unfinished, fingerprint)
+    receipts = [*finished.values(), *spans.values()]
     n_images = sum(receipt.n_images for receipt in receipts)
     return StageStatus(
         stage=stage,
         subject=subject,
-        done=len(receipts),
+        done=len(finished),
         total=len(opened.partitions),
         clean=Count(sum(receipt.clean_correct for receipt in receipts), n_images),
         robust=Count(sum(receipt.robust for receipt in receipts), n_images),
         worker_seconds=sum(receipt.seconds for receipt in receipts),
+        pace=pace_of(receipts, opened.inputs.n_images, time.time()),
     )
 
 
@@ -116,6 +127,22 @@ def _cells(stage: StageStatus) -> list[str]:
     ]
 
 
+def _pace_text(stage: StageStatus) -> str:
+    """Whether anything happens, how fast, how long it will take and what it costs."""
+    pace, parts = stage.pace, []
+    if pace.images_left and pace.last_finished is not None:
+        parts.append(f"last images finished {seconds_text(pace.last_finished)} ago")
+    if pace.images_left and pace.images_per_second and pace.seconds_left is not None:
+        parts.append(f"{pace.images_per_second:.2g} images/s, about {seconds_text(pace.seconds_left)} to go")
+    for unit, spent, left in (
+        ("GPU-hours", pace.gpu_hours, pace.gpu_hours_left),
+        ("core-hours", pace.core_hours, pace.core_hours_left),
+    ):
+        if spent:
+            parts.append(f"{spent:.2g} {unit}" + (f", about {left:.2g} to go" if left else ""))
+    return " · ".join(parts) if parts else "nothing finished yet"
+
+
 def _stage_json(stage: StageStatus) -> dict[str, Any]:
     return {
         "stage": stage.stage,
@@ -126,4 +153,5 @@ def _stage_json(stage: StageStatus) -> dict[str, Any]:
         "clean_correct": stage.clean.correct,
         "robust": stage.robust.correct,
         "worker_seconds": round(stage.worker_seconds, 3),
+        **stage.pace.to_json(),
     }

@@ -1,5 +1,6 @@
-"""What one sees while a run works: a bar on a terminal, a line every few seconds in a log file."""
+"""What one sees while a run works: a bar on a terminal, a line every few seconds in a log file, or JSON records."""
 
+import logging
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -12,8 +13,10 @@ from ..data.records import Receipt
 from .intervals import Count
 from .wording import percent_text, seconds_text
 
+logger = logging.getLogger(__name__)
+
 LINE_EVERY_SECONDS = 5.0
-_SUBJECT = {"attack": "rob", "evaluate": "mixed"}
+LINE_AT_LEAST_SECONDS = 60.0  # even where nothing has finished
 
 
 class StageTally:
@@ -22,7 +25,9 @@ class StageTally:
     def __init__(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
         self.stage, self.n_images = stage, n_images
         self.n_done = self.n_fresh = self.clean_correct = self.robust = 0
-        self.started = time.monotonic()
+        self.started = self.last_fresh = time.monotonic()
+        self.workers: tuple[int, int] | None = None  # there, asked for
+        self.classifier = ""  # whose accuracy it is
         for receipt in done:
             self._count(receipt)
 
@@ -30,11 +35,13 @@ class StageTally:
         """One more partition, computed just now."""
         self._count(receipt)
         self.n_fresh += receipt.n_images
+        self.last_fresh = time.monotonic()
 
     def _count(self, receipt: Receipt) -> None:
         self.n_done += receipt.n_images
         self.clean_correct += receipt.clean_correct
         self.robust += receipt.robust
+        self.classifier = receipt.classifier
 
     def images_per_second(self) -> float:
         elapsed = time.monotonic() - self.started
@@ -51,8 +58,19 @@ class StageTally:
         if self.n_done:
             clean = percent_text(Count(self.clean_correct, self.n_done))
             robust = percent_text(Count(self.robust, self.n_done))
-            parts.append(f"{_SUBJECT.get(self.stage, 'mixed')} {clean} clean, {robust} robust")
+            parts.append(f"{self.classifier} {clean} clean, {robust} robust")
+        if self.n_done < self.n_images:
+            parts.extend(self._workers_text())
         return " · ".join(parts)
+
+    def _workers_text(self) -> list[str]:
+        if self.workers is None:
+            return []
+        there, asked = self.workers
+        waiting = f" of {asked}" if asked > there else ""
+        quiet = time.monotonic() - self.last_fresh
+        since = f", at it for {seconds_text(quiet)}" if there and quiet > LINE_EVERY_SECONDS else ""
+        return [f"{there}{waiting} worker{'s' if max(there, asked) > 1 else ''}{since}"]
 
 
 class TerminalProgress:
@@ -79,11 +97,8 @@ class TerminalProgress:
 
     @property
     def text(self) -> str:
-        """The running counts, or that the workers are still starting."""
-        if self._tally is None:
-            return ""
-        waiting = not self._tally.n_fresh and self._tally.n_done < self._tally.n_images
-        return self._tally.line() + (" · workers at work" if waiting else "")
+        """The running counts."""
+        return self._tally.line() if self._tally else ""
 
     def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
         self._tally = StageTally(stage, n_images, done)
@@ -100,6 +115,14 @@ class TerminalProgress:
         if not self.console.is_terminal and (overdue or self._tally.n_done == self._tally.n_images):
             self._log(receipt.stage, self._tally.line())
 
+    def workers_seen(self, ready: int, asked: int) -> None:
+        """Also a sign of life while all workers are busy with long pieces, or wait for a machine."""
+        if self._tally is None:
+            return
+        self._tally.workers = ready, asked
+        if not self.console.is_terminal and time.monotonic() - self._last_line >= LINE_AT_LEAST_SECONDS:
+            self._log(self._tally.stage, self._tally.line())
+
     def stage_finished(self, stage: str, message: str) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
@@ -111,6 +134,15 @@ class TerminalProgress:
     def _log(self, stage: str, message: str) -> None:
         self._last_line = time.monotonic()
         self.console.print(f"[bold]{stage:<8}[/bold] {message}", highlight=False, soft_wrap=True)
+
+
+class LogProgress(TerminalProgress):
+    """The same lines as records of the log."""
+
+    def _log(self, stage: str, message: str) -> None:
+        self._last_line = time.monotonic()
+        counts = {"images": self._tally.n_images, "images_done": self._tally.n_done} if self._tally else {}
+        logger.info(message, extra={"stage": stage, **counts})
 
 
 class _TallyColumn(ProgressColumn):

@@ -1,14 +1,20 @@
 """The attack stage: the margins that everything else reads, one partition a task."""
 
+from collections.abc import Mapping
+
 from ..config import RunConfig
 from ..data.partitions import Partition
+from ..data.spans import delete_spans, finished_spans
 from ..data.store import Store
 from ..distributed.cluster import RaySession, connected, pool_settings
 from ..distributed.pool import Pool
-from ..distributed.worker import AttackTask, EvaluateTask, WorkerSpec
+from ..distributed.schedule import WorkQueue
+from ..distributed.tasks import AttackTask, EvaluateTask, WorkerSpec
 from .adoption import adopt_attack
-from .progress import Progress, Silent
+from .progress import Progress, Silent, WatchesWorkers
 from .runs import Run, finished_partitions, open_run, stage_clock
+
+SMALLEST_SPAN = 4  # images, to begin with; the queue raises it where so few waste time
 
 
 def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> Run:
@@ -24,37 +30,58 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
 
 def complete(opened: Run, session: RaySession | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
+    adopt_attack(opened)
+    run_partitions(opened, attack_task(opened), session, progress)
+
+
+def attack_task(opened: Run) -> AttackTask:
+    """What the configuration asks of each partition."""
     attack = opened.config.attack
-    task = AttackTask(
+    return AttackTask(
         opened.attack_fingerprint,
         attack.n_iter,
         attack.n_target_classes,
         attack.stop_when_broken,
         attack.border_restarts,
+        method=attack.method,
+        n_queries=attack.n_queries,
     )
-    adopt_attack(opened)
-    run_partitions(opened, task, session, progress)
 
 
 def run_partitions(
-    opened: Run, task: AttackTask | EvaluateTask, session: RaySession | None, progress: Progress
+    opened: Run,
+    task: AttackTask | EvaluateTask,
+    session: RaySession | None,
+    progress: Progress,
+    weights: Mapping[Partition, float] | None = None,
 ) -> None:
-    """Hand the unfinished partitions of a stage to the pool; shared by the attack and evaluate stages."""
+    """Hand the unfinished partitions of a stage to the pool; shared by the attack and evaluate stages.
+
+    `weights` are expected costs, where known: the heaviest partitions go first.
+    """
     finished = finished_partitions(opened, task.stage, task.fingerprint)
     todo = [partition for partition in opened.partitions if partition not in finished]
-    progress.stage_started(task.stage, opened.inputs.n_images, list(finished.values()))
+    spans = finished_spans(opened.store, task.stage, todo, task.fingerprint)
+    progress.stage_started(task.stage, opened.inputs.n_images, [*finished.values(), *spans.values()])
     if not todo:
+        delete_spans(opened.store, task.stage)
         progress.stage_finished(task.stage, f"nothing to do: all {len(finished)} partitions are done")
         return
     compute = opened.config.compute
     _forget_errors(opened.store, todo)
     with stage_clock(opened.store, task.stage), connected(session):
         settings = pool_settings(compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries)
-        Pool(_worker_spec(opened), task, settings, progress.partition_done).run(todo)
+        queue = WorkQueue(todo, smallest=SMALLEST_SPAN, weights=weights, finished_spans=list(spans))
+        pool = Pool(worker_spec(opened), task, settings, progress.partition_done)
+        if isinstance(progress, WatchesWorkers):
+            pool.on_look = progress.workers_seen
+        pool.run(queue)
+    delete_spans(opened.store, task.stage)
     progress.stage_finished(task.stage, f"{len(todo)} partitions computed, {len(finished)} were done already")
 
 
-def _worker_spec(opened: Run) -> WorkerSpec:
+def worker_spec(opened: Run) -> WorkerSpec:
+    """What every worker of the run must know."""
     config = opened.config
     return WorkerSpec(
         store_uri=opened.store.uri,
@@ -66,6 +93,8 @@ def _worker_spec(opened: Run) -> WorkerSpec:
         seed=config.seed,
         ln_k=config.search.ln_k,
         batch_size=config.compute.batch_size,
+        precision=config.precision,
+        compile=config.compute.compile,
         n_threads=max(1, int(config.compute.num_cpus)),
     )
 

@@ -1,25 +1,26 @@
-"""The evaluate stage: the adaptive AutoAttack on the mixture that the search deployed."""
+"""The evaluate stage: the adaptive AutoAttack on the mixture that the search deployed, or AutoAttack on rob alone."""
 
 from dataclasses import asdict
 
 from ..attacks.adaptive import AttackBudget
 from ..config import RunConfig, digest
-from ..data.records import SearchResult
+from ..data.records import Receipt, SearchResult
 from ..distributed.cluster import RaySession
-from ..distributed.worker import EvaluateTask
+from ..distributed.tasks import EvaluateTask
 from .attack import run_partitions
 from .progress import Progress, Silent
 from .runs import Run, open_run, require_complete
 from .search import read_search_result
 
+_ROBUST_IMAGE_COSTS = 30  # times as much as a broken one
 CACHED = "cached"  # the attack stage's images, tried before anything else
 
 
 def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> Run:
-    """Attack the mixed classifier on every image that is not yet evaluated; returns the opened run.
+    """Attack the mixed classifier (without std: rob) on every image not yet evaluated; returns the opened run.
 
     Raises:
-        MissingArtifact: where the attack or the search stage has not finished.
+        MissingArtifact: where there is a std, and the attack or the search stage has not finished.
         PartitionFailed: where partitions failed all of their tries; the others are finished first.
     """
     opened = open_run(config)
@@ -29,8 +30,17 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
 
 def complete(opened: Run, session: RaySession | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
-    require_complete(opened, "attack", opened.attack_fingerprint)
-    run_partitions(opened, _task(opened, read_search_result(opened)), session, progress)
+    if opened.config.std is None:
+        run_partitions(opened, autoattack_task(opened), session, progress)
+        return
+    attacked = require_complete(opened, "attack", opened.attack_fingerprint)
+    weights = {partition: _expected_cost(receipt) for partition, receipt in attacked.items()}
+    run_partitions(opened, evaluate_task(opened, read_search_result(opened)), session, progress, weights)
+
+
+def _expected_cost(attacked: Receipt) -> float:
+    """Of a partition, in robust images: what rob loses, the mixture mostly loses to the first attack, a cheap one."""
+    return attacked.robust + (attacked.n_images - attacked.robust) / _ROBUST_IMAGE_COSTS
 
 
 def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
@@ -40,13 +50,35 @@ def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
     return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate})
 
 
-def _task(opened: Run, search: SearchResult) -> EvaluateTask:
+def autoattack_fingerprint(opened: Run) -> str:
+    """The same for AutoAttack on rob alone."""
+    keys = ("version", "data", "rob", "threat", "seed", "partition_size", "precision", "evaluate")
+    values = opened.config.determinants()
+    return digest({**{key: values[key] for key in keys}, "checksums": opened.inputs.checksums})
+
+
+def autoattack_task(opened: Run) -> EvaluateTask:
+    """What the configuration asks of each partition where there is no std; needs no earlier stage."""
+    evaluate = opened.config.evaluate
+    return EvaluateTask(
+        fingerprint=autoattack_fingerprint(opened),
+        attack_fingerprint="",
+        search=None,
+        attacks=tuple(evaluate.attacks),
+        mode=evaluate.mode,
+        budget=AttackBudget(evaluate.n_iter, evaluate.n_target_classes, evaluate.n_queries),
+        rd=evaluate.rd,
+    )
+
+
+def evaluate_task(opened: Run, search: SearchResult) -> EvaluateTask:
+    """What the configuration asks of each partition, for the mixture that the search deployed."""
     config = opened.config
     budget = AttackBudget(
         config.evaluate.n_iter,
         config.evaluate.n_target_classes,
         config.evaluate.n_queries,
-        config.compute.batch_size,
+        border_restarts=config.evaluate.border_restarts,
     )
     return EvaluateTask(
         fingerprint=evaluate_fingerprint(opened, search),

@@ -1,7 +1,7 @@
 """What the stages tell whoever watches; the terminal and the logs are somebody else's business."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..data.records import Receipt
 
@@ -13,10 +13,18 @@ class Progress(Protocol):
         """`n_images` in all; `done` are the partitions that earlier runs have left finished."""
 
     def partition_done(self, receipt: Receipt) -> None:
-        """One more partition is written."""
+        """One more partition, or one more span of one, is written."""
 
     def stage_finished(self, stage: str, message: str) -> None:
         """The stage is complete; `message` says in a line what came out or that there was nothing to do."""
+
+
+@runtime_checkable
+class WatchesWorkers(Protocol):
+    """A `Progress` that also wants to know who is at work, every few seconds."""
+
+    def workers_seen(self, ready: int, asked: int) -> None:
+        """`ready` of `asked` workers are there; the others wait for room on the cluster."""
 
 
 class Silent:

@@ -8,8 +8,9 @@ import torch
 from mixednuts_dist.data.base_classifiers import classifier_checksum, load_classifier
 from mixednuts_dist.data.partitions import Partition
 from mixednuts_dist.data.store import Store
-from mixednuts_dist.data.tables import read_attack_records
-from mixednuts_dist.distributed.worker import AttackTask, AttackWorker, WorkerSpec
+from mixednuts_dist.data.tables import read_attack_records, read_footer
+from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
+from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.threat import ThreatModel
@@ -23,6 +24,7 @@ def worker(tmp_path: Path) -> AttackWorker:
         store_uri=str(tmp_path), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
         threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
     )  # fmt: skip
+    (tmp_path / "run.yaml").write_text("")  # the driver writes it, and every worker must see it
     made = AttackWorker(spec)
     made.ready()
     return made
@@ -35,11 +37,37 @@ def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: Att
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)
     assert torch.equal(records.labels_N, y)
-    assert torch.allclose(records.rob_clean_NK, worker.rob(x), atol=1e-5)
+    assert torch.allclose(records.rob_clean_NK, worker.attacker.rob(x), atol=1e-5)
     normed = layer_norm_logits(records.rob_attacked_NK)
     assert torch.allclose(log_one_minus_signed_margin(normed, y), records.log_one_minus_margin_N, atol=1e-5)
     assert torch.equal(records.rob_broken_N, records.rob_attacked_NK.argmax(dim=1) != y)
+    assert torch.equal(records.std_broken_N, records.std_attacked_NK.argmax(dim=1) != y)
     assert receipt.robust == int((~records.rob_broken_N).sum())
     assert receipt.clean_correct == int((records.rob_clean_NK.argmax(dim=1) == y).sum())
     assert receipt.n_images == 12
     assert int(records.std_broken_N.sum()) >= 10
+
+
+def test_what_another_worker_has_written_is_reported_and_not_computed_again(
+    worker: AttackWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition, task = Partition(0, 0, 4), AttackTask("f0", n_iter=2, n_target_classes=1, stop_when_broken=True)
+    path = tmp_path / "attack" / partition.file_name
+    first = worker.process(partition, task)
+    content = path.read_bytes()
+    assert worker.process(partition, task) == first
+    monkeypatch.setattr(worker, "_receipt_of", lambda *_: None)  # it looked a moment too early
+    monkeypatch.setattr(worker.store, "write", lambda *_: None)
+    worker.process(partition, task)
+    assert path.read_bytes() == content
+
+
+def test_a_damaged_file_is_replaced(worker: AttackWorker, tmp_path: Path) -> None:
+    partition, task = Partition(0, 0, 4), AttackTask("f0", n_iter=2, n_target_classes=1, stop_when_broken=True)
+    path = tmp_path / "attack" / partition.file_name
+    path.parent.mkdir()
+    path.write_bytes(b"PAR1 and then nothing")
+    receipt = worker.process(partition, task)
+    footer = read_footer(Store(str(tmp_path)), f"attack/{partition.file_name}")
+    assert footer is not None
+    assert footer.receipt == receipt

@@ -1,12 +1,17 @@
-"""cluster.yaml against Ray's own schema and resource checks, offline."""
+"""cluster.yaml against Ray's own schema and resource checks, and the KubeRay manifest, offline."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-PATH = Path(__file__).parents[2] / "cluster.yaml"
+from mixednuts_dist.config import load_config
+
+ROOT = Path(__file__).parents[2]
+PATH = ROOT / "cluster.yaml"
 
 
 @pytest.fixture
@@ -39,3 +44,51 @@ def test_the_head_runs_no_attack_and_workers_start_from_none(content: dict[str, 
     assert worker["min_workers"] == 0
     assert 0 < worker["max_workers"] <= content["max_workers"]
     assert worker["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
+
+
+def test_what_is_to_edit_is_there_as_plain_values(content: dict[str, Any]) -> None:
+    assert re.fullmatch(r"[a-z]{2}-[a-z]+-\d", content["provider"]["region"])
+    assert sum("export STORAGE=s3://YOUR-BUCKET/runs" in command for command in content["setup_commands"]) == 1
+    assert not re.search(r"(?i)secret|access_key|password|token", PATH.read_text())
+
+
+def test_ray_and_its_jobs_find_the_environment_that_the_set_up_makes(content: dict[str, Any]) -> None:
+    assert any("uv sync" in command for command in content["setup_commands"])
+    for start in (content["head_start_ray_commands"], content["worker_start_ray_commands"]):
+        assert start[-1].startswith("export PATH=~/mixednuts/.venv/bin:$PATH; ")
+        assert "ray start" in start[-1]
+
+
+@pytest.fixture
+def manifest() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "jobs" / "kuberay.yaml").read_text())
+    return loaded
+
+
+def test_the_rayjob_has_what_kuberay_asks_for(manifest: dict[str, Any]) -> None:
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
+    assert manifest["spec"]["shutdownAfterJobFinishes"]
+    cluster = manifest["spec"]["rayClusterSpec"]
+    assert f"ray=={cluster['rayVersion']}" in (ROOT / "pyproject.toml").read_text()
+    assert cluster["enableInTreeAutoscaling"]
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    assert (workers["replicas"], workers["minReplicas"]) == (0, 0)
+    for group in (head, workers):
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["name"]
+        assert container["image"]
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_the_rayjobs_command_is_one_that_runs(manifest: dict[str, Any]) -> None:
+    python, script, config, *options = shlex.split(manifest["spec"]["entrypoint"])
+    assert python == "python"
+    assert (ROOT / script.removeprefix("/app/")).is_file()
+    assert options[::2] == ["--set"] * (len(options) // 2)
+    loaded = load_config(ROOT / config.removeprefix("/app/"), options[1::2])
+    assert loaded.storage.startswith("s3://")
+    assert loaded.compute.num_gpus == 1
+    (workers,) = manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert loaded.compute.num_workers == workers["maxReplicas"]

@@ -1,0 +1,157 @@
+"""What distribution costs and gains. Run: `mixednuts benchmark distribution` on a quiet machine; minutes.
+
+- orchestration: share of the wall time that is not work, with partitions of 10 s (two workers that sleep);
+- scaling: a real attack by two workers against the same one by one worker, the cores being there;
+- driver: 100,000 partitions and 1,000 workers through the real loop over real Ray tasks. The workers are sleeping
+  coroutines in four processes: a machine has no room for 1,000 processes;
+- tail: 64 GPUs that are simulated, with the pool's own queue, over images whose cost is drawn from passes counted here.
+"""
+
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psutil
+
+from ..attacks.minimum_margin import minimum_margin_attack
+from ..config import parse_config
+from ..data.base_classifiers import load_classifier
+from ..data.datasets import open_dataset
+from ..data.partitions import split_images
+from ..data.records import Receipt
+from ..distributed.cluster import RaySession
+from ..mixing.transforms import layer_norm_logits
+from ..stages import attack
+from ..stages.progress import Silent
+from ..threat import ThreatModel
+from .simulation import simulate
+from .sleepers import sleep_through
+
+_THREAT = ThreatModel("Linf", 0.15)  # of the packaged pair on the digits
+_PASSES_A_SECOND = 300.0  # of the simulated GPU: a large network on large images
+_GPUS = 64
+
+
+def run() -> dict[str, Any]:
+    """Prints a line for each and returns their numbers."""
+    with RaySession("local") as session:
+        session.ensure()
+        results = {
+            "orchestration": _told(orchestration()),
+            "scaling": _told(scaling(session)),
+            "driver": _told(driver()),
+        }
+    return {**results, "tail": _told(tail(count_passes()))}
+
+
+def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any]:
+    """Two sleeping workers: the share of their time between the first piece's start and the last one's end."""
+    receipts: list[Receipt] = []
+    sleep_through(2, split_images(n_partitions, 1), seconds, receipts.append)
+    wall = _wall(receipts)
+    busy = sum(receipt.seconds for receipt in receipts)
+    return {"partition_seconds": seconds, "wall_seconds": wall, "share_not_worked": 1 - busy / (2 * wall)}
+
+
+def scaling(session: RaySession, n_images: int = 192) -> dict[str, Any]:
+    """The attack stage on digits by one and by two workers of a core each, from the first piece to the last."""
+    wall = {n_workers: _attack_seconds(session, n_workers, n_images) for n_workers in (1, 2)}
+    return {"cores": psutil.cpu_count(), "one_s": wall[1], "two_s": wall[2], "speedup": wall[1] / wall[2]}
+
+
+def driver(n_partitions: int = 100_000, n_workers: int = 1000, seconds: float = 1.0) -> dict[str, Any]:
+    """The driver's loop: pieces a second, and its memory at a tenth of the way and at the end."""
+    process, memory, n_done = psutil.Process(), [], 0
+
+    def count(_: Receipt) -> None:
+        nonlocal n_done
+        n_done += 1
+        if n_done in (n_partitions // 10, n_partitions):
+            memory.append(process.memory_info().rss / 2**20)
+
+    started, cpu = time.perf_counter(), _cpu_seconds()
+    sleep_through(n_workers, split_images(n_partitions, 1), seconds, count)
+    wall = time.perf_counter() - started
+    return {
+        "partitions": n_done,
+        "workers": n_workers,
+        "wall_seconds": wall,
+        "pieces_a_second": n_done / wall,
+        "driver_cpu_ms_a_piece": 1000 * (_cpu_seconds() - cpu) / n_done,
+        "memory_mib_at_a_tenth": memory[0],
+        "memory_mib_at_the_end": memory[-1],
+    }
+
+
+def count_passes(n_images: int = 40, n_iter: int = 100) -> list[int]:
+    """Forward passes that MMAA takes for each image of the packaged pair, one image at a time."""
+    rob = load_classifier("demo:rob", "rob")
+    x, y = open_dataset("digits").read(0, n_images)
+
+    def count(i: int) -> int:
+        found = minimum_margin_attack(
+            lambda images: layer_norm_logits(rob(images)), x[i : i + 1], y[i : i + 1],
+            threat=_THREAT, n_iter=n_iter, border_restarts=0, sample_ids=[i], batch_size=1,
+        )  # fmt: skip
+        return found.n_forward
+
+    return [count(i) for i in range(n_images)]
+
+
+def tail(passes: Sequence[int], n_images: int = 10_000, partition_size: int = 100) -> dict[str, Any]:
+    """64 simulated GPUs over images with these passes, drawn with a fixed seed; shares above the ideal makespan."""
+    draw = random.Random(0)
+    seconds = [draw.choice(passes) / _PASSES_A_SECOND for _ in range(n_images)]
+    weights = {part: sum(seconds[part.start : part.stop]) for part in split_images(n_images, partition_size)}
+    same, mixed = [1.0] * _GPUS, [1.0, 2.0] * (_GPUS // 2)
+    cases: dict[str, Callable[[], Any]] = {
+        "costs_unknown": lambda: simulate(seconds, same, partition_size=partition_size, smallest=4),
+        "costs_known": lambda: simulate(seconds, same, partition_size=partition_size, smallest=4, weights=weights),
+        "half_of_them_twice_as_fast": lambda: simulate(seconds, mixed, partition_size=partition_size, smallest=4),
+        "without_cutting": lambda: simulate(seconds, same, partition_size=partition_size, smallest=partition_size),
+    }
+    shown = {
+        name: {"above_ideal": found.excess, "pieces": found.n_pieces}
+        for name, case in cases.items()
+        for found in [case()]
+    }
+    return {"images": n_images, "gpus": _GPUS, "passes": sorted(passes), **shown}
+
+
+class _Collector(Silent):
+    def __init__(self) -> None:
+        self.receipts: list[Receipt] = []
+
+    def partition_done(self, receipt: Receipt) -> None:
+        self.receipts.append(receipt)
+
+
+def _attack_seconds(session: RaySession, n_workers: int, n_images: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        config = parse_config({
+            "name": "scaling", "data": {"uri": "digits", "n": n_images}, "std": "demo:std", "rob": "demo:rob",
+            "threat": {"eps": _THREAT.eps}, "partition_size": 16, "storage": folder,
+            "compute": {"num_workers": n_workers, "batch_size": 16},
+        })  # fmt: skip
+        collector = _Collector()
+        attack.run(config, session=session, progress=collector)
+    return _wall(collector.receipts)
+
+
+def _wall(receipts: Sequence[Receipt]) -> float:
+    begun = min(receipt.finished - receipt.seconds for receipt in receipts)
+    return max(receipt.finished for receipt in receipts) - begun
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _told(result: dict[str, Any]) -> dict[str, Any]:
+    sys.stderr.write(f"{result}\n")
+    return result

@@ -1,0 +1,93 @@
+"""Files of spans: the parts of a partition that several workers have shared, until they become its one file."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from ..errors import MissingArtifact
+from .partitions import SPANS, Partition, Span, without_overlaps
+from .records import Receipt
+from .store import Store
+from .tables import check_footer, encode_table, read_columns, read_footer
+
+_NAME = re.compile(r"part-(\d+)-(\d+)-(\d+)\.parquet")
+
+
+def finished_spans(store: Store, stage: str, partitions: Sequence[Partition], fingerprint: str) -> dict[Span, Receipt]:
+    """Whole files of spans of these partitions, no image in two of them; damaged files count as missing.
+
+    Raises:
+        FingerprintMismatch: where a file is of another run.
+    """
+    by_index = {partition.index: partition for partition in partitions}
+    found: dict[Partition, dict[Span, Receipt]] = {}
+    for name in store.names(f"{stage}/{SPANS}"):
+        span = _parse(name, by_index)
+        footer = read_footer(store, f"{stage}/{span.file_name}") if span else None
+        if span and footer:
+            check_footer(store.address(f"{stage}/{span.file_name}"), footer, fingerprint)
+            found.setdefault(span.whole, {})[span] = footer.receipt
+    return {span: receipts[span] for receipts in found.values() for span in without_overlaps(receipts)}
+
+
+def merge_spans(store: Store, stage: str, whole: Partition, spans: Sequence[Span], fingerprint: str) -> Receipt:
+    """Write the partition's file from its spans' files, the same rows in the same order, and delete those.
+
+    Another driver of the same run may have done it already; then its file is the one.
+
+    Raises:
+        MissingArtifact: where a span's file is gone and the partition's is not there either.
+    """
+    path = f"{stage}/{whole.file_name}"
+    there = read_footer(store, path) if store.exists(path) else None
+    if there:
+        check_footer(store.address(path), there, fingerprint)
+        return there.receipt
+    columns = read_columns(store, stage, spans, fingerprint, _column_names(store, f"{stage}/{spans[0].file_name}"))
+    receipt = _added_up(whole, [_receipt(store, f"{stage}/{span.file_name}") for span in spans])
+    store.write(path, encode_table(columns, fingerprint, receipt))
+    for span in spans:
+        store.delete(f"{stage}/{span.file_name}")
+    return receipt
+
+
+def delete_spans(store: Store, stage: str) -> None:
+    """Remove what is left of the spans of a complete stage."""
+    for name in store.names(f"{stage}/{SPANS}"):
+        store.delete(f"{stage}/{SPANS}/{name}")
+
+
+def _parse(name: str, by_index: dict[int, Partition]) -> Span | None:
+    match = _NAME.fullmatch(name)
+    if not match:
+        return None
+    index, start, stop = map(int, match.groups())
+    whole = by_index.get(index)
+    fits = whole is not None and whole.start <= start < stop <= whole.stop
+    return Span(index, start, stop, whole) if whole and fits else None
+
+
+def _column_names(store: Store, path: str) -> list[str]:
+    with store.open(path) as file:
+        names: list[str] = pq.ParquetFile(file).schema_arrow.names
+    return names
+
+
+def _receipt(store: Store, path: str) -> Receipt:
+    footer = read_footer(store, path)
+    if footer is None:
+        raise MissingArtifact(f"{store.address(path)} is gone or damaged")
+    return footer.receipt
+
+
+def _added_up(whole: Partition, receipts: Sequence[Receipt]) -> Receipt:
+    changes: dict[str, Any] = {"start": whole.start, "stop": whole.stop}
+    for name in ("clean_correct", "robust", "seconds", "n_forward", "n_backward"):
+        changes[name] = sum(getattr(receipt, name) for receipt in receipts)
+    changes["finished"] = max(receipt.finished for receipt in receipts)
+    for name in ("node", "device", "precision"):
+        changes[name] = ", ".join(sorted({getattr(receipt, name) for receipt in receipts}))
+    return replace(receipts[0], **changes)

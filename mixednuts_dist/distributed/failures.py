@@ -1,0 +1,69 @@
+"""What went wrong with each piece of work: tries are counted, poison is set aside with its log.
+
+A process that dies at a piece has used up one of its tries. A machine that is taken away has not: on spot machines that
+is nobody's fault. But a piece that takes its machine down each time must end as well, so lost machines have a bound.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+from ..data.partitions import Partition, whole_of
+from ..data.store import Store
+from ..errors import PartitionFailed
+from .schedule import Merge, Work
+
+logger = logging.getLogger(__name__)
+
+MAX_LOST_MACHINES = 10  # while it was at one piece
+
+
+@dataclass
+class _Record:
+    tries: int = 0
+    lost_machines: int = 0
+    reason: str = ""
+
+
+@dataclass
+class Failures:
+    """The record of one stage."""
+
+    store: Store
+    stage: str
+    max_tries: int
+    _records: dict[Work, _Record] = field(default_factory=dict)
+    _poison: dict[Work, str] = field(default_factory=dict)  # -> what to tell
+
+    def failed(self, work: Work, reason: str, log: str) -> bool:
+        """One more try is used up; True where another one is left."""
+        record = self._records.setdefault(work, _Record())
+        record.tries, record.reason = record.tries + 1, reason
+        logger.warning("%s: try %d of %d failed: %s", work, record.tries, self.max_tries, reason)
+        if record.tries < self.max_tries:
+            return True
+        self._set_aside(work, f"failed {record.tries} of {self.max_tries} tries: {reason}", log)
+        return False
+
+    def machine_lost(self, work: Work, reason: str, log: str) -> bool:
+        """Its machine is gone; True where it may have another one."""
+        record = self._records.setdefault(work, _Record())
+        record.lost_machines += 1
+        if record.lost_machines < MAX_LOST_MACHINES:
+            return True
+        self._set_aside(work, f"lost {record.lost_machines} machines, one after the other: {reason}", log)
+        return False
+
+    def raise_if_poisoned(self) -> None:
+        """Raises PartitionFailed, naming each piece that was set aside, with the address of its log."""
+        if self._poison:
+            works = sorted(self._poison, key=lambda work: _partition(work).start)
+            raise PartitionFailed("\n".join(self._poison[work] for work in works))
+
+    def _set_aside(self, work: Work, what: str, log: str) -> None:
+        path = f"errors/{_partition(work).index:05d}.txt"
+        self._poison[work] = f"{work} {what}. Log: {self.store.address(path)}"
+        self.store.write(path, f"{self.stage} {work} {what}\n{log}\n".encode())
+
+
+def _partition(work: Work) -> Partition:
+    return work.whole if isinstance(work, Merge) else whole_of(work)

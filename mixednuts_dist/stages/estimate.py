@@ -1,0 +1,126 @@
+"""What a run will cost, before it starts: seconds a pass, measured on one worker, times the passes that are known.
+
+An image that survives everything takes a number of passes that the configuration fixes; one that breaks takes far
+fewer, mostly a few. So passes times images is an upper bound, up to the repeats for the few images that survive by a
+hair. It gets closer with every finished partition.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..attacks.adaptive import PGD_ITERATIONS
+from ..config import EvaluateConfig, RunConfig
+from ..data.records import Receipt
+from ..distributed.cluster import RaySession, connected, pool_settings
+from ..distributed.probe import measure_on_one_worker
+from ..distributed.timing import PassSeconds
+from .attack import worker_spec
+from .evaluate import autoattack_fingerprint, evaluate_fingerprint
+from .runs import Run, finished_partitions, open_run
+from .search import SELECTED, read_search_result
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """Worker-seconds that a stage still takes."""
+
+    stage: str
+    images_left: int
+    passes: tuple[int, int]  # forward and backward, of an image that survives everything
+    at_most: float  # worker-seconds, if every image did
+    likely: float | None  # worker-seconds, going by what is finished; None before anything is
+    basis: str  # of `likely`, in words
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """All of a run on the cluster as it is."""
+
+    stages: tuple[StageEstimate, ...]
+    pass_seconds: dict[str, PassSeconds]
+    n_workers: int
+    devices_each: float  # accelerators a worker, or cores where there are none
+    unit: str  # "GPU" or "core"
+
+
+def run(config: RunConfig, *, session: RaySession | None = None) -> Estimate:
+    """Measure on one worker; errors as in the attack stage."""
+    opened, compute = open_run(config), config.compute
+    with connected(session):
+        settings = pool_settings(compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries)
+        measured = measure_on_one_worker(worker_spec(opened), settings)
+    return Estimate(
+        stages=_stages(opened, measured),
+        pass_seconds=measured,
+        n_workers=settings.n_workers,
+        devices_each=settings.num_gpus or settings.num_cpus,
+        unit="GPU" if settings.num_gpus else "core",
+    )
+
+
+def attack_passes(n_iter: int, n_target_classes: int, n_classes: int) -> tuple[int, int]:
+    """(forward, backward) of an image that survives APGD-CE and APGD-T once; starts and verdicts included."""
+    steps = (n_iter + 1) * (1 + _targets(n_target_classes, n_classes))
+    return steps + 2, steps
+
+
+def evaluate_passes(evaluate: EvaluateConfig, n_classes: int) -> tuple[int, int]:
+    """(forward, backward) of an image that survives the whole ensemble; FAB-T's and Square's as counted."""
+    n_targets, n_iter = _targets(evaluate.n_target_classes, n_classes), evaluate.n_iter
+    each = {
+        "apgd-ce": (n_iter + 1, n_iter + 1),
+        "apgd-t": ((n_iter + 1) * n_targets, (n_iter + 1) * n_targets),
+        "fab-t": ((2 * n_iter + 4) * n_targets + 1, n_iter * n_targets),
+        "square": (evaluate.n_queries + 12, 0),
+        "pgd-20": (PGD_ITERATIONS + 1, PGD_ITERATIONS + 1),
+    }
+    chosen = [each[attack] for attack in evaluate.attacks]
+    return sum(forward for forward, _ in chosen) + 3, sum(backward for _, backward in chosen)
+
+
+def _targets(n_target_classes: int, n_classes: int) -> int:
+    return min(n_target_classes, n_classes - 1)
+
+
+def _stages(opened: Run, measured: dict[str, PassSeconds]) -> tuple[StageEstimate, ...]:
+    if opened.config.std is None:
+        done = finished_partitions(opened, "evaluate", autoattack_fingerprint(opened))
+        return (_evaluate(opened, measured["rob"], list(done.values()), []),)
+    attacked = list(finished_partitions(opened, "attack", opened.attack_fingerprint).values())
+    evaluated: list[Receipt] = []
+    if opened.store.exists(SELECTED):
+        fingerprint = evaluate_fingerprint(opened, read_search_result(opened))
+        evaluated = list(finished_partitions(opened, "evaluate", fingerprint).values())
+    return _attack(opened, measured, attacked), _evaluate(opened, measured["mixed"], evaluated, attacked)
+
+
+def _attack(opened: Run, measured: dict[str, PassSeconds], receipts: Sequence[Receipt]) -> StageEstimate:
+    attack = opened.config.attack
+    passes = attack_passes(attack.n_iter, attack.n_target_classes, opened.inputs.n_classes)
+    left = _images_left(opened, receipts)
+    at_most = left * (measured["std"].of(*passes) + measured["rob"].of(*passes))
+    return StageEstimate("attack", left, passes, at_most, _like_before(receipts, left), "from what is attacked already")
+
+
+def _evaluate(
+    opened: Run, seconds: PassSeconds, receipts: Sequence[Receipt], attacked: Sequence[Receipt]
+) -> StageEstimate:
+    passes = evaluate_passes(opened.config.evaluate, opened.inputs.n_classes)
+    left = _images_left(opened, receipts)
+    at_most = left * seconds.of(*passes)
+    likely, basis = _like_before(receipts, left), "from what is evaluated already"
+    if likely is None and attacked:
+        share = sum(receipt.robust for receipt in attacked) / sum(receipt.n_images for receipt in attacked)
+        likely, basis = at_most * share, f"if the mixture keeps what rob keeps, {100 * share:.0f} % of the images"
+    return StageEstimate("evaluate", left, passes, at_most, likely, basis)
+
+
+def _images_left(opened: Run, receipts: Sequence[Receipt]) -> int:
+    return opened.inputs.n_images - sum(receipt.n_images for receipt in receipts)
+
+
+def _like_before(receipts: Sequence[Receipt], left: int) -> float | None:
+    """What is left, at the seconds an image that the finished partitions took."""
+    if not receipts:
+        return None
+    return left * sum(receipt.seconds for receipt in receipts) / sum(receipt.n_images for receipt in receipts)

@@ -1,0 +1,44 @@
+"""The distribution benchmark at a size that a test can afford; the simulated tail at its full one."""
+
+import pytest
+
+from mixednuts_dist.benchmarks import distribution
+from mixednuts_dist.benchmarks.simulation import simulate
+
+# Passes of 12 digits as `count_passes` gives them: two thirds survive.
+PASSES = [1012, 2, 2, 107, 1012, 4, 1012, 2, 2, 1012, 1012, 1012]
+
+
+def test_64_gpus_end_within_5_percent_of_the_ideal_makespan() -> None:
+    found = distribution.tail(PASSES)
+    for case in ("costs_unknown", "costs_known"):
+        assert 0 <= found[case]["above_ideal"] < 0.05
+        assert found[case]["pieces"] > 64
+    assert found["half_of_them_twice_as_fast"]["above_ideal"] < 0.1
+    assert found["without_cutting"]["above_ideal"] > 0.3
+
+
+def test_the_simulation_agrees_with_pencil_and_paper() -> None:
+    # Two workers, four partitions of 10 images of 1 s that are never cut: two each, and 0.2 s a piece.
+    outcome = simulate([1.0] * 40, [1.0, 1.0], partition_size=10, smallest=10)
+    assert (outcome.n_pieces, outcome.n_merges) == (4, 0)
+    assert outcome.ideal == 20
+    assert outcome.makespan == pytest.approx(20.4)
+    # A faster worker takes more: 3 x 4.08 s against 1 x 10.2 s.
+    assert simulate([1.0] * 40, [1.0, 2.5], partition_size=10, smallest=10).makespan == pytest.approx(12.24)
+
+
+def test_passes_are_counted_on_the_packaged_pair() -> None:
+    passes = distribution.count_passes(n_images=4, n_iter=3)
+    assert max(passes) >= 4 * 10
+    assert min(passes) >= 1
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_driver_serves_more_workers_than_processes() -> None:
+    found = distribution.driver(n_partitions=600, n_workers=60, seconds=0.01)
+    assert found["partitions"] == 600
+    assert found["workers"] == 60
+    assert found["memory_mib_at_the_end"] > 0
+    share = distribution.orchestration(n_partitions=4, seconds=0.2)["share_not_worked"]
+    assert 0 <= share < 1

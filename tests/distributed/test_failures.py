@@ -1,0 +1,67 @@
+"""Whose fault it was: tries are counted, machines that are taken away are not, and both end."""
+
+from pathlib import Path
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from mixednuts_dist.data.partitions import Partition, Span
+from mixednuts_dist.data.store import Store
+from mixednuts_dist.distributed.cluster import pool_settings
+from mixednuts_dist.distributed.failures import MAX_LOST_MACHINES, Failures
+from mixednuts_dist.distributed.pool import _machine_is_gone, _Worker
+from mixednuts_dist.distributed.schedule import Merge
+from mixednuts_dist.errors import ClusterError, PartitionFailed
+
+WHOLE = Partition(4, 40, 60)
+SPAN = Span(4, 40, 50, WHOLE)
+
+
+@pytest.fixture
+def failures(tmp_path: Path) -> Failures:
+    return Failures(Store(str(tmp_path)), "attack", max_tries=2)
+
+
+def test_lost_machines_use_up_no_try_but_have_a_bound(failures: Failures, tmp_path: Path) -> None:
+    assert [failures.machine_lost(WHOLE, "gone", "log") for _ in range(MAX_LOST_MACHINES - 1)] == [True] * 9
+    assert failures.failed(WHOLE, "ValueError: once", "log")
+    failures.raise_if_poisoned()
+    assert not failures.machine_lost(WHOLE, "gone again", "the log")
+    with pytest.raises(PartitionFailed, match=r"partition 4 \(images 40-59\) lost 10 machines.*gone again.*00004\.txt"):
+        failures.raise_if_poisoned()
+    assert "the log" in (tmp_path / "errors" / "00004.txt").read_text()
+
+
+def test_each_piece_has_its_own_tries_and_the_message_names_them_in_order(failures: Failures) -> None:
+    for work in (Merge(WHOLE, (SPAN,)), SPAN, Partition(1, 10, 20)):
+        assert failures.failed(work, "ValueError: bad", "log")
+        assert not failures.failed(work, "ValueError: bad", "log")
+    with pytest.raises(PartitionFailed) as caught:
+        failures.raise_if_poisoned()
+    lines = str(caught.value).splitlines()
+    assert [line.partition(" failed 2 of 2 tries")[0] for line in lines] == [
+        "partition 1 (images 10-19)",
+        "partition 4 (images 40-59), merging 1 spans",
+        "partition 4 (images 40-49)",
+    ]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_process_that_dies_alone_is_told_from_a_machine_that_is_gone() -> None:
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    died, unreachable = ActorDiedError(), ActorUnavailableError("Socket closed", None)
+    assert not _machine_is_gone(_Worker(None, here), died)
+    assert _machine_is_gone(_Worker(None, "0" * 56), died)
+    assert _machine_is_gone(_Worker(None, here), unreachable)
+    died._preempted = True  # as Ray marks the actors of a drained spot machine
+    assert _machine_is_gone(_Worker(None, here), died)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_cluster_without_room_asks_for_the_size_that_it_may_grow_to() -> None:
+    with pytest.raises(ClusterError, match=r"0 GPUs, and a worker wants 1 and 1: .*set compute\.num_workers"):
+        pool_settings(None, 1.0, 1.0, 3)
+    assert pool_settings(8, 1.0, 1.0, 3).n_workers == 8
+    assert pool_settings(None, None, 1.0, 3).n_workers >= 1

@@ -1,0 +1,136 @@
+"""Runs as Ray jobs on a real local head: status, logs, stop, and the same run again from what is written."""
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from mixednuts_dist.distributed.submission import runtime_env
+from tests.conftest import tiny_content
+from tests.distributed.local_head import Head, local_head
+
+ROOT = Path(__file__).parents[2]
+CONFIG = "jobs/configs/digits.yaml"
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    with local_head("--num-cpus=2") as started:
+        yield started
+
+
+def awaited(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
+        time.sleep(0.1)
+
+
+def overrides(storage: Path) -> list[str]:
+    """The digits run, made tiny."""
+    tiny = tiny_content(storage, name="digits")
+    settings = {"data.n": 24, "partition_size": 2, "attack.n_iter": 100, "attack.n_target_classes": 6}
+    settings |= {f"search.{key}": value for key, value in tiny["search"].items()}
+    settings |= {f"evaluate.{key}": value for key, value in tiny["evaluate"].items()}
+    settings |= {"storage": str(storage), "compute.num_workers": 2}
+    return [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+def written(storage: Path) -> dict[Path, int]:
+    """The finished partitions of the attack, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in storage.glob("*/attack/part-*.parquet")}
+
+
+def metrics(head: Head) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{head.metrics_port}/metrics", timeout=30) as answer:
+        return answer.read().decode()  # type: ignore[no-any-return]
+
+
+@pytest.mark.timeout(1500)
+def test_a_stopped_job_goes_on_as_another_one(head: Head, tmp_path: Path) -> None:
+    address = ["--address", head.dashboard]
+    plain = head.command(
+        "ray", "job", "submit", *address, "--no-wait", "--working-dir", str(ROOT),
+        "--", "python", "jobs/run.py", CONFIG, *overrides(tmp_path),
+    )  # fmt: skip
+    assert plain.returncode == 0, plain.stderr
+    first = re.search(r"raysubmit_\w+", plain.stdout + plain.stderr)
+    assert first is not None
+    status = ("ray", "job", "status", *address, first[0])
+    awaited(lambda: "RUNNING" in head.command(*status).stdout, "the job to run")
+    awaited(lambda: bool(written(tmp_path)), "the first partition")
+    assert head.command("ray", "job", "stop", *address, first[0]).returncode == 0
+    assert "was stopped" in head.command(*status).stdout
+    assert "attack   0/24 images" in head.command("ray", "job", "logs", *address, first[0]).stdout
+    kept = written(tmp_path)
+    assert 0 < len(kept) < 12
+
+    again = head.command("mixednuts", "submit", CONFIG, *address, "--wait", *overrides(tmp_path), cwd=ROOT)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "attack   24/24 images" in again.stdout
+    assert kept.items() <= written(tmp_path).items()
+    assert sorted(pq.read_table(sorted(written(tmp_path)))["sample_id"].to_pylist()) == list(range(24))
+    second = re.search(r"is job (raysubmit_\w+)", again.stderr)
+    assert second is not None
+    assert second[1] != first[0]
+    assert "succeeded" in head.command("ray", "job", "status", *address, second[1]).stdout
+
+    run_id = next(tmp_path.iterdir()).name
+    assert run_id in again.stderr
+    for name in ("images", "broken", "forward_passes"):
+        wanted = re.compile(rf'^ray_mixednuts_{name}\w*\{{[^}}]*run="{run_id}"', re.MULTILINE)
+        awaited(lambda wanted=wanted: wanted.search(metrics(head)) is not None, f"{name} on the export port", 90)
+    logs = [
+        json.loads(line)
+        for path in head.folder.glob("session_latest/logs/worker-*.err")
+        for line in path.read_text().splitlines()
+        if line.startswith("{")
+    ]
+    pieces = [line for line in logs if "partition" in line]
+    assert {line["partition"] for line in pieces} == set(range(12))
+    assert {line["run"] for line in pieces} == {run_id}
+    assert all(line["node"] and line["seconds"] > 0 for line in pieces)
+
+
+def test_a_job_that_fails_says_so(head: Head, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", std="py:nets.py:std")))
+    (tmp_path / "nets.py").write_text("def std():\n    raise RuntimeError('no weights here')\n")
+    shown = head.command("mixednuts", "submit", "bad.yaml", "--address", head.dashboard, "--wait", cwd=tmp_path)
+    assert shown.returncode == 1
+    assert "no weights here" in shown.stdout
+    assert re.search(r"ClusterError: job raysubmit_\w+ did not succeed", shown.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "storage='runs' would lie in the job's temporary folder"),
+        (["--set", "storage=/tmp"], "the cluster's dashboard at http://127.0.0.1:1: "),
+        (["--set", "storage=/tmp", "--uv"], "there is no such file"),
+    ],
+)
+def test_a_submission_that_cannot_work_is_refused_in_words(tmp_path: Path, arguments: list[str], message: str) -> None:
+    import subprocess
+    import sys
+
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**tiny_content(tmp_path), "storage": "runs"}))
+    command = [sys.executable, "-m", "mixednuts_dist", "submit", "tiny.yaml", "--address", "http://127.0.0.1:1"]
+    shown = subprocess.run(
+        [*command, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert shown.returncode == 1
+    assert message in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_the_package_travels_where_the_folder_does_not_hold_it(tmp_path: Path) -> None:
+    assert runtime_env(ROOT) == {"working_dir": str(ROOT), "excludes": [".git", ".venv", "runs"]}
+    declared = runtime_env(tmp_path)
+    assert declared["py_modules"] == [str(ROOT / "mixednuts_dist")]
+    assert "env_vars" not in declared

@@ -1,0 +1,135 @@
+"""Partitions that several workers shared: the same rows, one file, and nothing computed twice."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mixednuts_dist.attacks.adaptive import AttackBudget
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.data.partitions import Partition, Span
+from mixednuts_dist.data.records import Receipt
+from mixednuts_dist.data.spans import finished_spans, merge_spans
+from mixednuts_dist.data.store import Store
+from mixednuts_dist.data.tables import read_footer
+from mixednuts_dist.distributed.schedule import Merge, WorkQueue
+from mixednuts_dist.distributed.tasks import AttackTask, EvaluateTask
+from mixednuts_dist.distributed.worker import AttackWorker
+from mixednuts_dist.errors import FingerprintMismatch, MissingArtifact
+from mixednuts_dist.mixing.mixture import Mixture
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.stages import attack
+from mixednuts_dist.stages.attack import attack_task, worker_spec
+from mixednuts_dist.stages.progress import Silent
+from mixednuts_dist.stages.runs import Run, open_run, run_store
+
+
+class Watcher(Silent):
+    """Remembers the images of each receipt; `stop_after` receipts it interrupts the run, as Ctrl-C would."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.pieces: list[tuple[int, int]] = []
+        self.done_before: list[tuple[int, int]] = []
+        self.stop_after = stop_after
+
+    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:  # noqa: ARG002
+        self.done_before = [(receipt.start, receipt.stop) for receipt in done]
+
+    def partition_done(self, receipt: Receipt) -> None:
+        self.pieces.append((receipt.start, receipt.stop))
+        if len(self.pieces) == self.stop_after:
+            raise KeyboardInterrupt
+
+
+def rows(folder: Path) -> dict[str, list[Any]]:
+    """Every bit of a stage's rows."""
+    return pq.read_table(sorted(folder.glob("part-*.parquet"))).to_pydict()
+
+
+def shared_out(opened: Run, task: AttackTask | EvaluateTask, n_workers: int, smallest: int) -> int:
+    """All of a stage in this process, as so many workers would share it; returns the number of pieces."""
+    worker = AttackWorker(worker_spec(opened))
+    worker.ready()
+    queue, running, n_pieces = WorkQueue(opened.partitions, smallest=smallest), [], 0
+    while True:
+        while len(running) < n_workers and (work := queue.take(n_workers)) is not None:
+            running.append(work)
+        if not running:
+            return n_pieces
+        work = running.pop(0)
+        if isinstance(work, Merge):
+            worker.merge(work.whole, work.spans, task)
+        else:
+            worker.process(work, task)
+            n_pieces += 1
+        queue.finished(work)
+
+
+def test_a_shared_partition_has_the_rows_of_an_undivided_one(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = tiny(partition_size=24)
+    mixture = Mixture(transform=LogitTransform(5.0, 3.0, -0.5), alpha=0.95, one_minus_alpha=0.05)
+    attacks = ("apgd-ce", "apgd-t", "fab-t", "square")
+    n_pieces = {}
+    for name, smallest in (("shared", 2), ("undivided", 24)):
+        opened = open_run(config.model_copy(update={"storage": str(tmp_path / name)}))
+        evaluate = EvaluateTask(
+            "e0", opened.attack_fingerprint, None, attacks, "transfer", AttackBudget(5, 2, 20), 0.9, mixture=mixture
+        )
+        for task in (attack_task(opened), evaluate):
+            n_pieces[name, task.stage] = shared_out(opened, task, 2, smallest)
+    folders = [tmp_path / name / config.run_id() for name in ("shared", "undivided")]
+    for stage in ("attack", "evaluate"):
+        assert n_pieces["shared", stage] > 4
+        assert n_pieces["undivided", stage] == 1
+        assert rows(folders[0] / stage) == rows(folders[1] / stage)
+        assert [path.name for path in (folders[0] / stage).rglob("*.parquet")] == ["part-00000.parquet"]
+        merged, alone = (read_footer(Store(str(folder)), f"{stage}/part-00000.parquet") for folder in folders)
+        assert merged is not None
+        assert alone is not None
+        for field in ("start", "stop", "robust", "clean_correct", "node"):
+            assert getattr(merged.receipt, field) == getattr(alone.receipt, field)
+
+
+def test_an_interrupted_shared_partition_goes_on_from_its_spans(
+    tiny: Callable[..., RunConfig], ray_session: Any
+) -> None:
+    config = tiny(partition_size=24, compute={"num_workers": 2})
+    with pytest.raises(KeyboardInterrupt):
+        attack.run(config, session=ray_session, progress=Watcher(stop_after=2))
+    folder = Path(config.storage) / config.run_id() / "attack" / "spans"
+    kept = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert kept
+    again = Watcher()
+    attack.run(config, session=ray_session, progress=again)
+    computed = {i for start, stop in again.pieces for i in range(start, stop)}
+    before = {i for start, stop in again.done_before for i in range(start, stop)}
+    assert len(before) >= 8
+    assert computed | before == set(range(24))
+    assert not computed & before
+    assert rows(folder.parent)["sample_id"] == list(range(24))
+
+
+def test_files_that_are_no_spans_of_ours_are_left_alone_or_refused(tiny: Callable[..., RunConfig]) -> None:
+    store, whole = run_store(tiny()), Partition(0, 0, 24)
+    store.write("attack/spans/part-00000-0-8.parquet", b"cut short")
+    store.write("attack/spans/part-00000-20-30.parquet", b"leads out of its partition")
+    store.write("attack/spans/notes.txt", b"not ours")
+    assert finished_spans(store, "attack", [whole], "f0") == {}
+
+
+def test_another_driver_may_have_merged_already(tiny: Callable[..., RunConfig]) -> None:
+    opened = open_run(tiny(partition_size=24, attack={"n_iter": 1, "n_target_classes": 1}))
+    shared_out(opened, attack_task(opened), 1, 24)
+    whole = opened.partitions[0]
+    gone = [Span(0, 0, 10, whole), Span(0, 10, 24, whole)]
+    before = opened.store.read("attack/part-00000.parquet")
+    receipt = merge_spans(opened.store, "attack", whole, gone, opened.attack_fingerprint)
+    assert (receipt.start, receipt.stop) == (0, 24)
+    assert opened.store.read("attack/part-00000.parquet") == before
+    with pytest.raises(FingerprintMismatch, match="this run is f0"):
+        merge_spans(opened.store, "attack", whole, gone, "f0")
+    opened.store.delete("attack/part-00000.parquet")
+    with pytest.raises(MissingArtifact, match=r"part-00000-0-10\.parquet"):
+        merge_spans(opened.store, "attack", whole, gone, opened.attack_fingerprint)

@@ -1,0 +1,49 @@
+"""`mixednuts status` in words and as JSON."""
+
+import dataclasses
+
+import pytest
+from rich.console import Console
+
+from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.reports.pace import Pace
+from mixednuts_dist.reports.status import RunStatus, StageStatus, print_status
+
+RUNNING = Pace(
+    images_left=300, images_per_second=2.5, seconds_left=120.0, last_finished=8.0,
+    gpu_hours=1.5, gpu_hours_left=0.5, core_hours=0.0, core_hours_left=0.0,
+)  # fmt: skip
+ATTACK = StageStatus("attack", "rob", 9, 12, Count(700, 900), Count(450, 900), 5400.0, RUNNING)
+
+
+def status(*stages: StageStatus, failed: tuple[str, ...] = ()) -> RunStatus:
+    return RunStatus("c10-3f2a1c9e", "s3://b/c10-3f2a1c9e", stages, searched=False, reported=False, failed=failed)
+
+
+def lines(found: RunStatus, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    print_status(found, Console(width=200))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_running_stage_has_age_speed_time_left_and_its_bill(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = lines(status(ATTACK, failed=("s3://b/c10-3f2a1c9e/errors/00004.txt",)), capsys)
+    assert any("9/12" in line and "50.0" in line and "[46.7, 53.3]" in line for line in shown)
+    pace = "last images finished 8.0 s ago · 2.5 images/s, about 2 min 00 s to go"
+    assert f"attack   {pace} · 1.5 GPU-hours, about 0.5 to go" in shown
+    assert shown[-1] == "failed   s3://b/c10-3f2a1c9e/errors/00004.txt"
+
+
+def test_a_finished_stage_has_only_its_bill_and_an_empty_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    over = dataclasses.replace(RUNNING, images_left=0, seconds_left=0.0, gpu_hours_left=0.0)
+    empty = Pace(900, None, None, None, 0.0, 0.0, 0.0, 0.0)
+    nothing = StageStatus("evaluate", "mixed", 0, 12, Count(0, 0), Count(0, 0), 0.0, empty)
+    shown = lines(status(dataclasses.replace(ATTACK, pace=over), nothing), capsys)
+    assert "attack   1.5 GPU-hours" in shown
+    assert "evaluate nothing finished yet" in shown
+
+
+def test_the_json_has_the_same() -> None:
+    (stage,) = status(ATTACK).to_json()["stages"]
+    assert stage["gpu_hours_left"] == 0.5
+    assert stage["last_finished_seconds_ago"] == 8.0
+    assert stage["images_per_second"] == 2.5

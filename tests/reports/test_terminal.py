@@ -1,0 +1,69 @@
+"""What is shown while a run works, in a log file and as records."""
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from mixednuts_dist.data.records import Receipt
+from mixednuts_dist.reports import terminal
+from mixednuts_dist.reports.terminal import LogProgress, TerminalProgress
+from mixednuts_dist.stages.progress import WatchesWorkers
+
+
+def receipt(start: int, stop: int) -> Receipt:
+    n = stop - start
+    return Receipt(
+        "attack", 0, start, stop, clean_correct=n, robust=n // 2, seconds=1.0, n_forward=9, n_backward=9, node="a",
+        classifier="rob",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def shown() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def progress(shown: io.StringIO) -> TerminalProgress:
+    return TerminalProgress(Console(file=shown, width=200))
+
+
+def test_a_log_file_gets_a_line_at_the_start_and_at_the_end(progress: TerminalProgress, shown: io.StringIO) -> None:
+    with progress:
+        progress.stage_started("attack", 40, [receipt(0, 10)])
+        progress.partition_done(receipt(10, 20))
+        progress.partition_done(receipt(20, 40))
+        progress.stage_finished("attack", "3 partitions computed")
+    first, *_, before_last, last = shown.getvalue().splitlines()
+    assert first.startswith("attack   10/40 images · rob 100.0 clean, 50.0 robust")
+    assert before_last.startswith("attack   40/40 images")
+    assert "done" in before_last
+    assert last == "attack   3 partitions computed"
+
+
+def test_a_stage_that_finishes_nothing_for_long_says_who_is_at_work(
+    progress: TerminalProgress, shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(progress, WatchesWorkers)
+    progress.stage_started("evaluate", 40, [])
+    lines = len(shown.getvalue().splitlines())
+    progress.workers_seen(0, 8)
+    assert len(shown.getvalue().splitlines()) == lines, "a line just now is sign of life enough"
+    monkeypatch.setattr(terminal, "LINE_AT_LEAST_SECONDS", 0.0)
+    progress.workers_seen(2, 8)
+    assert shown.getvalue().splitlines()[-1] == "evaluate 0/40 images · 2 of 8 workers"
+    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", -1.0)
+    progress.workers_seen(1, 1)
+    assert "· 1 worker, at it for 0.0 s" in shown.getvalue().splitlines()[-1]
+
+
+def test_the_same_lines_are_records_with_their_stage(shown: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), LogProgress(Console(file=shown)) as progress:
+        progress.stage_started("attack", 40, [receipt(0, 10)])
+        progress.stage_finished("attack", "nothing to do")
+    assert shown.getvalue() == ""
+    first, last = caplog.records
+    assert (first.stage, first.images, first.images_done) == ("attack", 40, 10)  # type: ignore[attr-defined]
+    assert last.getMessage() == "nothing to do"

@@ -1,0 +1,45 @@
+"""JSON lines: one object a record, with whatever the call gave."""
+
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from mixednuts_dist.logs import JsonFormatter
+from tests.conftest import tiny_content
+
+
+def test_a_record_becomes_one_object_with_its_extras_and_traceback() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.Logger("mixednuts_dist.test")
+    logger.addHandler(handler)
+    logger.info("partition %d\nwritten", 7, extra={"run": "c10-3f2a1c9e", "partition": 7, "node": "gpu-3"})
+    try:
+        raise ValueError("poison")
+    except ValueError:
+        logger.exception("failed", extra={"path": Path("x")})
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert first.pop("time").endswith("+00:00")
+    assert first == {
+        "level": "INFO", "logger": "mixednuts_dist.test", "message": "partition 7\nwritten",
+        "run": "c10-3f2a1c9e", "partition": 7, "node": "gpu-3",
+    }  # fmt: skip
+    assert "ValueError: poison" in second["traceback"]
+    assert second["path"] == "x"
+
+
+def test_progress_and_log_of_the_command_are_json_lines(tmp_path: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", partition_size=12)))
+    command = [sys.executable, "-m", "mixednuts_dist", "--log-format", "json", "attack", str(config)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    assert shown.returncode == 0, shown.stderr
+    lines = [json.loads(line) for line in shown.stderr.splitlines() if line.startswith("{")]
+    last = [line for line in lines if line.get("stage") == "attack"][-1]
+    assert "partitions computed" in last["message"]

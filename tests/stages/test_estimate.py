@@ -1,0 +1,106 @@
+"""The estimate's passes are those that the attacks really take, and its seconds are of real passes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.config import EvaluateConfig, RunConfig
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.reports.estimate_table import estimate_json, print_estimate
+from mixednuts_dist.stages import attack, estimate
+from mixednuts_dist.threat import ThreatModel
+
+THREAT = ThreatModel("Linf", 0.01)
+
+
+class Unbreakable(nn.Module):
+    """Far too sure of class 0 for any attack, yet with gradients; counts the images that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-0.01, 0.01, 16 * 5).reshape(5, 16), requires_grad=False)
+        self.passed = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passed += len(x)
+        return x.flatten(1) @ self.weight.T + torch.tensor([8.0, 0.0, 0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(("n_iter", "n_targets"), [(5, 2), (20, 9)])
+def test_the_attacks_passes_of_a_surviving_image(n_iter: int, n_targets: int) -> None:
+    found = minimum_margin_attack(
+        Unbreakable(), torch.rand(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64), threat=THREAT,
+        n_iter=n_iter, n_target_classes=n_targets, border_restarts=0,
+    )  # fmt: skip
+    assert not found.broken.any()
+    forward, backward = estimate.attack_passes(n_iter, n_targets, 5)
+    assert found.n_forward == pytest.approx(8 * forward, abs=16)
+    assert found.n_backward == pytest.approx(8 * backward, abs=8)
+
+
+@pytest.mark.parametrize("attacks", [("apgd-ce", "apgd-t"), ("fab-t",), ("square",), ("pgd-20",)])
+@pytest.mark.parametrize(("n_iter", "n_targets", "n_queries"), [(10, 2, 50), (20, 4, 200)])
+def test_the_ensembles_passes_of_a_surviving_image(
+    attacks: tuple[Any, ...], n_iter: int, n_targets: int, n_queries: int
+) -> None:
+    std, rob = Unbreakable(), Unbreakable()
+    mixed = MixedClassifier(std, rob, LogitTransform(1.0, 1.0, 0.0), 0.9).eval()
+    outcome = adaptive_autoattack(
+        mixed, torch.rand(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64), threat=THREAT, attacks=attacks,
+        budget=AttackBudget(n_iter, n_targets, n_queries, 8),
+    )  # fmt: skip
+    assert outcome.robust.all()
+    settings = EvaluateConfig(attacks=attacks, n_iter=n_iter, n_target_classes=n_targets, n_queries=n_queries)
+    forward, _ = estimate.evaluate_passes(settings, 5)
+    assert 0.8 * forward <= rob.passed / 8 <= 1.05 * forward + 6
+
+
+def test_the_published_budget_takes_the_published_passes() -> None:
+    assert estimate.attack_passes(100, 9, 10) == (1012, 1010)
+    counted = {"apgd-ce": (101, 101), "apgd-t": (909, 909), "fab-t": (1837, 900), "square": (5012, 0)}
+    for name, (forward, backward) in counted.items():
+        assert estimate.evaluate_passes(EvaluateConfig(attacks=(name,)), 10) == (forward + 3, backward)
+
+
+def test_an_estimate_gets_closer_with_what_is_finished(tiny: Callable[..., RunConfig], ray_session: Any) -> None:
+    config = tiny()
+    before = estimate.run(config, session=ray_session)
+    assert before.unit == "core"
+    assert before.n_workers == 2
+    assert [(stage.stage, stage.images_left, stage.likely) for stage in before.stages] == [
+        ("attack", 24, None),
+        ("evaluate", 24, None),
+    ]
+    for seconds in before.pass_seconds.values():
+        assert 0 < seconds.forward < 1
+        assert 0 < seconds.both < 1
+    assert all(stage.at_most > 0 for stage in before.stages)
+    attack.run(config, session=ray_session)
+    after = estimate_json(estimate.run(config, session=ray_session))
+    assert after["stages"][0]["images_left"] == 0
+    assert after["stages"][0]["at_most"]["hours"] == 0
+    assert 0 < after["stages"][1]["likely"]["hours"] <= after["stages"][1]["at_most"]["hours"]
+    assert "what rob keeps" in after["stages"][1]["basis"]
+
+
+def test_it_is_printed_in_hours_and_wall_time(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    found = estimate.Estimate(
+        stages=(
+            estimate.StageEstimate("attack", 1000, (1012, 1010), 7200.0, None, ""),
+            estimate.StageEstimate("evaluate", 1000, (7862, 1910), 36000.0, 18000.0, "50 % of the images"),
+        ),
+        pass_seconds={"rob": estimate.PassSeconds(0.001, 0.003)}, n_workers=8, devices_each=0.5, unit="GPU",
+    )  # fmt: skip
+    print_estimate(found, Console(width=200))
+    shown = capsys.readouterr().out
+    assert "rob      1 ms forward, 3 ms forward and backward" in shown
+    assert "at most 1 GPU-hours, 15 min 00 s on the 8 workers" in shown
+    assert "likely 2.5 GPU-hours, 37 min 30 s on the 8 workers of this cluster (50 % of the images)" in shown
