@@ -4,48 +4,45 @@ Shapes: B images of C x H x W, K classes.
 """
 
 import hashlib
-import importlib
-import importlib.util
-import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 import yaml
 from torch import Tensor, nn
 
-from ..errors import BaseClassifierError
+from ..errors import BaseClassifierError, MixedNutsError
 from . import demo_classifiers
-from .uris import check_classifier_uri, parse_uri, split_factory
+from .black_box import BlackBoxClassifier, load_black_box
+from .factories import find_function, source_of
+from .model_libraries import load_hub, load_timm, load_torchvision
+from .normalisation import normalised_twice
+from .robustbench_zoo import load_zoo_model, random_zoo_model
+from .uris import ResourceUri, check_classifier_uri, is_black_box, parse_uri
 
 
 def load_classifier(uri: str, role: str) -> nn.Module:
     """Build the classifier that `uri` names, in eval mode and without parameters that ask for gradients.
 
     Raises:
-        BaseClassifierError: for an unknown form, a factory that fails, or one that returns no module.
+        BaseClassifierError: for an unknown form, weights that are missing or of another architecture, a factory that
+            fails, or one that returns no module.
     """
     check_classifier_uri(uri, role)
-    parsed = parse_uri(uri)
-    if parsed.scheme == "demo":
-        factory: Callable[..., Any] = getattr(demo_classifiers, f"demo_{parsed.target}")
-    else:
-        factory = _factory(parsed.target, role)
-    options = {key: yaml.safe_load(value) for key, value in parsed.options}
     try:
-        model = factory(**options)
+        model = _built(uri, parse_uri(uri), role)
+    except MixedNutsError as error:
+        raise BaseClassifierError(str(error) if str(error).startswith(role) else f"{role}={uri!r}: {error}") from error
     except Exception as error:
-        raise BaseClassifierError(f"{role}={uri!r}: the factory failed: {type(error).__name__}: {error}") from error
+        what = "the factory failed" if uri.startswith("py:") else "cannot be built"
+        raise BaseClassifierError(f"{role}={uri!r}: {what}: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise BaseClassifierError(f"{role}={uri!r}: the factory returned {type(model).__name__}, not a torch module")
     return model.eval().requires_grad_(False)
 
 
 def classifier_checksum(model: nn.Module, uri: str) -> str:
-    """sha256 of every parameter and buffer and, for a factory, of the source file that defines it."""
+    """sha256 of every parameter and buffer; for a function also of its source file, for a black box also of its URI."""
     sha = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         if not isinstance(value, Tensor):
@@ -53,8 +50,10 @@ def classifier_checksum(model: nn.Module, uri: str) -> str:
         sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     parsed = parse_uri(uri)
-    if parsed.scheme == "py":
-        sha.update(_source(_factory(parsed.target, "classifier")))
+    if parsed.scheme in ("py", "callable"):
+        sha.update(source_of(find_function(parsed.target, "classifier")))
+    if is_black_box(uri):
+        sha.update(uri.encode())
     return sha.hexdigest()
 
 
@@ -64,17 +63,44 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str) -> int:
 
     Raises:
         BaseClassifierError: where the output is not (B, K) with K >= 2, not finite, not repeatable, or is already
-            probabilities: DLR, LayerNorm and the mixing need logits.
+            probabilities (DLR, LayerNorm and the mixing need logits), or where images are normalised twice.
     """
     try:
         logits_BK = model(images_BCHW)
+        if isinstance(model, BlackBoxClassifier):
+            model.forget()
+        again_BK = model(images_BCHW)
+    except MixedNutsError:
+        raise
     except Exception as error:
         what = f"images of shape {tuple(images_BCHW.shape)}: {type(error).__name__}: {error}"
         raise BaseClassifierError(f"{role} fails on {what}") from error
-    problem = _output_problem(logits_BK, model(images_BCHW), len(images_BCHW))
+    problem = _output_problem(logits_BK, again_BK, len(images_BCHW)) or normalised_twice(model, images_BCHW[:2])
     if problem:
         raise BaseClassifierError(f"{role}: {problem}")
     return int(logits_BK.shape[1])
+
+
+def _built(uri: str, parsed: ResourceUri, role: str) -> Any:
+    options = {key: yaml.safe_load(value) for key, value in parsed.options}
+    if parsed.scheme == "demo":
+        return getattr(demo_classifiers, f"demo_{parsed.target}")()
+    if parsed.scheme == "py":
+        return find_function(parsed.target, role)(**options)
+    if is_black_box(uri):
+        return load_black_box(uri, parsed, options)
+    random_weights = parsed.option("weights") == "none"
+    libraries: dict[str, Callable[[ResourceUri], nn.Module]] = {
+        "robustbench": random_zoo_model if random_weights else load_zoo_model,
+        "torchvision": load_torchvision,
+        "timm": load_timm,
+        "hf": load_hub,
+    }
+    if not random_weights:
+        return libraries[parsed.scheme](parsed)
+    with torch.random.fork_rng(devices=[]):  # the same random weights on every machine
+        torch.manual_seed(int(parsed.option("seed") or 0))
+        return libraries[parsed.scheme](parsed)
 
 
 def _output_problem(logits: Any, again: Any, n_images: int) -> str | None:
@@ -89,46 +115,3 @@ def _output_problem(logits: Any, again: Any, n_images: int) -> str | None:
         worst = float((logits - again).abs().max())
         return f"two passes over the same images differ by {worst:.3g}: the forward is random; switch the noise off"
     return None
-
-
-def _factory(target: str, role: str) -> Callable[..., Any]:
-    module_name, name = split_factory(target)
-    module = _module(module_name, role)
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        found = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
-        raise BaseClassifierError(f"{role}: {module_name} has no factory {name!r}; it has: {', '.join(found)}")
-    return factory  # type: ignore[no-any-return]
-
-
-def _module(name: str, role: str) -> ModuleType:
-    try:
-        return _module_from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
-    except ImportError as error:
-        raise BaseClassifierError(f"{role}: cannot import {name!r}: {error}") from error
-
-
-def _module_from_file(path: Path) -> ModuleType:
-    """Import a file under a name of its own, once."""
-    name = f"mixednuts_factory_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _source(factory: Callable[..., Any]) -> bytes:
-    try:
-        file = inspect.getsourcefile(factory)
-    except TypeError:
-        file = None
-    return Path(file).read_bytes() if file else b""

@@ -17,6 +17,7 @@ DEMO_EPS = 0.15
 
 STD_WIDTHS = (16, 32)
 ROB_WIDTHS = (16, 32)
+ROB_LIGHT_WIDTHS = (12, 24)
 
 _PIXEL_MEAN = 0.307  # of the training half
 _PIXEL_STD = 0.377
@@ -58,6 +59,14 @@ def demo_std() -> DigitsNet:
 def demo_rob() -> DigitsNet:
     """The robust classifier (`demo:rob`), frozen, in evaluation mode, on the CPU."""
     return _load_packaged("demo_rob.safetensors", ROB_WIDTHS)
+
+
+def demo_rob_light() -> DigitsNet:
+    """A second robust classifier, smaller and trained at a smaller radius, for studies that compare robust ones.
+
+    Its URI is `py:mixednuts_dist.data.demo_classifiers:demo_rob_light`.
+    """
+    return _load_packaged("demo_rob_light.safetensors", ROB_LIGHT_WIDTHS)
 
 
 def _load_packaged(file_name: str, widths: tuple[int, int]) -> DigitsNet:

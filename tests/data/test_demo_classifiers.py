@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixednuts_dist.data import demo_classifiers
-from mixednuts_dist.data.demo_classifiers import DEMO_EPS, DigitsNet, demo_rob, demo_std
+from mixednuts_dist.data.demo_classifiers import DEMO_EPS, DigitsNet, demo_rob, demo_rob_light, demo_std
 from mixednuts_dist.data.demo_training import Recipe, train
 from mixednuts_dist.data.digits import load_digits_split
 from mixednuts_dist.errors import BaseClassifierError
 
 N_PGD_ITERATIONS = 20
 
-both = pytest.mark.parametrize("factory", [demo_std, demo_rob])
+every = pytest.mark.parametrize("factory", [demo_std, demo_rob, demo_rob_light])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,14 +48,14 @@ def pgd(classifier: DigitsNet, images: Tensor, labels: Tensor) -> Tensor:
     return adversarial
 
 
-@both
+@every
 def test_frozen_and_in_evaluation_mode(factory: Callable[[], DigitsNet]) -> None:
     classifier = factory()
     assert not any(module.training for module in classifier.modules())
     assert not any(parameter.requires_grad for parameter in classifier.parameters())
 
 
-@both
+@every
 def test_logits_do_not_depend_on_the_rest_of_the_batch(
     factory: Callable[[], DigitsNet], test_half: tuple[Tensor, Tensor]
 ) -> None:
@@ -79,7 +79,14 @@ def test_pgd_breaks_std_but_not_rob(test_half: tuple[Tensor, Tensor]) -> None:
     assert accuracy(rob, pgd(rob, images, labels), labels) > 0.50
 
 
-@both
+def test_the_second_robust_classifier_is_another_one(test_half: tuple[Tensor, Tensor]) -> None:
+    images, labels = test_half
+    light = demo_rob_light()
+    assert accuracy(light, images, labels) > accuracy(demo_rob(), images, labels) + 0.03
+    assert accuracy(light, pgd(light, images, labels), labels) > 0.50
+
+
+@every
 def test_the_weights_are_small_enough_to_commit(factory: Callable[[], DigitsNet]) -> None:
     file = resources.files("mixednuts_dist.data").joinpath("weights", f"{factory.__name__}.safetensors")
     assert len(file.read_bytes()) < 300_000

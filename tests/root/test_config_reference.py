@@ -1,0 +1,33 @@
+"""The configuration reference: made from the models, complete, and the one that the README shows."""
+
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from mixednuts_dist.cli import main
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.reports.config_reference import config_reference, fields_of
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_every_key_says_what_it_means() -> None:
+    fields = dict(fields_of(RunConfig))
+    assert {"data.uri", "threat.eps", "search.scales", "compute.batch_size"} <= set(fields)
+    assert [path for path, field in fields.items() if not field.description] == []
+
+
+def test_the_reference_has_one_line_a_key_with_type_and_default() -> None:
+    lines = config_reference().splitlines()
+    assert len(lines) == 2 + len(dict(fields_of(RunConfig)))
+    assert "| `name` | text | required | begins the run id |" in lines
+    assert any(line.startswith('| `threat.norm` | `Linf`, `L2` | `"Linf"` |') for line in lines)
+    assert any(line.startswith("| `search.scales` | {min, max, count, spacing} or list of number |") for line in lines)
+    assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
+
+
+def test_the_command_prints_it_and_the_readme_shows_it() -> None:
+    printed = CliRunner().invoke(main, ["schema", "--markdown"])
+    assert printed.exit_code == 0
+    assert printed.stdout == config_reference() + "\n"
+    assert config_reference() in README.read_text(), "put the output of `mixednuts schema --markdown` into README.md"

@@ -1,0 +1,44 @@
+"""A run whose std only answers: the same parameters as with its gradients, and words for what was not measured."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.config import RunConfig
+
+ANSWERING_STD = """
+import torch
+from mixednuts_dist.data.demo_classifiers import demo_std
+
+def classes(images):
+    with torch.no_grad():
+        return demo_std()(torch.from_numpy(images)).argmax(dim=1).numpy()
+"""
+
+
+@pytest.fixture
+def results(tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any) -> dict[str, dict[str, Any]]:
+    """The same small run with std as a module and as a function that answers with classes."""
+    (tmp_path / "answers.py").write_text(ANSWERING_STD)
+    stds = {"module": "demo:std", "black box": f"callable:{tmp_path / 'answers.py'}:classes#classes=10"}
+    return {
+        name: pipeline.run(tiny(name=name.replace(" ", "-"), std=uri), session=ray_session).to_json()
+        for name, uri in stds.items()
+    }
+
+
+def test_a_black_box_std_gives_the_same_mixture_and_says_what_is_not_known(results: dict[str, dict[str, Any]]) -> None:
+    module, black_box = results["module"], results["black box"]
+    assert black_box["parameters"] == module["parameters"]
+    for name in ("std", "rob", "mixed"):
+        assert black_box["accuracy"][name]["clean"] == module["accuracy"][name]["clean"]
+    assert black_box["accuracy"]["rob"] == module["accuracy"]["rob"]
+    std = black_box["accuracy"]["std"]
+    assert "black box" in std["attack"]
+    assert module["accuracy"]["std"]["robust"]["correct"] <= std["robust"]["correct"] <= std["clean"]["correct"]
+    assert any("std is a black box" in note for note in black_box["notes"])
+    assert not any("black box" in note for note in module["notes"])
+    assert black_box["accuracy"]["mixed"]["robust"]["correct"] >= module["accuracy"]["mixed"]["robust"]["correct"] - 2

@@ -1,0 +1,141 @@
+"""Real pictures at 224 pixels through S3: prepare, attack, search, evaluate with two workers, as a user would."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import yaml
+
+from mixednuts_dist.data.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.data.datasets import open_dataset
+from mixednuts_dist.data.image_files import EXTENSIONS
+from mixednuts_dist.data.model_libraries import Normalized
+from mixednuts_dist.data.parquet_images import MANIFEST, ImagePart, ImageRows, Manifest, encode_part
+from mixednuts_dist.data.partitions import split_images
+from mixednuts_dist.data.store import Store
+from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
+from mixednuts_dist.distributed.worker import AttackWorker
+from mixednuts_dist.threat import ThreatModel
+from tests.object_store import ObjectStore
+
+PICTURES = Path(__file__).parents[3] / "shared" / "real" / "imagenet"
+N_CLASSES = 40
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """One sub-folder a class, as ImageNet's validation set lies on disk."""
+    pictures = sorted(path for path in PICTURES.glob("*") if path.suffix.lower() in EXTENSIONS)
+    if len(pictures) != N_CLASSES:
+        pytest.skip(f"the real pictures are not at hand: {PICTURES}")
+    for path in pictures:
+        folder = tmp_path / "tree" / path.name.partition("_")[0]
+        folder.mkdir(parents=True)
+        (folder / path.name).symlink_to(path)
+    return tmp_path / "tree"
+
+
+def command(*arguments: str) -> str:
+    """Run `mixednuts` with this environment; its stdout."""
+    program = Path(sys.executable).with_name("mixednuts")
+    shown = subprocess.run([str(program), *arguments], capture_output=True, text=True, check=False, env={**os.environ})
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
+
+
+def fitted(images: torch.Tensor, seed: int, path: Path) -> str:
+    """A small timm network with random features and a head solved to know these pictures; its URI."""
+    name = f"timm:test_byobnet?num_classes={N_CLASSES}"
+    model = load_classifier(f"{name}&weights=none&seed={seed}", "rob")
+    assert isinstance(model, Normalized)
+    net = model.net
+    with torch.no_grad():
+        features = net.forward_head(net.forward_features((images - model.mean) / model.std), pre_logits=True)
+        centred = features - features.mean(dim=0)
+        net.head.fc.weight.copy_(10 * torch.linalg.lstsq(centred, torch.eye(N_CLASSES), driver="gelsd").solution.T)
+        net.head.fc.bias.copy_(-net.head.fc.weight @ features.mean(dim=0))
+    torch.save({"state_dict": net.state_dict()}, path)
+    return f"{name}&checkpoint={path}"
+
+
+@pytest.mark.timeout(1800)
+def test_real_pictures_go_through_a_bucket_with_two_workers(
+    tree: Path, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    source, prepared = f"folder:{tree}?preprocess=Res256Crop224", object_store.uri("pictures")
+    told = command("prepare", source, "--to", prepared, "--part-size", "8")
+    assert told.strip() == f"data: {{uri: parquet:{prepared}}}"
+    originals, _ = open_dataset(source).read(0, N_CLASSES)
+    images, labels = open_dataset(f"parquet:{prepared}").read(0, N_CLASSES)
+    assert torch.equal(images, originals[labels])  # one picture a class, so that its label is its place
+    for picture in tree.glob("*/*"):
+        picture.unlink()  # no worker may need the original tree
+    config = {
+        "name": "pictures",
+        "data": {"uri": f"parquet:{prepared}"},
+        "std": fitted(originals, 1, tmp_path / "std.pt"),
+        "rob": fitted(originals, 0, tmp_path / "rob.pt"),
+        "threat": {"eps": "1/255"},
+        "partition_size": 8,
+        "attack": {"n_iter": 2, "n_target_classes": 1},
+        "search": {"beta": 0.5, "betas": [1.0, 0.5], "scales": [0.5, 5.0], "powers": [1.0, 2.0], "biases": [-0.5, 0.0]},
+        "evaluate": {"n_iter": 2, "n_target_classes": 1, "n_queries": 4},
+        "storage": object_store.uri("runs"),
+        "compute": {"num_workers": 2},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    results = json.loads(command("run", str(tmp_path / "config.yaml"), "--json"))
+    accuracy = results["accuracy"]
+    assert results["n_images"] == N_CLASSES
+    assert accuracy["std"]["clean"]["correct"] == accuracy["rob"]["clean"]["correct"] == N_CLASSES
+    assert 0 < accuracy["rob"]["robust"]["correct"] < N_CLASSES
+    assert 0 < accuracy["mixed"]["robust"]["correct"] <= accuracy["mixed"]["clean"]["correct"]
+    store = Store(object_store.uri(f"runs/{results['run']['id']}"))
+    for stage in ("attack", "evaluate"):
+        parts = [name for name in store.names(stage) if name.endswith(".parquet")]
+        assert parts == [part.file_name for part in split_images(N_CLASSES, 8)]
+
+
+CHEAP_CLASSIFIER = """
+import torch
+from torch import nn
+
+def pooled(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 10))
+"""
+
+
+def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> None:
+    """400 images of 224 pixels, 240 MB as the float32 that an attack works on; the network costs next to nothing."""
+    n_images, size = 400, 16
+    pixels = np.random.default_rng(0).integers(0, 256, (size, 3, 224, 224), np.uint8)
+    store, parts = Store(str(tmp_path / "images")), []
+    for part in split_images(n_images, size):
+        rows = ImageRows(np.roll(pixels, part.index, axis=3), np.arange(len(part)) % 10, ("",) * len(part))
+        store.write(part.file_name, encode_part(rows, "f"))
+        parts.append(ImagePart(part.file_name, part.start, part.stop, rows.sha256()))
+    labels = tuple(i % size % 10 for i in range(n_images))
+    store.write(MANIFEST, Manifest("npz:x", "f", 0, (3, 224, 224), tuple(parts), labels).to_json())
+    (tmp_path / "cheap.py").write_text(CHEAP_CLASSIFIER)
+    (tmp_path / "run.yaml").write_text("")
+    uri = f"py:{tmp_path / 'cheap.py'}:pooled"
+    checksum = classifier_checksum(load_classifier(uri, "rob"), uri)
+    spec = WorkerSpec(
+        store_uri=str(tmp_path), data_uri=f"parquet:{tmp_path / 'images'}", std_uri=uri, rob_uri=uri,
+        checksums={"std": checksum, "rob": checksum}, threat=ThreatModel("Linf", 0.01), seed=0, ln_k=None,
+        batch_size=size, n_threads=1,
+    )  # fmt: skip
+    worker, memory, process = AttackWorker(spec), [], psutil.Process()
+    worker.ready()
+    for partition in split_images(n_images, size):
+        worker.process(partition, AttackTask("f", n_iter=1, n_target_classes=1, stop_when_broken=True))
+        memory.append(process.memory_info().rss)
+    grown = (memory[-1] - memory[4]) / 2**20
+    assert grown < 60, f"{grown:.0f} MiB more after {n_images - 5 * size} more images"

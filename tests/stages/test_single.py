@@ -1,0 +1,147 @@
+"""One classifier and no std: AutoAttack over partitions, resumable, with a report of its own; black-box margins."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.attacks.adaptive import AttackBudget, autoattack
+from mixednuts_dist.cli import main
+from mixednuts_dist.config import RunConfig, load_config
+from mixednuts_dist.data.datasets import open_dataset
+from mixednuts_dist.data.demo_classifiers import demo_rob
+from mixednuts_dist.errors import BaseClassifierError, ConfigError
+from mixednuts_dist.reports.single import SingleResults
+from mixednuts_dist.reports.status import run_status
+from mixednuts_dist.stages import attack, search
+from mixednuts_dist.threat import ThreatModel
+
+from .test_pipeline import NoRay, Watcher, rows
+
+EXAMPLE = Path(__file__).parents[2] / "jobs" / "configs" / "autoattack.yaml"
+SMALL = (
+    "data.n=24", "partition_size=8", "compute.num_workers=2", "evaluate.n_iter=5", "evaluate.n_target_classes=2",
+    "evaluate.n_queries=20", "attack.n_iter=5", "attack.n_target_classes=2",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, ray_session: Any
+) -> tuple[RunConfig, Path, SingleResults, Watcher]:
+    """The example of `jobs/configs`, made small and run; tests leave it as they found it."""
+    storage = tmp_path_factory.mktemp("single")
+    config, watcher = load_config(EXAMPLE, [*SMALL, f"storage={storage}"]), Watcher()
+    results = pipeline.run(config, session=ray_session, progress=watcher)
+    assert isinstance(results, SingleResults)
+    return config, storage / config.run_id(), results, watcher
+
+
+def test_the_counts_are_those_of_plain_autoattack(finished) -> None:
+    config, folder, results, watcher = finished
+    x, y = open_dataset("digits").read(0, 24)
+    budget = AttackBudget(n_iter=5, n_target_classes=2, n_queries=20)
+    alone = autoattack(demo_rob(), x, y, threat=ThreatModel("Linf", 0.15), seed=config.seed, budget=budget)
+    stored = rows(folder, "evaluate", ["robust"])
+    assert [stored[i][0] for i in range(24)] == alone.robust.tolist()
+    assert results.robust.correct == int(alone.robust.sum())
+    assert results.clean.correct == int((demo_rob()(x).argmax(dim=1) == y).sum())
+    assert sorted(watcher.computed) == [("evaluate", i) for i in range(3)]
+
+
+def test_the_json_and_the_page_know_of_no_mixture(finished) -> None:
+    _, folder, results, _ = finished
+    content = json.loads((folder / "report" / "results.json").read_text())
+    assert content == json.loads(json.dumps(results.to_json()))
+    assert list(content["accuracy"]) == ["rob"]
+    assert [step["step"] for step in content["survival"]] == ["clean", "apgd-ce", "apgd-t", "fab-t", "square"]
+    assert content["survival"][-1]["correct"] == content["accuracy"]["rob"]["robust"]["correct"]
+    page = (folder / "report" / "index.html").read_text()
+    assert "mixture" not in page.lower().replace("mixednuts", "")
+    for step in results.survival:
+        assert f"{step.standing.correct}/{step.standing.total}" in page
+
+
+def test_survivors_keep_an_attacked_image(finished) -> None:
+    _, folder, _, _ = finished
+    x, _ = open_dataset("digits").read(0, 24)
+    for sample_id, (robust, x_adv) in rows(folder, "evaluate", ["robust", "x_adv"]).items():
+        moved = (torch.tensor(x_adv) - x[sample_id].flatten()).abs().max()
+        assert float(moved) <= 0.15 + 1e-6
+        assert not robust or float(moved) > 0
+
+
+def test_a_lost_partition_alone_is_computed_again(finished, ray_session: Any) -> None:
+    config, folder, results, _ = finished
+    before = rows(folder, "evaluate", ["robust", "x_adv"])
+    (folder / "evaluate" / "part-00001.parquet").unlink()
+    watcher = Watcher()
+    again = pipeline.run(config, session=ray_session, progress=watcher)
+    assert watcher.computed == [("evaluate", 1)]
+    assert rows(folder, "evaluate", ["robust", "x_adv"]) == before
+    assert again.to_json()["accuracy"] == results.to_json()["accuracy"]
+
+
+def test_the_status_names_the_classifier(finished) -> None:
+    stages = {stage.stage: stage for stage in run_status(finished[0]).stages}
+    assert stages["evaluate"].subject == "rob"
+    assert (stages["evaluate"].done, stages["evaluate"].total) == (3, 3)
+
+
+def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, ray_session: Any) -> None:
+    config, folder, _, _ = finished
+    attack.run(config, session=ray_session)
+    assert len(rows(folder, "attack", ["margin", "rob_attacked"])) == 24
+    with pytest.raises(ConfigError, match=r"digits-autoattack: std is missing"):
+        search.run(config, session=NoRay())
+
+
+def test_the_command_prints_the_table(finished) -> None:
+    config = finished[0]
+    options = [part for setting in (*SMALL, f"storage={config.storage}") for part in ("--set", setting)]
+    shown = CliRunner().invoke(main, ["report", str(EXAMPLE), *options])
+    assert shown.exit_code == 0, shown.output
+    assert "square" in shown.stdout
+    assert "std" not in shown.stdout
+
+
+NO_GRADIENT = """
+from mixednuts_dist.data.demo_classifiers import demo_rob as real
+import torch
+
+class Answers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = real()
+
+    def forward(self, x):
+        return self.model(x.detach())
+
+def rob():
+    return Answers()
+"""
+
+
+def test_a_rob_without_gradient_gets_real_margins_by_queries(
+    tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any
+) -> None:
+    (tmp_path / "zoo.py").write_text(NO_GRADIENT)
+    changes = {"rob": f"py:{tmp_path / 'zoo.py'}:rob", "data": {"uri": "digits", "n": 8}, "std": None}
+    with pytest.raises(BaseClassifierError, match=r"zoo.py:rob' has no gradient; set attack.method: square"):
+        attack.run(tiny(**changes), session=NoRay())
+    config = tiny(**changes, attack={"method": "square", "n_queries": 150})
+    opened = attack.run(config, session=ray_session)
+    table = pq.read_table(Path(config.storage) / config.run_id() / "attack" / "part-00000.parquet")
+    margins = table.column("margin").to_pylist()
+    x, y = open_dataset("digits").read(0, 8)
+    clean = autoattack(demo_rob(), x, y, threat=ThreatModel("Linf", 0.15), attacks=()).logits.softmax(dim=1)
+    clean_right = clean.argmax(dim=1) == y
+    assert any(margin < 0 for margin in margins)
+    assert all(margin < 0.999 * float(clean[i].max()) for i, margin in enumerate(margins) if clean_right[i])
+    assert opened.inputs.n_images == 8
