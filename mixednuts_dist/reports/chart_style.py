@@ -50,7 +50,13 @@ def _config(*, ink: str, muted: str, line: str, background: str) -> dict[str, An
             "titleFontWeight": "normal",
         },
         "header": {"labelColor": ink, "titleColor": ink, "labelFontSize": 12},
-        "legend": {"labelColor": ink, "titleColor": ink, "labelFontSize": 12},
-        "title": {"color": ink, "fontSize": 12, "fontWeight": "normal", "anchor": "start"},
+        "legend": {
+            "labelColor": ink,
+            "titleColor": ink,
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+        },
+        "title": {"color": ink, "fontSize": 12, "fontWeight": "normal", "anchor": "start", "frame": "group"},
         "text": {"color": ink},
     }

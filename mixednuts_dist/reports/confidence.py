@@ -16,6 +16,7 @@ from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import LogitTransform, layer_norm_logits
 
 Images = Literal["clean", "attacked"]
+GROUPS: tuple[tuple[Images, bool], ...] = (("clean", True), ("clean", False), ("attacked", True), ("attacked", False))
 CLASSIFIERS = ("std", "rob", "rob+LN", "rob+M")
 
 
@@ -35,7 +36,7 @@ class MarginGroup:
 
 
 def margin_groups(attack: AttackRecords, search: SearchResult) -> tuple[MarginGroup, ...]:
-    """Every group that the stored logits allow: std on clean images only, its attacked logits are not stored."""
+    """Every group: std and three forms of rob, each on clean images and on those of its own attack, right and wrong."""
     chosen = search.deployed()
     mapped = LogitTransform(chosen.scale, chosen.power, chosen.bias, clamp=search.clamp, ln_k=search.ln_k)
     logit_maps: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,6 +45,7 @@ def margin_groups(attack: AttackRecords, search: SearchResult) -> tuple[MarginGr
         "rob+M": mapped,
     }
     groups = _split("std", "clean", attack.std_clean_NK, attack.labels_N)
+    groups += _split("std", "attacked", attack.std_attacked_NK, attack.labels_N)
     for classifier, logit_map in logit_maps.items():
         groups += _split(classifier, "clean", logit_map(attack.rob_clean_NK), attack.labels_N)
         groups += _split(classifier, "attacked", logit_map(attack.rob_attacked_NK), attack.labels_N)
@@ -60,6 +62,17 @@ def margin_gap(groups: Iterable[MarginGroup], classifier: str) -> float | None:
     if attacked_correct is None or clean_wrong is None:
         return None
     return attacked_correct - clean_wrong
+
+
+def medians_table(
+    groups: Iterable[MarginGroup],
+) -> list[tuple[str, list[MarginGroup | None], float | None]]:
+    """Each classifier with its groups in the order of `GROUPS` (None: not stored) and its margin gap."""
+    found = {(group.classifier, group.images, group.correct): group for group in groups}
+    return [
+        (classifier, [found.get((classifier, *kind)) for kind in GROUPS], margin_gap(found.values(), classifier))
+        for classifier in CLASSIFIERS
+    ]
 
 
 def _split(classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> list[MarginGroup]:

@@ -29,6 +29,8 @@ def results_json(results: RunResults) -> dict[str, Any]:
         "tradeoff": _tradeoff(results),
         "survival": [{"step": step.step, "lost": step.lost, **step.standing.to_json()} for step in results.survival],
         "margins": {"medians": [_median_entry(group) for group in results.margins], "gaps": results.gaps()},
+        "worst_images": [image.to_json() for image in results.worst],
+        "costs": [cost.to_json() for cost in results.costs],
         "seconds": dict(results.seconds),
         "seconds_total": sum(results.seconds.values()),
         "notes": list(results.notes),
@@ -54,7 +56,7 @@ def _accuracy_entry(row: AccuracyRow) -> dict[str, Any]:
 def _parameters(results: RunResults) -> dict[str, Any]:
     chosen, search = results.parameters, results.search
     return {
-        **_transform_entry(chosen),
+        **transform_entry(chosen),
         "cutoff": chosen.cutoff,
         "objective": chosen.objective,
         "criterion": search.criterion,
@@ -72,21 +74,26 @@ def _tradeoff(results: RunResults) -> dict[str, Any]:
     return {
         "predicted": [
             {
-                **_transform_entry(entry),
-                "clean": Count(entry.clean_correct, entry.total).to_json(),
-                "robust_bound": Count(entry.robust_correct_bound, entry.total).to_json(),
+                **transform_entry(entry),
+                "clean": clean.to_json(),
+                "robust_bound": bound.to_json(),
+                "clean_bootstrap": [100 * edge for edge in entry.clean_interval],
+                "robust_bootstrap": [100 * edge for edge in entry.robust_interval],
             }
             for entry in results.search.entries
+            for clean, bound in [predicted_counts(entry)]
         ],
         "measured": {
             "beta": results.parameters.beta,
             "clean": mixed.clean.to_json(),
             "robust": mixed.robust.to_json(),
         },
+        "measured_runs": [point.to_json() for point in results.measured],
     }
 
 
-def _transform_entry(chosen: SelectedParameters) -> dict[str, float]:
+def transform_entry(chosen: SelectedParameters) -> dict[str, float]:
+    """beta, s, p, c, alpha and 1 - alpha under the names that every file of the report uses."""
     return {
         "beta": chosen.beta,
         "s": chosen.scale,
@@ -95,6 +102,11 @@ def _transform_entry(chosen: SelectedParameters) -> dict[str, float]:
         "alpha": chosen.alpha,
         "one_minus_alpha": chosen.one_minus_alpha,
     }
+
+
+def predicted_counts(entry: SelectedParameters) -> tuple[Count, Count]:
+    """Clean images right, and the guaranteed bound of the attacked ones."""
+    return Count(entry.clean_correct, entry.total), Count(entry.robust_correct_bound, entry.total)
 
 
 def _median_entry(group: MarginGroup) -> dict[str, Any]:

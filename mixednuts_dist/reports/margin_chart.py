@@ -22,8 +22,11 @@ def margin_chart(results: RunResults, layout: Layout) -> alt.TopLevelMixin:
     clean_first = [(classifier, images) for images in IMAGES for classifier in CLASSIFIERS]
     by_classifier = [(classifier, images) for classifier in CLASSIFIERS for images in IMAGES]
     cells, columns = (clean_first, 4) if layout == "wide" else (by_classifier, 2)
-    panels = [_panel(results, classifier, images, layout) for classifier, images in cells]
-    return alt.concat(*panels, columns=columns, spacing=16).properties(description=margin_description(results))
+    panels = [_panel(results, *cell, layout, first=not i % columns) for i, cell in enumerate(cells)]
+    gaps = {"wide": {"row": 72, "column": 34}, "narrow": {"row": 66, "column": 34}}[layout]
+    return alt.concat(*panels, columns=columns, spacing=gaps, bounds="flush").properties(
+        description=margin_description(results)
+    )
 
 
 def margin_description(results: RunResults) -> str:
@@ -40,11 +43,14 @@ def _prediction(group: MarginGroup) -> str:
     return "correct" if group.correct else "incorrect"
 
 
-def _panel(results: RunResults, classifier: str, images: Images, layout: Layout) -> alt.LayerChart | alt.FacetChart:
+def _panel(
+    results: RunResults, classifier: str, images: Images, layout: Layout, *, first: bool
+) -> alt.LayerChart | alt.FacetChart:
     groups = [group for group in results.margins if (group.classifier, group.images) == (classifier, images)]
     rows = [row for group in groups for row in (*_bin_rows(group), *_median_rows(group))]
-    layers = _layers(values(rows)) if rows else [_nothing_stored()]
-    width, height = {"wide": (146, 110), "narrow": (112, 84)}[layout]
+    top = 1.1 * max((row["share"] for row in rows if "share" in row), default=100.0)
+    layers = _layers(values(rows), top, "share (%)" if first else None) if rows else [_nothing_stored()]
+    width, height = {"wide": (156, 110), "narrow": (118, 84)}[layout]
     return alt.layer(*layers).properties(width=width, height=height, title=f"{classifier}, {images}")
 
 
@@ -90,7 +96,7 @@ def _bins_of(prediction: str) -> str:
     return f"datum.kind === 'bin' && datum.prediction === '{prediction}'"
 
 
-def _layers(data: alt.InlineData) -> list[alt.Chart]:
+def _layers(data: alt.InlineData, top: float, title: str | None) -> list[alt.Chart]:
     domain = list(PREDICTION_COLOURS)
     colour = alt.Color(
         "prediction:N",
@@ -104,7 +110,7 @@ def _layers(data: alt.InlineData) -> list[alt.Chart]:
         scale=alt.Scale(domain=[0, 1]),
         axis=alt.Axis(values=[0, 0.5, 1], format=".1~f"),
     )
-    y = alt.Y("share:Q", title="share (%)", axis=alt.Axis(tickCount=3))
+    y = alt.Y("share:Q", title=title, scale=alt.Scale(domain=[0, top], nice=False), axis=alt.Axis(tickCount=3))
     tooltip = [
         alt.Tooltip("prediction:N", title="prediction"),
         alt.Tooltip("n:Q", title="images in the group"),

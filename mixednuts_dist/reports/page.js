@@ -8,6 +8,7 @@
   let views = {};
   const options = { mode: "vega-lite", actions: false, renderer: "svg" };
   let drawing = Promise.resolve();
+  let telling;
 
   function showStop() {
     const stop = page.curve[Number(slider.value)];
@@ -15,7 +16,15 @@
       document.getElementById(`at-${field}`).textContent = words;
     }
     slider.setAttribute("aria-valuetext", `beta ${stop.words.beta}`);
+    clearTimeout(telling); // told once the slider rests, not at every stop on the way
+    telling = setTimeout(() => tell(stop.words), 500);
     if (views.tradeoff) views.tradeoff.signal(page.selectedBeta, stop.beta).runAsync();
+  }
+
+  function tell(words) {
+    document.getElementById("at-all").textContent =
+      `Predicted clean accuracy ${words.clean}; guaranteed robust bound ${words.robust_bound}; ` +
+      `s ${words.s}, p ${words.p}, c ${words.c}, alpha ${words.alpha}.`;
   }
 
   async function drawAll() {
@@ -46,6 +55,10 @@
     });
   }
 
+  document.querySelectorAll("a[data-still]").forEach((link) => {
+    link.href = document.querySelector(`[data-chart="${link.dataset.still}"] img`).src;
+    link.hidden = false;
+  });
   slider.addEventListener("input", showStop);
   dark.addEventListener("change", redraw);
   narrow.addEventListener("change", redraw);

@@ -1,6 +1,5 @@
 """The report page: one HTML file that opens without a network, and its figures and tables as files beside it."""
 
-import base64
 import functools
 import json
 from typing import Any
@@ -9,14 +8,15 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..data.records import SelectedParameters
 from . import wording
 from .chart_style import dark_config, light_config
-from .confidence import MarginGroup
-from .figures import FIGURES, build_figures, figure_spec, static_png, static_svg
-from .intervals import Count
+from .confidence import medians_table
+from .exports import exported_files
+from .figures import FIGURES, build_figures, figure_spec, static_files
+from .page_parts import cost_rows, data_uri, picture_groups, slider_stops
+from .pictures import contact_sheet
 from .results import RunResults
-from .tables import csv_table, latex_table
+from .single import SingleResults
 from .tradeoff_chart import SELECTED_BETA
 
 # The page may run what is written in it and show what is written in it; it may fetch nothing, from anywhere.
@@ -25,32 +25,30 @@ CONTENT_SECURITY_POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
-_MEDIA_TYPES = {"csv": "text/csv", "json": "application/json", "tex": "application/x-tex", "svg": "image/svg+xml"}
 
 
 def render_page(results: RunResults) -> dict[str, bytes]:
     """Every file of `report/` by name.
 
-    `index.html` needs none of the others; `<figure>.svg` and `<figure>.png` for each of `FIGURES`, `table.csv`,
-    `table.tex` and `results.json` (`RunResults.to_json`) are for papers and scripts.
+    `index.html` needs none of the others. For papers and scripts: each of `FIGURES` as `<figure>.svg`, `.png`, `.pdf`,
+    in column width as `<figure>-narrow.svg` and on dark as `<figure>-dark.svg`; each table and each figure's data as
+    `.csv` and `.tex` (`table.*` is the accuracy table); `worst_images.png`; `results.json` (`RunResults.to_json`).
     """
     wide = {name: figure_spec(chart) for name, chart in build_figures(results, layout="wide").items()}
     narrow = {name: figure_spec(chart) for name, chart in build_figures(results, layout="narrow").items()}
-    files = {
-        "table.csv": csv_table(results).encode(),
-        "table.tex": latex_table(results).encode(),
-        "results.json": (json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n").encode(),
-    }
+    files = {name: content.encode() for name, content in exported_files(results).items()}
+    files["results.json"] = (json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n").encode()
     for name, spec in wide.items():
-        files[f"{name}.svg"] = static_svg(spec)
-        files[f"{name}.png"] = static_png(spec)
+        files |= static_files(name, spec, narrow[name])
+    if results.worst:
+        files["worst_images.png"] = contact_sheet([(i.clean_CHW, i.attacked_CHW, i.caption()) for i in results.worst])
     return {"index.html": _html(results, wide, narrow, files).encode(), **files}
 
 
 def _html(
     results: RunResults, wide: dict[str, dict[str, Any]], narrow: dict[str, dict[str, Any]], files: dict[str, bytes]
 ) -> str:
-    facts, stops = results.to_json(), _slider_stops(results)
+    stops = slider_stops(results)
     scripted = {
         "specs": {"wide": wide, "narrow": narrow},
         "configs": {"light": light_config(), "dark": dark_config()},
@@ -59,14 +57,16 @@ def _html(
     }
     content = {
         "results": results,
-        "facts": facts,
+        "facts": results.to_json(),
         "stops": stops,
         "deployed_stop": [stop["beta"] for stop in stops].index(results.parameters.beta),
-        "median_rows": _median_rows(results),
-        "figures": FIGURES,
+        "medians": medians_table(results.margins),
+        "costs": cost_rows(results),
+        "pictures": picture_groups(results),
+        "figures": {name: FIGURES[name] for name in wide},
         "alt_texts": {name: spec["description"] for name, spec in wide.items()},
-        "stills": {name: _data_uri(f"{name}.svg", files[f"{name}.svg"]) for name in wide},
-        "downloads": {name: _data_uri(name, files[name]) for name in ("table.csv", "table.tex", "results.json")},
+        "stills": {name: data_uri(f"{name}.svg", files[f"{name}.svg"]) for name in wide},
+        "downloads": {name: data_uri(name, files[name]) for name in files if name.endswith(("csv", "tex", "json"))},
         "data": _script_json(scripted),
         "bundle": Markup(_javascript_bundle()),
         "policy": CONTENT_SECURITY_POLICY,
@@ -75,35 +75,14 @@ def _html(
     return _environment().get_template("page.html.j2").render(content)
 
 
-def _slider_stops(results: RunResults) -> list[dict[str, Any]]:
-    """The predicted curve in the slider's order, beta growing to the right; `words` is what the page shows of each."""
-    entries = sorted(results.search.entries, key=lambda entry: entry.beta)
-    return [{"beta": entry.beta, "words": _stop_words(entry)} for entry in entries]
-
-
-def _stop_words(entry: SelectedParameters) -> dict[str, str]:
+def render_single_page(results: SingleResults) -> dict[str, bytes]:
+    """`index.html` and `results.json` of AutoAttack on one classifier."""
+    content = {"results": results, "words": wording, "policy": CONTENT_SECURITY_POLICY}
+    page = _environment().get_template("single.html.j2").render(content)
     return {
-        "beta": f"{entry.beta:g}",
-        "s": f"{entry.scale:.5g}",
-        "p": f"{entry.power:.5g}",
-        "c": f"{entry.bias:.5g}",
-        "alpha": wording.weight_text(entry.alpha, entry.one_minus_alpha),
-        "one_minus_alpha": f"{entry.one_minus_alpha:.4g}",
-        "clean": wording.share_text(Count(entry.clean_correct, entry.total)),
-        "robust_bound": wording.share_text(Count(entry.robust_correct_bound, entry.total)),
+        "index.html": page.encode(),
+        "results.json": (json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n").encode(),
     }
-
-
-def _median_rows(results: RunResults) -> list[dict[str, Any]]:
-    """One row a classifier: its groups clean right, clean wrong, attacked right, attacked wrong (None: not stored)."""
-    groups: dict[tuple[str, str, bool], MarginGroup] = {
-        (group.classifier, group.images, group.correct): group for group in results.margins
-    }
-    columns = [(images, correct) for images in ("clean", "attacked") for correct in (True, False)]
-    return [
-        {"classifier": classifier, "groups": [groups.get((classifier, *column)) for column in columns], "gap": gap}
-        for classifier, gap in results.gaps().items()
-    ]
 
 
 @functools.cache
@@ -130,8 +109,3 @@ def _script_json(content: Any) -> Markup:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
-
-
-def _data_uri(name: str, content: bytes) -> str:
-    media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
-    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

@@ -1,16 +1,23 @@
 """The report stage: from the stored rows to counts, tables, figures and the page."""
 
+from dataclasses import replace
+
+from ..attacks.red_flags import FLAGS, findings
 from ..config import RunConfig
-from ..data.tables import read_attack_records, read_evaluate_records
+from ..data.tables import FLAG, read_attack_records, read_columns, read_evaluate_records
 from ..stages.evaluate import CACHED, evaluate_fingerprint
 from ..stages.progress import Progress, Silent
 from ..stages.runs import Run, reopen_run, require_complete, stage_clock, stage_seconds
-from ..stages.search import read_search_result
-from .page import render_page
+from ..stages.search import read_candidates, read_search_result
+from .cost import stage_costs
+from .measured import measured_points
+from .page import render_page, render_single_page
 from .results import RunResults, gather_results
+from .single import SingleResults, collect_single
+from .worst_images import worst_images
 
 
-def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
+def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults | SingleResults:
     """Write the report of a finished run and return its results.
 
     Raises:
@@ -18,9 +25,10 @@ def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
         FingerprintMismatch: where stored rows are not this run's.
     """
     opened = reopen_run(config)
-    results = collect(opened)
+    results = collect_single(opened) if config.std is None else collect(opened)
     with stage_clock(opened.store, "report"):
-        for name, content in render_page(results).items():
+        files = render_single_page(results) if isinstance(results, SingleResults) else render_page(results)
+        for name, content in files.items():
             opened.store.write(f"report/{name}", content)
     (progress or Silent()).stage_finished("report", opened.store.address("report/index.html"))
     return results
@@ -29,20 +37,33 @@ def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
 def collect(opened: Run) -> RunResults:
     """The results of a finished run, read from its files alone; errors as in `run`."""
     config, store = opened.config, opened.store
-    require_complete(opened, "attack", opened.attack_fingerprint)
+    receipts = {"attack": require_complete(opened, "attack", opened.attack_fingerprint)}
     search = read_search_result(opened)
     fingerprint = evaluate_fingerprint(opened, search)
-    require_complete(opened, "evaluate", fingerprint)
+    receipts["evaluate"] = require_complete(opened, "evaluate", fingerprint)
     seconds = {stage: value for stage, value in stage_seconds(store).items() if stage != "report"}
-    return gather_results(
+    attack = read_attack_records(store, opened.partitions, opened.attack_fingerprint)
+    evaluate = read_evaluate_records(store, opened.partitions, fingerprint, [CACHED, *config.evaluate.attacks])
+    results = gather_results(
         run_id=config.run_id(),
         name=config.name,
         dataset=config.data.uri,
-        std=config.std,
+        std=config.required_std,
         rob=config.rob,
         threat=config.threat.threat_model(),
-        attack=read_attack_records(store, opened.partitions, opened.attack_fingerprint),
+        attack=attack,
         search=search,
-        evaluate=read_evaluate_records(store, opened.partitions, fingerprint, [CACHED, *config.evaluate.attacks]),
+        evaluate=evaluate,
         seconds=seconds,
+    )
+    columns = [f"{FLAG}{flag}" for flag in FLAGS]
+    flags = read_columns(store, "evaluate", opened.partitions, fingerprint, columns)
+    raised = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}
+    return replace(
+        results,
+        notes=(*results.notes, *findings(raised, opened.inputs.n_classes, "the mixture")),
+        measured=measured_points(opened),
+        candidates=tuple(read_candidates(opened, config.search.beta)),
+        costs=stage_costs({stage: list(found.values()) for stage, found in receipts.items()}, seconds),
+        worst=worst_images(opened, attack, evaluate, fingerprint),
     )

@@ -8,13 +8,23 @@ import torch
 from torch import Tensor
 
 from ..data.records import AttackRecords, EvaluateRecords, SearchResult, SelectedParameters
+from ..data.uris import is_black_box
 from ..errors import InvalidInputError
 from ..threat import ThreatModel
 from .confidence import CLASSIFIERS, MarginGroup, margin_gap, margin_groups
+from .cost import StageCost
 from .intervals import Count
 from .json_form import results_json
+from .measured import MeasuredPoint
+from .worst_images import WorstImage
 
 BASE_ATTACK = "APGD-CE + APGD-T"
+TRANSFER_ATTACK = "the images attacked on rob (std is a black box)"
+BLACK_BOX_NOTE = (
+    "std is a black box: its own robustness is not known beyond the images that were attacked on rob, and the "
+    "gradients against the mixture were rob's alone. Every verdict is the real mixture's, but an adversary with std's "
+    "gradients may find more."
+)
 MINIMUM_MARGIN_ATTACK = "APGD-CE + APGD-T (MMAA)"
 MIXED_ATTACK = "adaptive AutoAttack"
 
@@ -54,6 +64,10 @@ class RunResults:
     margins: tuple[MarginGroup, ...]
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
+    measured: tuple[MeasuredPoint, ...] = ()  # this run's point and those of its siblings, largest beta first
+    candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
+    costs: tuple[StageCost, ...] = ()
+    worst: tuple[WorstImage, ...] = ()
 
     @property
     def parameters(self) -> SelectedParameters:
@@ -70,7 +84,7 @@ class RunResults:
         return next(row for row in self.accuracy if row.classifier == classifier)
 
     def gaps(self) -> dict[str, float | None]:
-        """The paper's margin gap of each classifier; None where it cannot be computed (always for std)."""
+        """The paper's margin gap of each classifier; None where it cannot be computed."""
         return {classifier: margin_gap(self.margins, classifier) for classifier in CLASSIFIERS}
 
     def to_json(self) -> dict[str, Any]:
@@ -83,9 +97,14 @@ class RunResults:
         - `parameters`: `s`, `p`, `c`, `alpha`, `one_minus_alpha`, `beta`, `cutoff`, `objective`, `criterion`, `clamp`,
           `ln_k`, `surrogate_alpha`, `on_grid_edge`, `n_candidates`, `n_undeployable`.
         - `tradeoff`: `predicted`, one entry a beta, largest first: `beta`, `s`, `p`, `c`, `alpha`, `one_minus_alpha`,
-          `clean` and `robust_bound` (counts as above); `measured`: `beta`, `clean`, `robust`.
+          `clean` and `robust_bound` (counts as above), `clean_bootstrap` and `robust_bootstrap` (95 % intervals in
+          percent); `measured`: `beta`, `clean`, `robust`;
+          `measured_runs`: the same of every finished run beside this one, with `run`, `criterion`, `clamp`, s, p, c.
         - `survival`: in order, from `clean` on: `step`, `lost` and the count of images still right after it.
         - `margins`: `medians`, a list of `classifier`, `images`, `correct`, `n`, `median`; `gaps`: classifier -> gap.
+        - `worst_images`: `sample_id`, `label`, `reason` ("lost", "narrow"), `verdicts` (`classifier`, `images`,
+          `predicted`, `margin`); `costs`, one entry a stage: `images`, `partitions`, `nodes`, `devices`, `core_hours`,
+          `gpu_hours`, `wall_seconds`, `images_per_second`, `n_forward`, `n_backward`.
         - `seconds`: stage -> seconds; `seconds_total`; `notes`: plain sentences.
         """
         return results_json(self)
@@ -115,7 +134,8 @@ def gather_results(  # the run's own description and one argument a stage
         InvalidInputError: where the two sets of rows are empty or not about the same images.
     """
     evaluate = _same_images(attack, evaluate)
-    accuracy = _accuracy(attack, evaluate)
+    black_box = is_black_box(std)
+    accuracy = _accuracy(attack, evaluate, TRANSFER_ATTACK if black_box else BASE_ATTACK)
     survival = _survival(evaluate)
     return RunResults(
         run_id=run_id,
@@ -129,7 +149,11 @@ def gather_results(  # the run's own description and one argument a stage
         survival=survival,
         margins=margin_groups(attack, search),
         seconds=dict(seconds),
-        notes=(*search.notes, *_observations(accuracy, survival, search.deployed())),
+        notes=(
+            *search.notes,
+            *([BLACK_BOX_NOTE] if black_box else []),
+            *_observations(accuracy, survival, search.deployed()),
+        ),
     )
 
 
@@ -157,23 +181,27 @@ def _same_images(attack: AttackRecords, evaluate: EvaluateRecords) -> EvaluateRe
     )
 
 
-def _accuracy(attack: AttackRecords, evaluate: EvaluateRecords) -> tuple[AccuracyRow, ...]:
+def _accuracy(attack: AttackRecords, evaluate: EvaluateRecords, std_attack: str) -> tuple[AccuracyRow, ...]:
     labels_N = attack.labels_N
 
     def row(classifier: str, clean_NK: Tensor, robust_N: Tensor, attack_name: str) -> AccuracyRow:
         return AccuracyRow(classifier, _count(clean_NK.argmax(dim=1) == labels_N), _count(robust_N), attack_name)
 
     return (
-        row("std", attack.std_clean_NK, ~attack.std_broken_N, BASE_ATTACK),
+        row("std", attack.std_clean_NK, ~attack.std_broken_N, std_attack),
         row("rob", attack.rob_clean_NK, ~attack.rob_broken_N, MINIMUM_MARGIN_ATTACK),
         row("mixed", evaluate.mixed_clean_NK, evaluate.robust_N, MIXED_ATTACK),
     )
 
 
 def _survival(evaluate: EvaluateRecords) -> tuple[SurvivalStep, ...]:
-    standing_N = evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N
+    return survival_steps(evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N, evaluate.survived)
+
+
+def survival_steps(standing_N: Tensor, survived: Mapping[str, Tensor]) -> tuple[SurvivalStep, ...]:
+    """Counts after each step, from those right on the clean image and who stood after each attack."""
     steps = [SurvivalStep("clean", _count(standing_N), int((~standing_N).sum()))]
-    for step, alive_N in evaluate.survived.items():
+    for step, alive_N in survived.items():
         lost = int((standing_N & ~alive_N).sum())
         standing_N = standing_N & alive_N
         steps.append(SurvivalStep(step, _count(standing_N), lost))
@@ -202,13 +230,18 @@ def _observations(
             f"{chosen.robust_correct_bound} of {chosen.total} guaranteed under the stored perturbations: it found "
             f"perturbations that the attack stage had not."
         )
+    return [*notes, *square_note(survival)]
+
+
+def square_note(survival: tuple[SurvivalStep, ...]) -> list[str]:
+    """What Square's finding anything says of the attacks before it."""
     square = next((step for step in survival if step.step == "square"), None)
-    if square is not None and square.lost:
-        notes.append(
-            f"Square broke {square.lost} of the images that the white-box attacks had left standing; a hint that the "
-            f"surrogate's gradients were not good enough."
-        )
-    return notes
+    if square is None or not square.lost:
+        return []
+    return [
+        f"Square broke {square.lost} of the images that the white-box attacks had left standing; a hint that the "
+        f"gradients were not good enough."
+    ]
 
 
 def _count(hits_N: Tensor) -> Count:

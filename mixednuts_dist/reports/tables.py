@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .results import MIXED_ATTACK, AccuracyRow, RunResults
+from .single import SingleResults, render_single
 from .wording import (
     interval_text,
     layer_norm_text,
@@ -45,9 +46,10 @@ def render_tables(results: RunResults) -> Group:
     return Group(*parts)
 
 
-def print_results(results: RunResults, console: Console | None = None) -> None:
-    """Print `render_tables` to `console`, by default to the standard output."""
-    (console or Console(highlight=False)).print(render_tables(results))
+def print_results(results: RunResults | SingleResults, console: Console | None = None) -> None:
+    """Print the report to `console`, by default to the standard output."""
+    report = render_single(results) if isinstance(results, SingleResults) else render_tables(results)
+    (console or Console(highlight=False)).print(report)
 
 
 def accuracy_table(results: RunResults) -> Table:

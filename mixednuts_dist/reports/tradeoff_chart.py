@@ -7,10 +7,10 @@ import altair as alt
 
 from .chart_style import CLASSIFIER_COLOURS, Layout, text_layer, values
 from .intervals import Count
-from .results import RunResults
+from .results import MIXED_ATTACK, RunResults
 
 SELECTED_BETA = "selected_beta"  # the signal that the page's slider sets
-_SHAPES = {"std": "square", "rob": "triangle-up", "mixed": "circle"}
+_SHAPES = {"std": "square", "rob": "triangle-up", "mixed": "circle", "other": "diamond"}
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,11 @@ class Window:
 
     clean: tuple[float, float]
     robust: tuple[float, float]
+
+    def holds(self, point: dict[str, Any]) -> bool:
+        """Whether the point lies in it."""
+        (left, right), (bottom, top) = self.clean, self.robust
+        return bool(left <= point["clean"] <= right and bottom <= point["robust"] <= top)
 
     def x(self, field: str = "clean") -> alt.X:
         """The horizontal axis of this window, for `field`."""
@@ -39,8 +44,8 @@ def tradeoff_chart(results: RunResults, layout: Layout) -> alt.TopLevelMixin:
     overview = _panel(curve, points, whole, size, "The whole range (frame: the other panel)", frame=close)
     detail = _panel(curve, points, close, size, "Around the curve")
     chosen = alt.param(name=SELECTED_BETA, value=results.parameters.beta)
-    join = alt.hconcat if layout == "wide" else alt.vconcat
-    chart = join(overview, detail, spacing=24).add_params(chosen)
+    columns = {"wide": 2, "narrow": 1}[layout]
+    chart = alt.concat(overview, detail, columns=columns, spacing=72, bounds="flush").add_params(chosen)
     return chart.properties(description=tradeoff_description(results))
 
 
@@ -72,34 +77,48 @@ def _curve_rows(results: RunResults) -> list[dict[str, Any]]:
             "alpha": entry.alpha,
             "clean": 100 * entry.clean_correct / entry.total,
             "robust": 100 * entry.robust_correct_bound / entry.total,
+            **_edges("clean", entry.clean_interval),
+            **_edges("robust", entry.robust_interval),
         }
         for entry in results.search.entries
     ]
 
 
+def _edges(name: str, interval: tuple[float, float]) -> dict[str, float]:
+    return {f"{name}_low": 100 * interval[0], f"{name}_high": 100 * interval[1]}
+
+
 def _point_rows(results: RunResults) -> list[dict[str, Any]]:
-    rows = []
-    for row in results.accuracy:
-        clean_low, clean_high = row.clean.interval
-        robust_low, robust_high = row.robust.interval
-        rows.append(
-            {
-                "classifier": row.classifier,
-                "attack": row.attack,
-                "clean": row.clean.percent,
-                "clean_low": clean_low,
-                "clean_high": clean_high,
-                "robust": row.robust.percent,
-                "robust_low": robust_low,
-                "robust_high": robust_high,
-            }
-        )
-    return rows
+    """The three classifiers of this run, then the mixtures that other runs measured at other parameters."""
+    own = [
+        {"classifier": row.classifier, "mark": row.classifier, "label": row.classifier, "attack": row.attack,
+         **_with_whiskers(row.clean, row.robust)}
+        for row in results.accuracy
+    ]  # fmt: skip
+    others = [
+        {"classifier": "mixed", "mark": "other", "label": f"β {point.parameters.beta:g}", "attack": MIXED_ATTACK,
+         "run": point.run_id, **_with_whiskers(point.clean, point.robust)}
+        for point in results.measured
+        if point.run_id != results.run_id
+    ]  # fmt: skip
+    return [*own, *others]
+
+
+def _with_whiskers(clean: Count, robust: Count) -> dict[str, float]:
+    (clean_low, clean_high), (robust_low, robust_high) = clean.interval, robust.interval
+    return {
+        "clean": clean.percent,
+        "clean_low": clean_low,
+        "clean_high": clean_high,
+        "robust": robust.percent,
+        "robust_low": robust_low,
+        "robust_high": robust_high,
+    }
 
 
 def _close_window(curve: list[dict[str, Any]], points: list[dict[str, Any]]) -> Window:
     """Holds rob and mixed with their intervals and the curve as far down as 15 points below the mixture."""
-    near = [point for point in points if point["classifier"] != "std"]
+    near = [point for point in points if point["mark"] in ("rob", "mixed")]
     floor = min(point["robust_low"] for point in near) - 10
     shown = [entry for entry in curve if entry["robust"] >= floor]
     clean = [entry["clean"] for entry in shown] + [
@@ -123,7 +142,9 @@ def _panel(
     title: str,
     frame: Window | None = None,
 ) -> alt.LayerChart | alt.FacetChart:
+    named = [point for point in points if point["mark"] != "other" or frame is None or not frame.holds(point)]
     layers = [*_whiskers(points, window), *_curve_layers(curve, window), *_point_layers(points, window)]
+    layers += [_label(point, window) for point in named]
     if frame is not None:
         layers.append(_frame(frame))
     return alt.layer(*layers).properties(width=size, height=size, title=title)
@@ -153,12 +174,16 @@ def _curve_layers(curve: list[dict[str, Any]], window: Window) -> list[alt.Chart
             ("robust", "guaranteed robust (%)", ".1f"),
         )
     ]
+    at_beta = base.transform_filter(f"datum.beta === {SELECTED_BETA}")
+    bar = at_beta.mark_rule(clip=True, color=colour, strokeWidth=1.5, strokeDash=[2, 2])
     return [
         base.mark_line(clip=True, color=colour, strokeWidth=1.5).encode(order="beta:Q"),
         base.mark_point(clip=True, color=colour, filled=True, size=22, opacity=1).encode(tooltip=tooltip),
-        base.mark_point(clip=True, color=colour, filled=False, size=190, strokeWidth=2.5, opacity=1)
-        .encode(tooltip=tooltip)
-        .transform_filter(f"datum.beta === {SELECTED_BETA}"),
+        bar.encode(x=window.x("clean_low"), x2="clean_high:Q"),
+        bar.encode(y=window.y("robust_low"), y2="robust_high:Q"),
+        at_beta.mark_point(clip=True, color=colour, filled=False, size=190, strokeWidth=2.5, opacity=1).encode(
+            tooltip=tooltip
+        ),
     ]
 
 
@@ -171,26 +196,25 @@ def _whiskers(points: list[dict[str, Any]], window: Window) -> list[alt.Chart]:
 
 
 def _point_layers(points: list[dict[str, Any]], window: Window) -> list[alt.Chart]:
-    shape = alt.Shape("classifier:N", scale=alt.Scale(domain=list(_SHAPES), range=list(_SHAPES.values())), legend=None)
+    shape = alt.Shape("mark:N", scale=alt.Scale(domain=list(_SHAPES), range=list(_SHAPES.values())), legend=None)
     tooltip = [
-        alt.Tooltip("classifier:N", title="classifier"),
+        alt.Tooltip("label:N", title="measured"),
         alt.Tooltip("clean:Q", title="clean (%)", format=".2f"),
         alt.Tooltip("robust:Q", title="robust (%)", format=".2f"),
         alt.Tooltip("attack:N", title="attack"),
+        alt.Tooltip("run:N", title="run"),
     ]
     marks = alt.Chart(values(points)).mark_point(clip=True, filled=True, size=85, opacity=1)
-    return [
-        marks.encode(x=window.x(), y=window.y(), shape=shape, color=_colour(), tooltip=tooltip),
-        *(_label(point, window) for point in points),
-    ]
+    return [marks.encode(x=window.x(), y=window.y(), shape=shape, color=_colour(), tooltip=tooltip)]
 
 
 def _label(point: dict[str, Any], window: Window) -> alt.Chart:
     """The name beside its mark, on the side where neither the curve nor the next mark is."""
     side = {"rob": {"dx": -9, "dy": 12, "align": "right"}, "std": {"dx": -9, "dy": -11, "align": "right"}}
-    beside = side.get(point["classifier"], {"dx": 9, "dy": -11, "align": "left"})
-    label = text_layer(values([point]), clip=True, fontWeight=600, **beside)
-    encoded: alt.Chart = label.encode(x=window.x(), y=window.y(), text="classifier:N")
+    beside = side.get(point["mark"], {"dx": 9, "dy": -11, "align": "left"})
+    weight = 400 if point["mark"] == "other" else 600
+    label = text_layer(values([point]), clip=True, fontWeight=weight, **beside)
+    encoded: alt.Chart = label.encode(x=window.x(), y=window.y(), text="label:N")
     return encoded
 
 

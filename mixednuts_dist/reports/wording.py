@@ -10,6 +10,11 @@ from .intervals import Count
 if TYPE_CHECKING:
     from .results import RunResults
 
+_LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}  # fmt: skip
+
 
 def percent_text(count: Count) -> str:
     """`77.3`: one decimal, and two from 1000 images on, where the first no longer holds all that was measured."""
@@ -25,6 +30,16 @@ def interval_text(count: Count) -> str:
 def share_text(count: Count) -> str:
     """`773 of 1000 (77.3 %)`."""
     return f"{count.correct} of {count.total} ({percent_text(count)} %)"
+
+
+def percent_first(count: Count) -> str:
+    """`77.3 % (773 of 1000)`, which breaks before the bracket and nowhere else."""
+    return f"{percent_text(count)}\u00a0% ({count.correct}\u00a0of\u00a0{count.total})"
+
+
+def bootstrap_text(interval: tuple[float, float]) -> str:
+    """`75.0 to 90.0 %` of a pair of shares."""
+    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}\u00a0%"
 
 
 def threat_text(threat: ThreatModel) -> str:
@@ -57,6 +72,11 @@ def layer_norm_text(ln_k: int | None) -> str:
     return (
         "LayerNorm over all logits (the top 250 of more)" if ln_k is None else f"LayerNorm over the top {ln_k} logits"
     )
+
+
+def latex_text(text: str) -> str:
+    """The text with LaTeX's own characters made harmless."""
+    return "".join(_LATEX_ESCAPES.get(character, character) for character in text)
 
 
 def summary_sentence(results: RunResults) -> str:

@@ -1,14 +1,21 @@
 """A run that never happened, with statistics as a real one has them: rob unsure where wrong, std fooled by all."""
 
+import itertools
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mixednuts_dist.data.records import AttackRecords, EvaluateRecords, SearchResult, SelectedParameters
+from mixednuts_dist.data.records import AttackRecords, EvaluateRecords, Receipt, SearchResult, SelectedParameters
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
+from mixednuts_dist.reports.cost import StageCost, stage_costs
+from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.reports.measured import MeasuredPoint
 from mixednuts_dist.reports.results import RunResults, gather_results
+from mixednuts_dist.reports.worst_images import Verdict, WorstImage
 from mixednuts_dist.threat import ThreatModel
 
 BETAS = (1.0, 0.99, 0.985, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5)
@@ -37,10 +44,14 @@ def made_up_attack(n_images: int = 300, *, seed: int = 0) -> AttackRecords:
     rob_attacked_NK = rob_clean_NK.clone()
     rob_attacked_NK[torch.arange(n_images), labels_N] -= 1.0
     signed_N = log_one_minus_signed_margin(layer_norm_logits(rob_attacked_NK), labels_N)
+    std_clean_NK = logits_of(generator, labels_N, accuracy=0.95, confidence=12.0)
+    std_attacked_NK = std_clean_NK.clone()
+    std_attacked_NK[torch.arange(n_images), labels_N] = std_clean_NK.min(dim=1).values - 1  # never right again
     return AttackRecords(
         sample_ids_N=torch.arange(n_images),
         labels_N=labels_N,
-        std_clean_NK=logits_of(generator, labels_N, accuracy=0.95, confidence=12.0),
+        std_clean_NK=std_clean_NK,
+        std_attacked_NK=std_attacked_NK,
         rob_clean_NK=rob_clean_NK,
         rob_attacked_NK=rob_attacked_NK,
         log_one_minus_margin_N=signed_N,
@@ -82,6 +93,11 @@ def made_up_search(attack: AttackRecords, *, betas: tuple[float, ...] = BETAS) -
                 robust_correct_bound=int((margins_N >= cutoff).sum()),
                 total=len(margins_N),
                 on_grid_edge=("scale",) if beta == 1.0 else (),
+                clamp="gelu",
+                ln_k=None,
+                round=0,
+                clean_interval=(0.75, 0.9),
+                robust_interval=(0.5, 0.65),
             )
         )
     return SearchResult(
@@ -120,12 +136,68 @@ def made_up_evaluate(attack: AttackRecords, *, alpha: float) -> EvaluateRecords:
     )
 
 
+def made_up_candidates(beta: float) -> tuple[dict[str, Any], ...]:
+    """Rows as `search/candidates.parquet` holds them: one infeasible, one that float32 could not deploy."""
+    grid = itertools.product((0.5, SCALE, 50.0), (1.0, POWER), (-2.0, BIAS, -0.5))
+    return tuple(
+        {"beta": beta, "scale": scale, "power": power, "bias": bias, "objective": 0.8 + 0.01 * i,
+         "feasible": i != 1, "deployable": i != 4}
+        for i, (scale, power, bias) in enumerate(grid)
+    )  # fmt: skip
+
+
+def made_up_receipts(stage: str) -> list[Receipt]:
+    """Three partitions of 100 images on two nodes, two of them with half a GPU each."""
+    return [
+        Receipt(stage, 0, 0, 100, 80, 60, 1800.0, 5000, 4000, "a", "NVIDIA H200", 0.5),
+        Receipt(stage, 1, 100, 200, 80, 60, 900.0, 6000, 5000, "a", "NVIDIA H200", 0.5),
+        Receipt(stage, 2, 200, 300, 80, 60, 360.0, 700, 600, "b", "cpu", 4.0),
+    ]
+
+
+def made_up_costs(seconds: dict[str, float]) -> tuple[StageCost, ...]:
+    """The evaluate stage by this run, the attack stage taken over from another."""
+    return stage_costs({stage: made_up_receipts(stage) for stage in ("attack", "evaluate")}, seconds)
+
+
+def made_up_worst(side: int = 8, channels: int = 1) -> tuple[WorstImage, ...]:
+    """One lost and one narrow image of random pixels."""
+    generator = torch.Generator().manual_seed(5)
+    clean_CHW = torch.rand(channels, side, side, generator=generator)
+    change_CHW = 0.1 * torch.rand(channels, side, side, generator=generator).sub(0.5).sign()
+    verdicts = (Verdict("std", "clean", 3, 0.9), Verdict("rob", "clean", 3, 0.4), Verdict("mixed", "clean", 3, 0.6))
+    lost = (*verdicts, Verdict("rob", "its own attack", 3, 0.1), Verdict("mixed", "attacked", 7, -0.2))
+    held = (*verdicts, Verdict("rob", "its own attack", 3, 0.2), Verdict("mixed", "attacked", 3, 0.01))
+    attacked_CHW = (clean_CHW + change_CHW).clamp(0, 1)
+    return (
+        WorstImage(17, 3, "lost", lost, clean_CHW, attacked_CHW),
+        WorstImage(23, 3, "narrow", held, clean_CHW, attacked_CHW),
+    )
+
+
+def made_up_measured(search: SearchResult, run_id: str) -> tuple[MeasuredPoint, ...]:
+    """This run's deployed beta and one sibling, the smallest beta."""
+    found = ((run_id, search.deployed(), 2), ("sibling-00000001", search.entries[-1], 3))
+    return tuple(
+        MeasuredPoint(
+            run_id=name,
+            criterion=search.criterion,
+            clamp=search.clamp,
+            parameters=entry,
+            clean=Count(entry.clean_correct, entry.total),
+            robust=Count(entry.total // part, entry.total),
+        )
+        for name, entry, part in found
+    )
+
+
 def made_up_results(n_images: int = 300, *, name: str = "made-up", betas: tuple[float, ...] = BETAS) -> RunResults:
     """All of the above, gathered."""
+    run_id, seconds = f"{name}-3f2a1c9e", {"attack": 163.4, "search": 21.07, "evaluate": 412.9}
     attack = made_up_attack(n_images)
     search = made_up_search(attack, betas=betas)
-    return gather_results(
-        run_id=f"{name}-3f2a1c9e",
+    results = gather_results(
+        run_id=run_id,
         name=name,
         dataset="npz:cifar10_first_2048.npz",
         std="py:zoo.py:std_c10_resnet18",
@@ -134,5 +206,12 @@ def made_up_results(n_images: int = 300, *, name: str = "made-up", betas: tuple[
         attack=attack,
         search=search,
         evaluate=made_up_evaluate(attack, alpha=search.deployed().alpha),
-        seconds={"attack": 163.4, "search": 21.07, "evaluate": 412.9},
+        seconds=seconds,
+    )
+    return replace(
+        results,
+        measured=made_up_measured(search, run_id),
+        candidates=made_up_candidates(search.deployed_beta),
+        costs=made_up_costs({"evaluate": seconds["evaluate"]}),
+        worst=made_up_worst(),
     )

@@ -1,5 +1,6 @@
 """The figures draw, carry the counts, and name no address."""
 
+import dataclasses
 import json
 import struct
 import xml.etree.ElementTree as ET
@@ -62,8 +63,41 @@ def test_specifications_name_no_address_and_say_what_they_show(results: RunResul
 def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) -> None:
     rows = rows_of(figure_spec(build_figures(results)["tradeoff"]))
     assert {row["beta"] for row in rows if "beta" in row} == {entry.beta for entry in results.search.entries}
-    measured = {row["classifier"]: (row["clean"], row["robust"]) for row in rows if "attack" in row}
-    assert measured == {row.classifier: (row.clean.percent, row.robust.percent) for row in results.accuracy}
+    measured = {row["label"]: (row["clean"], row["robust"]) for row in rows if "attack" in row}
+    sibling = results.measured[-1]
+    assert measured == {
+        **{row.classifier: (row.clean.percent, row.robust.percent) for row in results.accuracy},
+        f"β {sibling.parameters.beta:g}": (sibling.clean.percent, sibling.robust.percent),
+    }
+
+
+def test_sensitivity_shows_every_usable_candidate_and_marks_the_selected(results: RunResults) -> None:
+    rows = rows_of(figure_spec(build_figures(results)["sensitivity"]))
+    shown = {(row["s"], row["p"], row["c"]): row["objective"] for row in rows}
+    assert shown == {
+        (row["scale"], row["power"], row["bias"]): (
+            100 * row["objective"] if row["feasible"] and row["deployable"] else None
+        )
+        for row in results.candidates
+    }
+    chosen = results.parameters
+    assert {(row["s"], row["p"], row["c"]) for row in rows if row["selected"]} == {
+        (chosen.scale, chosen.power, chosen.bias)
+    }
+
+
+def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults) -> None:
+    fine = tuple({**row, "power": 1 + i} for i in range(40) for row in results.candidates[:3])
+    chosen = dataclasses.replace(results.parameters, power=18.0)
+    search = dataclasses.replace(results.search, entries=(chosen,))
+    spec = figure_spec(build_figures(dataclasses.replace(results, candidates=fine, search=search))["sensitivity"])
+    titles = [panel["title"] for panel in spec["concat"]]
+    assert len(titles) == 12
+    assert "p = 18" in titles
+
+
+def test_a_run_without_candidates_has_no_maps(results: RunResults) -> None:
+    assert "sensitivity" not in build_figures(dataclasses.replace(results, candidates=()))
 
 
 def test_histograms_count_every_image_once(results: RunResults) -> None:
@@ -72,7 +106,7 @@ def test_histograms_count_every_image_once(results: RunResults) -> None:
     for group in results.margins:
         key = (group.classifier, group.images, "correct" if group.correct else "incorrect")
         shares = [row["share"] for (*found, left), row in bins.items() if tuple(found) == key and left < 1]
-        assert sum(shares) == pytest.approx(100, abs=0.05)
+        assert sum(shares) == pytest.approx(100 if group.margins else 0, abs=0.05)
 
 
 def luminance(colour: str) -> float:

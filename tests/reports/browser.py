@@ -1,0 +1,122 @@
+"""A headless Chromium, driven over two pipes by its DevTools protocol: no port, no driver package."""
+
+import fcntl
+import json
+import os
+import subprocess
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --remote-debugging-pipe"
+)
+KEYS = {"ArrowLeft": 37, "ArrowRight": 39, "End": 35, "Home": 36, "Tab": 9}
+
+
+class Browser:
+    """One Chromium that finds no host; use it as a context manager."""
+
+    def __init__(self, executable: str, profile: Path) -> None:
+        read_theirs, write_ours = os.pipe()
+        read_ours, write_theirs = os.pipe()
+        command = [executable, *FLAGS.split(), f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+        far = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read_theirs, write_theirs)]
+        launcher = f'exec "$0" "$@" 3<&{far[0]} 4>&{far[1]}'  # the protocol's two descriptors are 3 and 4
+        started = ["/bin/bash", "-c", launcher, *command]
+        self._process = subprocess.Popen(started, pass_fds=far, stderr=subprocess.DEVNULL)
+        for end in (read_theirs, write_theirs, *far):
+            os.close(end)
+        self._send_end, self._receive_end = write_ours, read_ours
+        self._unread, self._last_id = b"", 0
+        self.events: deque[dict[str, Any]] = deque()
+
+    def __enter__(self) -> "Browser":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.call("Browser.close")
+            self._process.wait(timeout=20)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            os.close(self._send_end)
+            os.close(self._receive_end)
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        """One command and its result; events that arrive meanwhile are kept in `events`."""
+        self._last_id += 1
+        message = {"id": self._last_id, "method": method, "params": params}
+        message |= {"sessionId": session} if session else {}
+        os.write(self._send_end, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if "method" in answer:
+                self.events.append(answer)
+            elif answer["id"] == self._last_id:
+                assert "error" not in answer, (method, answer["error"])
+                return dict(answer["result"])
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            part = os.read(self._receive_end, 1 << 20)
+            assert part, "Chromium has gone"
+            self._unread += part
+        message, _, self._unread = self._unread.partition(b"\0")
+        return dict(json.loads(message))
+
+
+class Tab:
+    """One page, opened from a file and drawn; `requests` is every address that it has asked for."""
+
+    def __init__(self, browser: Browser, file: Path, *, width: int = 1280, dark: bool = False) -> None:
+        self._browser = browser
+        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.call("Network.enable")
+        self.call("Page.enable")
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **screen)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Page.navigate", url=file.as_uri())
+        self.drawn = self.evaluate(
+            "new Promise((done) => { (function look() { const state = document.body && document.body.dataset.drawn;"
+            "state ? done(state) : setTimeout(look, 20); })(); })"
+        )
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """A command to this page."""
+        return self._browser.call(method, self._session, **params)
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression, awaited where it is a promise."""
+        found = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """A key as the keyboard sends it, to whatever has the focus."""
+        pressed = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
+        self.call("Input.dispatchKeyEvent", type="rawKeyDown", **pressed)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+    def text(self, selector: str) -> str:
+        """What an element says."""
+        return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+    @property
+    def requests(self) -> list[str]:
+        """Addresses that would leave the file: everything but itself and what is written in it."""
+        self.call("Runtime.evaluate", expression="0")
+        asked = [
+            event["params"]["request"]["url"]
+            for event in self._browser.events
+            if event["method"] == "Network.requestWillBeSent" and event.get("sessionId") == self._session
+        ]
+        return [address for address in asked[1:] if not address.startswith(("data:", "blob:"))]

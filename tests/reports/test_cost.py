@@ -1,0 +1,24 @@
+"""Receipts added up."""
+
+import pytest
+
+from mixednuts_dist.reports.cost import stage_costs
+
+from .made_up_run import made_up_receipts
+
+
+def test_devices_are_billed_by_what_was_held() -> None:
+    (cost,) = stage_costs({"attack": made_up_receipts("attack"), "evaluate": []}, {"attack": 600.0})
+    assert cost.gpu_seconds == 0.5 * 1800 + 0.5 * 900
+    assert cost.core_seconds == 4 * 360
+    assert (cost.n_images, cost.n_partitions, cost.nodes) == (300, 3, ("a", "b"))
+    assert cost.devices == ("NVIDIA H200", "cpu")
+    assert cost.images_per_second == 0.5
+    assert cost.passes_per_image == pytest.approx((11_700 + 9_600) / 300)
+
+
+def test_a_stage_that_was_taken_over_has_no_rate() -> None:
+    (cost,) = stage_costs({"attack": made_up_receipts("attack")}, {})
+    assert cost.to_json()["wall_seconds"] is None
+    assert cost.to_json()["images_per_second"] is None
+    assert cost.to_json()["gpu_hours"] == 0.375

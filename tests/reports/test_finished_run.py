@@ -1,0 +1,229 @@
+"""A finished run's page in a browser, against the same numbers recomputed from its Parquet files with NumPy alone."""
+
+import base64
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from scipy.special import erf
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.data.digits import load_digits_split
+from mixednuts_dist.errors import FingerprintMismatch
+from mixednuts_dist.reports.report import collect
+from mixednuts_dist.stages import attack, evaluate, search
+from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.stages.search import read_candidates
+from tests.conftest import tiny_content
+
+from .browser import Tab
+
+
+class Stored(NamedTuple):
+    """A finished run, its folder, and the columns of its rows."""
+
+    config: RunConfig
+    folder: Path
+    attacked: dict[str, np.ndarray]
+    evaluated: dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> Stored:
+    """24 digits at beta .9; a sibling at beta .5 finished before, and its attack rows were taken over."""
+    content = tiny_content(tmp_path_factory.mktemp("reported"))
+    evaluated(parse_config({**content, "search": {**content["search"], "beta": 0.5}}), ray_session)
+    config = parse_config(content)
+    pipeline.run(config, session=ray_session)
+    folder = Path(config.storage) / config.run_id()
+    return Stored(config, folder, columns(folder, "attack"), columns(folder, "evaluate"))
+
+
+def evaluated(config: RunConfig, ray_session: Any) -> None:
+    """All stages but the report."""
+    for stage in (attack, search, evaluate):
+        stage.run(config, session=ray_session)
+
+
+def columns(folder: Path, stage: str) -> dict[str, np.ndarray]:
+    """Every column of a stage as one array, rows in the order of the sample ids."""
+    tables = [pq.read_table(path).to_pydict() for path in sorted((folder / stage).glob("part-*.parquet"))]
+    return {name: np.array([row for table in tables for row in table[name]]) for name in tables[0]}
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def layer_normed(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64)
+    return (logits - logits.mean(axis=1, keepdims=True)) / np.sqrt(logits.var(axis=1, ddof=1, keepdims=True) + 1e-8)
+
+
+def mapped(logits: np.ndarray, chosen: dict[str, Any]) -> np.ndarray:
+    v = layer_normed(logits) + chosen["bias"]
+    v = v * (1 + erf(v / math.sqrt(2))) / 2
+    return chosen["scale"] * np.abs(v) ** chosen["power"] * np.sign(v)
+
+
+def gap(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The signed margin, by sorting."""
+    rows = np.arange(len(labels))
+    others = probs.copy()
+    others[rows, labels] = -1
+    return probs[rows, labels] - others.max(axis=1)
+
+
+def predicted(stored: Stored, chosen: dict[str, Any]) -> tuple[int, int]:
+    """Clean images that the mixture gets right, mixed by hand, and the attacked ones that no std can turn."""
+    labels = stored.attacked["label"]
+    std = np.eye(10)[stored.attacked["std_clean"].argmax(axis=1)]
+    mixture = chosen["one_minus_alpha"] * std + chosen["alpha"] * softmax(mapped(stored.attacked["rob_clean"], chosen))
+    margins = gap(softmax(mapped(stored.attacked["rob_attacked"], chosen)), labels)
+    return int((mixture.argmax(axis=1) == labels).sum()), int((margins >= chosen["cutoff"] - 1e-12).sum())
+
+
+@pytest.fixture
+def tab(stored: Stored, open_tab: Callable[..., Tab]) -> Tab:
+    """The page alone, away from its folder, as it is after a download."""
+    return open_tab((stored.folder / "report/index.html").read_bytes())
+
+
+def cells(tab: Tab, section: str) -> dict[str, list[str]]:
+    """Row heading -> the texts of the row's cells, as shown."""
+    rows = tab.evaluate(
+        f"[...document.querySelectorAll('section[aria-labelledby={section}] tbody tr')].map((row) => [...row.children]"
+        ".filter((cell) => cell.offsetWidth).map((cell) => cell.innerText.replace(/\\s+/g, ' ').trim()))"
+    )
+    return {row[0]: row[1:] for row in rows if row}
+
+
+def test_accuracy_is_the_rows(stored: Stored, tab: Tab) -> None:
+    assert tab.drawn == "yes"
+    assert tab.requests == []
+    attacked, mixture, labels = stored.attacked, stored.evaluated, stored.attacked["label"]
+    counted = {
+        "std": (attacked["std_clean"].argmax(1) == labels, ~attacked["std_broken"]),
+        "rob": (attacked["rob_clean"].argmax(1) == labels, ~attacked["rob_broken"]),
+        "mixed": (mixture["mixed_clean"].argmax(1) == labels, mixture["robust"]),
+    }
+    shown = cells(tab, "accuracy")
+    for classifier, (clean, robust) in counted.items():
+        assert (shown[classifier][0], shown[classifier][2]) == (f"{clean.sum()}/24", f"{robust.sum()}/24")
+        assert shown[classifier][1].startswith(f"{100 * clean.mean():.1f} [")
+
+
+def test_survival_and_medians_are_the_rows(stored: Stored, tab: Tab) -> None:
+    survived = cells(tab, "survival")
+    for step in ("cached", "apgd-ce", "apgd-t", "fab-t", "square"):
+        assert survived[step][0] == f"{stored.evaluated[f'survived_{step}'].sum()}/24"
+    labels, shown = stored.attacked["label"], cells(tab, "margins")
+    for row, column, images, cell in (
+        ("std", "std_clean", "clean", 0), ("std", "std_attacked", "attacked", 2),
+        ("rob", "rob_clean", "clean", 0), ("rob", "rob_attacked", "attacked", 2),
+    ):  # fmt: skip
+        probs = softmax(stored.attacked[column].astype(np.float64))
+        margins, right = np.sort(probs)[:, -1] - np.sort(probs)[:, -2], probs.argmax(axis=1) == labels
+        for at, group in ((cell, margins[right]), (cell + 1, margins[~right])):
+            expected = f"{np.median(group):.3f} ({len(group)})" if len(group) else "–"
+            assert shown[row][at] == expected, (row, images)
+
+
+def test_slider_says_what_the_logits_say(stored: Stored, tab: Tab) -> None:
+    selected = json.loads((stored.folder / "search/selected.json").read_text())["result"]["entries"]
+    tab.evaluate("document.getElementById('beta').focus()")
+    for step, chosen in enumerate(sorted(selected, key=lambda entry: entry["beta"])):
+        tab.press("ArrowRight" if step else "Home")
+        assert float(tab.text("#at-beta")) == chosen["beta"]
+        clean, robust = predicted(stored, chosen)
+        assert f"({clean} of 24)" in tab.text("#at-clean").replace("\u00a0", " ")
+        assert f"({robust} of 24)" in tab.text("#at-robust_bound").replace("\u00a0", " ")
+        for name, key in (("s", "scale"), ("p", "power"), ("c", "bias"), ("alpha", "alpha")):
+            assert float(tab.text(f"#at-{name}").replace("−", "-")) == pytest.approx(chosen[key], rel=1e-4, abs=1e-4)
+
+
+def test_what_siblings_measured_is_on_the_page(stored: Stored, tab: Tab) -> None:
+    (sibling,) = [path for path in stored.folder.parent.iterdir() if path != stored.folder]
+    rows = columns(sibling, "evaluate")
+    tab.evaluate("document.getElementById('beta').focus()")
+    tab.press("Home")
+    assert float(tab.text("#at-beta")) == 0.5
+    said = tab.text("#at-measured").replace("\u00a0", " ")
+    assert f"({(rows['mixed_clean'].argmax(1) == rows['label']).sum()} of 24)" in said.split(", robust ")[0]
+    assert f"({rows['robust'].sum()} of 24)" in said.split(", robust ")[1]
+    labels = tab.evaluate("[...document.querySelectorAll('[data-chart=tradeoff] text')].map((e) => e.textContent)")
+    assert "β 0.5" in labels
+
+
+def test_siblings_of_another_attack_are_left_out(stored: Stored, ray_session: Any) -> None:
+    weaker = stored.config.model_copy(
+        update={"evaluate": stored.config.evaluate.model_copy(update={"attacks": ("apgd-ce",)})}
+    )
+    evaluated(weaker, ray_session)
+    names = {point.run_id for point in collect(reopen_run(stored.config)).measured}
+    assert stored.config.run_id() in names
+    assert weaker.run_id() not in names
+    assert len(names) == 2
+
+
+def test_cost_is_the_footers(stored: Stored, tab: Tab) -> None:
+    shown = cells(tab, "cost")
+    for column, stage in enumerate(("attack", "evaluate")):
+        files = sorted((stored.folder / stage).glob("part-*.parquet"))
+        receipts = [json.loads(pq.read_schema(file).metadata[b"mixednuts"])["receipt"] for file in files]
+        assert shown["images"][column] == "24"
+        assert shown["partitions"][column] == str(len(receipts))
+        for row, key in (("images passed forward", "n_forward"), ("images passed backward", "n_backward")):
+            assert shown[row][column] == f"{sum(receipt[key] for receipt in receipts):,}"
+        held = sum(receipt["seconds"] * receipt["n_devices"] for receipt in receipts) / 3600
+        assert float(shown["core-hours"][column]) == pytest.approx(held, rel=0.01)
+    assert shown["wall-clock time"][0] == "taken over"
+
+
+def test_pictures_are_the_stored_images(stored: Stored, tab: Tab) -> None:
+    images, _ = load_digits_split("test")
+    cards = tab.evaluate(
+        "[...document.querySelectorAll('.card')].map((card) => [card.querySelector('h4').textContent,"
+        "...[...card.querySelectorAll('img')].map((image) => image.src)])"
+    )
+    assert cards
+    for title, *pictures in cards:
+        sample_id, label = (int(word) for word in title.replace("Image ", "").split(", class "))
+        assert label == stored.attacked["label"][sample_id]
+        clean, attacked = images[sample_id].numpy()[0], stored.evaluated["x_adv"][sample_id].reshape(8, 8)
+        change = attacked - clean
+        around_grey = 0.5 + 0.5 * change / np.abs(change).max()
+        for picture, expected in zip(pictures, (clean, around_grey, attacked), strict=True):
+            pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.partition("base64,")[2]))))
+            assert np.abs(pixels / 255 - expected).max() < 0.003
+    ids = [int(card[0].split(",")[0].removeprefix("Image ")) for card in cards]
+    robust = stored.evaluated["robust"]
+    narrowest = np.argsort(
+        np.where(robust, gap(softmax(stored.evaluated["mixed_attacked"]), stored.attacked["label"]), 9)
+    )
+    assert set(narrowest[: min(4, robust.sum())]) <= set(ids)
+
+
+def test_maps_hold_every_candidate(stored: Stored) -> None:
+    table = pq.read_table(stored.folder / "search/candidates.parquet").to_pylist()
+    expected = [row for row in table if row["beta"] == 0.9]
+    assert read_candidates(reopen_run(stored.config), 0.9) == expected
+    csv = (stored.folder / "report/sensitivity.csv").read_text().splitlines()
+    assert len(csv) == 1 + len(expected)
+    assert sum(line.endswith("True") for line in csv) == 1
+
+
+def test_candidates_of_another_search_are_refused(stored: Stored) -> None:
+    other = stored.config.model_copy(update={"search": stored.config.search.model_copy(update={"betas": (0.9,)})})
+    opened = reopen_run(stored.config)
+    with pytest.raises(FingerprintMismatch, match=r"candidates\.parquet belongs to fingerprint"):
+        read_candidates(type(opened)(other, opened.store, opened.inputs), 0.9)

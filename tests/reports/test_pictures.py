@@ -1,0 +1,58 @@
+"""The images as PNG."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mixednuts_dist.reports.pictures import LARGEST_SIDE, contact_sheet, perturbation_png, png
+
+
+def pixels(content: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize(("channels", "shape"), [(1, (5, 7)), (3, (5, 7, 3))])
+def test_small_images_keep_every_pixel(channels: int, shape: tuple[int, ...]) -> None:
+    image_CHW = torch.rand(channels, 5, 7)
+    found = pixels(png(image_CHW))
+    assert found.shape == shape
+    expected = image_CHW.permute(1, 2, 0).mul(255).round().numpy().reshape(shape)
+    assert np.array_equal(found, expected)
+
+
+def test_change_is_amplified_to_the_ends_of_the_range() -> None:
+    clean_CHW = torch.full((3, 4, 4), 0.5)
+    attacked_CHW = clean_CHW.clone()
+    attacked_CHW[0, 0, 0] += 8 / 255
+    attacked_CHW[1, 1, 1] -= 4 / 255
+    content, factor = perturbation_png(clean_CHW, attacked_CHW)
+    assert factor == pytest.approx(255 / 16, rel=1e-4)
+    found = pixels(content)
+    assert (found[0, 0, 0], found[1, 1, 1], found[2, 2, 2]) == (255, 64, 128)
+
+
+def test_no_change_is_grey() -> None:
+    image_CHW = torch.rand(1, 4, 4)
+    content, factor = perturbation_png(image_CHW, image_CHW)
+    assert factor == 1
+    assert set(pixels(content).ravel()) == {128}
+
+
+def test_large_images_are_reduced_and_their_noise_is_not_averaged_away() -> None:
+    clean_CHW = torch.full((3, 448, 224), 0.5)
+    signs_CHW = torch.randint(2, clean_CHW.shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    content, _ = perturbation_png(clean_CHW, clean_CHW + signs_CHW * 4 / 255)
+    assert pixels(content).shape == (LARGEST_SIDE, LARGEST_SIDE // 2, 3)
+    assert set(pixels(content).ravel()) == {0, 255}
+    assert pixels(png(clean_CHW)).shape == (LARGEST_SIDE, LARGEST_SIDE // 2, 3)
+
+
+def test_contact_sheet_has_a_row_an_image() -> None:
+    small_CHW, wide_CHW = torch.rand(1, 8, 8), torch.rand(3, 20, 200)
+    one = pixels(contact_sheet([(small_CHW, 1 - small_CHW, "first")]))
+    two = pixels(contact_sheet([(small_CHW, 1 - small_CHW, "first"), (wide_CHW, 1 - wide_CHW, "second")]))
+    assert two.shape[1] == one.shape[1]
+    assert two.shape[0] > one.shape[0] + LARGEST_SIDE
