@@ -1,0 +1,220 @@
+"""Studies of mixtures under attack: data size, seen images, std's temperature, no transformation, the trade-off."""
+
+from dataclasses import replace
+
+import altair as alt
+import torch
+
+from ..errors import InvalidInputError
+from ..mixing.mixture import Mixture
+from ..mixing.transforms import LogitMap, LogitTransform
+from ..reports.intervals import Count
+from .bench import Bench, Measured, subset
+from .charts import Point, accuracy_chart
+from .counting import compared, count
+from .outcome import Cell, Outcome, StudyTable
+from .parameters import (
+    Question,
+    at_clean_accuracy,
+    clean_correct,
+    mixture_of,
+    robust_bound,
+    select,
+    weighted,
+)
+from .robust_classifiers import rob_name
+from .searches import data_sizes
+
+TEMPERATURES = (0.0, 0.5, 1.0)
+TRADE_OFF_BETAS = (1.0, 0.96, 0.93, 0.8, 0.0)
+
+
+def data_size(bench: Bench) -> Outcome:
+    """The mixture when s, p, c and alpha come from fewer images (tab:datasize_abla)."""
+    question = Question.of(bench.config.search, bench.search)
+    rows: list[tuple[Cell, ...]] = []
+    found: dict[str, Measured] = {}
+    for size in data_sizes(len(bench.rows.labels_N)):
+        mask_N = torch.arange(len(bench.rows.labels_N)) < size
+        best = select(subset(bench.rows, mask_N), question).for_beta(bench.beta)
+        name = str(size)
+        found[name] = bench.measured(f"search on {size} images", mixture_of(best))
+        clean_N = clean_correct(mixture_of(best), bench.rows)
+        rows.append(
+            (name, count(found[name].clean_N), count(found[name].robust_N), best.scale, best.bias, best.power,
+             best.alpha, count(clean_N))
+        )  # fmt: skip
+    columns = ("images searched", "clean", "robust", "s", "c", "p", "alpha", "clean on all images, exact")
+    (all_name, most), *fewer = found.items()
+    findings = tuple(
+        sentence
+        for name, few in fewer
+        for sentence in (
+            compared("Robust", (f"{name} images", few.robust_N), (f"{all_name} images", most.robust_N)),
+            compared("Clean", (f"{name} images", few.clean_N), (f"{all_name} images", most.clean_N)),
+        )
+    )
+    return Outcome(StudyTable(columns, tuple(rows)), _accuracies(found), findings, bench.reduction)
+
+
+def seen_unseen(bench: Bench) -> Outcome:
+    """Images that the search saw against images that it did not (tab:overfit)."""
+    n_images = bench.n_images
+    seen_N = torch.arange(n_images) < n_images // 2
+    question = Question.of(bench.config.search, bench.search)
+    best = select(subset(bench.first(bench.rows), seen_N), question).for_beta(bench.beta)
+    found = bench.measured("search on half the images", mixture_of(best))
+    groups = {"seen": seen_N, "unseen": ~seen_N}
+    rows = tuple((name, count(found.clean_N[mask]), count(found.robust_N[mask])) for name, mask in groups.items())
+    (_, clean, robust), (_, clean_unseen, robust_unseen) = rows
+    findings = (
+        f"Clean: {clean.percent:.1f} % on seen and {clean_unseen.percent:.1f} % on unseen images; robust: "
+        f"{robust.percent:.1f} % and {robust_unseen.percent:.1f} %.",
+        *(
+            f"The 95 % intervals of the {name} accuracies {'overlap' if _overlap(a, b) else 'do not overlap'}."
+            for name, a, b in (("clean", clean, clean_unseen), ("robust", robust, robust_unseen))
+        ),
+    )
+    points = {name: [(name, clean, robust)] for name, clean, robust in rows}
+    return Outcome(StudyTable(("images", "clean", "robust"), rows), accuracy_chart(points), findings, bench.reduction)
+
+
+def temperature(bench: Bench) -> Outcome:
+    """std's temperature, with alpha such that the clean accuracy stays the same (tab:ts_abla)."""
+    base = bench.deployed()
+    n_correct = int(clean_correct(base, bench.rows).sum())
+    rows: list[tuple[Cell, ...]] = []
+    found = {}
+    for value in TEMPERATURES:
+        name = f"T = {value:g}"
+        mixture = at_clean_accuracy(bench.rows, replace(base, temperature=value), n_correct)
+        found[name] = bench.measured(f"std at {name}", mixture)
+        on_all = count(clean_correct(mixture, bench.rows))
+        rows.append((name, count(found[name].clean_N), count(found[name].robust_N), mixture.alpha, on_all))
+    findings = tuple(
+        compared("Robust", ("T = 0", found["T = 0"].robust_N), (name, found[name].robust_N))
+        for name in found
+        if name != "T = 0"
+    )
+    columns = ("std", "clean", "robust", "alpha", "clean on all images, exact")
+    remarks = (
+        f"Each has the largest alpha that gets as many clean images right as the deployed mixture, {n_correct}.",
+        *bench.reduction,
+    )
+    return Outcome(StudyTable(columns, tuple(rows)), _accuracies(found), findings, remarks)
+
+
+def no_transformation(bench: Bench) -> Outcome:
+    """Rob as it is (Mixed), behind LayerNorm, behind a mere GELU, and behind M(s, p, c) (appendix D.1)."""
+    ln_k = bench.search.ln_k
+    maps: dict[str, LogitMap | None] = {
+        "none (Mixed)": LogitTransform.identity(),
+        "LayerNorm only": LogitTransform.layer_norm(ln_k),
+        "GELU only": LogitTransform(1, 1, 0, clamp="gelu", ln_k=ln_k),
+        "M(s, p, c)": None,
+    }
+    rows: list[tuple[Cell, ...]] = []
+    found = {}
+    for name, logit_map in maps.items():
+        mixture = bench.deployed() if logit_map is None else weighted(bench.rows, logit_map, bench.beta)
+        found[name] = bench.measured(f"rob's map: {name}", mixture)
+        on_all = count(clean_correct(mixture, bench.rows)), count(robust_bound(mixture, bench.rows))
+        rows.append((name, count(found[name].clean_N), count(found[name].robust_N), mixture.alpha, *on_all))
+    columns = (
+        "transformation of rob", "clean", "robust", "alpha", "clean on all images, exact", "robust on all, guaranteed"
+    )  # fmt: skip
+    ours = found["M(s, p, c)"]
+    findings = tuple(
+        compared(what, ("M(s, p, c)", our_N), (name, their_N))
+        for name, other in found.items()
+        if name != "M(s, p, c)"
+        for what, our_N, their_N in (("Clean", ours.clean_N, other.clean_N), ("Robust", ours.robust_N, other.robust_N))
+    )
+    remarks = (
+        f"Each has the alpha that keeps beta = {bench.beta:g} of rob's attacked images under the stored perturbations.",
+        *bench.reduction,
+    )
+    return Outcome(StudyTable(columns, tuple(rows)), _accuracies(found), findings, remarks)
+
+
+def trade_off(bench: Bench) -> Outcome:
+    """Robust against clean accuracy for five betas, with and without the transformation (fig:tradeoff_curve)."""
+    betas = tuple(sorted({*bench.config.search.betas, *TRADE_OFF_BETAS}, reverse=True))
+    families = {
+        "MixedNUTS": _searched(bench, betas),
+        "Mixed": {beta: weighted(bench.rows, LogitTransform.identity(), beta) for beta in betas},
+    }
+    rows: list[tuple[Cell, ...]] = []
+    points: dict[str, list[Point]] = {}
+    for family, mixtures in families.items():
+        points[family] = []
+        for beta in (beta for beta in TRADE_OFF_BETAS if beta in mixtures):
+            mixture = mixtures[beta]
+            found = bench.measured(f"{family}, beta {beta:g}", mixture)
+            clean, robust = count(found.clean_N), count(found.robust_N)
+            points[family].append((f"{beta:g}", clean, robust))
+            on_all = count(clean_correct(mixture, bench.rows)), count(robust_bound(mixture, bench.rows))
+            rows.append((f"{family}, beta = {beta:g}", clean, robust, mixture.alpha, *on_all))
+    for point in _base_classifiers(bench):
+        points[point[0]] = [point]
+        rows.append((*point, None, None, None))
+    curves = {family: _predicted(bench, mixtures) for family, mixtures in families.items()}
+    columns = ("mixture", "clean", "robust", "alpha", "clean on all images, exact", "robust on all, guaranteed")
+    remarks = ("Lines: predicted on all images for every beta of the configuration.", *bench.reduction)
+    return Outcome(StudyTable(columns, tuple(rows)), accuracy_chart(points, curves=curves), _crossing(points), remarks)
+
+
+def _base_classifiers(bench: Bench) -> list[Point]:
+    """std, rob and the other robust classifiers alone, under APGD-CE + APGD-T."""
+    first = bench.first(bench.rows)
+    robs = {"rob" if rob == bench.config.rob else rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
+    return [
+        ("std", count(first.std_clean_NK.argmax(dim=1) == first.labels_N), count(~first.std_broken_N)),
+        *(
+            (name, count(rows.rob_clean_NK.argmax(dim=1) == rows.labels_N), count(~rows.rob_broken_N))
+            for name, rows in robs.items()
+        ),
+    ]
+
+
+def _searched(bench: Bench, betas: tuple[float, ...]) -> dict[float, Mixture]:
+    """The mixture of every beta at which a candidate is left."""
+    selection = select(bench.rows, Question.of(bench.config.search, bench.search, betas=betas))
+    found = {}
+    for beta in betas:
+        try:
+            found[beta] = mixture_of(selection.for_beta(beta))
+        except InvalidInputError:
+            continue
+    return found
+
+
+def _predicted(bench: Bench, mixtures: dict[float, Mixture]) -> list[tuple[float, float]]:
+    return [
+        (count(clean_correct(mixture, bench.rows)).percent, count(robust_bound(mixture, bench.rows)).percent)
+        for mixture in mixtures.values()
+    ]
+
+
+def _crossing(points: dict[str, list[Point]]) -> tuple[str, ...]:
+    """For each measured Mixed, whether some MixedNUTS is at least as good in both accuracies."""
+    ours, theirs = points.get("MixedNUTS", []), points.get("Mixed", [])
+    beaten = [
+        name
+        for name, clean, robust in theirs
+        if any(c.correct >= clean.correct and r.correct >= robust.correct for _, c, r in ours)
+    ]
+    return (
+        f"Of {len(theirs)} measured mixtures without transformation {len(beaten)} are matched or beaten in both "
+        f"accuracies by one of {len(ours)} with it.",
+        *(f"MixedNUTS at beta = {name}: {c.percent:.1f} % clean, {r.percent:.1f} % robust." for name, c, r in ours),
+    )
+
+
+def _accuracies(found: dict[str, Measured]) -> alt.TopLevelMixin:
+    return accuracy_chart({name: [(name, count(one.clean_N), count(one.robust_N))] for name, one in found.items()})
+
+
+def _overlap(first: Count, second: Count) -> bool:
+    (low, high), (other_low, other_high) = first.interval, second.interval
+    return bool(low <= other_high and other_low <= high)

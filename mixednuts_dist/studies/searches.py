@@ -1,0 +1,239 @@
+"""Studies of Algorithm 1 on the stored rows: no attack is run."""
+
+import math
+from dataclasses import replace
+
+import altair as alt
+import torch
+
+from ..config import RangeConfig
+from ..data.records import AttackRecords
+from ..errors import InvalidInputError
+from ..mixing.selection_result import Selection
+from ..mixing.transforms import Clamp, LogitTransform
+from ..reports.chart_style import values
+from .bench import Bench, subset
+from .charts import bar_chart, count_bars, line_chart
+from .counting import compared, count
+from .outcome import Cell, Outcome, StudyTable
+from .parameters import Question, clean_correct, mixture_of, robust_bound, select
+
+CLAMPS: tuple[Clamp, ...] = ("linear", "relu", "gelu", "elu", "softplus")
+LINEAR_SCALES = RangeConfig(min=1e-6, max=5, count=24, spacing="log")
+LINEAR_POWERS = RangeConfig(min=1, max=12, count=23)
+N_RESAMPLES = 10
+CLOSE = 0.02  # of the best objective: what "similar" means in the sensitivity study
+
+
+def clamps(bench: Bench) -> Outcome:
+    """Algorithm 1 to the letter with each clamping function (tab:clamp_abla)."""
+    asked = replace(Question.of(bench.config.search, bench.search), criterion="paper")
+    linear = replace(asked, biases=(0.0,), scales=LINEAR_SCALES.values(), powers=LINEAR_POWERS.values())
+    rows: list[tuple[Cell, ...]] = []
+    found = {}
+    for clamp in CLAMPS:
+        question = replace(linear if clamp == "linear" else asked, clamp=clamp)
+        best = select(bench.rows, question).for_beta(bench.beta)
+        found[clamp] = clean_correct(mixture_of(best), bench.rows)
+        bias = None if clamp == "linear" else best.bias
+        rows.append((clamp, best.scale, bias, best.power, best.alpha, best.beta, best.objective, count(found[clamp])))
+    columns = ("clamp", "s", "c", "p", "alpha", "beta", "objective", "mixture clean, exact")
+    objectives = {str(row[0]): float(str(row[6])) for row in rows}
+    n_wrong = int((bench.rows.rob_clean_NK.argmax(dim=1) != bench.rows.labels_N).sum())
+    findings = (
+        f"The optimal objective lies between {min(objectives.values()):.3f} and {max(objectives.values()):.3f} of the "
+        f"{n_wrong} clean images that rob gets wrong: one image is {1 / max(1, n_wrong):.3f}.",
+        compared("Clean mixture", ("GELU", found["gelu"]), ("linear", found["linear"])),
+        compared("Clean mixture", ("GELU", found["gelu"]), ("ReLU", found["relu"])),
+    )
+    remarks = (
+        "The objective is the paper's (criterion paper), whatever the run's own criterion is.",
+        f"For the linear clamp c is 0 and, as in the paper, p may be larger: {LINEAR_POWERS.min:g} to "
+        f"{LINEAR_POWERS.max:g}, s from {LINEAR_SCALES.min:g}; the others search the run's grid.",
+    )
+    bars = [{"name": name, "group": "objective", "value": value} for name, value in objectives.items()]
+    return Outcome(
+        StudyTable(columns, tuple(rows)), bar_chart(bars, value="objective, smaller is better"), findings, remarks
+    )
+
+
+def resamples(bench: Bench) -> Outcome:
+    """How far the selected mixture moves with the images it was searched on: nested random subsets."""
+    question = Question.of(bench.config.search, bench.search)
+    total, generator = len(bench.rows.labels_N), torch.Generator().manual_seed(bench.config.seed)
+    sizes = data_sizes(total)
+    found: dict[int, list[tuple[float, float, float]]] = {size: [] for size in sizes}
+    for _ in range(N_RESAMPLES):
+        order = torch.randperm(total, generator=generator)
+        rank = torch.empty(total, dtype=torch.int64)
+        rank[order] = torch.arange(total)
+        for size in sizes:
+            drawn = _on_subset(bench.rows, question, rank < size)
+            found[size] += [drawn] if drawn else []
+    rows, lines = [], []
+    for size in (size for size in sizes if found[size]):
+        clean, bound, excess = torch.tensor(found[size], dtype=torch.float64).T
+        (low, middle, high), (bound_low, bound_middle, bound_high) = (_spread(values) for values in (clean, bound))
+        rows.append((str(size), middle, low, high, bound_middle, bound_low, bound_high, float(excess.mean())))
+        lines += [
+            {"x": size, "y": middle, "low": low, "high": high, "series": "clean"},
+            {"x": size, "y": bound_middle, "low": bound_low, "high": bound_high, "series": "robust, guaranteed"},
+        ]
+    columns = (
+        "images searched", "clean (%)", "clean, lowest", "clean, highest",
+        "robust bound (%)", "bound, lowest", "bound, highest", "seen minus all (points)",
+    )  # fmt: skip
+    largest, smallest = rows[0], rows[-1]
+    findings = (
+        f"Over {N_RESAMPLES} nested subsets, {smallest[0]} images instead of {largest[0]} move the guaranteed robust "
+        f"accuracy from {largest[4]:.1f} % to {smallest[4]:.1f} % in the median ({smallest[5]:.1f} to "
+        f"{smallest[6]:.1f}) and the clean one from {largest[1]:.1f} % to {smallest[1]:.1f} % "
+        f"({smallest[2]:.1f} to {smallest[3]:.1f}).",
+        f"On the {smallest[0]} images it was chosen on the mixture is {smallest[7]:+.2f} points better than on all: "
+        "that much is overfitting.",
+    )
+    figure = line_chart(lines, x="images searched", y="accuracy on all images (%)", log_x=True)
+    empty = sum(N_RESAMPLES - len(draws) for draws in found.values())
+    remarks = (f"{empty} subsets allow no mixture and are left out.",) if empty else ()
+    return Outcome(StudyTable(columns, tuple(rows)), figure, findings, remarks)
+
+
+def relaxed_objective(bench: Bench) -> Outcome:
+    """The paper's objective, the relaxed one over images that std gets right, and the exact criterion (appendix D)."""
+    asked = Question.of(bench.config.search, bench.search)
+    paper, exact = replace(asked, criterion="paper"), replace(asked, criterion="exact")
+    choices = {
+        "paper": select(bench.rows, paper),
+        "relaxed": select(bench.rows, paper, only_std_right=True),
+        "exact": select(bench.rows, exact),
+    }
+    rows, right = [], {}
+    for name, selection in choices.items():
+        best = selection.for_beta(bench.beta)
+        mixture = mixture_of(best)
+        right[name] = clean_correct(mixture, bench.rows)
+        kept = count(robust_bound(mixture, bench.rows))
+        rows.append(
+            (name, best.scale, best.bias, best.power, best.alpha, best.objective, selection.n_objective,
+             count(right[name]), kept)
+        )  # fmt: skip
+    columns = ("objective", "s", "c", "p", "alpha", "value", "images it counts", "clean, exact", "robust, guaranteed")
+    findings = (
+        compared("Clean mixture", ("relaxed", right["relaxed"]), ("paper", right["paper"])),
+        compared("Clean mixture", ("exact", right["exact"]), ("relaxed", right["relaxed"])),
+    )
+    remarks = (
+        "paper and relaxed are shares of clean-and-wrong images at or above the cutoff, to be small; exact is the "
+        "share of clean images that the mixture gets right, to be large.",
+    )
+    bars = [(str(row[0]), group, cell) for row in rows for group, cell in (("clean", row[7]), ("robust bound", row[8]))]
+    return Outcome(StudyTable(columns, tuple(rows)), count_bars(bars), findings, remarks)
+
+
+def assumptions(bench: Bench) -> Outcome:
+    """How often assumptions 4.1 and 4.2 fail, for the parameters of every beta."""
+    rows, bars = [], []
+    std_right_N = bench.rows.std_clean_NK.argmax(dim=1) == bench.rows.labels_N
+    for entry in bench.search.entries:
+        transform = LogitTransform(entry.scale, entry.power, entry.bias, clamp=entry.clamp, ln_k=entry.ln_k)
+        clean, attacked = (
+            _class_changes(transform, bench.rows, logits)
+            for logits in (bench.rows.rob_clean_NK, bench.rows.rob_attacked_NK)
+        )
+        right_N = transform(bench.rows.rob_clean_NK.double()).argmax(dim=1) == bench.rows.labels_N
+        only_rob = int((right_N & ~std_right_N).sum())
+        rows.append((f"{entry.beta:g}", only_rob, *clean, *attacked))
+        bars += [
+            {"name": f"{entry.beta:g}", "group": group, "value": value}
+            for group, value in (
+                ("4.1", only_rob), ("4.2, clean", clean[0]), ("4.2, attacked", attacked[0])
+            )
+        ]  # fmt: skip
+    columns = (
+        "beta", "4.1, clean", "4.2, clean", "corrected", "contaminated",
+        "4.2, attacked", "corrected, attacked", "contaminated, attacked",
+    )  # fmt: skip
+    total = len(bench.rows.labels_N)
+    deployed = next(row for row in rows if row[0] == f"{bench.beta:g}")
+    findings = (
+        f"Assumption 4.1 fails on {deployed[1]} of {total} clean images at the deployed beta: "
+        "there rob behind M is right and std is wrong.",
+        f"Assumption 4.2 fails on {deployed[2]} clean and {deployed[5]} attacked images of "
+        f"{total}: M changes the class ({deployed[3]} and {deployed[6]} corrected, {deployed[4]} and "
+        f"{deployed[7]} contaminated).",
+    )
+    return Outcome(StudyTable(columns, tuple(rows)), bar_chart(bars, value="images", group="assumption"), findings)
+
+
+def sensitivity(bench: Bench) -> Outcome:
+    """The objective over s and c at every p (fig:sensitivity)."""
+    question = replace(Question.of(bench.config.search, bench.search), criterion="paper")
+    selection = select(bench.rows, question)
+    usable = ~(selection.infeasible[0] | selection.undeployable[0])
+    objectives = torch.where(usable, selection.objectives[0], torch.nan)
+    best = float(objectives.nan_to_num(math.inf).min())
+    rows: list[tuple[Cell, ...]] = []
+    for index, power in enumerate(question.powers):
+        layer = objectives[:, index, :]
+        close = int((layer <= best + CLOSE).sum())
+        least = float(layer.nan_to_num(math.inf).min())
+        rows.append((f"{power:.4g}", least if math.isfinite(least) else None, close, int(usable[:, index, :].sum())))
+    columns = ("p", "best objective", f"candidates within {CLOSE:g} of the best", "usable candidates")
+    n_close = int((objectives <= best + CLOSE).sum())
+    findings = (
+        f"The best objective is {best:.3f}; {n_close} of {int(usable.sum())} usable candidates come within {CLOSE:g} "
+        "of it.",
+        f"At p = {question.powers[0]:.4g} {rows[0][2]} candidates do, at p = {question.powers[-1]:.4g} {rows[-1][2]}.",
+    )
+    return Outcome(StudyTable(columns, tuple(rows)), _maps(selection, usable), findings)
+
+
+def data_sizes(total: int) -> tuple[int, int, int]:
+    """The paper's 1000, 300 and 100 images, or the same shares of fewer."""
+    return (1000, 300, 100) if total >= 1000 else (total, max(2, round(0.3 * total)), max(2, round(0.1 * total)))
+
+
+def _on_subset(rows: AttackRecords, question: Question, mask_N: torch.Tensor) -> tuple[float, float, float] | None:
+    """Clean accuracy and bound on all images, and how much better clean is on the searched ones, in percent.
+
+    None where rob keeps no image of the subset, or no candidate is left.
+    """
+    try:
+        mixture = mixture_of(select(subset(rows, mask_N), question).for_beta(question.betas[0]))
+    except InvalidInputError:
+        return None
+    clean_N, bound_N = clean_correct(mixture, rows), robust_bound(mixture, rows)
+    clean = 100 * float(clean_N.double().mean())
+    return clean, 100 * float(bound_N.double().mean()), 100 * float(clean_N[mask_N].double().mean()) - clean
+
+
+def _spread(shares: torch.Tensor) -> tuple[float, float, float]:
+    return float(shares.min()), float(shares.median()), float(shares.max())
+
+
+def _class_changes(transform: LogitTransform, rows: AttackRecords, logits_NK: torch.Tensor) -> tuple[int, int, int]:
+    """Images whose class M changes; how many of them it makes right, and how many wrong."""
+    before_N, after_N = logits_NK.argmax(dim=1), transform(logits_NK.double()).argmax(dim=1)
+    changed_N = before_N != after_N
+    corrected, contaminated = (changed_N & (side_N == rows.labels_N) for side_N in (after_N, before_N))
+    return int(changed_N.sum()), int(corrected.sum()), int(contaminated.sum())
+
+
+def _maps(selection: Selection, usable: torch.Tensor) -> alt.TopLevelMixin:
+    grid = selection.grid
+    cells = [
+        {"s": f"{s:.3g}", "p": f"p = {p:.3g}", "c": f"{c:.3g}", "objective": float(selection.objectives[0][i, j, k])}
+        for i, s in enumerate(grid.scales)
+        for j, p in enumerate(grid.powers)
+        for k, c in enumerate(grid.biases)
+        if bool(usable[i, j, k])
+    ]
+    chart = alt.Chart(values(cells)).mark_rect()
+    encoded = chart.encode(
+        x=alt.X("s:O", sort=[f"{s:.3g}" for s in grid.scales], title="s"),
+        y=alt.Y("c:O", sort=[f"{c:.3g}" for c in reversed(grid.biases)], title="c"),
+        color=alt.Color("objective:Q", scale=alt.Scale(scheme="viridis"), title="objective"),
+    )
+    facet = alt.Facet("p:N", sort=[f"p = {p:.3g}" for p in grid.powers], title=None)
+    panels: alt.FacetChart = encoded.properties(width=130, height=120).facet(facet=facet, columns=4)
+    return panels

@@ -1,0 +1,154 @@
+"""The command: what it lists, what it leaves, and the paper's numbers beside ours or apart."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
+from mixednuts_dist.cli import main
+from mixednuts_dist.config import RunConfig, load_config, parse_config
+from mixednuts_dist.data.datasets import open_dataset
+from mixednuts_dist.data.demo_classifiers import demo_rob, demo_std
+from mixednuts_dist.data.tables import read_columns
+from mixednuts_dist.errors import ConfigError
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.studies import command, paper_numbers
+from mixednuts_dist.studies.bench import Bench
+from mixednuts_dist.studies.beside import same_set_up
+from mixednuts_dist.studies.catalogue import CATALOGUE
+from mixednuts_dist.studies.registry import find_studies
+from mixednuts_dist.threat import ThreatModel
+from tests.conftest import tiny_content
+
+ROOT = Path(__file__).parents[2]
+FILES = {"table.csv", "table.tex", "table.md", "study.json", "figure.svg", "figure.png"}
+
+
+def test_the_list_has_a_line_for_each_study() -> None:
+    shown = CliRunner().invoke(main, ["study", "--list"])
+    assert shown.exit_code == 0
+    assert [line.split()[0] for line in shown.output.splitlines()] == list(CATALOGUE)
+
+
+def test_an_unknown_study_is_answered_with_the_valid_names() -> None:
+    shown = CliRunner().invoke(main, ["study", "tradeof", "digits.yaml"])
+    assert shown.exit_code == 2
+    assert "'trade-off'" in shown.output
+
+
+def test_every_study_leaves_its_files(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Bench", lambda *_, **__: bench)
+    done = command.run(bench.config, "all")
+    shown = capsys.readouterr().out
+    assert list(done) == list(CATALOGUE)
+    for name, outcome in done.items():
+        assert set(bench.run.store.names(f"studies/{name}")) == FILES
+        content = json.loads(bench.run.store.read(f"studies/{name}/study.json"))
+        assert content["findings"] == list(outcome.findings) != []
+        assert not content["same_set_up_as_the_paper"]
+        lines = list(csv.reader(io.StringIO(bench.run.store.read(f"studies/{name}/table.csv").decode())))
+        assert len(lines) == 1 + len(outcome.table.rows)
+        assert len({len(line) for line in lines}) == 1
+        assert bench.run.store.read(f"studies/{name}/figure.png").startswith(b"\x89PNG")
+        assert name in shown
+
+
+def test_the_files_say_what_the_rows_say(bench: Bench) -> None:
+    outcome = find_studies("bypass")[0].run(bench)
+    robust = outcome.table.row("transfer")["robust"]
+    assert isinstance(robust, Count)
+    line = next(csv.DictReader(io.StringIO(bench.run.store.read("studies/bypass/table.csv").decode())))
+    assert (int(line["robust_correct"]), int(line["robust_total"])) == (robust.correct, 24)
+    assert float(line["robust_low"]) == pytest.approx(robust.interval[0])
+    page = bench.run.store.read("studies/bypass/table.md").decode()
+    assert "The set-up differs from the paper's" in page
+    assert "70.08" in page
+
+
+def test_a_variant_through_the_pool_has_the_rows_of_a_plain_worker(bench: Bench, ray_session: Any) -> None:
+    pooled = Bench(bench.config, session=ray_session).measured("through the pool", attacks=("apgd-ce",))
+    x, y = open_dataset("digits").read(0, 24)
+    chosen = bench.deployed()
+    mixed = MixedClassifier(
+        demo_std(), demo_rob(), chosen.transform, chosen.alpha, one_minus_alpha=chosen.one_minus_alpha,
+        surrogate_alpha=bench.search.surrogate_alpha,
+    )  # fmt: skip
+    cached = read_columns(
+        bench.run.store, "attack", bench.run.partitions, bench.run.attack_fingerprint, ["x_adv"]
+    )["x_adv"]  # fmt: skip
+    plain = adaptive_autoattack(
+        mixed, x, y, threat=ThreatModel("Linf", 0.15), attacks=("apgd-ce",), cached_BCHW=cached,
+        budget=AttackBudget(n_iter=5, n_target_classes=2),
+    )  # fmt: skip
+    assert pooled.robust_N.tolist() == plain.robust.tolist()
+    assert pooled.survived["cached"].tolist() == plain.survived["cached"].tolist()
+
+
+def test_a_configuration_without_std_has_no_mixture_to_study(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="std: null"):
+        Bench(parse_config(tiny_content(tmp_path, std=None)))
+
+
+def cifar100(tmp_path: Path, **changes: Any) -> RunConfig:
+    content = {
+        "data": {"uri": "cifar100"},
+        "rob": "robustbench:Wang2023Better_WRN-70-16?dataset=cifar100",
+        "std": "robustbench:Bai2024MixedNUTS?dataset=cifar100&part=std",
+        "threat": {"eps": "8/255"},
+    }
+    return parse_config(tiny_content(tmp_path, **{**content, **changes}))
+
+
+def test_the_papers_numbers_stand_beside_ours_in_the_same_set_up_only(bench: Bench, tmp_path: Path) -> None:
+    study = find_studies("temperature")[0]
+    outcome = study.run(bench)
+    same = command.study_files(study, outcome, cifar100(tmp_path))["study.json"]
+    content = json.loads(same)
+    assert content["same_set_up_as_the_paper"]
+    column = content["columns"].index("paper: robust")
+    assert [row[column] for row in content["rows"]] == [41.6, 41.4, 41.3]
+    for other in ({"threat": {"eps": "4/255"}}, {"data": {"uri": "cifar10"}}, {"rob": "demo:rob"}, {"std": "demo:std"}):
+        apart = command.study_files(study, outcome, cifar100(tmp_path, **other))["study.json"]
+        assert not json.loads(apart)["same_set_up_as_the_paper"]
+
+
+@pytest.mark.parametrize(
+    ("name", "set_up"), [("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100"), ("imagenet", "ImageNet")]
+)
+def test_the_shipped_configurations_are_the_papers(name: str, set_up: str) -> None:
+    printed = same_set_up(paper_numbers.MAIN, load_config(ROOT / "jobs" / "configs" / f"{name}.yaml"))
+    assert printed is not None
+    assert printed.set_up.name == set_up
+
+
+def test_the_job_script_is_the_command() -> None:
+    script = [sys.executable, str(ROOT / "jobs" / "study.py"), "main", "nowhere.yaml"]
+    shown = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert shown.returncode == 1
+    assert "nowhere.yaml: no such configuration file" in shown.stderr
+
+
+def test_the_papers_error_rates_follow_from_its_accuracies() -> None:
+    for accuracy, change in zip(paper_numbers.MAIN, paper_numbers.ERROR_RATE, strict=True):
+        assert accuracy.set_up == change.set_up
+        for column in ("clean", "robust"):
+            rob, mixed = (100 - float(str(accuracy.value(name, column))) for name in ("rob", "mixed"))
+            printed = float(str(change.value(column, "relative change (%)")))
+            assert 100 * (mixed / rob - 1) == pytest.approx(printed, abs=0.03)
+
+
+def test_the_papers_mixture_costs_the_sum_of_its_parts() -> None:
+    for table in paper_numbers.EFFICIENCY:
+        for column in ("parameters (M)", "GFLOPs"):
+            parts = [float(str(table.value(name, column))) for name in ("std", "rob", "mixed")]
+            assert parts[0] + parts[1] == pytest.approx(parts[2], abs=0.11)

@@ -1,0 +1,342 @@
+"""Each study of the paper on one tiny run, with at least one number of it computed again by other means."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mixednuts_dist.data.datasets import open_dataset
+from mixednuts_dist.data.demo_classifiers import demo_rob, demo_std
+from mixednuts_dist.data.records import AttackRecords
+from mixednuts_dist.data.tables import read_columns
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.mixture import Mixture
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.studies.bench import Bench
+from mixednuts_dist.studies.outcome import Outcome
+from mixednuts_dist.studies.registry import find_studies
+from mixednuts_dist.studies.searches import CLOSE
+
+from . import plain
+
+
+class Rows:
+    """The stored rows as numpy arrays."""
+
+    def __init__(self, records: AttackRecords) -> None:
+        self.labels, self.std = records.labels_N.numpy(), records.std_clean_NK.numpy()
+        self.std_pred = self.std.argmax(axis=1)
+        self.clean, self.attacked = records.rob_clean_NK.numpy(), records.rob_attacked_NK.numpy()
+        self.survived = self.attacked.argmax(axis=1) == self.labels
+        self.wrong = self.clean.argmax(axis=1) != self.labels
+
+
+@pytest.fixture(scope="session")
+def rows(bench: Bench) -> Rows:
+    return Rows(bench.rows)
+
+
+def outcome(bench: Bench, name: str) -> Outcome:
+    return find_studies(name)[0].run(bench)
+
+
+def number(cell: object) -> float:
+    assert isinstance(cell, int | float)
+    return float(cell)
+
+
+def correct(cell: object) -> int:
+    assert isinstance(cell, Count)
+    return cell.correct
+
+
+def images(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
+    return open_dataset(bench.config.data.uri).read(0, bench.n_images)
+
+
+def mixed_model(bench: Bench, mixture: Mixture) -> MixedClassifier:
+    return MixedClassifier(
+        demo_std(), demo_rob(), mixture.transform, mixture.alpha,
+        one_minus_alpha=mixture.one_minus_alpha, temperature=mixture.temperature,
+        surrogate_alpha=bench.search.surrogate_alpha,
+    )  # fmt: skip
+
+
+def test_main_counts_what_the_files_hold(bench: Bench) -> None:
+    table = outcome(bench, "main").table
+    evaluated = bench.results
+    stored = read_columns(bench.run.store, "attack", bench.run.partitions, bench.run.attack_fingerprint, ["rob_broken"])
+    assert correct(table.row("rob")["robust"]) == int((~stored["rob_broken"]).sum())
+    x, y = images(bench)
+    assert correct(table.row("mixed")["clean"]) == int((mixed_model(bench, bench.deployed())(x).argmax(1) == y).sum())
+    assert correct(table.row("mixed")["robust"]) == evaluated.row("mixed").robust.correct
+
+
+def test_the_error_rate_is_relative_to_robs(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "error-rate").table
+    rob_errors = int(rows.wrong.sum())
+    mixed_errors = 24 - correct(outcome(bench, "main").table.row("mixed")["clean"])
+    assert table.row("clean")["relative change (%)"] == pytest.approx(100 * (mixed_errors - rob_errors) / rob_errors)
+
+
+def test_medians_and_gaps(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "margins").table
+    layer_normed = plain.top2_margin(plain.layer_norm(rows.clean))
+    median = np.median(layer_normed[~rows.wrong])
+    assert table.row("rob+LN, clean, right")["median margin"] == pytest.approx(median, rel=1e-6)
+    gap = np.median(plain.top2_margin(rows.attacked)[rows.survived]) - np.median(
+        plain.top2_margin(rows.clean)[rows.wrong]
+    )
+    assert table.row("rob, margin gap")["median margin"] == pytest.approx(gap, rel=1e-5)
+
+
+def test_every_beta_has_the_cutoff_of_its_order_statistic(bench: Bench, rows: Rows) -> None:
+    for beta, scale, bias, power, alpha, *_ in outcome(bench, "parameters").table.rows:
+        mapped = plain.transformed(rows.attacked[rows.survived], number(scale), number(power), number(bias))
+        q = plain.cutoff(plain.signed_margin(mapped, rows.labels[rows.survived]), float(str(beta)))
+        assert number(alpha) == pytest.approx(1 / (1 + q), rel=1e-9)
+
+
+def test_three_forms_of_rob(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "base-accuracy").table
+    chosen = bench.search.deployed()
+    mapped = plain.transformed(rows.clean, chosen.scale, chosen.power, chosen.bias)
+    assert correct(table.row("h-M")["clean"]) == int((mapped.argmax(axis=1) == rows.labels).sum())
+    # The raw form's attack, judged again on its own images by the classifier itself.
+    records = bench.attacked("MMAA on h", LogitTransform.identity())
+    assert correct(table.row("h")["attacked"]) == int((records.rob_attacked_NK.argmax(1) == records.labels_N).sum())
+    assert not torch.equal(records.rob_attacked_NK, bench.rows.rob_attacked_NK)
+
+
+def test_operations_are_those_of_the_layers(bench: Bench) -> None:
+    table = outcome(bench, "efficiency").table
+    # Output places x weights of each layer, a multiplication and an addition each.
+    layers = 64 * 9 * 16 + 16 * 9 * 16 * 32 + 4 * 9 * 32 * 32 + 128 * 10
+    assert number(table.row("rob")["GFLOPs"]) == pytest.approx(2 * layers / 1e9)
+    assert number(table.row("mixed")["parameters (M)"]) == pytest.approx(2 * 15_338 / 1e6)
+
+
+def paper_objective(rows: Rows, scale: float, power: float, bias: float, beta: float, clamp: Any = plain.gelu) -> float:
+    kept = plain.top2_margin(plain.transformed(rows.attacked[rows.survived], scale, power, bias, clamp))
+    wrong = plain.top2_margin(plain.transformed(rows.clean[rows.wrong], scale, power, bias, clamp))
+    return float((wrong >= plain.cutoff(kept, beta)).mean())
+
+
+def test_the_sensitivity_is_the_grids(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "sensitivity").table
+    values = {
+        power: [paper_objective(rows, s, power, c, bench.beta) for s in (0.5, 5.0) for c in (-0.5, 0.0)]
+        for power in (1.0, 3.0)
+    }
+    best = min(min(found) for found in values.values())
+    for power, found in values.items():
+        row = table.row(f"{power:g}")
+        assert number(row["best objective"]) == pytest.approx(min(found))
+        assert row[f"candidates within {CLOSE:g} of the best"] == sum(value <= best + CLOSE for value in found)
+
+
+def test_a_clamp_has_the_objective_of_its_own_formula(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "clamp").table
+    for name, clamp in (("relu", plain.relu), ("gelu", plain.gelu)):
+        row = table.row(name)
+        s, p, c = (number(row[key]) for key in ("s", "p", "c"))
+        assert number(row["objective"]) == pytest.approx(paper_objective(rows, s, p, c, bench.beta, clamp))
+
+
+def test_without_transformation_alpha_comes_from_the_raw_margins(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "no-transform").table
+    raw = plain.signed_margin(rows.attacked[rows.survived].astype(np.float64), rows.labels[rows.survived])
+    alpha = 1 / (1 + plain.cutoff(raw, bench.beta))
+    row = table.row("none (Mixed)")
+    assert number(row["alpha"]) == pytest.approx(alpha)
+    classes = plain.mixed_classes(rows.std, rows.clean, alpha)
+    assert correct(row["clean on all images, exact"]) == int((classes == rows.labels).sum())
+    assert correct(row["clean"]) == correct(row["clean on all images, exact"])  # measured: the model itself
+    assert correct(table.row("M(s, p, c)")["clean"]) == correct(outcome(bench, "main").table.row("mixed")["clean"])
+
+
+def test_the_relaxed_objective_counts_fewer_images(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "relaxed").table
+    assert table.row("paper")["images it counts"] == int(rows.wrong.sum())
+    assert table.row("relaxed")["images it counts"] == int((rows.wrong & (rows.std_pred == rows.labels)).sum())
+    assert number(table.row("exact")["value"]) == pytest.approx(correct(table.row("exact")["clean, exact"]) / 24)
+
+
+def test_assumptions_are_counted_image_by_image(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "assumptions").table
+    for entry in bench.search.entries:
+        row = table.row(f"{entry.beta:g}")
+        clean, attacked = (
+            plain.transformed(logits, entry.scale, entry.power, entry.bias).argmax(axis=1)
+            for logits in (rows.clean, rows.attacked)
+        )
+        assert row["4.1, clean"] == int(((clean == rows.labels) & (rows.std_pred != rows.labels)).sum())
+        assert row["4.2, clean"] == int((clean != rows.clean.argmax(axis=1)).sum())
+        assert row["4.2, attacked"] == int((attacked != rows.attacked.argmax(axis=1)).sum())
+
+
+def test_fewer_images_choose_by_themselves_alone(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "data-size").table
+    everything, fewer = table.rows[0], table.rows[1]
+    chosen = bench.search.deployed()
+    assert everything[3:7] == (chosen.scale, chosen.bias, chosen.power, chosen.alpha)
+    size, scale, bias, power, alpha = int(str(fewer[0])), *(number(cell) for cell in fewer[3:7])
+    survived = rows.survived[:size]
+    mapped = plain.transformed(rows.attacked[:size][survived], scale, power, bias)
+    q = plain.cutoff(plain.signed_margin(mapped, rows.labels[:size][survived]), bench.beta)
+    assert alpha == pytest.approx(1 / (1 + q))
+
+
+def test_all_images_drawn_are_the_run_itself(bench: Bench) -> None:
+    table = outcome(bench, "resamples").table
+    first = table.rows[0]
+    chosen = bench.search.deployed()
+    assert first[0] == "24"
+    assert first[1:4] == pytest.approx((100 * chosen.clean_correct / 24,) * 3)
+    assert first[4:7] == pytest.approx((100 * chosen.robust_correct_bound / 24,) * 3)
+    assert first[7] == pytest.approx(0)
+
+
+def test_seen_and_unseen_are_the_two_halves(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "seen-unseen").table
+    clean = [table.row(name)["clean"] for name in ("seen", "unseen")]
+    assert [count.total for count in clean if isinstance(count, Count)] == [12, 12]
+    half = rows.survived[:12]
+    margins = {
+        (s, p, c): plain.signed_margin(plain.transformed(rows.attacked[:12][half], s, p, c), rows.labels[:12][half])
+        for s in (0.5, 5.0) for p in (1.0, 3.0) for c in (-0.5, 0.0)
+    }  # fmt: skip
+    right = {}
+    for (s, p, c), margin in margins.items():
+        alpha = 1 / (1 + plain.cutoff(margin, bench.beta))
+        classes = plain.mixed_classes(rows.std, plain.transformed(rows.clean, s, p, c), alpha)
+        right[s, p, c] = classes == rows.labels
+    best = max(int(hits[:12].sum()) for hits in right.values())
+    assert correct(clean[0]) == best
+    assert correct(clean[1]) in {int(hits[12:].sum()) for hits in right.values() if int(hits[:12].sum()) == best}
+
+
+def test_a_softer_std_is_as_accurate(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "temperature").table
+    chosen = bench.search.deployed()
+    mapped = plain.transformed(rows.clean, chosen.scale, chosen.power, chosen.bias)
+    for name, temperature in (("T = 0", 0.0), ("T = 0.5", 0.5), ("T = 1", 1.0)):
+        row = table.row(name)
+        classes = plain.mixed_classes(rows.std, mapped, number(row["alpha"]), temperature)
+        assert correct(row["clean on all images, exact"]) == int((classes == rows.labels).sum())
+        assert correct(row["clean on all images, exact"]) >= chosen.clean_correct
+        assert correct(row["clean"]) == correct(row["clean on all images, exact"])
+
+
+def test_square_is_asked_after_the_white_box_attacks(bench: Bench) -> None:
+    table = outcome(bench, "surrogate").table
+    for _, robust, extra, before in table.rows:
+        assert correct(before) - number(extra) == correct(robust)
+    stage = stage_of(bench, attacks=("apgd-ce", "apgd-t", "square"), rd=0.0)
+    x_adv, y = stored_images(bench, stage)
+    robust = mixed_model(bench, bench.deployed())(x_adv).argmax(1) == y
+    assert correct(table.row("r_d = 0")["robust"]) == int(robust.sum())
+
+
+def test_both_modes_judge_by_the_mixture(bench: Bench) -> None:
+    table = outcome(bench, "bypass").table
+    for mode in ("transfer", "bypass"):
+        x_adv, y = stored_images(bench, stage_of(bench, mode=mode))
+        x, _ = images(bench)
+        assert float((x_adv - x).abs().max()) <= bench.config.threat.eps + 1e-6
+        right = mixed_model(bench, bench.deployed())(x_adv).argmax(1) == y
+        assert correct(table.row(mode)["robust"]) == int(right.sum())
+
+
+def stage_of(bench: Bench, **changes: Any) -> str:
+    """The folder of a variant's rows: `measured` again, which finds them finished."""
+    tasks: list[str] = []
+    complete = bench._complete
+    bench._complete = lambda part, task, label: tasks.append(task.stage) or complete(part, task, label)  # type: ignore[method-assign,func-returns-value]
+    try:
+        bench.measured("again", **changes)
+    finally:
+        del bench._complete
+    return tasks[0]
+
+
+def stored_images(bench: Bench, stage: str) -> tuple[torch.Tensor, torch.Tensor]:
+    fingerprint = stage.rpartition("/")[2]
+    values = read_columns(bench.run.store, stage, bench.run.partitions, fingerprint, ["x_adv", "label"])
+    return values["x_adv"], values["label"]
+
+
+def test_the_objective_with_perturbations_against_h_m(bench: Bench) -> None:
+    table = outcome(bench, "approximation").table
+    chosen = bench.search.deployed()
+    sources = {"h-LN": bench.rows, "h-M": bench.attacked("MMAA on h-M", bench.deployed().transform)}
+    for name, records in sources.items():
+        expected = paper_objective(Rows(records), chosen.scale, chosen.power, chosen.bias, bench.beta)
+        assert number(table.row(name)["objective (%)"]) == pytest.approx(100 * expected)
+
+
+def test_the_trade_off_measures_what_the_mixture_answers(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "trade-off").table
+    assert [str(row[0]) for row in table.rows[:5]] == [
+        f"MixedNUTS, beta = {beta}" for beta in ("1", "0.96", "0.93", "0.8", "0")
+    ]
+    raw = plain.signed_margin(rows.attacked[rows.survived].astype(np.float64), rows.labels[rows.survived])
+    for beta in (1.0, 0.8):
+        row = table.row(f"Mixed, beta = {beta:g}")
+        alpha = 1 / (1 + plain.cutoff(raw, beta))
+        assert number(row["alpha"]) == pytest.approx(alpha)
+        assert correct(row["clean"]) == int((plain.mixed_classes(rows.std, rows.clean, alpha) == rows.labels).sum())
+    assert correct(table.row("rob")["robust"]) == int(rows.survived.sum())
+
+
+def test_a_margin_is_that_of_the_stored_perturbation(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "base-choice").table
+    margins = plain.signed_margin(plain.layer_norm(rows.attacked), rows.labels)
+    row = table.row("rob")
+    assert correct(row["margin 0"]) == int(rows.survived.sum())
+    assert correct(row["margin 0.05"]) == int((margins >= 0.05).sum())
+    assert len(table.rows) == 2
+
+
+def test_confidence_is_the_median_behind_layer_norm(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "confidence").table
+    margins = torch.from_numpy(plain.top2_margin(plain.layer_norm(rows.attacked))[rows.survived])
+    assert number(table.row("rob")["attacked, right"]) == pytest.approx(float(margins.median()), rel=1e-6)
+    assert correct(table.row("std (std)")["clean accuracy"]) == int((rows.std_pred == rows.labels).sum())
+
+
+def test_parameters_travel_without_their_alpha(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "parameter-transfer").table
+    own, other = table.rows
+    chosen = bench.search.deployed()
+    assert own[1:4] == (chosen.scale, chosen.bias, chosen.power)
+    s, c, p = (number(cell) for cell in other[1:4])
+    margins = plain.signed_margin(plain.transformed(rows.attacked[rows.survived], s, p, c), rows.labels[rows.survived])
+    classes = plain.mixed_classes(
+        rows.std, plain.transformed(rows.clean, s, p, c), 1 / (1 + plain.cutoff(margins, bench.beta))
+    )
+    assert correct(other[5]) == int((classes == rows.labels).sum())
+
+
+def test_a_guess_needs_no_attack(bench: Bench, rows: Rows) -> None:
+    table = outcome(bench, "black-box").table
+    row = table.row("educated guess")
+    assert (row["s"], row["c"], row["p"]) == (5.0, -1.1, 4.0)
+    classes = plain.mixed_classes(rows.std, plain.transformed(rows.clean, 5, 4, -1.1), 0.9987500602493457)
+    assert correct(row["clean"]) == int((classes == rows.labels).sum())
+    assert {"Square as MMAA", "transfer from demo_rob_light"} <= {str(cells[0]) for cells in table.rows}
+
+
+def test_the_simplex_compares_at_equal_confidence(bench: Bench) -> None:
+    table = outcome(bench, "simplex").table
+    logits = np.array([[0.5, 3.0, 2.5, *[-1.0] * 7]])
+    row = table.row("B and C compete, h, A at 0.9")
+    three = plain.layer_norm(logits)[0, :3] / number(row["tau"])
+    shares = np.exp(three - three.max()) / np.exp(three - three.max()).sum()
+    assert [number(row[name]) for name in "ABC"] == pytest.approx(shares.tolist())
+    clear = table.row("A preferred, h, A at 0.9")
+    assert number(clear["A"]) == pytest.approx(0.9)
+    assert math.isclose(number(clear["tau"]), number(row["tau"]))
