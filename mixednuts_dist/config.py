@@ -25,7 +25,7 @@ from pydantic import (
 from .errors import ConfigError
 from .threat import Norm, ThreatModel
 
-RESULTS_VERSION = 1  # part of every fingerprint: raised when the same configuration would give other rows
+RESULTS_VERSION = 2  # part of every fingerprint: raised when the same configuration would give other rows
 
 
 def _fraction(value: object) -> object:
@@ -45,14 +45,17 @@ class _Section(BaseModel):
 class DataConfig(_Section):
     """Which images: a dataset URI and, if set, its first `n` images."""
 
-    uri: str = Field(description="digits, cifar10, cifar100, npz:FILE")
+    uri: str = Field(
+        description="digits, cifar10[:ROOT], cifar100[:ROOT], imagenet:ROOT[?preprocess=BicubicRes256Crop224], "
+        "folder:ROOT[?preprocess=Res256Crop224], npz:FILE, parquet:URI"
+    )
     n: int | None = Field(default=None, gt=0, description="use the first n images; all by default")
 
 
 class ThreatConfig(_Section):
     """The threat model, as `ThreatModel`."""
 
-    norm: Norm = "Linf"
+    norm: Norm = Field(default="Linf", description="norm of the perturbation")
     eps: Annotated[float, BeforeValidator(_fraction)] = Field(description="radius in [0, 1] pixels, e.g. 8/255")
 
     @model_validator(mode="after")
@@ -67,10 +70,14 @@ class ThreatConfig(_Section):
 class AttackConfig(_Section):
     """MMAA on the LayerNormed robust classifier."""
 
-    n_iter: int = Field(default=100, gt=0)
-    n_target_classes: int = Field(default=9, gt=0)
-    stop_when_broken: bool = True
+    method: Literal["apgd", "square"] = Field(
+        default="apgd", description="apgd: along rob's gradients; square: by queries alone, for a rob without gradients"
+    )
+    n_iter: int = Field(default=100, gt=0, description="APGD iterations, of APGD-CE and of each target of APGD-T")
+    n_target_classes: int = Field(default=9, gt=0, description="targets of APGD-T; capped to the classes less one")
+    stop_when_broken: bool = Field(default=True, description="false: attack to the end, for studies of confidence")
     border_restarts: int = Field(default=2, ge=0, description="repeats for images that survive by a hair; 0: the paper")
+    n_queries: int = Field(default=5000, gt=0, description="of method square, an image")
 
 
 class RangeConfig(_Section):
@@ -124,20 +131,54 @@ def _positive(grid: Grid) -> Grid:
 
 
 Beta = Annotated[float, Field(ge=0, le=1)]
+ClampName = Literal["gelu", "relu", "elu", "softplus", "linear"]
 
 
 class SearchConfig(_Section):
     """Algorithm 1 over the cached logits."""
 
-    criterion: Literal["exact", "paper"] = "exact"
-    clamp: Literal["gelu", "relu", "elu", "softplus", "linear"] = "gelu"
-    ln_k: int | None = Field(default=None, ge=2, description="LayerNorm over the top ln_k logits; 250 where K > 250")
-    scales: Annotated[Grid, AfterValidator(_positive)] = RangeConfig(min=0.05, max=5, spacing="log")
-    powers: Annotated[Grid, AfterValidator(_positive)] = RangeConfig(min=1, max=4)
-    biases: Grid = RangeConfig(min=-2.5, max=0)
-    betas: tuple[Beta, ...] = (1.0, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5)
+    criterion: Literal["exact", "paper"] = Field(
+        default="exact", description="exact: signed margins and exact clean accuracy; paper: Algorithm 1 to the letter"
+    )
+    clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation")
+    clamps: tuple[ClampName, ...] = Field(default=(), description="clamps to try beside `clamp`, which ties prefer")
+    ln_k: int | None = Field(
+        default=None, ge=2, description="LayerNorm over the top ln_k logits, also under attack; 250 where K > 250"
+    )
+    ln_ks: tuple[Annotated[int, Field(ge=2)], ...] = Field(
+        default=(), description="LayerNorm widths to try beside `ln_k`, on the logits that were attacked under `ln_k`"
+    )
+    scales: Annotated[Grid, AfterValidator(_positive)] = Field(
+        default=RangeConfig(min=0.05, max=5, spacing="log"), description="candidates of s: a range or a list"
+    )
+    powers: Annotated[Grid, AfterValidator(_positive)] = Field(
+        default=RangeConfig(min=1, max=4), description="candidates of p: a range or a list"
+    )
+    biases: Grid = Field(default=RangeConfig(min=-2.5, max=0), description="candidates of c: a range or a list")
+    betas: tuple[Beta, ...] = Field(
+        default=(1.0, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5),
+        description="shares of rob's attacked images to keep; each gets its parameters and predictions",
+    )
     beta: Beta = Field(default=0.985, description="the beta whose parameters are deployed and attacked")
     surrogate_beta: Beta | None = Field(default=None, description="beta of alpha_d; `beta` by default")
+    refine: int = Field(
+        default=0, ge=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
+    )
+    sampler: Literal["grid", "optuna"] = Field(
+        default="grid", description="grid: every candidate; optuna: a sample of clamps, widths, powers and biases"
+    )
+    n_trials: int = Field(default=64, gt=0, description="of optuna, each with all scales; no use to the grid")
+
+    @model_validator(mode="after")
+    def _check(self) -> "SearchConfig":
+        if self.sampler == "optuna" and self.refine:
+            raise ValueError(f"refine={self.refine} needs sampler: grid; optuna takes n_trials")
+        return self
+
+    def pairs(self) -> tuple[tuple[ClampName, int | None], ...]:
+        """Every clamp with every LayerNorm width, the configured ones first."""
+        clamps, widths = dict.fromkeys((self.clamp, *self.clamps)), dict.fromkeys((self.ln_k, *self.ln_ks))
+        return tuple((clamp, ln_k) for clamp in clamps for ln_k in widths)
 
     def all_betas(self) -> tuple[float, ...]:
         """Every beta to answer for, the deployed one included, largest first."""
@@ -147,12 +188,19 @@ class SearchConfig(_Section):
 class EvaluateConfig(_Section):
     """The adaptive AutoAttack on the mixed classifier."""
 
-    attacks: tuple[Literal["apgd-ce", "apgd-t", "fab-t", "square"], ...] = ("apgd-ce", "apgd-t", "fab-t", "square")
-    mode: Literal["transfer", "bypass"] = "transfer"
-    n_iter: int = Field(default=100, gt=0)
-    n_target_classes: int = Field(default=9, gt=0)
-    n_queries: int = Field(default=5000, gt=0)
+    attacks: tuple[Literal["apgd-ce", "apgd-t", "fab-t", "square", "pgd-20"], ...] = Field(
+        default=("apgd-ce", "apgd-t", "fab-t", "square"), description="in this order, each on what still stands"
+    )
+    mode: Literal["transfer", "bypass"] = Field(
+        default="transfer", description="loss and gradient of the surrogate, or loss of the mixture itself"
+    )
+    n_iter: int = Field(default=100, gt=0, description="iterations of APGD and FAB")
+    n_target_classes: int = Field(default=9, gt=0, description="targets of APGD-T and FAB-T")
+    n_queries: int = Field(default=5000, gt=0, description="queries of Square an image")
     rd: float = Field(default=0.9, ge=0, le=1, description="share of rob's raw logits in the surrogate (r_d)")
+    border_restarts: int = Field(
+        default=3, ge=0, description="starts of the joint attack on images that stand by a hair; 0: the paper"
+    )
 
 
 class ComputeConfig(_Section):
@@ -161,25 +209,49 @@ class ComputeConfig(_Section):
     num_workers: int | None = Field(default=None, gt=0, description="one per GPU, or one per core, by default")
     num_gpus: float | None = Field(default=None, ge=0, description="GPUs a worker; 1 where there are any, else 0")
     num_cpus: float = Field(default=1, gt=0, description="cores a worker, and its number of threads")
-    batch_size: int = Field(default=128, gt=0, description="images under attack at a time in each worker")
+    batch_size: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
+        default="auto", description="images under attack at a time in each worker; auto: what fits, 128 on a CPU"
+    )
+    compile: bool = Field(default=False, description="gradients through torch.compile; moves the last bits")
     max_tries: int = Field(default=3, gt=0, description="tries of a partition before it is set aside")
 
 
 class RunConfig(_Section):
     """Everything about one run; the keys of the YAML file."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="begins the run id")
     data: DataConfig
-    std: str = Field(description="URI of the standard classifier")
+    std: str | None = Field(
+        default=None,
+        description="URI of the standard classifier: accurate, robust or not; a black box will do; "
+        "without one, AutoAttack on rob alone",
+    )
     rob: str = Field(description="URI of the robust classifier")
     threat: ThreatConfig
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of every random start")
     partition_size: int = Field(default=100, gt=0, description="images a partition")
+    precision: Literal["fp32", "tf32", "bf16", "auto"] = Field(
+        default="fp32", description="of APGD's gradients; what is stored is computed in float32 in any case"
+    )
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     storage: str = Field(default="runs", description="a folder or any fsspec URI, s3://bucket/prefix for instance")
     compute: ComputeConfig = ComputeConfig()
+
+    @property
+    def required_std(self) -> str:
+        """URI of std, for what needs two classifiers.
+
+        Raises:
+            ConfigError: where the run has none.
+        """
+        if self.std is None:
+            raise ConfigError(
+                f"{self.name}: std is missing, and a mixture needs std and rob. With rob alone there are: mixednuts "
+                "attack, evaluate, report and run"
+            )
+        return self.std
 
     def determinants(self) -> dict[str, Any]:
         """What the rows depend on: everything but where they are stored and computed."""
@@ -187,7 +259,7 @@ class RunConfig(_Section):
 
     def attack_determinants(self) -> dict[str, Any]:
         """What the attack stage's rows depend on: runs that agree here share them."""
-        keys = ("version", "data", "std", "rob", "threat", "seed", "partition_size", "attack")
+        keys = ("version", "data", "std", "rob", "threat", "seed", "partition_size", "precision", "attack")
         values = self.determinants()
         return {**{key: values[key] for key in keys}, "ln_k": self.search.ln_k}
 

@@ -1,13 +1,19 @@
 """One local Ray for the whole suite, and runs that take seconds."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from mixednuts_dist.config import RunConfig, parse_config
+from tests.object_store import ObjectStore
+
+MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
 
 torch.set_num_threads(1)
 
@@ -20,6 +26,45 @@ def ray_session() -> Iterator[Any]:
     with RaySession("local") as session:
         session.ensure()
         yield session
+
+
+class MainJob(NamedTuple):
+    """The README's main job, run once for the whole suite."""
+
+    results: dict[str, Any]
+    storage: Path
+
+
+@pytest.fixture(scope="session")
+def main_job(tmp_path_factory: pytest.TempPathFactory) -> MainJob:
+    """As a user types it, into a folder."""
+    storage = tmp_path_factory.mktemp("main-job")
+    arguments = MAIN_JOB.removeprefix("uv run mixednuts ").split()
+    shown = subprocess.run(
+        [str(Path(sys.executable).with_name("mixednuts")), *arguments, "--json", "--set", f"storage={storage}"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    return MainJob(json.loads(shown.stdout), storage)
+
+
+@pytest.fixture(scope="session")
+def object_store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """A real S3 server; `object_store` is the one to ask for."""
+    server = ObjectStore(tmp_path_factory.mktemp("object-store"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def object_store(object_store_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """The S3 server, with its address and key in the environment as a user would have them."""
+    for name, value in object_store_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return object_store_server
 
 
 def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:

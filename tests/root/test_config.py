@@ -49,6 +49,8 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("compute.num_workers", "two", "compute.num_workers.*'two'"),
         ("evaluate.attacks", ["apgd"], "apgd-ce.*'apgd'"),
         ("name", "a/b", "name.*'a/b'"),
+        ("name", "..", "name.*'..'"),
+        ("name", "../other", "name.*'../other'"),
         ("data", None, "data.*None"),
     ],
 )

@@ -12,14 +12,14 @@ import mixednuts_dist
 
 PACKAGE = Path(mixednuts_dist.__file__).parent
 LAYERS = [
-    {"errors", "threat", "config", "__init__"},
+    {"errors", "threat", "config", "logs", "__init__"},
     {"mixing"},
     {"attacks"},
     {"data"},
     {"distributed"},
     {"stages"},
     {"reports"},
-    {"benchmarks", "pipeline", "cli"},
+    {"studies", "benchmarks", "pipeline", "cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ALLOWED_THIRD_PARTY = {
@@ -36,8 +36,11 @@ ALLOWED_THIRD_PARTY = {
         "safetensors",
         "sklearn",
         "yaml",
+        "PIL",
+        "requests",
+        "urllib3",
     },
-    "distributed": {"torch", "numpy", "safetensors", "ray"},
+    "distributed": {"torch", "numpy", "safetensors", "ray", "optuna"},
     "stages": {"torch", "numpy", "yaml", "pyarrow"},
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))

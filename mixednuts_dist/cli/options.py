@@ -1,0 +1,80 @@
+"""What the commands share: their options, the checked configuration, errors in words, and a Ray session."""
+
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ..config import RunConfig, load_config
+from ..data.uris import check_uris
+from ..errors import MixedNutsError
+from ..logs import log_json
+
+config_argument = click.argument("config", type=click.Path(dir_okay=False))
+set_option = click.option("--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Override the file.")
+address_option = click.option("--address", help="Ray cluster to use; RAY_ADDRESS or a local one by default.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the final table as JSON on stdout.")
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show the log.")
+
+
+def prepared(config: str, overrides: tuple[str, ...]) -> RunConfig:
+    """Read and check the configuration in a fraction of a second; errors as in `config` and `data.uris`."""
+    loaded = load_config(config, overrides)
+    check_uris(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
+    return loaded
+
+
+@contextmanager
+def reported(verbose: bool) -> Iterator[Console]:
+    """A console on stderr; our errors become one red line and exit status 1, Ctrl-C a hint and 130."""
+    console = Console(stderr=True)
+    _configure_logging(verbose)
+    try:
+        yield console
+    except MixedNutsError as error:
+        console.print(f"[red]{type(error).__name__}[/red]: ", end="")
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("interrupted: what is written is kept; the same command goes on from there", highlight=False)
+        sys.exit(130)
+
+
+def _configure_logging(verbose: bool) -> None:
+    if _as_json_lines():
+        log_json()
+        return
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if not verbose:
+        warnings.simplefilter("ignore")
+        logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+def _as_json_lines() -> bool:
+    return click.get_current_context().find_root().params.get("log_format") == "json"
+
+
+def on_ray(console: Console, address: str | None, work: Callable[..., Any]) -> Any:
+    """`work` with a progress display and a Ray session that starts when it is first needed."""
+    from ..distributed.cluster import RaySession
+    from ..reports.terminal import LogProgress, TerminalProgress
+
+    shown = LogProgress if _as_json_lines() else TerminalProgress
+    with RaySession(address) as session, shown(console) as progress:
+        return work(session=session, progress=progress)
+
+
+def show(results: Any, as_json: bool) -> None:
+    from ..reports.tables import print_results
+
+    if as_json:
+        click.echo(json.dumps(results.to_json(), indent=2, allow_nan=False))
+    else:
+        print_results(results, Console())

@@ -1,0 +1,118 @@
+"""The stages as commands."""
+
+import json
+from functools import partial
+
+import click
+from rich.console import Console
+
+from ..config import load_config
+from .options import (
+    address_option,
+    config_argument,
+    json_option,
+    on_ray,
+    prepared,
+    reported,
+    set_option,
+    show,
+    verbose_option,
+)
+
+
+@click.command()
+@config_argument
+@set_option
+@address_option
+@json_option
+@verbose_option
+def run(config: str, overrides: tuple[str, ...], address: str | None, as_json: bool, verbose: bool) -> None:
+    """All stages in order; what is done is skipped."""
+    with reported(verbose) as console:
+        loaded = prepared(config, overrides)
+        from .. import pipeline
+
+        results = on_ray(console, address, partial(pipeline.run, loaded))
+        show(results, as_json)
+
+
+@click.command()
+@config_argument
+@set_option
+@address_option
+@verbose_option
+def attack(config: str, overrides: tuple[str, ...], address: str | None, verbose: bool) -> None:
+    """The minimum-margin attack on the robust classifier."""
+    with reported(verbose) as console:
+        loaded = prepared(config, overrides)
+        from ..stages import attack as stage
+
+        on_ray(console, address, partial(stage.run, loaded))
+
+
+@click.command()
+@config_argument
+@set_option
+@address_option
+@verbose_option
+@click.option("--beta", type=float, help="Deploy this beta; short for --set search.beta=BETA.")
+def search(config: str, overrides: tuple[str, ...], address: str | None, verbose: bool, beta: float | None) -> None:
+    """s, p, c and alpha for every beta, from the cached logits."""
+    with reported(verbose) as console:
+        if beta is not None:
+            overrides = (*overrides, f"search.beta={beta}")
+        loaded = prepared(config, overrides)
+        from ..reports.search_table import search_table
+        from ..stages import search as stage
+
+        result = on_ray(console, address, partial(stage.run, loaded))
+        Console().print(search_table(result))
+
+
+@click.command()
+@config_argument
+@set_option
+@address_option
+@verbose_option
+def evaluate(config: str, overrides: tuple[str, ...], address: str | None, verbose: bool) -> None:
+    """The adaptive AutoAttack on the mixed classifier."""
+    with reported(verbose) as console:
+        loaded = prepared(config, overrides)
+        from ..stages import evaluate as stage
+
+        on_ray(console, address, partial(stage.run, loaded))
+
+
+@click.command()
+@config_argument
+@set_option
+@json_option
+@verbose_option
+def report(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool) -> None:
+    """Tables, figures and the page of a finished run."""
+    with reported(verbose) as console:
+        loaded = prepared(config, overrides)
+        from ..reports import report as stage
+        from ..reports.terminal import TerminalProgress
+
+        with TerminalProgress(console) as progress:
+            results = stage.run(loaded, progress=progress)
+        show(results, as_json)
+
+
+@click.command()
+@config_argument
+@set_option
+@json_option
+@verbose_option
+def status(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool) -> None:
+    """What is done, what is missing, what failed; reads the storage only."""
+    with reported(verbose):
+        loaded = load_config(config, overrides)
+        from ..reports.status import print_status, run_status
+
+        found = run_status(loaded)
+        if as_json:
+            click.echo(json.dumps(found.to_json(), indent=2))
+        else:
+            print_status(found, Console())

@@ -1,0 +1,194 @@
+"""The commands around the stages: images, estimates, jobs, studies, benchmarks."""
+
+import importlib
+import json
+import shlex
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ..config import RunConfig, load_config
+from ..data.uris import check_dataset_uri
+from ..errors import ClusterError
+from ..studies.catalogue import CATALOGUE, catalogue_text
+from .options import (
+    address_option,
+    config_argument,
+    json_option,
+    on_ray,
+    prepared,
+    reported,
+    set_option,
+    verbose_option,
+)
+
+
+@click.command()
+@config_argument
+@set_option
+@address_option
+@json_option
+@verbose_option
+def estimate(config: str, overrides: tuple[str, ...], address: str | None, as_json: bool, verbose: bool) -> None:
+    """GPU-hours and wall time, before anything starts, from a few measured batches."""
+    with reported(verbose):
+        loaded = prepared(config, overrides)
+        from ..distributed.cluster import RaySession
+        from ..reports.estimate_table import estimate_json, print_estimate
+        from ..stages import estimate as stage
+
+        with RaySession(address) as session:
+            found = stage.run(loaded, session=session)
+        if as_json:
+            click.echo(json.dumps(estimate_json(found), indent=2))
+        else:
+            print_estimate(found, Console())
+
+
+@click.command()
+@config_argument
+@set_option
+@click.option("--address", required=True, help="The cluster's dashboard, http://127.0.0.1:8265 for instance.")
+@click.option(
+    "--uv", "with_uv", is_flag=True, help="Nodes without the dependencies: uv installs what pyproject.toml pins."
+)
+@click.option("--wait/--no-wait", help="Show the job's log until it ends.")
+def submit(config: str, overrides: tuple[str, ...], address: str, with_uv: bool, wait: bool) -> None:
+    """All stages as a Ray job; the current folder travels to the cluster."""
+    with reported(verbose=False) as console:
+        loaded = prepared(config, overrides)
+        travelling = _travelling(config, loaded.storage)
+        from ..distributed.submission import follow_job, submit_job
+
+        options = [f"--set={override}" for override in overrides]
+        job = submit_job(
+            address, ["run", travelling, *options], folder=Path.cwd(), run_id=loaded.run_id(), with_uv=with_uv
+        )
+        console.print(f"run {loaded.run_id()} is job {job}", highlight=False)
+        for what in ("status", "logs --follow", "stop"):
+            console.print(f"  ray job {what} --address {address} {job}", highlight=False, soft_wrap=True)
+        sets = "".join(f" --set {shlex.quote(override)}" for override in overrides)
+        console.print(f"  mixednuts status {config}{sets}", highlight=False, soft_wrap=True)
+        if wait and not follow_job(address, job, partial(click.echo, nl=False)):
+            raise ClusterError(f"job {job} did not succeed; the same command goes on from what is written")
+
+
+def _travelling(config: str, storage: str) -> str:
+    """Where the job finds the configuration; what it leaves must not lie in its own folder, which is deleted."""
+    if "://" not in storage and not Path(storage).is_absolute():
+        raise ClusterError(
+            f"storage={storage!r} would lie in the job's temporary folder; give --set storage=s3://bucket/prefix, or "
+            f"the absolute path of a folder that every node shares"
+        )
+    path = Path(config).resolve()
+    if not path.is_relative_to(Path.cwd()):
+        raise ClusterError(f"{path} does not lie below {Path.cwd()}, the folder that travels to the cluster")
+    return str(path.relative_to(Path.cwd()))
+
+
+def _list_studies(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(catalogue_text())
+        context.exit()
+
+
+@click.command()
+@click.argument("name", type=click.Choice(["all", *CATALOGUE]), metavar="NAME|all")
+@config_argument
+@set_option
+@address_option
+@verbose_option
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_studies, help="Every NAME in a line."
+)
+@click.option("--rob", "robs", multiple=True, metavar="URI", help="Another robust classifier to compare with.")
+@click.option("--full", is_flag=True, help="All images under the configured attacks, not fewer and cheaper.")
+def study(
+    name: str,
+    config: str,
+    overrides: tuple[str, ...],
+    address: str | None,
+    verbose: bool,
+    robs: tuple[str, ...],
+    full: bool,
+) -> None:
+    """A study of the paper: table, figure and findings."""
+    with reported(verbose) as console:
+        loaded = prepared(config, overrides)
+        from ..studies import command
+
+        on_ray(console, address, partial(command.run, loaded, name, full=full, robs=robs))
+
+
+@click.command()
+@click.argument("name", type=click.Choice(["search", "distribution", "attack"]))
+@click.option("--data", metavar="URI", help="attack: images; CIFAR-10 where it is at hand, else made-up ones.")
+@click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10 or wrn-70-16 (where there is a GPU).")
+@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack: how many images.")
+@click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
+@click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")
+def benchmark(name: str, **options: Any) -> None:
+    """Our code beside a plain one in the same process, as ratios, in JSON."""
+    module = importlib.import_module(f"..benchmarks.{name}", __package__)
+    given = {option: value for option, value in options.items() if value is not None}
+    if given and name != "attack":
+        raise click.UsageError(f"benchmark {name} takes no options")
+    click.echo(json.dumps(module.run(**given), indent=2))
+
+
+@click.command()
+@click.argument("uri")
+@click.option("--to", "destination", required=True, metavar="FOLDER|s3://BUCKET/PREFIX", help="Where to write.")
+@click.option("-n", type=click.IntRange(min=1), help="The first N images only.")
+@click.option("--part-size", type=click.IntRange(min=1), default=100, show_default=True, help="Images a part.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order.")
+@address_option
+@verbose_option
+def prepare(
+    uri: str, destination: str, n: int | None, part_size: int, seed: int, address: str | None, verbose: bool
+) -> None:
+    """Images -> balanced Parquet parts that workers read by themselves; what is there is kept."""
+    with reported(verbose) as console:
+        check_dataset_uri(uri)
+        from ..distributed.cluster import RaySession
+        from ..reports.preparation_progress import PreparationProgress
+        from ..stages import prepare as stage
+
+        with RaySession(address) as session, PreparationProgress(console) as progress:
+            made = stage.run(uri, destination, n=n, part_size=part_size, seed=seed, session=session, on_part=progress)
+        kept = f", {progress.n_kept} images were there already" if progress.n_kept else ""
+        console.print(f"{len(made.labels)} images in {len(made.parts)} parts{kept}", highlight=False)
+        click.echo(f"data: {{uri: parquet:{destination}}}")
+
+
+@click.command()
+@config_argument
+@set_option
+@json_option
+def describe(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Parameters and GFLOPs of the classifiers; needs no weights."""
+    with reported(verbose=False):
+        loaded = load_config(config, overrides)
+        from ..reports.description import describe as described
+        from ..reports.description import print_description
+
+        found = described(loaded)
+        if as_json:
+            click.echo(json.dumps(found.to_json(), indent=2))
+        else:
+            print_description(found, loaded, Console())
+
+
+@click.command()
+@click.option("--markdown", is_flag=True, help="A table of all keys instead.")
+def schema(markdown: bool) -> None:
+    """The JSON schema of the configuration file."""
+    if markdown:
+        from ..reports.config_reference import config_reference
+
+        click.echo(config_reference())
+    else:
+        click.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
