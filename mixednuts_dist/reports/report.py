@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from ..attacks.red_flags import FLAGS, findings
 from ..config import RunConfig
+from ..data.records import AttackRecords, EvaluateRecords
 from ..data.tables import FLAG, read_attack_records, read_columns, read_evaluate_records
+from ..errors import DatasetError
 from ..stages.evaluate import CACHED, evaluate_fingerprint
 from ..stages.progress import Progress, Silent
 from ..stages.runs import Run, reopen_run, require_complete, stage_clock, stage_seconds
@@ -14,7 +16,7 @@ from .measured import measured_points
 from .page import render_page, render_single_page
 from .results import RunResults, gather_results
 from .single import SingleResults, collect_single
-from .worst_images import worst_images
+from .worst_images import WorstImage, worst_images
 
 
 def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults | SingleResults:
@@ -56,14 +58,25 @@ def collect(opened: Run) -> RunResults:
         evaluate=evaluate,
         seconds=seconds,
     )
+    worst, missing = _pictures(opened, attack, evaluate, fingerprint)
     columns = [f"{FLAG}{flag}" for flag in FLAGS]
     flags = read_columns(store, "evaluate", opened.partitions, fingerprint, columns)
     raised = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}
     return replace(
         results,
-        notes=(*results.notes, *findings(raised, opened.inputs.n_classes, "the mixture")),
+        notes=(*results.notes, *findings(raised, opened.inputs.n_classes, "the mixture"), *missing),
         measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, config.search.beta)),
         costs=stage_costs({stage: list(found.values()) for stage, found in receipts.items()}, seconds),
-        worst=worst_images(opened, attack, evaluate, fingerprint),
+        worst=worst,
     )
+
+
+def _pictures(
+    opened: Run, attack: AttackRecords, evaluate: EvaluateRecords, fingerprint: str
+) -> tuple[tuple[WorstImage, ...], tuple[str, ...]]:
+    """The images to look at; none, and a note, on a machine that the data set is not on."""
+    try:
+        return worst_images(opened, attack, evaluate, fingerprint), ()
+    except DatasetError as error:
+        return (), (f"No images are shown: {error}",)

@@ -43,7 +43,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
         ("seed=many", "seed"),
         ("data.uri=npz:nowhere.npz", "there is no file"),
         ("rob=py:nowhere.py:rob", "there is no file"),
-        ("std=resnet50", "valid forms: demo:std, demo:rob, py:"),
+        ("std=resnet50", "valid forms: demo:std, demo:rob, robustbench:"),
     ],
 )
 def test_a_bad_configuration_fails_before_anything_heavy_is_imported(
@@ -88,7 +88,7 @@ def test_each_job_script_is_its_command(stage: str) -> None:
 def test_help_and_schema() -> None:
     assert "report" in command("--help").stdout
     schema = json.loads(command("schema").stdout)
-    assert set(schema["required"]) == {"name", "data", "std", "rob", "threat"}
+    assert set(schema["required"]) == {"name", "data", "rob", "threat"}
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -30,6 +30,7 @@ ALLOWED_THIRD_PARTY = {
         "numpy",
         "pyautoattack",
         "fsspec",
+        "s3fs",
         "pyarrow",
         "torchvision",
         "robustbench",
