@@ -160,7 +160,7 @@ def trade_off(bench: Bench) -> Outcome:
         rows.append((*point, None, None, None))
     curves = {family: _predicted(bench, mixtures) for family, mixtures in families.items()}
     columns = ("mixture", "clean", "robust", "alpha", "clean on all images, exact", "robust on all, guaranteed")
-    remarks = ("Lines: predicted on all images for every beta of the configuration.", *bench.reduction)
+    remarks = ("Lines: predicted on the measured images for every beta of the configuration.", *bench.reduction)
     return Outcome(StudyTable(columns, tuple(rows)), accuracy_chart(points, curves=curves), _crossing(points), remarks)
 
 
@@ -190,8 +190,10 @@ def _searched(bench: Bench, betas: tuple[float, ...]) -> dict[float, Mixture]:
 
 
 def _predicted(bench: Bench, mixtures: dict[float, Mixture]) -> list[tuple[float, float]]:
+    """Exact clean accuracy and robust bound, in percent, on the images that are measured."""
+    rows = bench.first(bench.rows)
     return [
-        (count(clean_correct(mixture, bench.rows)).percent, count(robust_bound(mixture, bench.rows)).percent)
+        (count(clean_correct(mixture, rows)).percent, count(robust_bound(mixture, rows)).percent)
         for mixture in mixtures.values()
     ]
 
