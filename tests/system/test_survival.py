@@ -18,7 +18,7 @@ from tests.distributed.local_head import Head, local_head
 from tests.object_store import ObjectStore
 from tests.system.drivers import Driver, leftovers, rows, stamps
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 class Undisturbed(NamedTuple):
