@@ -113,6 +113,7 @@ def comparable(output: str) -> dict[str, Any]:
     return {key: value for key, value in json.loads(output).items() if not key.startswith("seconds")}
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again_give_the_undisturbed_table(
     written: Callable[..., str], tmp_path: Path
 ) -> None:

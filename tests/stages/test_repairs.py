@@ -61,7 +61,9 @@ def test_images_that_only_a_worker_reads_are_repaired_when_it_finds_them_damaged
     assert again["accuracy"] == content["accuracy"]
 
 
-@pytest.mark.parametrize("name", ["run.yaml", "search/selected.json", "attack/seconds.json"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("run.yaml", marks=pytest.mark.slow), "search/selected.json", "attack/seconds.json"]
+)
 def test_damaged_small_files_are_written_anew(
     finished, ray_session: Any, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
