@@ -120,7 +120,7 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> tuple[nn.Modul
     """A verified copy; in float32 where the device or the network cannot do better."""
     base = folded(network, x)
     if precision == "bf16":
-        made = Bfloat16Copy(frozen_copy(network) if base is network else base)
+        made = Bfloat16Copy(frozen_copy(base))
         if _works_like(made, network, x):
             return made, "bf16"
         _logger.warning("precision=bf16: %s does not work in bfloat16; float32 instead", type(network).__name__)
@@ -128,7 +128,7 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> tuple[nn.Modul
         _logger.warning("precision=tf32: the device %s has none; float32 instead", x.device)
     elif precision == "tf32":
         return base, "tf32"
-    return folded(network, x), "fp32"
+    return base, "fp32"
 
 
 def _works_like(made: nn.Module, network: nn.Module, x: Tensor) -> bool:

@@ -4,6 +4,7 @@ Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,10 +12,10 @@ from torch import Tensor
 from ..mixing.margins import log_one_minus_signed_margin
 from ..threat import ThreatModel
 from .engine import begin
-from .minimum_margin import MinimumMarginResult, check_images
+from .minimum_margin import MinimumMarginResult, check_images, first_round, judged_result
 from .published import KeyedSquare, PassCount
 from .slots import Tracks
-from .victim import Victim, judged_logits
+from .victim import Victim
 
 
 def black_box_margin_attack(
@@ -38,7 +39,7 @@ def black_box_margin_attack(
     count, ids = PassCount(), list(range(len(x_BCHW)) if sample_ids is None else sample_ids)
     victim = count.watched(Victim.of(model))
     tracks, _ = begin(victim, x_BCHW, y_B, batch_size)
-    todo = (~tracks.broken if stop_when_broken else torch.ones_like(tracks.broken)).nonzero().squeeze(1)
+    todo = first_round(tracks, stop_when_broken)
     for part in torch.split(todo, batch_size) if len(todo) else ():
         part_ids = [ids[example] for example in part.tolist()]
         square = MarginSquare(
@@ -46,17 +47,8 @@ def black_box_margin_attack(
         )
         square.watch(tracks, part, stop_when_broken=stop_when_broken)
         square.search(x_BCHW[part], y_B[part])
-    logits_BK = judged_logits(victim, tracks.x_adv, batch_size)
-    log_gap_B = log_one_minus_signed_margin(logits_BK, y_B)
-    return MinimumMarginResult(
-        x_adv=tracks.x_adv,
-        logits=logits_BK,
-        margin=-torch.expm1(log_gap_B),
-        log_one_minus_margin=log_gap_B,
-        broken=logits_BK.argmax(dim=1) != y_B,
-        n_forward=count.n_forward,
-        n_backward=0,
-    )
+    result = judged_result(victim, tracks, y_B, batch_size)
+    return replace(result, n_forward=count.n_forward)
 
 
 class MarginSquare(KeyedSquare):

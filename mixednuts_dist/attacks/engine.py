@@ -21,8 +21,8 @@ from .arithmetic import tf32_allowed
 from .losses import MARGIN, UNTARGETED, LossKind, mixed_loss
 from .projections import random_start
 from .slots import Slots, Tracks
-from .steady import FEWEST_ROWS
-from .victim import Victim, judged_logits, padded, release_memory
+from .steady import FEWEST_ROWS, padded
+from .victim import Victim, judged_logits, release_memory
 
 _N_SHAPES = 8  # batch sizes that a compiled network may see
 

@@ -77,11 +77,22 @@ def minimum_margin_attack(
     ids = range(len(x_BCHW)) if sample_ids is None else sample_ids
     engine = Engine(victim, x_BCHW, y_B, ids, plan, settings, targets_NK, tracks)
     clean_margin_B = tracks.margin()
-    engine.run(_first_round(tracks, stop_when_broken))
+    engine.run(first_round(tracks, stop_when_broken))
     for restart in range(1, border_restarts + 1):
         engine.restart = restart
         near_B = tracks.margin() < NEAR_BORDER * clean_margin_B
         engine.run((near_B & ~tracks.broken).nonzero().squeeze(1))
+    return judged_result(victim, tracks, y_B, batch_size)
+
+
+def first_round(tracks: Tracks, stop_when_broken: bool) -> Tensor:
+    """The images to attack: all, or those that stand on their clean image."""
+    everyone_B = torch.ones_like(tracks.broken)
+    return (~tracks.broken if stop_when_broken else everyone_B).nonzero().squeeze(1)
+
+
+def judged_result(victim: Victim, tracks: Tracks, y_B: Tensor, batch_size: int) -> MinimumMarginResult:
+    """What the tracks hold, evaluated once more in float32; the passes are those of the tracks and this one."""
     logits_BK = judged_logits(victim, tracks.x_adv, batch_size)
     log_gap_B = log_one_minus_signed_margin(logits_BK, y_B)
     return MinimumMarginResult(
@@ -90,14 +101,9 @@ def minimum_margin_attack(
         margin=-torch.expm1(log_gap_B),
         log_one_minus_margin=log_gap_B,
         broken=logits_BK.argmax(dim=1) != y_B,
-        n_forward=tracks.n_forward + len(x_BCHW),
+        n_forward=tracks.n_forward + len(y_B),
         n_backward=tracks.n_backward,
     )
-
-
-def _first_round(tracks: Tracks, stop_when_broken: bool) -> Tensor:
-    everyone_B = torch.ones_like(tracks.broken)
-    return (~tracks.broken if stop_when_broken else everyone_B).nonzero().squeeze(1)
 
 
 def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:

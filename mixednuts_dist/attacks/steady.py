@@ -12,6 +12,12 @@ from torch import Tensor, nn
 FEWEST_ROWS = 4  # from here on the CPU's kernels gave every image the same bits, alone or in company
 
 
+def padded(x_BCHW: Tensor, size: int) -> Tensor:
+    """`x` with its last image repeated until there are `size`; no image stays none."""
+    missing = size - len(x_BCHW) if len(x_BCHW) else 0
+    return torch.cat([x_BCHW, x_BCHW[-1:].expand(missing, *x_BCHW.shape[1:])]) if missing > 0 else x_BCHW
+
+
 class SteadyRows(nn.Module):
     """`model` on at least `FEWEST_ROWS` images: a smaller batch is filled up with its last image."""
 
@@ -21,9 +27,5 @@ class SteadyRows(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Logits (B, K)."""
-        missing = FEWEST_ROWS - len(x_BCHW)
-        if missing <= 0 or not len(x_BCHW):
-            logits_BK: Tensor = self.model(x_BCHW)
-            return logits_BK
-        filled = torch.cat([x_BCHW, x_BCHW[-1:].expand(missing, -1, -1, -1)])
-        return self.model(filled)[: len(x_BCHW)]  # type: ignore[no-any-return]
+        logits_BK: Tensor = self.model(padded(x_BCHW, FEWEST_ROWS))
+        return logits_BK[: len(x_BCHW)]

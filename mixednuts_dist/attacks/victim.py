@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from .arithmetic import Arithmetic, ModelCopy, tf32_allowed
-from .steady import FEWEST_ROWS
+from .steady import FEWEST_ROWS, padded
 
 AttackMode = str  # "transfer" or "bypass"
 ATTACK_MODES = ("transfer", "bypass")
@@ -82,12 +82,6 @@ def _required(x_BCHW: Tensor | None) -> Tensor:
     if x_BCHW is None:
         raise InvalidInputError("an arithmetic needs a few images to try its copies of the networks on: give x_BCHW")
     return x_BCHW
-
-
-def padded(x_BCHW: Tensor, size: int) -> Tensor:
-    """`x` with its last image repeated until there are `size`."""
-    missing = size - len(x_BCHW)
-    return torch.cat([x_BCHW, x_BCHW[-1:].expand(missing, *x_BCHW.shape[1:])]) if missing > 0 else x_BCHW
 
 
 @torch.no_grad()

@@ -81,7 +81,9 @@ class ImageRows:
         _, channels, height, width = self.images.shape
         return channels, height, width
 
+    @cached_property
     def sha256(self) -> str:
+        """Of the rows; computed once, for the part's own check and the manifest's."""
         sha = hashlib.sha256(json.dumps([list(self.images.shape), list(self.names)]).encode())
         sha.update(np.ascontiguousarray(self.labels, np.int64).tobytes())
         sha.update(np.ascontiguousarray(self.images).tobytes())
@@ -164,7 +166,7 @@ def encode_part(rows: ImageRows, fingerprint: str) -> bytes:
         "name": pa.array(rows.names, pa.string()),
         "image": pa.FixedSizeListArray.from_arrays(pa.array(rows.images.reshape(-1)), int(rows.images[0].size)),
     }
-    about = {"shape": rows.images.shape[1:], "fingerprint": fingerprint, "sha256": rows.sha256()}
+    about = {"shape": rows.images.shape[1:], "fingerprint": fingerprint, "sha256": rows.sha256}
     table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(about)})
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
@@ -177,7 +179,7 @@ def decode_part(content: bytes) -> tuple[ImageRows, str]:
     about = json.loads(table.schema.metadata[_METADATA])
     images = table.column("image").combine_chunks().flatten().to_numpy().reshape(-1, *about["shape"])
     rows = ImageRows(images, table.column("label").to_numpy(), tuple(table.column("name").to_pylist()))
-    if rows.sha256() != about["sha256"]:
+    if rows.sha256 != about["sha256"]:
         raise ValueError("its pixels, labels or names are not those that were written")
     return rows, about["fingerprint"]
 
@@ -204,7 +206,7 @@ def read_part(store: Store, part: ImagePart) -> ImageRows:
         rows, _ = decode_part(store.read(part.name))
     except (*_UNREADABLE, StoreError, MissingArtifact) as error:
         raise _damaged(store, part, str(error)) from error
-    if rows.sha256() != part.sha256:
+    if rows.sha256 != part.sha256:
         raise _damaged(store, part, f"it is not the part of this {MANIFEST}")
     return rows
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..mixing.transforms import Clamp
+from ..mixing.mixture import Mixture
+from ..mixing.transforms import Clamp, LogitTransform
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,14 @@ class SelectedParameters:
     round: int  # of the search: 0 for the configured grid, then its refinements
     clean_interval: tuple[float, float]  # of the share of `clean_correct`: 95 %, bootstrap over the images
     robust_interval: tuple[float, float]  # the same of `robust_correct_bound`
+
+    def transform(self) -> LogitTransform:
+        """The nonlinear map of rob's logits."""
+        return LogitTransform(self.scale, self.power, self.bias, self.clamp, self.ln_k)
+
+    def mixture(self) -> Mixture:
+        """The mixture that these parameters deploy."""
+        return Mixture(self.transform(), self.alpha, self.one_minus_alpha)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..errors import MissingArtifact
 from .partitions import SPANS, Partition, Span, without_overlaps
 from .records import Receipt
 from .store import Store
-from .tables import check_footer, encode_table, read_columns, read_footer
+from .tables import encode_table, finished_receipt, read_columns
 
 _NAME = re.compile(r"part-(\d+)-(\d+)-(\d+)\.parquet")
 
@@ -26,10 +26,9 @@ def finished_spans(store: Store, stage: str, partitions: Sequence[Partition], fi
     found: dict[Partition, dict[Span, Receipt]] = {}
     for name in store.names(f"{stage}/{SPANS}"):
         span = _parse(name, by_index)
-        footer = read_footer(store, f"{stage}/{span.file_name}") if span else None
-        if span and footer:
-            check_footer(store.address(f"{stage}/{span.file_name}"), footer, fingerprint)
-            found.setdefault(span.whole, {})[span] = footer.receipt
+        receipt = finished_receipt(store, f"{stage}/{span.file_name}", fingerprint) if span else None
+        if span and receipt:
+            found.setdefault(span.whole, {})[span] = receipt
     return {span: receipts[span] for receipts in found.values() for span in without_overlaps(receipts)}
 
 
@@ -42,12 +41,10 @@ def merge_spans(store: Store, stage: str, whole: Partition, spans: Sequence[Span
         MissingArtifact: where a span's file is gone and the partition's is not there either.
     """
     path = f"{stage}/{whole.file_name}"
-    there = read_footer(store, path) if store.exists(path) else None
-    if there:
-        check_footer(store.address(path), there, fingerprint)
-        return there.receipt
+    if there := finished_receipt(store, path, fingerprint):
+        return there
     columns = read_columns(store, stage, spans, fingerprint, _column_names(store, f"{stage}/{spans[0].file_name}"))
-    receipt = _added_up(whole, [_receipt(store, f"{stage}/{span.file_name}") for span in spans])
+    receipt = _added_up(whole, [_receipt(store, f"{stage}/{span.file_name}", fingerprint) for span in spans])
     store.write(path, encode_table(columns, fingerprint, receipt))
     for span in spans:
         store.delete(f"{stage}/{span.file_name}")
@@ -76,11 +73,11 @@ def _column_names(store: Store, path: str) -> list[str]:
     return names
 
 
-def _receipt(store: Store, path: str) -> Receipt:
-    footer = read_footer(store, path)
-    if footer is None:
+def _receipt(store: Store, path: str, fingerprint: str) -> Receipt:
+    receipt = finished_receipt(store, path, fingerprint)
+    if receipt is None:
         raise MissingArtifact(f"{store.address(path)} is gone or damaged")
-    return footer.receipt
+    return receipt
 
 
 def _added_up(whole: Partition, receipts: Sequence[Receipt]) -> Receipt:

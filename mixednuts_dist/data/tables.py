@@ -65,6 +65,19 @@ def read_footer(store: Store, path: str) -> Footer | None:
         return None
 
 
+def finished_receipt(store: Store, path: str, fingerprint: str) -> Receipt | None:
+    """The receipt of a whole file; None where the file is missing, damaged or not ours.
+
+    Raises:
+        FingerprintMismatch: where it is of another schema or run.
+    """
+    footer = read_footer(store, path)
+    if footer is None:
+        return None
+    check_footer(store.address(path), footer, fingerprint)
+    return footer.receipt
+
+
 def is_whole(content: bytes) -> bool:
     """Whether a file's bytes, every page and the footer, are those that were written."""
     try:

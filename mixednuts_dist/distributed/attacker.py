@@ -22,8 +22,7 @@ from ..data.store import Store
 from ..data.tables import FLAG, SURVIVED, read_columns
 from ..data.uris import is_black_box
 from ..mixing.classifier import MixedClassifier
-from ..mixing.mixture import Mixture
-from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitTransform
+from ..mixing.transforms import IdentityTransform, LayerNormTransform
 from .tasks import AttackTask, EvaluateTask, WorkerSpec
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
@@ -175,9 +174,7 @@ class Attacker:
 
     def mixed(self, task: EvaluateTask, search: SearchResult) -> MixedClassifier:
         """The mixture under attack."""
-        chosen = search.deployed()
-        transform = LogitTransform(chosen.scale, chosen.power, chosen.bias, clamp=chosen.clamp, ln_k=chosen.ln_k)
-        mixture = task.mixture or Mixture(transform, chosen.alpha, chosen.one_minus_alpha)
+        mixture = task.mixture or search.deployed().mixture()
         mixed = MixedClassifier(
             self.std, self.rob, mixture.transform, mixture.alpha, one_minus_alpha=mixture.one_minus_alpha,
             temperature=mixture.temperature, surrogate_alpha=search.surrogate_alpha, rd=task.rd,

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 import ray
+from ray._private import ray_constants
 
 from ..errors import ClusterError
 from .pool import PoolSettings
@@ -91,6 +92,8 @@ def _start(address: str | None) -> None:
         return
     # A local cluster serves this process alone: no dashboard, nothing but loopback, no token in the home folder.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    # Under `uv run` Ray would pack the current folder and give each worker an environment of its own; they share ours.
+    ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
     for left in reversed(range(_STARTS)):
         try:
             ray.init(

@@ -90,7 +90,7 @@ def _write(job: PartJob) -> PartDone:
     if rows is None:
         rows = _read(_source(job.source), job.indices)
         store.write(job.name, encode_part(rows, job.fingerprint))
-    part = ImagePart(job.name, job.start, job.start + len(job.indices), rows.sha256())
+    part = ImagePart(job.name, job.start, job.start + len(job.indices), rows.sha256)
     return PartDone(part, rows.image_shape, was_there)
 
 

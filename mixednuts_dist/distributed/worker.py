@@ -23,7 +23,7 @@ from ..data.partitions import Partition, Span
 from ..data.records import Receipt
 from ..data.spans import merge_spans
 from ..data.store import Store
-from ..data.tables import check_footer, encode_table, read_footer
+from ..data.tables import encode_table, finished_receipt
 from ..errors import BaseClassifierError, StoreError
 from ..logs import log_json
 from .attacker import Attacker
@@ -80,7 +80,7 @@ class AttackWorker:
     def process(self, partition: Partition, task: AttackTask | EvaluateTask) -> Receipt:
         """Attack one partition, write its file, and report; where another driver's worker has done it, only report."""
         path, started = f"{task.stage}/{partition.file_name}", time.perf_counter()
-        if there := self._receipt_of(path, task):
+        if there := finished_receipt(self.store, path, task.fingerprint):
             return there
         x, y = self.dataset.read(partition.start, partition.stop)
         x, y = x.to(self.device), y.to(self.device)
@@ -96,19 +96,12 @@ class AttackWorker:
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.fingerprint, receipt)
         if not self.store.create(path, content):
-            if there := self._receipt_of(path, task):
+            if there := finished_receipt(self.store, path, task.fingerprint):
                 return there
             self.store.write(path, content)  # in the place of a damaged file
         self.metrics.count_piece(receipt)
         logger.info("%s %s written", task.stage, partition, extra={"run": self.spec.run_id, **asdict(receipt)})
         return receipt
-
-    def _receipt_of(self, path: str, task: AttackTask | EvaluateTask) -> Receipt | None:
-        """Of a finished file; None where there is none."""
-        footer = read_footer(self.store, path)
-        if footer is not None:
-            check_footer(self.store.address(path), footer, task.fingerprint)
-        return footer.receipt if footer else None
 
     def merge(self, partition: Partition, spans: Sequence[Span], task: AttackTask | EvaluateTask) -> Receipt:
         """Make the partition's one file from the files of all of its spans."""

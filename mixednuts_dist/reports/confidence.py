@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.records import AttackRecords, SearchResult
 from ..mixing.margins import log_one_minus_top2_margin
-from ..mixing.transforms import LogitTransform, layer_norm_logits
+from ..mixing.transforms import layer_norm_logits
 
 Images = Literal["clean", "attacked"]
 GROUPS: tuple[tuple[Images, bool], ...] = (("clean", True), ("clean", False), ("attacked", True), ("attacked", False))
@@ -37,12 +37,10 @@ class MarginGroup:
 
 def margin_groups(attack: AttackRecords, search: SearchResult) -> tuple[MarginGroup, ...]:
     """Every group: std and three forms of rob, each on clean images and on those of its own attack, right and wrong."""
-    chosen = search.deployed()
-    mapped = LogitTransform(chosen.scale, chosen.power, chosen.bias, clamp=search.clamp, ln_k=search.ln_k)
     logit_maps: dict[str, Callable[[Tensor], Tensor]] = {
         "rob": lambda logits_BK: logits_BK,
         "rob+LN": lambda logits_BK: layer_norm_logits(logits_BK, ln_k=search.ln_k),
-        "rob+M": mapped,
+        "rob+M": search.deployed().transform(),
     }
     groups = _split("std", "clean", attack.std_clean_NK, attack.labels_N)
     groups += _split("std", "attacked", attack.std_attacked_NK, attack.labels_N)

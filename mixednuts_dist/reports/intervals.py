@@ -1,8 +1,10 @@
 """Counts with their 95 % interval: how every accuracy in a report is stored and shown."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..data.records import Receipt
 from ..errors import InvalidInputError
 
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
@@ -56,3 +58,10 @@ class Count:
             "low": low,
             "high": high,
         }
+
+
+def outcome_counts(receipts: Sequence[Receipt]) -> tuple[Count, Count]:
+    """Clean and robust, of all images of these partitions."""
+    total = sum(receipt.n_images for receipt in receipts)
+    clean = sum(receipt.clean_correct for receipt in receipts)
+    return Count(clean, total), Count(sum(receipt.robust for receipt in receipts), total)

@@ -11,10 +11,11 @@ from ..config import RunConfig, parse_config
 from ..data.records import SelectedParameters
 from ..data.store import Store
 from ..errors import MixedNutsError
+from ..stages.adoption import siblings
 from ..stages.evaluate import evaluate_fingerprint
 from ..stages.runs import Run, finished_partitions, reopen_run
 from ..stages.search import read_search_result
-from .intervals import Count
+from .intervals import Count, outcome_counts
 from .json_form import transform_entry
 
 logger = logging.getLogger(__name__)
@@ -54,12 +55,10 @@ def measured_points(opened: Run) -> tuple[MeasuredPoint, ...]:
 
 
 def _siblings(opened: Run) -> Iterator[Run]:
-    config, root = opened.config, Store(opened.config.storage)
-    for name in root.names(""):
-        if not name.startswith(f"{config.name}-") or name == config.run_id():
-            continue
+    config = opened.config
+    for name, store in siblings(config).items():
         try:
-            sibling = _reopened(root.child(name), config)
+            sibling = _reopened(store, config)
         except (MixedNutsError, yaml.YAMLError, KeyError, TypeError) as error:
             logger.info("%s is left out of the report: %s", name, error)
             continue
@@ -84,12 +83,12 @@ def _point(run: Run) -> MeasuredPoint | None:
         return None
     if len(receipts) < len(run.partitions):
         return None
-    n_images = sum(receipt.n_images for receipt in receipts)
+    clean, robust = outcome_counts(receipts)
     return MeasuredPoint(
         run_id=run.config.run_id(),
         criterion=search.criterion,
         clamp=search.clamp,
         parameters=search.deployed(),
-        clean=Count(sum(receipt.clean_correct for receipt in receipts), n_images),
-        robust=Count(sum(receipt.robust for receipt in receipts), n_images),
+        clean=clean,
+        robust=robust,
     )

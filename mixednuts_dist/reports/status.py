@@ -13,7 +13,7 @@ from ..data.spans import finished_spans
 from ..stages.evaluate import autoattack_fingerprint, evaluate_fingerprint
 from ..stages.runs import Run, finished_partitions, reopen_run
 from ..stages.search import read_search_result
-from .intervals import Count
+from .intervals import Count, outcome_counts
 from .pace import Pace, pace_of
 from .wording import interval_text, percent_text, seconds_text
 
@@ -98,14 +98,14 @@ def _stage(opened: Run, stage: str, subject: str, fingerprint: str) -> StageStat
     unfinished = [partition for partition in opened.partitions if partition not in finished]
     spans = finished_spans(opened.store, stage, unfinished, fingerprint)
     receipts = [*finished.values(), *spans.values()]
-    n_images = sum(receipt.n_images for receipt in receipts)
+    clean, robust = outcome_counts(receipts)
     return StageStatus(
         stage=stage,
         subject=subject,
         done=len(finished),
         total=len(opened.partitions),
-        clean=Count(sum(receipt.clean_correct for receipt in receipts), n_images),
-        robust=Count(sum(receipt.robust for receipt in receipts), n_images),
+        clean=clean,
+        robust=robust,
         worker_seconds=sum(receipt.seconds for receipt in receipts),
         pace=pace_of(receipts, opened.inputs.n_images, time.time()),
     )

@@ -4,6 +4,7 @@ import logging
 
 import yaml
 
+from ..config import RunConfig
 from ..data.partitions import Partition
 from ..data.store import Store
 from ..data.tables import is_whole
@@ -15,11 +16,16 @@ logger = logging.getLogger(__name__)
 
 def adopt_attack(opened: Run) -> None:
     """Copy missing attack partitions from runs of the same name whose attack stage is the same to the bit."""
-    config, root = opened.config, Store(opened.config.storage)
     missing = set(opened.partitions) - set(finished_partitions(opened, "attack", opened.attack_fingerprint))
-    for name in root.names("") if missing else []:
-        if name.startswith(f"{config.name}-") and name != config.run_id():
-            missing -= _copy(Run(config, root.child(name), opened.inputs), opened, missing)
+    for store in siblings(opened.config).values() if missing else ():
+        missing -= _copy(Run(opened.config, store, opened.inputs), opened, missing)
+
+
+def siblings(config: RunConfig) -> dict[str, Store]:
+    """Run id -> folder of the other runs of this name in the same storage."""
+    root, own = Store(config.storage), config.run_id()
+    names = (name for name in root.names("") if name.startswith(f"{config.name}-") and name != own)
+    return {name: root.child(name) for name in names}
 
 
 def _copy(sibling: Run, opened: Run, missing: set[Partition]) -> set[Partition]:

@@ -59,33 +59,26 @@ def autoattack_fingerprint(opened: Run) -> str:
 
 def autoattack_task(opened: Run) -> EvaluateTask:
     """What the configuration asks of each partition where there is no std; needs no earlier stage."""
-    evaluate = opened.config.evaluate
-    return EvaluateTask(
-        fingerprint=autoattack_fingerprint(opened),
-        attack_fingerprint="",
-        search=None,
-        attacks=tuple(evaluate.attacks),
-        mode=evaluate.mode,
-        budget=AttackBudget(evaluate.n_iter, evaluate.n_target_classes, evaluate.n_queries),
-        rd=evaluate.rd,
-    )
+    return _task(opened, autoattack_fingerprint(opened), attack_fingerprint="", search=None)
 
 
 def evaluate_task(opened: Run, search: SearchResult) -> EvaluateTask:
     """What the configuration asks of each partition, for the mixture that the search deployed."""
-    config = opened.config
+    fingerprint = evaluate_fingerprint(opened, search)
+    return _task(opened, fingerprint, attack_fingerprint=opened.attack_fingerprint, search=search)
+
+
+def _task(opened: Run, fingerprint: str, *, attack_fingerprint: str, search: SearchResult | None) -> EvaluateTask:
+    evaluate = opened.config.evaluate
     budget = AttackBudget(
-        config.evaluate.n_iter,
-        config.evaluate.n_target_classes,
-        config.evaluate.n_queries,
-        border_restarts=config.evaluate.border_restarts,
+        evaluate.n_iter, evaluate.n_target_classes, evaluate.n_queries, border_restarts=evaluate.border_restarts
     )
     return EvaluateTask(
-        fingerprint=evaluate_fingerprint(opened, search),
-        attack_fingerprint=opened.attack_fingerprint,
+        fingerprint=fingerprint,
+        attack_fingerprint=attack_fingerprint,
         search=search,
-        attacks=tuple(config.evaluate.attacks),
-        mode=config.evaluate.mode,
+        attacks=tuple(evaluate.attacks),
+        mode=evaluate.mode,
         budget=budget,
-        rd=config.evaluate.rd,
+        rd=evaluate.rd,
     )

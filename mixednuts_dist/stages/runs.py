@@ -19,7 +19,7 @@ from ..data.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..data.partitions import Partition, split_images
 from ..data.records import Receipt
 from ..data.store import Store, concurrently
-from ..data.tables import check_footer, read_footer
+from ..data.tables import finished_receipt
 from ..data.uris import check_uris
 from ..errors import BaseClassifierError, DamagedFile, DatasetError, FingerprintMismatch, MissingArtifact, StoreError
 
@@ -187,11 +187,9 @@ def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partitio
 
 def _receipt(store: Store, stage: str, partition: Partition, fingerprint: str) -> Receipt | None:
     path = f"{stage}/{partition.file_name}"
-    footer = read_footer(store, path)
-    if footer is not None:
-        check_footer(store.address(path), footer, fingerprint)
-        if (footer.receipt.start, footer.receipt.stop) == (partition.start, partition.stop):
-            return footer.receipt
+    receipt = finished_receipt(store, path, fingerprint)
+    if receipt is not None and (receipt.start, receipt.stop) == (partition.start, partition.stop):
+        return receipt
     logger.warning("%s is damaged; it will be computed again", store.address(path))
     return None
 

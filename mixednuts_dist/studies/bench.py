@@ -19,7 +19,7 @@ from ..distributed.cluster import RaySession
 from ..distributed.tasks import AttackTask, EvaluateTask
 from ..errors import ConfigError
 from ..mixing.mixture import Mixture
-from ..mixing.transforms import LogitMap, LogitTransform
+from ..mixing.transforms import LogitMap
 from ..reports.report import collect
 from ..reports.results import RunResults
 from ..stages import attack as attack_stage
@@ -127,9 +127,7 @@ class Bench:
 
     def deployed(self) -> Mixture:
         """The mixture that the search chose."""
-        chosen, search = self.search.deployed(), self.search
-        transform = LogitTransform(chosen.scale, chosen.power, chosen.bias, clamp=search.clamp, ln_k=search.ln_k)
-        return Mixture(transform, chosen.alpha, chosen.one_minus_alpha)
+        return self.search.deployed().mixture()
 
     def measured(self, label: str, mixture: Mixture | None = None, **changes: Any) -> Measured:
         """A mixture (by default the deployed one) under the adaptive attack, with some keys of `evaluate` changed."""

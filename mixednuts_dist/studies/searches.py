@@ -135,7 +135,7 @@ def assumptions(bench: Bench) -> Outcome:
     rows, bars = [], []
     std_right_N = bench.rows.std_clean_NK.argmax(dim=1) == bench.rows.labels_N
     for entry in bench.search.entries:
-        transform = LogitTransform(entry.scale, entry.power, entry.bias, clamp=entry.clamp, ln_k=entry.ln_k)
+        transform = entry.transform()
         clean, attacked = (
             _class_changes(transform, bench.rows, logits)
             for logits in (bench.rows.rob_clean_NK, bench.rows.rob_attacked_NK)

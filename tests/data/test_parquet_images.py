@@ -31,7 +31,7 @@ def prepared(tmp_path: Path) -> tuple[str, np.ndarray]:
         stop = start + size
         rows = ImageRows(pixels[start:stop], np.arange(start, stop), tuple(f"n/{j}" for j in range(start, stop)))
         store.write(f"part-{i:05d}.parquet", encode_part(rows, "f"))
-        parts.append(ImagePart(f"part-{i:05d}.parquet", start, stop, rows.sha256()))
+        parts.append(ImagePart(f"part-{i:05d}.parquet", start, stop, rows.sha256))
         start = stop
     manifest = Manifest("npz:x", "f", 0, (3, 4, 6), tuple(parts), tuple(range(13)))
     store.write(MANIFEST, manifest.to_json())

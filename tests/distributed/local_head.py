@@ -17,6 +17,12 @@ import psutil
 import yaml
 
 BIN = Path(sys.executable).parent
+ONE_MACHINE = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # the nodes need no copy of our environment: they are in it
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 _STARTS = 3
 
 
@@ -80,9 +86,7 @@ def _head(folder: Path, options: Sequence[str], autoscaling: dict[str, Any] | No
     environment = {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
+        **ONE_MACHINE,
         "OMP_NUM_THREADS": "1",
     }
     environment.pop("RAY_ADDRESS", None)

@@ -120,7 +120,7 @@ def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> No
     for part in split_images(n_images, size):
         rows = ImageRows(np.roll(pixels, part.index, axis=3), np.arange(len(part)) % 10, ("",) * len(part))
         store.write(part.file_name, encode_part(rows, "f"))
-        parts.append(ImagePart(part.file_name, part.start, part.stop, rows.sha256()))
+        parts.append(ImagePart(part.file_name, part.start, part.stop, rows.sha256))
     labels = tuple(i % size % 10 for i in range(n_images))
     store.write(MANIFEST, Manifest("npz:x", "f", 0, (3, 224, 224), tuple(parts), labels).to_json())
     (tmp_path / "cheap.py").write_text(CHEAP_CLASSIFIER)

@@ -26,7 +26,7 @@ def test_a_server_that_is_gone_for_20_seconds_changes_nothing(
     object_store.restart()
     results = driver.results()
     assert results == {key: main_job.results[key] for key in results}
-    assert rows(storage) == rows(str(main_job.storage))
+    assert rows(storage) == rows(str(main_job.storage / main_job.results["run"]["id"]))
     assert {path: stamp for path, stamp in stamps(storage, "attack").items() if path in kept} == kept
     assert leftovers(storage) == []
     assert object_store.secret not in driver.log()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import tiny_content
-from tests.distributed.local_head import Head, local_head
+from tests.distributed.local_head import ONE_MACHINE, Head, local_head
 from tests.object_store import ObjectStore
 from tests.system.drivers import Driver, leftovers, rows, stamps
 
@@ -72,11 +72,11 @@ def test_a_killed_driver(undisturbed: Undisturbed, tmp_path: Path, head: Head) -
 
 @pytest.fixture
 def two_machines() -> Iterator["subprocess.Popen[str]"]:
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     script = Path(__file__).with_name("two_machines.py")
     process = subprocess.Popen(
-        [sys.executable, str(script)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, str(script)],
+        env={**os.environ, **ONE_MACHINE}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     yield process
     process.communicate(timeout=120)
 
@@ -89,8 +89,8 @@ def test_a_killed_machine(
 ) -> None:
     assert two_machines.stdin is not None
     assert two_machines.stdout is not None
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    for name, value in ONE_MACHINE.items():
+        monkeypatch.setenv(name, value)
     storage, address = str(tmp_path / "runs"), two_machines.stdout.readline().strip()
     driver = Driver(undisturbed.config, storage, tmp_path / "log", "--address", address, "-v")
     driver.wait_until(lambda: bool(stamps(storage, "attack")))
