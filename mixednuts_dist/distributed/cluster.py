@@ -14,7 +14,6 @@ from ray._private import ray_constants
 from ..errors import ClusterError
 from .pool import PoolSettings
 
-_LOOPBACK = "127.0.0.1"
 _ANSWER_SECONDS = 10.0
 _STARTS = 3  # of a local Ray, which gives itself 30 s; on a busy machine that may be too short
 _TOO_SLOW = "timed out during startup"
@@ -90,19 +89,10 @@ def _start(address: str | None) -> None:
     if address and address != "local":
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         return
-    # A local cluster serves this process alone: no dashboard, nothing but loopback, no token in the home folder.
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    # Under `uv run` Ray would pack the current folder and give each worker an environment of its own; they share ours.
-    ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
     for left in reversed(range(_STARTS)):
         try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-                _node_ip_address=_LOOPBACK,
-            )
+            with _for_this_process_alone():
+                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it
             if _TOO_SLOW not in str(error):
                 raise
@@ -113,6 +103,22 @@ def _start(address: str | None) -> None:
             logger.warning("a local Ray did not start in time; trying again")
         else:
             return
+
+
+@contextmanager
+def _for_this_process_alone() -> Iterator[None]:
+    """A Ray that starts in here listens on loopback only, and its workers share the driver's environment.
+
+    `ray.init` has no arguments for either: it trades a loopback address for the machine's own, and under `uv run` it
+    packs the current folder and builds an environment for each worker. What it does is read from these constants.
+    """
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token in the home folder
+    before = ray_constants.ENABLE_RAY_CLUSTER, ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
+    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER, ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = before
 
 
 def pool_settings(num_workers: int | None, num_gpus: float | None, num_cpus: float, max_tries: int) -> PoolSettings:

@@ -18,13 +18,13 @@ from torch import nn
 
 from ..attacks.steady import SteadyRows
 from ..data.base_classifiers import classifier_checksum, load_classifier
-from ..data.datasets import open_dataset
+from ..data.datasets import Dataset, labels_checksum, open_dataset
 from ..data.partitions import Partition, Span
 from ..data.records import Receipt
 from ..data.spans import merge_spans
 from ..data.store import Store
 from ..data.tables import encode_table, finished_receipt
-from ..errors import BaseClassifierError, StoreError
+from ..errors import BaseClassifierError, DatasetError, StoreError
 from ..logs import log_json
 from .attacker import Attacker
 from .metrics import RunMetrics
@@ -48,13 +48,14 @@ class AttackWorker:
 
         Raises:
             BaseClassifierError: where this machine's weights are not the ones that the driver saw.
+            DatasetError: where its images are not.
             StoreError: where this machine does not see the driver's storage.
         """
         if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
             log_json()  # into the node's log folder
         torch.set_num_threads(self.spec.n_threads)
         self.device = _device()
-        self.dataset = open_dataset(self.spec.data_uri)
+        self.dataset = self._dataset()
         uris = {"std": self.spec.std_uri, "rob": self.spec.rob_uri}
         networks = {role: self._classifier(uri, role) for role, uri in uris.items() if uri is not None}
         self.store = Store(self.spec.store_uri)
@@ -66,6 +67,16 @@ class AttackWorker:
         self.attacker = Attacker(self.spec, networks, self.store)
         self.metrics = RunMetrics(self.spec.run_id)
         return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else platform.node()
+
+    def _dataset(self) -> Dataset:
+        dataset = open_dataset(self.spec.data_uri)
+        if labels_checksum(dataset, self.spec.n_images) != self.spec.checksums["labels"]:
+            raise DatasetError(
+                f"{self.spec.data_uri} on {platform.node()} holds {len(dataset)} images, and their labels are not "
+                "those that the driver saw: copy the same files to every node, or give all of them one place with: "
+                "mixednuts prepare URI --to s3://bucket/prefix"
+            )
+        return dataset
 
     def _classifier(self, uri: str, role: str) -> nn.Module:
         model = load_classifier(uri, role)

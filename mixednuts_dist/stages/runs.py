@@ -14,7 +14,7 @@ import yaml
 from ..attacks.red_flags import has_gradient
 from ..config import RunConfig, digest
 from ..data.base_classifiers import check_classifier, classifier_checksum, load_classifier
-from ..data.datasets import Dataset, open_dataset
+from ..data.datasets import Dataset, labels_checksum, open_dataset
 from ..data.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..data.partitions import Partition, split_images
 from ..data.records import Receipt
@@ -38,7 +38,7 @@ class Inputs:
     n_images: int
     n_classes: int
     image_shape: tuple[int, ...]
-    checksums: dict[str, str]  # sha256 of "data", "std" (if there is one) and "rob"
+    checksums: dict[str, str]  # sha256 of "data", "labels", "std" (if there is one) and "rob"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     dataset = open_dataset(config.data.uri)
     n_images = _n_images(config, dataset)
     images, _ = dataset.read(0, min(_PROBE_IMAGES, n_images))
-    checksums, n_classes = {"data": dataset.checksum(n_images)}, {}
+    checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset, n_images)}
+    n_classes = {}
     for role, uri in (("std", config.std), ("rob", config.rob)):
         if uri is None:
             continue

@@ -1,16 +1,20 @@
 """The worker without a cluster: a plain object under a debugger."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from mixednuts_dist.data.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.data.datasets import labels_checksum, open_dataset
 from mixednuts_dist.data.partitions import Partition
 from mixednuts_dist.data.store import Store
 from mixednuts_dist.data.tables import read_attack_records, read_footer
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker
+from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.threat import ThreatModel
@@ -20,8 +24,10 @@ from mixednuts_dist.threat import ThreatModel
 def worker(tmp_path: Path) -> AttackWorker:
     uris = {name: f"demo:{name}" for name in ("std", "rob")}
     checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in uris.items()}
+    checksums["labels"] = labels_checksum(open_dataset("digits"), 899)
     spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
+        store_uri=str(tmp_path), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob",
+        n_images=899, checksums=checksums,
         threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
     )  # fmt: skip
     (tmp_path / "run.yaml").write_text("")  # the driver writes it, and every worker must see it
@@ -48,6 +54,15 @@ def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: Att
     assert int(records.std_broken_N.sum()) >= 10
 
 
+def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_path: Path) -> None:
+    dataset = open_dataset("digits")
+    images, labels = dataset.read(0, 899)
+    np.savez(tmp_path / "shifted.npz", images=images.roll(1, 0).numpy(), labels=labels.roll(1, 0).numpy())
+    other = AttackWorker(replace(worker.spec, data_uri=f"npz:{tmp_path / 'shifted.npz'}"))
+    with pytest.raises(DatasetError, match="holds 899 images, and their labels are not those that the driver saw"):
+        other.ready()
+
+
 def test_what_another_worker_has_written_is_reported_and_not_computed_again(
     worker: AttackWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +71,9 @@ def test_what_another_worker_has_written_is_reported_and_not_computed_again(
     first = worker.process(partition, task)
     content = path.read_bytes()
     assert worker.process(partition, task) == first
-    monkeypatch.setattr(worker, "_receipt_of", lambda *_: None)  # it looked a moment too early
+    monkeypatch.setattr(
+        "mixednuts_dist.distributed.worker.finished_receipt", lambda *_: None
+    )  # it looked a moment too early
     monkeypatch.setattr(worker.store, "write", lambda *_: None)
     worker.process(partition, task)
     assert path.read_bytes() == content

@@ -119,7 +119,7 @@ def test_run_yaml_says_what_was_run(finished) -> None:
     content = yaml.safe_load((folder / "run.yaml").read_text())
     assert content["run_id"] == config.run_id() == folder.name
     assert parse_config(content["config"]) == config
-    assert set(content["inputs"]["checksums"]) == {"data", "std", "rob"}
+    assert set(content["inputs"]["checksums"]) == {"data", "labels", "std", "rob"}
 
 
 def test_a_second_run_does_nothing_and_says_so(finished) -> None:

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from mixednuts_dist.data.base_classifiers import classifier_checksum, load_classifier
-from mixednuts_dist.data.datasets import open_dataset
+from mixednuts_dist.data.datasets import labels_checksum, open_dataset
 from mixednuts_dist.data.image_files import EXTENSIONS
 from mixednuts_dist.data.model_libraries import Normalized
 from mixednuts_dist.data.parquet_images import MANIFEST, ImagePart, ImageRows, Manifest, encode_part
@@ -126,11 +126,12 @@ def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> No
     (tmp_path / "cheap.py").write_text(CHEAP_CLASSIFIER)
     (tmp_path / "run.yaml").write_text("")
     uri = f"py:{tmp_path / 'cheap.py'}:pooled"
+    dataset = open_dataset(f"parquet:{tmp_path / 'images'}")
     checksum = classifier_checksum(load_classifier(uri, "rob"), uri)
     spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri=f"parquet:{tmp_path / 'images'}", std_uri=uri, rob_uri=uri,
-        checksums={"std": checksum, "rob": checksum}, threat=ThreatModel("Linf", 0.01), seed=0, ln_k=None,
-        batch_size=size, n_threads=1,
+        store_uri=str(tmp_path), data_uri=dataset.uri, std_uri=uri, rob_uri=uri,
+        n_images=n_images, checksums={"labels": labels_checksum(dataset, n_images), "std": checksum, "rob": checksum},
+        threat=ThreatModel("Linf", 0.01), seed=0, ln_k=None, batch_size=size, n_threads=1,
     )  # fmt: skip
     worker, memory, process = AttackWorker(spec), [], psutil.Process()
     worker.ready()
