@@ -26,13 +26,14 @@ class Sleeper:
     async def ready(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    async def process(self, piece: Partition, task: AttackTask) -> Receipt:
+    async def process(self, piece: Partition, task: AttackTask) -> dict[Partition, Receipt]:
         started = time.perf_counter()
         await asyncio.sleep(self.seconds)
-        return Receipt(
+        receipt = Receipt(
             stage=task.stage, partition=piece.index, start=piece.start, stop=piece.stop, clean_correct=0, robust=0,
             seconds=time.perf_counter() - started, n_forward=len(piece), n_backward=0, node="", finished=time.time(),
         )  # fmt: skip
+        return {piece: receipt}
 
 
 @dataclass

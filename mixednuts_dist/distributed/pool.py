@@ -1,6 +1,7 @@
 """A pool of worker actors that pull pieces of work: lost workers are replaced, lost work is done again.
 
-Each actor holds at most one piece, so a lost one costs one piece; handing out the next takes about a millisecond, so
+Each actor works on one piece, so a lost one costs one piece, and those few that a silent storage kept it from writing;
+handing out the next takes about a millisecond, so
 nothing would be gained by a second one in flight. More actors may be asked for than there is room: they wait, which is
 what an autoscaler listens to, and join when a node does. The driver holds numbers, never images.
 """
@@ -8,13 +9,14 @@ what an autoscaler listens to, and join when a node does. The driver holds numbe
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
+from ..data.partitions import Partition
 from ..data.records import Receipt
 from ..data.store import Store
 from ..errors import ClusterError, MixedNutsError, StoreError
@@ -43,7 +45,8 @@ class PoolSettings:
 class _Worker:
     actor: Any
     node: str = ""  # its Ray node id, known once it is ready
-    work: Work | None = None
+    work: Work | None = None  # what it is at
+    unwritten: list[Partition] = field(default_factory=list)  # computed, and waiting for the storage
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Pool:
             self._hire()
         try:
             looked = 0.0
-            while len(queue) or any(worker.work for worker in self._running.values()):
+            while len(queue) or any(worker.work or worker.unwritten for worker in self._running.values()):
                 for ref in self._wait():
                     self._settle(ref)
                 if time.monotonic() - looked > _LOOK_UP_SECONDS:
@@ -116,17 +119,27 @@ class Pool:
         except RayError as error:
             self._worker_lost(worker, work, error)
         else:
-            if work is None:
+            if not worker.node:
                 worker.node = result
             elif isinstance(work, Merge):
                 self._queue.finished(work)
             else:
-                self._queue.finished(work, seconds=result.seconds, n_forward=result.n_forward, machine=worker.node)
-                self.on_receipt(result)
+                self._take_in(worker, work, result)
             self._assign(worker)
+
+    def _take_in(self, worker: _Worker, work: Partition | None, written: Mapping[Partition, Receipt]) -> None:
+        """It has computed `work`, or waited for the storage; `written` are the files that have been accepted."""
+        computed = [*worker.unwritten, work] if work else worker.unwritten
+        worker.unwritten = [piece for piece in computed if piece not in written]
+        for piece, receipt in written.items():
+            self._queue.finished(piece, seconds=receipt.seconds, n_forward=receipt.n_forward, machine=worker.node)
+            self.on_receipt(receipt)
 
     def _assign(self, worker: _Worker) -> None:
         work = self._queue.take(len(self._running) + 1)
+        if work is None and worker.unwritten:
+            self._running[worker.actor.flush.remote()] = worker
+            return
         if work is None:
             self._release(worker)
             return
@@ -138,9 +151,9 @@ class Pool:
 
     def _task_failed(self, worker: _Worker, work: Work | None, error: RayTaskError) -> None:
         cause = error.cause if isinstance(error.cause, Exception) else error
-        if work is None:
+        if not worker.node:
             raise cause if isinstance(cause, MixedNutsError) else ClusterError(f"a worker cannot start: {error}")
-        if isinstance(cause, StoreError):
+        if isinstance(cause, StoreError) or work is None:
             raise cause  # the worker has waited as long as waiting helps, and every other piece needs the storage too
         if self._failures.failed(work, f"{type(cause).__name__}: {cause}", str(error)):
             self._try_again(work)
@@ -152,8 +165,12 @@ class Pool:
         self._release(worker)
         gone = _machine_is_gone(worker, error)
         log = "".join(traceback.format_exception(error))
-        if work is None:
+        for piece in worker.unwritten:
+            self._try_again(piece)
+        if not worker.node:
             self._count_failed_start(gone, error)
+        elif work is None:
+            pass  # it was waiting for the storage
         elif gone:
             if self._failures.machine_lost(work, _first_line(error), log):
                 self._try_again(work)

@@ -9,6 +9,7 @@ import logging
 import platform
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +34,8 @@ from .timing import PassSeconds, time_classifiers
 
 logger = logging.getLogger(__name__)
 
+_MOST_UNWRITTEN = 2  # files that wait for a storage that does not answer while the next partition is attacked
+_WRITE_SECONDS = 5.0  # a file is waited for this long before the next partition begins
 _TIMED_IMAGES = 256  # at most, to measure how long a pass takes
 
 
@@ -42,6 +45,8 @@ class AttackWorker:
     def __init__(self, spec: WorkerSpec) -> None:
         # Nothing here may fail: an exception in an actor's constructor cannot be told from a lost machine.
         self.spec = spec
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
+        self._unwritten: dict[Partition, Future[Receipt]] = {}  # in the order in which they were computed
 
     def ready(self) -> str:
         """Load everything; returns the node's id in Ray, its name where there is no Ray.
@@ -88,11 +93,14 @@ class AttackWorker:
             )
         return SteadyRows(model).to(self.device)
 
-    def process(self, partition: Partition, task: AttackTask | EvaluateTask) -> Receipt:
-        """Attack one partition, write its file, and report; where another driver's worker has done it, only report."""
+    def process(self, partition: Partition, task: AttackTask | EvaluateTask) -> dict[Partition, Receipt]:
+        """Attack one partition, unless another driver's worker has; returns what is written since the last call.
+
+        While the storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks go on.
+        """
         path, started = f"{task.stage}/{partition.file_name}", time.perf_counter()
-        if there := finished_receipt(self.store, path, task.fingerprint):
-            return there
+        if not self._unwritten and (there := finished_receipt(self.store, path, task.fingerprint)):
+            return {partition: there}
         x, y = self.dataset.read(partition.start, partition.stop)
         x, y = x.to(self.device), y.to(self.device)
         if isinstance(task, AttackTask):
@@ -106,12 +114,30 @@ class AttackWorker:
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.fingerprint, receipt)
+        self._unwritten[partition] = self._writer.submit(self._write, path, content, receipt, task)
+        wait(self._unwritten.values(), timeout=_WRITE_SECONDS)
+        wait([*self._unwritten.values()][:-_MOST_UNWRITTEN])
+        return self._written()
+
+    def flush(self) -> dict[Partition, Receipt]:
+        """Wait for the files that are not written yet; returns their receipts."""
+        wait(self._unwritten.values())
+        return self._written()
+
+    def _written(self) -> dict[Partition, Receipt]:
+        written = {partition: future for partition, future in self._unwritten.items() if future.done()}
+        for partition in written:
+            del self._unwritten[partition]
+        return {partition: future.result() for partition, future in written.items()}
+
+    def _write(self, path: str, content: bytes, receipt: Receipt, task: AttackTask | EvaluateTask) -> Receipt:
+        """The receipt of the file that is there in the end: ours, or one that another driver's worker has left."""
         if not self.store.create(path, content):
             if there := finished_receipt(self.store, path, task.fingerprint):
                 return there
             self.store.write(path, content)  # in the place of a damaged file
         self.metrics.count_piece(receipt)
-        logger.info("%s %s written", task.stage, partition, extra={"run": self.spec.run_id, **asdict(receipt)})
+        logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(receipt)})
         return receipt
 
     def merge(self, partition: Partition, spans: Sequence[Span], task: AttackTask | EvaluateTask) -> Receipt:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Timer
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from mixednuts_dist.data.store import Store
 from mixednuts_dist.data.tables import read_attack_records, read_footer
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker
-from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.errors import DatasetError, StoreError
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.threat import ThreatModel
@@ -39,7 +40,7 @@ def worker(tmp_path: Path) -> AttackWorker:
 def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
     task = AttackTask("f0", n_iter=10, n_target_classes=2, stop_when_broken=True)
-    receipt = worker.process(partition, task)
+    receipt = worker.process(partition, task)[partition]
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)
     assert torch.equal(records.labels_N, y)
@@ -79,12 +80,47 @@ def test_what_another_worker_has_written_is_reported_and_not_computed_again(
     assert path.read_bytes() == content
 
 
+def test_attacks_go_on_while_the_storage_does_not_answer(worker: AttackWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = AttackTask("f0", n_iter=2, n_target_classes=1, stop_when_broken=True)
+    parts = [Partition(i, 4 * i, 4 * i + 4) for i in range(4)]
+    answers, create = Event(), worker.store.create
+    monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", 0.1)
+    monkeypatch.setattr(worker.store, "create", lambda *file: answers.wait() and create(*file))
+    assert worker.process(parts[0], task) == {}
+    assert worker.process(parts[1], task) == {}
+    Timer(1.0, answers.set).start()
+    assert parts[0] in worker.process(parts[2], task)  # at most two wait: this one returns when the first is written
+    monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", None)
+    assert parts[3] in worker.process(parts[3], task)
+    assert worker.flush() == {}
+    records = read_attack_records(worker.store, parts, "f0")
+    assert records.sample_ids_N.tolist() == list(range(16))
+
+
+def test_a_storage_that_stays_away_is_an_error_of_the_next_call(
+    worker: AttackWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition, task = Partition(0, 0, 4), AttackTask("f0", n_iter=2, n_target_classes=1, stop_when_broken=True)
+    gone = Event()
+
+    def create(*_: object) -> bool:
+        gone.wait()
+        raise StoreError("nobody answers")
+
+    monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", 0.1)
+    monkeypatch.setattr(worker.store, "create", create)
+    assert worker.process(partition, task) == {}
+    gone.set()
+    with pytest.raises(StoreError, match="nobody answers"):
+        worker.flush()
+
+
 def test_a_damaged_file_is_replaced(worker: AttackWorker, tmp_path: Path) -> None:
     partition, task = Partition(0, 0, 4), AttackTask("f0", n_iter=2, n_target_classes=1, stop_when_broken=True)
     path = tmp_path / "attack" / partition.file_name
     path.parent.mkdir()
     path.write_bytes(b"PAR1 and then nothing")
-    receipt = worker.process(partition, task)
+    receipt = worker.process(partition, task)[partition]
     footer = read_footer(Store(str(tmp_path)), f"attack/{partition.file_name}")
     assert footer is not None
     assert footer.receipt == receipt

@@ -1,0 +1,68 @@
+"""Pieces that are computed and wait for the storage: counted once it has them, done again where their worker dies."""
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from mixednuts_dist.data.partitions import Partition
+from mixednuts_dist.data.records import Receipt
+from mixednuts_dist.distributed.pool import Pool, PoolSettings
+from mixednuts_dist.distributed.schedule import WorkQueue
+from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
+from mixednuts_dist.threat import ThreatModel
+
+TASK = AttackTask("", n_iter=1, n_target_classes=1, stop_when_broken=True)
+
+
+class Hoarder:
+    """A worker whose storage answers at the very end; the first one dies with all that it has computed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.kept = folder, dict[Partition, Receipt]()
+
+    def ready(self) -> str:
+        return platform.node()
+
+    def process(self, piece: Partition, task: AttackTask) -> dict[Partition, Receipt]:
+        (self.folder / f"{piece.index}-{time.monotonic_ns()}").touch()
+        self.kept[piece] = Receipt(
+            stage=task.stage, partition=piece.index, start=piece.start, stop=piece.stop, clean_correct=0, robust=0,
+            seconds=0.1, n_forward=1, n_backward=1, node="",
+        )  # fmt: skip
+        return {}
+
+    def flush(self) -> dict[Partition, Receipt]:
+        try:
+            (self.folder / "dead").touch(exist_ok=False)
+        except FileExistsError:
+            return self.kept
+        os._exit(1)
+
+
+class HoardingPool(Pool):
+    folder: Path
+
+    def _new_actor(self) -> Any:
+        return ray.remote(Hoarder).options(num_cpus=0).remote(self.folder)
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp_path: Path, n_workers: int) -> None:
+    partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
+    spec = WorkerSpec(
+        store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", n_images=6, checksums={},
+        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
+    )  # fmt: skip
+    pool = HoardingPool(spec, TASK, PoolSettings(n_workers, 0, 0, max_tries=1), receipts.append)
+    pool.folder = tmp_path
+    pool.run(WorkQueue(partitions, smallest=1))
+    assert sorted(receipt.start for receipt in receipts) == list(range(6))
+    computed = [int(path.name.partition("-")[0]) for path in tmp_path.glob("*-*")]
+    assert set(computed) == set(range(6))
+    assert 6 < len(computed) <= 12  # the dead worker's pieces twice; a lost one uses up none of their single try
