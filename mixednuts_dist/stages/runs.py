@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 STAGES = ("attack", "search", "evaluate", "report")
 _PROBE_IMAGES = 8
 _RUN = "run.yaml"
+_LAST_KEY = "versions"
 _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
 
 
@@ -146,7 +147,7 @@ def _run_yaml(run: Run) -> str:
         "attack_fingerprint": run.attack_fingerprint,
         "inputs": {**asdict(run.inputs), "image_shape": list(run.inputs.image_shape)},
         "config": run.config.model_dump(mode="json"),
-        "versions": {"python": platform.python_version(), **_versions()},
+        _LAST_KEY: {"python": platform.python_version(), **_versions()},
     }
     return yaml.safe_dump(content, sort_keys=False)
 
@@ -157,9 +158,12 @@ def _versions() -> dict[str, str]:
 
 def _read_inputs(store: Store) -> Inputs:
     try:
-        inputs = yaml.safe_load(store.read(_RUN))["inputs"]
+        content = yaml.safe_load(store.read(_RUN))
+        if _LAST_KEY not in content:  # a file that was cut is often valid YAML
+            raise ValueError("its end is missing")
+        inputs = content["inputs"]
         return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise DamagedFile(f"{store.address(_RUN)} is damaged ({error}); the next run writes it anew") from error
 
 
