@@ -61,7 +61,7 @@ class SleepingPool(Pool):
 def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, on_receipt: Any) -> None:
     """All partitions, each slept for `seconds`, by the pool and its queue; needs Ray."""
     spec = WorkerSpec(
-        store_uri="memory://sleep", data_uri="", std_uri="", rob_uri="", n_images=0, checksums={},
+        store_uri="memory://sleep", data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=round(1000 * seconds), ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
     task = AttackTask("", n_iter=1, n_target_classes=1, stop_when_broken=True)

@@ -5,7 +5,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import click
@@ -62,12 +62,15 @@ def _as_json_lines() -> bool:
 
 
 def on_ray(console: Console, address: str | None, work: Callable[..., Any]) -> Any:
-    """`work` with a progress display and a Ray session that starts when it is first needed."""
+    """`work` with a progress display and a Ray session that starts when it is first needed.
+
+    Ray prints of dying nodes on stdout, where only a command's result belongs; in here that goes to stderr.
+    """
     from ..distributed.cluster import RaySession
     from ..reports.terminal import LogProgress, TerminalProgress
 
     shown = LogProgress if _as_json_lines() else TerminalProgress
-    with RaySession(address) as session, shown(console) as progress:
+    with redirect_stdout(sys.stderr), RaySession(address) as session, shown(console) as progress:
         return work(session=session, progress=progress)
 
 

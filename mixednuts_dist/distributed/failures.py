@@ -15,6 +15,7 @@ from .schedule import Merge, Work
 logger = logging.getLogger(__name__)
 
 MAX_LOST_MACHINES = 10  # while it was at one piece
+HOPELESS = 3  # pieces set aside before any is done: then it is the run, not the piece
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Failures:
     max_tries: int
     _records: dict[Work, _Record] = field(default_factory=dict)
     _poison: dict[Work, str] = field(default_factory=dict)  # -> what to tell
+    _hopeless: bool = True  # nothing has been done yet
 
     def failed(self, work: Work, reason: str, log: str) -> bool:
         """One more try is used up; True where another one is left."""
@@ -53,11 +55,23 @@ class Failures:
         self._set_aside(work, f"lost {record.lost_machines} machines, one after the other: {reason}", log)
         return False
 
+    def succeeded(self) -> None:
+        """A piece is done: not all of them are hopeless."""
+        self._hopeless = False
+
+    def raise_if_hopeless(self) -> None:
+        """Raises PartitionFailed where the first `HOPELESS` pieces were set aside and none has ever been done."""
+        if self._hopeless and len(self._poison) >= HOPELESS:
+            raise PartitionFailed(f"{self._told()}\nNothing was done in this session, so the rest was not tried")
+
     def raise_if_poisoned(self) -> None:
         """Raises PartitionFailed, naming each piece that was set aside, with the address of its log."""
         if self._poison:
-            works = sorted(self._poison, key=lambda work: _partition(work).start)
-            raise PartitionFailed("\n".join(self._poison[work] for work in works))
+            raise PartitionFailed(self._told())
+
+    def _told(self) -> str:
+        works = sorted(self._poison, key=lambda work: _partition(work).start)
+        return "\n".join(self._poison[work] for work in works)
 
     def _set_aside(self, work: Work, what: str, log: str) -> None:
         path = f"errors/{_partition(work).index:05d}.txt"

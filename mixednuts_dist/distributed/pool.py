@@ -65,7 +65,8 @@ class Pool:
         """Until each piece is written or set aside.
 
         Raises:
-            PartitionFailed: after all others are done, naming those that failed all of their tries.
+            PartitionFailed: after all others are done, naming those that failed all of their tries; at once, where the
+                first few failed and none was done.
             ClusterError: at once, where a worker cannot start; a worker's own MixedNutsError is passed on as it is.
             StoreError: at once, where the storage has failed a worker.
         """
@@ -132,6 +133,7 @@ class Pool:
         computed = [*worker.unwritten, work] if work else worker.unwritten
         worker.unwritten = [piece for piece in computed if piece not in written]
         for piece, receipt in written.items():
+            self._failures.succeeded()
             self._queue.finished(piece, seconds=receipt.seconds, n_forward=receipt.n_forward, machine=worker.node)
             self.on_receipt(receipt)
 
@@ -157,6 +159,7 @@ class Pool:
             raise cause  # the worker has waited as long as waiting helps, and every other piece needs the storage too
         if self._failures.failed(work, f"{type(cause).__name__}: {cause}", str(error)):
             self._try_again(work)
+        self._failures.raise_if_hopeless()
         self._assign(worker)
 
     def _worker_lost(self, worker: _Worker, work: Work | None, error: RayError) -> None:
@@ -176,6 +179,7 @@ class Pool:
                 self._try_again(work)
         elif self._failures.failed(work, f"the worker died: {_first_line(error)}", log):
             self._try_again(work)
+        self._failures.raise_if_hopeless()
         if len(self._queue):
             self._hire()
 

@@ -20,7 +20,6 @@ class WorkerSpec:
     data_uri: str
     std_uri: str | None  # None: rob is attacked alone
     rob_uri: str
-    n_images: int  # of the run
     checksums: Mapping[str, str]  # of "labels", "std" and "rob", as the driver saw them
     threat: ThreatModel
     seed: int

@@ -75,7 +75,7 @@ class AttackWorker:
 
     def _dataset(self) -> Dataset:
         dataset = open_dataset(self.spec.data_uri)
-        if labels_checksum(dataset, self.spec.n_images) != self.spec.checksums["labels"]:
+        if labels_checksum(dataset) != self.spec.checksums["labels"]:
             raise DatasetError(
                 f"{self.spec.data_uri} on {platform.node()} holds {len(dataset)} images, and their labels are not "
                 "those that the driver saw: copy the same files to every node, or give all of them one place with: "

@@ -88,7 +88,6 @@ def worker_spec(opened: Run) -> WorkerSpec:
         data_uri=config.data.uri,
         std_uri=config.std,
         rob_uri=config.rob,
-        n_images=opened.inputs.n_images,
         checksums=opened.inputs.checksums,
         threat=config.threat.threat_model(),
         seed=config.seed,

@@ -114,7 +114,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     dataset = open_dataset(config.data.uri)
     n_images = _n_images(config, dataset)
     images, _ = dataset.read(0, min(_PROBE_IMAGES, n_images))
-    checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset, n_images)}
+    checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset)}
     n_classes = {}
     for role, uri in (("std", config.std), ("rob", config.rob)):
         if uri is None:

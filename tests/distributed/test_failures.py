@@ -8,7 +8,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 from mixednuts_dist.data.partitions import Partition, Span
 from mixednuts_dist.data.store import Store
 from mixednuts_dist.distributed.cluster import pool_settings
-from mixednuts_dist.distributed.failures import MAX_LOST_MACHINES, Failures
+from mixednuts_dist.distributed.failures import HOPELESS, MAX_LOST_MACHINES, Failures
 from mixednuts_dist.distributed.pool import _machine_is_gone, _Worker
 from mixednuts_dist.distributed.schedule import Merge
 from mixednuts_dist.errors import ClusterError, PartitionFailed
@@ -44,6 +44,17 @@ def test_each_piece_has_its_own_tries_and_the_message_names_them_in_order(failur
         "partition 4 (images 40-59), merging 1 spans",
         "partition 4 (images 40-49)",
     ]
+
+
+def test_where_nothing_works_the_rest_is_not_tried(failures: Failures) -> None:
+    for index in range(HOPELESS):
+        failures.raise_if_hopeless()
+        for _ in range(failures.max_tries):
+            failures.failed(Partition(index, index, index + 1), "RuntimeError: no kernel", "log")
+    with pytest.raises(PartitionFailed, match=r"(?s)partition 0 .*partition 2 .*so the rest was not tried"):
+        failures.raise_if_hopeless()
+    failures.succeeded()
+    failures.raise_if_hopeless()
 
 
 @pytest.mark.usefixtures("ray_session")

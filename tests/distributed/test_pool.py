@@ -17,6 +17,7 @@ from mixednuts_dist.stages import attack
 FACTORY = """
 import os
 import pathlib
+import sys
 import torch
 from mixednuts_dist.data.demo_classifiers import demo_rob
 from mixednuts_dist.data.digits import load_digits_split
@@ -38,6 +39,19 @@ def raising():
     def act():
         raise ValueError("image 10 is poison")
     return Touchy(act)
+
+class Never(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = demo_rob()
+
+    def forward(self, x):
+        if "default_worker" in sys.argv[0]:
+            raise RuntimeError("no kernel")
+        return self.net(x)
+
+def never():
+    return Never()
 
 def dying():
     return Touchy(lambda: os._exit(3))
@@ -129,3 +143,13 @@ def test_a_worker_with_other_weights_than_the_driver_is_refused(
     )
     with pytest.raises(BaseClassifierError, match="this machine holds other weights"):
         attack.run(tiny(rob=f"py:{path}:rob"), session=ray_session)
+
+
+def test_a_classifier_that_never_works_ends_the_stage_early(
+    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It passes the driver's look at a few images, and fails at every partition."""
+    config = tiny(rob=f"py:{factory}:never", partition_size=1)
+    with pytest.raises(PartitionFailed, match="Nothing was done in this session, so the rest was not tried"):
+        attack.run(config, session=ray_session)
+    assert len([record for record in caplog.records if "failed: " in record.getMessage()]) < 24

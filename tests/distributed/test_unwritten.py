@@ -56,7 +56,7 @@ class HoardingPool(Pool):
 def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp_path: Path, n_workers: int) -> None:
     partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
     spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", n_images=6, checksums={},
+        store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
     pool = HoardingPool(spec, TASK, PoolSettings(n_workers, 0, 0, max_tries=1), receipts.append)

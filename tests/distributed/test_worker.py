@@ -25,10 +25,9 @@ from mixednuts_dist.threat import ThreatModel
 def worker(tmp_path: Path) -> AttackWorker:
     uris = {name: f"demo:{name}" for name in ("std", "rob")}
     checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in uris.items()}
-    checksums["labels"] = labels_checksum(open_dataset("digits"), 899)
+    checksums["labels"] = labels_checksum(open_dataset("digits"))
     spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob",
-        n_images=899, checksums=checksums,
+        store_uri=str(tmp_path), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
         threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
     )  # fmt: skip
     (tmp_path / "run.yaml").write_text("")  # the driver writes it, and every worker must see it

@@ -130,7 +130,7 @@ def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> No
     checksum = classifier_checksum(load_classifier(uri, "rob"), uri)
     spec = WorkerSpec(
         store_uri=str(tmp_path), data_uri=dataset.uri, std_uri=uri, rob_uri=uri,
-        n_images=n_images, checksums={"labels": labels_checksum(dataset, n_images), "std": checksum, "rob": checksum},
+        checksums={"labels": labels_checksum(dataset), "std": checksum, "rob": checksum},
         threat=ThreatModel("Linf", 0.01), seed=0, ln_k=None, batch_size=size, n_threads=1,
     )  # fmt: skip
     worker, memory, process = AttackWorker(spec), [], psutil.Process()

@@ -18,7 +18,7 @@ from tests.distributed.local_head import ONE_MACHINE, Head, local_head
 from tests.object_store import ObjectStore
 from tests.system.drivers import Driver, leftovers, rows, stamps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 class Undisturbed(NamedTuple):
@@ -119,10 +119,10 @@ def test_two_drivers_of_the_same_run_at_the_same_time(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A mounted file system of 1 MiB."""
+    """A mounted file system of 16 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system takes root")
     yield folder
@@ -131,7 +131,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk(undisturbed: Undisturbed, tmp_path: Path, small_disk: Path, head: Head) -> None:
     storage, ballast = str(small_disk / "runs"), small_disk / "ballast"
-    ballast.write_bytes(bytes(2**20 - 5 * 2**12))  # leaves room for run.yaml and a page or two
+    ballast.write_bytes(bytes(2**24 - 5 * 2**12))  # leaves room for run.yaml and a page or two
     first = driver_on(head, undisturbed.config, storage, tmp_path / "first")
     assert first.exit_status() == 1
     assert "the disk is full" in first.log()
