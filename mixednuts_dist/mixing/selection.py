@@ -8,9 +8,8 @@ Shapes: B images, K classes, P powers, S scales.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -41,6 +40,8 @@ __all__ = [
     "surrogate_alpha",
 ]
 
+_Part = tuple[slice, int]  # powers, and the index of a bias
+_WORTH_THREADS = 1 << 24  # clamped logits and their powers: with fewer a new thread's cold memory costs more than it brings
 _MEASURED = 1 << 22  # margins held at a time, 32 MB, of which the bounds make a dozen copies
 
 
@@ -193,41 +194,50 @@ def score_candidates(criterion: Criterion, grid: CandidateGrid) -> tuple[Tensor,
     log_cutoffs = torch.empty(grid.shape, dtype=torch.float64)
     counts = torch.empty(grid.shape, dtype=torch.int64)
 
-    def score(powers: slice, bias: int) -> None:
+    def score(part: tuple[slice, int]) -> None:
+        powers, bias = part
         slab = Slab(grid.biases[bias], criterion.clamp, grid.powers[powers], grid.scales)
         measured = criterion.measure(slab, kept)
         cutoffs_bPS = sort_rows(measured.attacked_PSN)[..., ranks].movedim(-1, 0)
         log_cutoffs[:, :, powers, bias] = cutoffs_bPS.mT.cpu()
         counts[:, :, powers, bias] = measured.count(cutoffs_bPS).mT.cpu()
 
-    with _slab_threads(criterion) as pool:
-        list(pool.map(lambda part: score(*part), _parts(criterion, grid)))
+    logits_NK, n_images = criterion.attacked.descending_NK, len(criterion.attacked) + len(criterion.clean)
+    n_logits = n_images * logits_NK.shape[1] * len(grid.powers) * len(grid.biases)
+    worth_it = logits_NK.device.type == "cpu" and n_logits > _WORTH_THREADS
+    _in_threads(score, _parts(criterion, grid), n_helpers=torch.get_num_threads() - 1 if worth_it else 0)
     return log_cutoffs, counts
 
 
-@contextmanager
-def _slab_threads(criterion: Criterion) -> Iterator[ThreadPoolExecutor]:
-    """A thread a slab, as many as torch may use, instead of many threads inside each of its small operations.
+def _in_threads(score: Callable[[_Part], None], parts: Sequence[_Part], *, n_helpers: int) -> None:
+    """A thread a slab, instead of many threads inside each of its small operations.
 
-    On a busy machine the latter spend their time waiting for each other; torch's number of threads is put back after.
+    On a busy machine the latter spend their time waiting for each other. Torch's number of threads is put back after.
     """
     n_threads = torch.get_num_threads()
-    on_cpu = criterion.attacked.descending_NK.device.type == "cpu"
+    left = iter(parts)  # shared: each thread takes the next one
+
+    def work() -> None:
+        for part in left:
+            score(part)
+
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(n_threads if on_cpu else 1) as pool:
-            yield pool
+        with ThreadPoolExecutor(n_threads) as pool:
+            helpers = [pool.submit(work) for _ in range(n_helpers)]
+            work()
+            for helper in helpers:
+                helper.result()
     finally:
         torch.set_num_threads(n_threads)
 
 
-def _parts(criterion: Criterion, grid: CandidateGrid) -> Iterator[tuple[slice, int]]:
-    """(powers, bias) of the slabs: as many powers at a time as memory allows."""
+def _parts(criterion: Criterion, grid: CandidateGrid) -> list[_Part]:
+    """The slabs: as many powers at a time as memory allows."""
     n_images = len(criterion.attacked) + len(criterion.clean)
     width = max(1, _MEASURED // (n_images * len(grid.scales)))
-    for bias in range(len(grid.biases)):
-        for start in range(0, len(grid.powers), width):
-            yield slice(start, start + width), bias
+    starts = range(0, len(grid.powers), width)
+    return [(slice(start, start + width), bias) for bias in range(len(grid.biases)) for start in starts]
 
 
 def _require_attacked(n_images: int) -> None:
