@@ -120,7 +120,8 @@ def study(
         loaded = prepared(config, overrides)
         from ..studies import command
 
-        on_ray(console, address, partial(command.run, loaded, name, full=full, robs=robs))
+        shown = command.result_console()
+        on_ray(console, address, partial(command.run, loaded, name, full=full, robs=robs, console=shown))
 
 
 @click.command()

@@ -15,7 +15,7 @@ from .schedule import Merge, Work
 logger = logging.getLogger(__name__)
 
 MAX_LOST_MACHINES = 10  # while it was at one piece
-HOPELESS = 3  # pieces set aside before any is done: then it is the run, not the piece
+HOPELESS = 3  # times the tries of a piece, all of them failed: then it is the run, not the piece
 
 
 @dataclass
@@ -23,6 +23,7 @@ class _Record:
     tries: int = 0
     lost_machines: int = 0
     reason: str = ""
+    log: str = ""
 
 
 @dataclass
@@ -34,12 +35,14 @@ class Failures:
     max_tries: int
     _records: dict[Work, _Record] = field(default_factory=dict)
     _poison: dict[Work, str] = field(default_factory=dict)  # -> what to tell
-    _hopeless: bool = True  # nothing has been done yet
+    _failed_on: set[str] = field(default_factory=set)  # machines
+    _any_done: bool = False
 
-    def failed(self, work: Work, reason: str, log: str) -> bool:
+    def failed(self, work: Work, reason: str, log: str, machine: str = "") -> bool:
         """One more try is used up; True where another one is left."""
         record = self._records.setdefault(work, _Record())
-        record.tries, record.reason = record.tries + 1, reason
+        record.tries, record.reason, record.log = record.tries + 1, reason, log
+        self._failed_on.add(machine)
         logger.warning("%s: try %d of %d failed: %s", work, record.tries, self.max_tries, reason)
         if record.tries < self.max_tries:
             return True
@@ -57,12 +60,21 @@ class Failures:
 
     def succeeded(self) -> None:
         """A piece is done: not all of them are hopeless."""
-        self._hopeless = False
+        self._any_done = True
 
-    def raise_if_hopeless(self) -> None:
-        """Raises PartitionFailed where the first `HOPELESS` pieces were set aside and none has ever been done."""
-        if self._hopeless and len(self._poison) >= HOPELESS:
-            raise PartitionFailed(f"{self._told()}\nNothing was done in this session, so the rest was not tried")
+    def raise_if_hopeless(self, machines_at_work: set[str]) -> None:
+        """Raises PartitionFailed where all that was tried has failed, and on every machine that is at work.
+
+        One machine alone may be broken, and fails many times before the others have done their first piece.
+        """
+        tried = {work: record for work, record in self._records.items() if record.tries}
+        n_tries = sum(record.tries for record in tried.values())
+        if self._any_done or n_tries < HOPELESS * self.max_tries or not machines_at_work <= self._failed_on:
+            return
+        if not self._poison:
+            work, record = next(iter(tried.items()))
+            self._set_aside(work, f"failed {record.tries} of {self.max_tries} tries: {record.reason}", record.log)
+        raise PartitionFailed(f"{self._told()}\nAll of {n_tries} tries have failed, so the rest was not tried")
 
     def raise_if_poisoned(self) -> None:
         """Raises PartitionFailed, naming each piece that was set aside, with the address of its log."""

@@ -1,9 +1,9 @@
 """A pool of worker actors that pull pieces of work: lost workers are replaced, lost work is done again.
 
 Each actor works on one piece, so a lost one costs one piece, and those few that a silent storage kept it from writing;
-handing out the next takes about a millisecond, so
-nothing would be gained by a second one in flight. More actors may be asked for than there is room: they wait, which is
-what an autoscaler listens to, and join when a node does. The driver holds numbers, never images.
+handing out the next takes about a millisecond, so nothing would be gained by a second one in flight. More actors may be
+asked for than there is room: they wait, which is what an autoscaler listens to, and join when a node does. The driver
+holds numbers, never images.
 """
 
 import logging
@@ -157,9 +157,9 @@ class Pool:
             raise cause if isinstance(cause, MixedNutsError) else ClusterError(f"a worker cannot start: {error}")
         if isinstance(cause, StoreError) or work is None:
             raise cause  # the worker has waited as long as waiting helps, and every other piece needs the storage too
-        if self._failures.failed(work, f"{type(cause).__name__}: {cause}", str(error)):
+        if self._failures.failed(work, f"{type(cause).__name__}: {cause}", str(error), worker.node):
             self._try_again(work)
-        self._failures.raise_if_hopeless()
+        self._raise_if_hopeless()
         self._assign(worker)
 
     def _worker_lost(self, worker: _Worker, work: Work | None, error: RayError) -> None:
@@ -177,11 +177,14 @@ class Pool:
         elif gone:
             if self._failures.machine_lost(work, _first_line(error), log):
                 self._try_again(work)
-        elif self._failures.failed(work, f"the worker died: {_first_line(error)}", log):
+        elif self._failures.failed(work, f"the worker died: {_first_line(error)}", log, worker.node):
             self._try_again(work)
-        self._failures.raise_if_hopeless()
+        self._raise_if_hopeless()
         if len(self._queue):
             self._hire()
+
+    def _raise_if_hopeless(self) -> None:
+        self._failures.raise_if_hopeless({worker.node for worker in self._running.values() if worker.work})
 
     def _try_again(self, work: Work) -> None:
         self._queue.put_back(work)

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _Part = tuple[slice, int]  # powers, and the index of a bias
-_WORTH_THREADS = 1 << 24  # clamped logits and their powers: with fewer a new thread's cold memory costs more than it brings
+_WORTH_THREADS = 1 << 24  # clamped logits and powers; for fewer a new thread's cold memory costs more than it brings
 _MEASURED = 1 << 22  # margins held at a time, 32 MB, of which the bounds make a dozen copies
 
 

@@ -27,15 +27,16 @@ def run(
     robs: Sequence[str] = (),
     session: RaySession | None = None,
     progress: Progress | None = None,
+    console: Console | None = None,
 ) -> dict[str, Outcome]:
-    """The study of that name in the catalogue, or all of them; every outcome by name.
+    """The study of that name in the catalogue, or all of them, printed on the console; every outcome by name.
 
     Raises:
         InvalidInputError: after all others are done, naming the studies that this run's rows do not allow. Errors of
             the attacks and of the storage are raised at once.
     """
     bench = Bench(config, session=session, progress=progress, full=full, robs=robs)
-    console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
+    console = console or result_console()
     done, refused = {}, []
     for study in find_studies(name):
         try:
@@ -47,6 +48,11 @@ def run(
     if refused:
         raise InvalidInputError("this run does not allow these studies: " + "; ".join(refused))
     return done
+
+
+def result_console() -> Console:
+    """Standard output as it is now, with lines that are long enough for the tables where it is a file."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
 
 
 def _write(study: Study, outcome: Outcome, bench: Bench) -> str:

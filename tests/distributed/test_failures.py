@@ -46,15 +46,16 @@ def test_each_piece_has_its_own_tries_and_the_message_names_them_in_order(failur
     ]
 
 
-def test_where_nothing_works_the_rest_is_not_tried(failures: Failures) -> None:
-    for index in range(HOPELESS):
-        failures.raise_if_hopeless()
-        for _ in range(failures.max_tries):
-            failures.failed(Partition(index, index, index + 1), "RuntimeError: no kernel", "log")
-    with pytest.raises(PartitionFailed, match=r"(?s)partition 0 .*partition 2 .*so the rest was not tried"):
-        failures.raise_if_hopeless()
+def test_where_nothing_works_on_any_machine_the_rest_is_not_tried(failures: Failures, tmp_path: Path) -> None:
+    for index in range(HOPELESS * failures.max_tries):
+        failures.raise_if_hopeless({"broken"})
+        assert failures.failed(Partition(index, index, index + 1), "RuntimeError: no kernel", "the log", "broken")
+    failures.raise_if_hopeless({"broken", "slow"})  # it may yet do its first piece
+    with pytest.raises(PartitionFailed, match=r"(?s)partition 0 .*no kernel.*All of 6 tries have failed"):
+        failures.raise_if_hopeless({"broken"})
+    assert "the log" in (tmp_path / "errors" / "00000.txt").read_text()
     failures.succeeded()
-    failures.raise_if_hopeless()
+    failures.raise_if_hopeless({"broken"})
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -93,17 +93,6 @@ def test_help_and_schema() -> None:
     assert set(schema["required"]) == {"name", "data", "rob", "threat"}
 
 
-@pytest.mark.usefixtures("ray_session")
-def test_the_command_works_on_a_cluster_that_is_already_there(written: Callable[..., str]) -> None:
-    import ray
-
-    address = ray.get_runtime_context().gcs_address
-    shown = command("attack", written(), "--address", address)
-    assert shown.returncode == 0, shown.stderr
-    assert "24/24 images" in shown.stderr
-    assert ray.is_initialized()
-
-
 def test_an_address_where_nothing_answers_is_named(written: Callable[..., str]) -> None:
     shown = command("attack", written(), "--address", "127.0.0.1:1")
     assert shown.returncode == 1
