@@ -57,7 +57,7 @@ def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any
     return {"partition_seconds": seconds, "wall_seconds": wall, "share_not_worked": 1 - busy / (2 * wall)}
 
 
-def scaling(session: RaySession, n_images: int = 192) -> dict[str, Any]:
+def scaling(session: RaySession, n_images: int = 384) -> dict[str, Any]:
     """The attack stage on digits by one and by two workers of a core each, from the first piece to the last."""
     wall = {n_workers: _attack_seconds(session, n_workers, n_images) for n_workers in (1, 2)}
     return {"cores": psutil.cpu_count(), "one_s": wall[1], "two_s": wall[2], "speedup": wall[1] / wall[2]}
