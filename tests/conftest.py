@@ -1,6 +1,7 @@
 """One local Ray for the whole suite, and runs that take seconds."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -28,29 +29,6 @@ def ray_session() -> Iterator[Any]:
         yield session
 
 
-class MainJob(NamedTuple):
-    """The README's main job, run once for the whole suite."""
-
-    results: dict[str, Any]
-    storage: Path
-
-
-@pytest.fixture(scope="session")
-def main_job(tmp_path_factory: pytest.TempPathFactory) -> MainJob:
-    """As a user types it, into a folder."""
-    storage = tmp_path_factory.mktemp("main-job")
-    arguments = MAIN_JOB.removeprefix("uv run mixednuts ").split()
-    shown = subprocess.run(
-        [str(Path(sys.executable).with_name("mixednuts")), *arguments, "--json", "--set", f"storage={storage}"],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
-    return MainJob(json.loads(shown.stdout), storage)
-
-
 @pytest.fixture(scope="session")
 def object_store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     """A real S3 server; `object_store` is the one to ask for."""
@@ -65,6 +43,31 @@ def object_store(object_store_server: ObjectStore, monkeypatch: pytest.MonkeyPat
     for name, value in object_store_server.environment.items():
         monkeypatch.setenv(name, value)
     return object_store_server
+
+
+class MainJob(NamedTuple):
+    """The README's main job, run once for the whole suite."""
+
+    results: dict[str, Any]
+    storage: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def main_job(object_store_server: ObjectStore) -> MainJob:
+    """As a user types it, into a bucket; whoever reads it there asks for `object_store` too."""
+    storage = object_store_server.uri("main-job")
+    arguments = MAIN_JOB.removeprefix("uv run mixednuts ").split()
+    shown = subprocess.run(
+        [str(Path(sys.executable).with_name("mixednuts")), *arguments, "--json", "-v", "--set", f"storage={storage}"],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, **object_store_server.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    return MainJob(json.loads(shown.stdout), storage, shown.stderr)
 
 
 def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:

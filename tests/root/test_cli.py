@@ -1,11 +1,8 @@
 """The command as a user types it: real processes, exit codes, Ctrl-C."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from mixednuts_dist import pipeline
-from mixednuts_dist.config import load_config
 from tests.conftest import tiny_content
 
 MIXEDNUTS = str(Path(sys.executable).with_name("mixednuts"))
@@ -98,34 +93,3 @@ def test_an_address_where_nothing_answers_is_named(written: Callable[..., str]) 
     assert shown.returncode == 1
     assert "127.0.0.1:1" in shown.stderr
     assert "Traceback" not in shown.stderr
-
-
-def comparable(results: dict[str, Any]) -> dict[str, Any]:
-    """Without what depends on the machine's speed."""
-    return {key: value for key, value in results.items() if not key.startswith(("seconds", "costs"))}
-
-
-def test_ctrl_c_and_the_same_command_again_give_the_undisturbed_table(
-    written: Callable[..., str], tmp_path: Path, ray_session: Any
-) -> None:
-    # Long enough that the interrupt lands within the attack stage, with partitions both done and to do.
-    config = written(partition_size=3, attack={"n_iter": 200, "n_target_classes": 4})
-    undisturbed = pipeline.run(load_config(config, [f"storage={tmp_path / 'undisturbed'}"]), session=ray_session)
-    running = subprocess.Popen(
-        [MIXEDNUTS, "run", config, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 200
-    while not list((tmp_path / "runs").glob("*/attack/part-*.parquet")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.kill(running.pid, signal.SIGINT)
-    _, stderr = running.communicate(timeout=100)
-    assert running.returncode == 130, stderr
-    assert "the same command goes on from there" in stderr
-    kept = list((tmp_path / "runs").glob("*/attack/part-*.parquet"))
-    assert 0 < len(kept) < 8
-    before = {path: path.stat().st_mtime_ns for path in kept}
-    job = [sys.executable, str(ROOT / "jobs" / "run.py"), config, "--json"]  # the same stages as a Ray job runs them
-    again = subprocess.run(job, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
-    assert comparable(json.loads(again.stdout)) == comparable(json.loads(json.dumps(undisturbed.to_json())))
-    assert {path: path.stat().st_mtime_ns for path in kept} == before

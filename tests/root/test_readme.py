@@ -54,6 +54,7 @@ def test_every_block_of_commands_is_run_by_a_test_or_says_why_not() -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("object_store")
 def test_the_blocks_of_this_test_run(main_job: MainJob) -> None:
     """Each as it stands there, on what the main job has left."""
     commands = [

@@ -1,6 +1,7 @@
 """Real `mixednuts run` processes, and what they leave in storage."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,11 @@ class Driver:
         """SIGKILL."""
         self.process.kill()
         self.process.wait()
+
+    def interrupt(self) -> int:
+        """Ctrl-C; returns the exit status."""
+        self.process.send_signal(signal.SIGINT)
+        return self.exit_status()
 
     def exit_status(self) -> int:
         return self.process.wait(_PATIENCE_SECONDS)

@@ -1,11 +1,13 @@
 """Anything may die at any moment: the same rows and the same table as of the run that nothing disturbed.
 
-Killed workers and poison images are in tests/distributed/test_pool.py, the killed S3 server in test_main_job_on_s3.py.
+Killed workers and poison images are in tests/distributed/test_pool.py.
 """
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ import yaml
 from tests.conftest import tiny_content
 from tests.distributed.local_head import ONE_MACHINE, Head, local_head
 from tests.object_store import ObjectStore
-from tests.system.drivers import Driver, leftovers, rows, stamps
+from tests.system.drivers import ROOT, Driver, everything, leftovers, rows, stamps
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -47,7 +49,7 @@ def driver_on(head: Head, config: Path, storage: str, log: Path) -> Driver:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, head: Head) -> Undisturbed:
     folder = tmp_path_factory.mktemp("undisturbed")
     config = folder / "tiny.yaml"
-    changes = {"partition_size": 3, "attack": {"n_iter": 150, "n_target_classes": 4}}
+    changes = {"partition_size": 3, "attack": {"n_iter": 60, "n_target_classes": 4}}
     config.write_text(yaml.safe_dump(tiny_content(folder / "nowhere", **changes)))
     storage = str(folder / "runs")
     results = driver_on(head, config, storage, folder / "log").results()
@@ -68,6 +70,47 @@ def test_a_killed_driver(undisturbed: Undisturbed, tmp_path: Path, head: Head) -
     assert rows(storage) == undisturbed.rows
     assert {path: stamp for path, stamp in stamps(storage, "attack").items() if path in kept} == kept
     assert leftovers(storage) == []
+
+
+def test_ctrl_c(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """On a Ray of its own, as on a laptop; then the same configuration by the script that Ray jobs run."""
+    storage = str(tmp_path / "runs")
+    first = Driver(undisturbed.config, storage, tmp_path / "first")
+    first.wait_until(lambda: bool(stamps(storage, "attack")))
+    assert first.interrupt() == 130, first.log()
+    assert "the same command goes on from there" in first.log()
+    kept = stamps(storage, "attack")
+    assert 0 < len(kept) < 8
+    job = [sys.executable, str(ROOT / "jobs" / "run.py"), str(undisturbed.config), "--json", f"--set=storage={storage}"]
+    again = subprocess.run(job, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    printed = json.loads(again.stdout)
+    assert {key: printed[key] for key in undisturbed.results} == undisturbed.results
+    assert rows(storage) == undisturbed.rows
+    assert {path: stamp for path, stamp in stamps(storage, "attack").items() if path in kept} == kept
+
+
+OUTAGE_SECONDS = 20
+
+
+def test_an_s3_server_that_is_gone_for_20_seconds(
+    undisturbed: Undisturbed, tmp_path: Path, object_store: ObjectStore, head: Head
+) -> None:
+    storage = object_store.uri("outage")
+    driver = driver_on(head, undisturbed.config, storage, tmp_path / "log")
+    driver.wait_until(lambda: bool(stamps(storage, "attack")))
+    kept = stamps(storage, "attack")
+    assert len(kept) < 8
+    object_store.kill()
+    time.sleep(OUTAGE_SECONDS)
+    assert driver.process.poll() is None, driver.log()
+    object_store.restart()
+    assert driver.results() == undisturbed.results
+    assert rows(storage) == undisturbed.rows
+    assert {path: stamp for path, stamp in stamps(storage, "attack").items() if path in kept} == kept
+    assert leftovers(storage) == []
+    assert object_store.secret not in driver.log()
+    assert object_store.secret.encode() not in everything(storage)
 
 
 @pytest.fixture
