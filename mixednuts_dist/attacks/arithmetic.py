@@ -120,7 +120,7 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> tuple[nn.Modul
     """A verified copy; in float32 where the device or the network cannot do better."""
     base = folded(network, x)
     if precision == "bf16":
-        made = Bfloat16Copy(frozen_copy(base))
+        made = Bfloat16Copy(frozen_copy(base), x)
         if _works_like(made, network, x):
             return made, "bf16"
         _logger.warning("precision=bf16: %s does not work in bfloat16; float32 instead", type(network).__name__)
@@ -134,7 +134,7 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> tuple[nn.Modul
 def _works_like(made: nn.Module, network: nn.Module, x: Tensor) -> bool:
     try:
         return agrees(made, network, x, _BF16_TOLERANCE)
-    except RuntimeError as error:  # a layer that insists on one dtype
+    except (RuntimeError, AttributeError) as error:  # a layer that insists on one dtype, or looks into another one
         _logger.info("%s in bfloat16: %s", type(network).__name__, error)
         return False
 

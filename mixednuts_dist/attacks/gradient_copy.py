@@ -22,21 +22,53 @@ class Bfloat16Copy(nn.Module):
     """Float32 images in, float32 logits out; products in bfloat16 and images in channels-last between.
 
     It takes the network over: weights of convolutions and linear layers are stored in bfloat16, so that they are
-    rounded once and not at every pass. Normalisation of the images stays in float32: bfloat16 has 8 bits, a pixel too.
+    rounded once and not at every pass. What sees the images, normalisation and the first layer, stays in float32:
+    bfloat16 has 8 bits, a pixel too, so that a perturbation of eps would be a few of its steps.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, x_BCHW: Tensor) -> None:
         super().__init__()
         self.network = network
-        for layer in network.modules():
-            if isinstance(layer, _HEAVY):
+        first = _first_heavy(network, x_BCHW[:1])
+        for name, layer in list(network.named_modules()):
+            if isinstance(layer, _HEAVY) and name != first:
                 layer.to(torch.bfloat16)
+        if first:
+            parent, _, own = first.rpartition(".")
+            setattr(network.get_submodule(parent), own, _InFloat32(network.get_submodule(first)))
         network.to(memory_format=torch.channels_last)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         with torch.autocast(x_BCHW.device.type, torch.bfloat16):
             logits_BK: Tensor = self.network(x_BCHW.contiguous(memory_format=torch.channels_last))
         return logits_BK.float()
+
+
+class _InFloat32(nn.Module):
+    """A layer that autocast leaves alone."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast(x.device.type, enabled=False):
+            return self.layer(x.float())
+
+
+@torch.no_grad()
+def _first_heavy(network: nn.Module, x_BCHW: Tensor) -> str:
+    """The name of the heavy layer that is passed first; empty where it is the network itself."""
+    passed: list[str] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda *_, name=name: passed.append(name))
+        for name, layer in network.named_modules()
+        if isinstance(layer, _HEAVY)
+    ]
+    network(x_BCHW)
+    for hook in hooks:
+        hook.remove()
+    return passed[0] if passed else ""
 
 
 def is_heavy(network: nn.Module) -> bool:
@@ -72,7 +104,8 @@ def _fold(module: nn.Module) -> nn.Module:
         return fuse(module)
     except Exception:
         for name, child in module.named_children():
-            setattr(module, name, _fold(child))
+            if next(child.children(), None) is not None:  # traced alone, a layer would lose its class
+                setattr(module, name, _fold(child))
         return module
 
 

@@ -172,6 +172,18 @@ def test_a_network_that_bfloat16_breaks_stays_in_float32(caplog) -> None:
     assert "Fine does not work in bfloat16" in caplog.text
 
 
+@pytest.mark.parametrize("branching", [False, True])
+def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool) -> None:
+    """Near 1 bfloat16 has steps of 1/255: of a perturbation of that size it would leave nothing."""
+    network, x = Normalized(branching=branching), images(8, SHAPE)
+    made, computed = Arithmetic("bf16").network_copy(network, x).made, []
+    for layer in made.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(lambda _, __, output: computed.append(output.dtype))
+    made(x)
+    assert computed == [torch.float32, torch.bfloat16, torch.bfloat16]
+
+
 def test_what_is_no_module_or_no_precision_is_refused(victim) -> None:
     model, x, y = victim(n=4)
     with pytest.raises(InvalidInputError, match=r"'bf16' needs a torch module to copy, not function"):
