@@ -67,9 +67,11 @@ class Failures:
 
         One machine alone may be broken, and fails many times before the others have done their first piece.
         """
+        if self._any_done or not machines_at_work <= self._failed_on:
+            return
         tried = {work: record for work, record in self._records.items() if record.tries}
         n_tries = sum(record.tries for record in tried.values())
-        if self._any_done or n_tries < HOPELESS * self.max_tries or not machines_at_work <= self._failed_on:
+        if n_tries < HOPELESS * self.max_tries:
             return
         if not self._poison:
             work, record = next(iter(tried.items()))

@@ -1,4 +1,4 @@
-"""The command as a user types it: real processes, exit codes, Ctrl-C."""
+"""The command as a user types it: real processes and exit codes. Ctrl-C is in tests/system/test_survival.py."""
 
 import json
 import subprocess
