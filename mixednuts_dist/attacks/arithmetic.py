@@ -7,9 +7,9 @@ claim is taken from a copy: the engine has every one confirmed by the float32 or
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -57,18 +57,22 @@ class Arithmetic:
             InvalidInputError: for a function that is no torch module: there is nothing to copy.
         """
         if isinstance(model, MixedClassifier):
-            std, rob = self.network_copy(model.std, x_BCHW), self.network_copy(model.rob, x_BCHW)
-            return ModelCopy(_with_networks(model, std=std.made, rob=rob.made), (std, rob))
+            return self._model_copy(model, ("std", "rob"), x_BCHW)
         if isinstance(model, nn.Sequential) and len(model) == 2 and isinstance(model[1], LogitMap):
-            network = self.network_copy(model[0], x_BCHW)
-            return ModelCopy(nn.Sequential(network.made, model[1]), (network,))
+            return self._model_copy(model, ("0",), x_BCHW)
         if isinstance(model, nn.Module):
             network = self.network_copy(model, x_BCHW)
-            return ModelCopy(network.made, (network,))
+            return ModelCopy(network.made, network.finer, (network,))
         raise InvalidInputError(
             f"precision={self.precision!r} needs a torch module to copy, not {type(model).__name__}; "
             "wrap the function in an nn.Module, or leave the arithmetic out"
         )
+
+    def _model_copy(self, model: nn.Module, children: Sequence[str], x: Tensor) -> "ModelCopy":
+        networks = {child: self.network_copy(model.get_submodule(child), x) for child in children}
+        made = _with_networks(model, {child: copied.made for child, copied in networks.items()})
+        finer = _with_networks(model, {child: copied.finer for child, copied in networks.items()})
+        return ModelCopy(made, finer, tuple(networks.values()))
 
     def network_copy(self, network: nn.Module, x_BCHW: Tensor) -> "NetworkCopy":
         """The copy of one network; `precision` tells what was chosen for it."""
@@ -78,11 +82,12 @@ class Arithmetic:
 
     def _copied(self, network: nn.Module, x: Tensor) -> "NetworkCopy":
         if not is_heavy(network):
-            return NetworkCopy(network, network, "fp32")
-        made, precision = _fastest(network, x) if self.precision == "auto" else _made(network, x, self.precision)
+            return NetworkCopy(network, network, network, "fp32")
+        copied = _fastest(network, x) if self.precision == "auto" else _made(network, x, self.precision)
         if self.compile:
-            made = compiled(frozen_copy(network) if made is network else made, x.device)
-        return NetworkCopy(network, made, precision)
+            made = frozen_copy(network) if copied.made is network else copied.made
+            copied = replace(copied, made=compiled(made, x.device))
+        return copied
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ class NetworkCopy:
 
     network: nn.Module
     made: nn.Module
+    finer: nn.Module  # in float32, for the last steps after coarser gradients
     precision: Precision
 
 
@@ -99,6 +105,7 @@ class ModelCopy:
     """A classifier on copies of its networks."""
 
     model: Any
+    finer: Any  # on their float32 copies
     networks: tuple[NetworkCopy, ...]
 
     @property
@@ -112,23 +119,28 @@ class ModelCopy:
         return any(copied.precision != "fp32" for copied in self.networks)
 
     @property
+    def finer_exact(self) -> bool:
+        """Whether `finer` gives the same bits as the original."""
+        return all(copied.finer is copied.network for copied in self.networks)
+
+    @property
     def tf32(self) -> bool:
         return any(copied.precision == "tf32" for copied in self.networks)
 
 
-def _made(network: nn.Module, x: Tensor, precision: Precision) -> tuple[nn.Module, Precision]:
+def _made(network: nn.Module, x: Tensor, precision: Precision) -> NetworkCopy:
     """A verified copy; in float32 where the device or the network cannot do better."""
     base = folded(network, x)
     if precision == "bf16":
         made = Bfloat16Copy(frozen_copy(base), x)
         if _works_like(made, network, x):
-            return made, "bf16"
+            return NetworkCopy(network, made, base, "bf16")
         _logger.warning("precision=bf16: %s does not work in bfloat16; float32 instead", type(network).__name__)
     elif precision == "tf32" and not _has_tf32(x.device):
         _logger.warning("precision=tf32: the device %s has none; float32 instead", x.device)
     elif precision == "tf32":
-        return base, "tf32"
-    return base, "fp32"
+        return NetworkCopy(network, base, base, "tf32")
+    return NetworkCopy(network, base, base, "fp32")
 
 
 def _works_like(made: nn.Module, network: nn.Module, x: Tensor) -> bool:
@@ -139,11 +151,10 @@ def _works_like(made: nn.Module, network: nn.Module, x: Tensor) -> bool:
         return False
 
 
-def _fastest(network: nn.Module, x: Tensor) -> tuple[nn.Module, Precision]:
+def _fastest(network: nn.Module, x: Tensor) -> NetworkCopy:
     candidates: list[Precision] = ["bf16", "tf32" if _has_tf32(x.device) else "fp32"]
-    made = [_made(network, x, precision) for precision in candidates]
-    seconds = [_seconds(copied, x, precision) for copied, precision in made]
-    return made[seconds.index(min(seconds))]
+    copies = [_made(network, x, precision) for precision in candidates]
+    return min(copies, key=lambda copied: _seconds(copied.made, x, copied.precision))
 
 
 def _seconds(network: nn.Module, x: Tensor, precision: Precision, repeats: int = 3) -> float:
@@ -178,7 +189,7 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
         cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
-def _with_networks(model: nn.Module, **networks: nn.Module) -> nn.Module:
+def _with_networks(model: nn.Module, networks: dict[str, nn.Module]) -> nn.Module:
     """A shallow copy of the module with other children; the original keeps its own."""
     changed = copy.copy(model)
     changed._modules = {**model._modules, **networks}

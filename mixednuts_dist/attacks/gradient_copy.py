@@ -35,7 +35,7 @@ class Bfloat16Copy(nn.Module):
                 layer.to(torch.bfloat16)
         if first:
             parent, _, own = first.rpartition(".")
-            setattr(network.get_submodule(parent), own, _InFloat32(network.get_submodule(first)))
+            setattr(network.get_submodule(parent), own, _RoundedAfter(network.get_submodule(first)))
         network.to(memory_format=torch.channels_last)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -44,16 +44,17 @@ class Bfloat16Copy(nn.Module):
         return logits_BK.float()
 
 
-class _InFloat32(nn.Module):
-    """A layer that autocast leaves alone."""
+class _RoundedAfter(nn.Module):
+    """A layer in float32, its output in bfloat16: left in float32 it would keep the residual sums after it there."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            return self.layer(x.float())
+            out: Tensor = self.layer(x.float())
+        return out.to(torch.bfloat16)
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ climb goes on fast copies of the networks, what it reports of the judge is a bel
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class Victim:
         if arithmetic is None:
             return victim
         copied = arithmetic.copy_of(model, _required(x_BCHW))
-        return victim._climbed_on(cls.of(copied.model), copied, arithmetic.compile)
+        return victim._climbed_on(cls.of, copied, arithmetic.compile)
 
     @classmethod
     def of_mixed(
@@ -65,14 +66,15 @@ class Victim:
         if arithmetic is None:
             return victim
         copied = arithmetic.copy_of(mixed, _required(x_BCHW))
-        return victim._climbed_on(cls.of_mixed(copied.model, mode), copied, arithmetic.compile)
+        return victim._climbed_on(lambda model: cls.of_mixed(model, mode), copied, arithmetic.compile)
 
-    def _climbed_on(self, fast: "Victim", copied: ModelCopy, compiled: bool) -> "Victim":
-        return Victim(
-            self.judge,
-            fast.climb_and_judge,
+    def _climbed_on(self, of: Callable[[Any], "Victim"], copied: ModelCopy, compiled: bool) -> "Victim":
+        finer = replace(self, climb_and_judge=of(copied.finer).climb_and_judge, exact=copied.finer_exact)
+        return replace(
+            self,
+            climb_and_judge=of(copied.model).climb_and_judge,
             exact=copied.exact,
-            finer=self if copied.coarse else None,
+            finer=finer if copied.coarse else None,
             tf32=copied.tf32,
             fixed_shapes=compiled,
         )

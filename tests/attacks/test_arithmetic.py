@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
 from mixednuts_dist.attacks.arithmetic import Arithmetic
-from mixednuts_dist.attacks.gradient_copy import folded
+from mixednuts_dist.attacks.gradient_copy import agrees, folded
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.attacks.victim import Victim
 from mixednuts_dist.data.base_classifiers import load_classifier
 from mixednuts_dist.data.datasets import open_dataset
 from mixednuts_dist.errors import InvalidInputError
@@ -176,12 +177,28 @@ def test_a_network_that_bfloat16_breaks_stays_in_float32(caplog) -> None:
 def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool) -> None:
     """Near 1 bfloat16 has steps of 1/255: of a perturbation of that size it would leave nothing."""
     network, x = Normalized(branching=branching), images(8, SHAPE)
-    made, computed = Arithmetic("bf16").network_copy(network, x).made, []
+    made, computed, taken = Arithmetic("bf16").network_copy(network, x).made, [], []
     for layer in made.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_pre_hook(lambda _, given: taken.append(given[0].dtype))
             layer.register_forward_hook(lambda _, __, output: computed.append(output.dtype))
     made(x)
     assert computed == [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert taken == computed, "what is between the layers stays in bfloat16: no sum is widened, no image copied"
+
+
+def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
+    """Folded it is faster, and every claim is the original's all the same."""
+    network, x = Normalized(), images(8, SHAPE)
+    copied = Arithmetic("bf16").copy_of(network, x)
+    assert copied.finer is not network
+    assert n_batch_norms(copied.finer) == 0
+    assert {weight.dtype for weight in copied.finer.parameters()} == {torch.float32}
+    assert agrees(copied.finer, network, x, 1e-5)
+    victim = Victim.of(network, Arithmetic("bf16"), x)
+    assert victim.finer is not None
+    assert not victim.finer.exact, "the judge has to confirm what a copy believes"
+    assert victim.finer.judge is network
 
 
 def test_what_is_no_module_or_no_precision_is_refused(victim) -> None:
