@@ -16,9 +16,10 @@ from ..threat import ThreatModel
 from .apgd import ApgdSchedule
 from .arithmetic import Arithmetic
 from .engine import Engine, EngineSettings, apgd_plan, begin
-from .joint import ROB_WEIGHTS, joint_attack
+from .joint import CLOSING_WEIGHTS, ROB_WEIGHTS, joint_attack
 from .minimum_margin import NEAR_BORDER, check_images
 from .pgd import pgd_attack
+from .projections import random_start
 from .published import PassCount, fab_attack, square_attack
 from .slots import Tracks
 from .victim import AttackMode, Victim, judged_logits
@@ -189,17 +190,26 @@ class _Ensemble:
         engine.run((~self.tracks.broken).nonzero().squeeze(1))
 
     def _joint(self, mixed: MixedClassifier) -> None:
-        """Further starts, each against every target, for the images that stand by a hair."""
+        """Random starts, then the best points so far, for the images that stand by a hair."""
         for restart in range(self.budget.border_restarts):
-            for rank in range(2, self._n_targets() + 2):
-                for part in self._batches(self._near_border(mixed)):
-                    joint_attack(
-                        mixed, self.x[part], self.y[part], self.targets_NK[part, -rank], self.threat,
-                        n_iter=self.budget.n_iter, rob_weight=ROB_WEIGHTS[restart % len(ROB_WEIGHTS)],
-                        keys=self._keys(f"joint/{rank}", restart, part), watch=self._watcher(part),
-                    )  # fmt: skip
-                    self.count.n_forward += (self.budget.n_iter + 1) * len(part)
-                    self.count.n_backward += (self.budget.n_iter + 1) * len(part)
+            self._joint_round(mixed, ROB_WEIGHTS[restart % len(ROB_WEIGHTS)], restart)
+        if self.budget.border_restarts:
+            for rob_weight in CLOSING_WEIGHTS:
+                self._joint_round(mixed, rob_weight)
+
+    def _joint_round(self, mixed: MixedClassifier, rob_weight: float, restart: int | None = None) -> None:
+        """Each image against every target, from random starts or, without `restart`, from its best point."""
+        for rank in range(2, self._n_targets() + 2):
+            for part in self._batches(self._near_border(mixed)):
+                x, start, first_step = self.x[part], self.tracks.x_adv[part], 1.0
+                if restart is not None:
+                    start, first_step = random_start(x, self._keys(f"joint/{rank}", restart, part), self.threat), 2.0
+                joint_attack(
+                    mixed, x, self.y[part], self.targets_NK[part, -rank], start, self.threat,
+                    n_iter=self.budget.n_iter, rob_weight=rob_weight, first_step=first_step, watch=self._watcher(part),
+                )  # fmt: skip
+                self.count.n_forward += (self.budget.n_iter + 1) * len(part)
+                self.count.n_backward += (self.budget.n_iter + 1) * len(part)
 
     def _near_border(self, mixed: MixedClassifier) -> Tensor:
         """Standing images that would be within 5 % of their clean margin of the border had std voted against them.

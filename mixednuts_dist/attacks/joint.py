@@ -7,7 +7,7 @@ Shapes: B images of C x H x W, K classes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from torch import Tensor
 from ..mixing.classifier import MixedClassifier
 from ..threat import ThreatModel
 from .apgd import ApgdSchedule, ApgdState, absorb, propose
-from .projections import random_start
 
-ROB_WEIGHTS = (16.0, 64.0, 256.0)  # one a restart: std mostly follows by itself, how far differs from image to image
+ROB_WEIGHTS = (16.0, 64.0, 256.0)  # one a random start: std mostly follows by itself, how far differs between images
+CLOSING_WEIGHTS = (1024.0, 4096.0)  # from the best point so far, where std has nearly followed
 
 
 def joint_loss(
@@ -41,16 +41,20 @@ def joint_attack(
     x_BCHW: Tensor,
     y_B: Tensor,
     targets_B: Tensor,
+    x_start_BCHW: Tensor,
     threat: ThreatModel,
     *,
     n_iter: int,
     rob_weight: float,
-    keys: Sequence[tuple[object, ...]],
+    first_step: float = 2.0,
     watch: Callable[[Tensor, Tensor], None],
 ) -> None:
-    """APGD on `joint_loss`, each image against its target; `watch(x_adv, mixed_logits)` sees every iterate."""
+    """APGD on `joint_loss`, each image against its target; `watch(x_adv, mixed_logits)` sees every iterate.
+
+    It begins at `x_start_BCHW`, inside the balls around `x_BCHW`, with a step of `first_step` radii.
+    """
     schedule = ApgdSchedule(n_iter)
-    state = ApgdState.start(x_BCHW, random_start(x_BCHW, keys, threat), threat, schedule)
+    state = ApgdState.start(x_BCHW, x_start_BCHW, threat, schedule, first_step)
     for _ in range(n_iter + 1):
         x_new = propose(state, threat).requires_grad_()
         with torch.enable_grad():

@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 
+from mixednuts_dist.attacks import adaptive
 from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
-from mixednuts_dist.attacks.joint import joint_loss
+from mixednuts_dist.attacks.joint import CLOSING_WEIGHTS, joint_loss
 from mixednuts_dist.data.datasets import open_dataset
 from mixednuts_dist.data.demo_classifiers import demo_rob, demo_std
 from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.threat import ThreatModel
 
@@ -62,6 +64,23 @@ def test_it_breaks_images_that_the_papers_attack_leaves_standing(mixed: MixedCla
     assert int(joint.robust.sum()) < int(paper.robust.sum())
     assert torch.equal(joint.robust, mixed(joint.x_adv).argmax(dim=1) == y)
     assert joint.n_forward > paper.n_forward
+
+
+def test_it_goes_on_from_the_best_point(mixed: MixedClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Image 502 withstands the random start and falls to what begins where that ended."""
+    x, y = open_dataset("digits").read(458, 503)
+    x, y = x[[0, -1]], y[[0, -1]]
+    robust, margins = [], []
+    for weights in ((), CLOSING_WEIGHTS):
+        monkeypatch.setattr(adaptive, "CLOSING_WEIGHTS", weights)
+        outcome = adaptive_autoattack(
+            mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), sample_ids=[458, 502],
+            budget=AttackBudget(n_iter=40, n_target_classes=3, border_restarts=1),
+        )  # fmt: skip
+        robust.append(outcome.robust.tolist())
+        margins.append(signed_margin(outcome.logits, y))
+    assert robust == [[True, True], [True, False]]
+    assert bool((margins[1] < margins[0]).all())
 
 
 def test_its_outcome_follows_the_image(mixed: MixedClassifier) -> None:
