@@ -4,34 +4,28 @@ The logits go into the object store once; each trial leaves its scores in a file
 """
 
 import logging
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-from ray import tune
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from ..config import digest
 from ..data.store import Store
 from ..errors import MissingArtifact, MixedNutsError
 from ..mixing.criteria import Criterion
-from ..mixing.exploration import Pair, Subgrid
-from ..mixing.selection import exact_criterion, paper_criterion, score_candidates
+from ..mixing.exploration import Subgrid
+from ..mixing.selection import exact_criterion, paper_criterion
 from ..mixing.transforms import Clamp, layer_norm_logits
 
 logger = logging.getLogger(__name__)
 
 _ROUNDS = 3
-_QUIET = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
-_CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.execution.tune_controller")
 
 
 @dataclass(frozen=True)
@@ -69,40 +63,6 @@ class SearchTask:
         return f"search/slab-{self.fingerprint}-{digest(asked)}.safetensors"
 
 
-class SlabTrial(tune.Trainable):
-    """One step scores one slab; Tune reuses the process for the next one."""
-
-    def setup(
-        self,
-        config: dict[str, Any],
-        inputs: SearchInputs | None = None,
-        task: SearchTask | None = None,
-        slabs: Sequence[Subgrid] = (),
-    ) -> None:
-        assert inputs is not None
-        assert task is not None
-        torch.set_num_threads(1)
-        self.inputs, self.task, self.slabs = inputs, task, slabs
-        self.criteria: dict[Pair, Criterion] = {}
-        self.reset_config(config)
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Tune hands this process another slab."""
-        self.slab = self.slabs[int(new_config["slab"])]
-        return True
-
-    def step(self) -> dict[str, Any]:
-        """Score the slab, leave its file, and report its best count."""
-        if self.slab.pair not in self.criteria:
-            self.criteria = {self.slab.pair: self.inputs.criterion(self.task.criterion, *self.slab.pair)}
-        scored = self.criteria[self.slab.pair]
-        log_cutoffs, counts = score_candidates(scored, self.slab.grid)
-        content = save({"log_cutoffs": log_cutoffs.contiguous(), "counts": counts.contiguous()})
-        Store(self.task.store_uri).write(self.task.path(self.slab), content)
-        best = counts.max() if scored.maximised else counts.min()
-        return {"count": int(best), "done": True}
-
-
 class SlabTuner:
     """Scores subgrids on the connected Ray, their slabs in parallel."""
 
@@ -138,26 +98,13 @@ class SlabTuner:
             if fitted == _ROUNDS:
                 address = self._store.address("search")
                 raise MixedNutsError(f"{len(todo)} slabs of the search are missing in {address}; run it again")
-            self._fit([slabs[i] for i in todo])
+            self._run_trials([slabs[i] for i in todo])
         return [score for score in scores.values() if score is not None]
 
-    def _fit(self, slabs: list[Subgrid]) -> None:
-        trial = tune.with_parameters(SlabTrial, inputs=self._inputs, task=self._task, slabs=slabs)
-        with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder, _quiet():
-            tuner = tune.Tuner(
-                tune.with_resources(trial, {"cpu": 1}),
-                param_space={"slab": tune.grid_search(list(range(len(slabs))))},
-                tune_config=tune.TuneConfig(reuse_actors=True),
-                run_config=tune.RunConfig(
-                    name="search",
-                    storage_path=folder,
-                    verbose=0,
-                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                ),
-            )
-            errors = tuner.fit().errors
-        if errors:
-            raise MixedNutsError(f"{len(errors)} of {len(slabs)} search trials failed; the first: {errors[0]}")
+    def _run_trials(self, slabs: list[Subgrid]) -> None:
+        from .slab_trials import run_trials  # Tune takes two seconds to import, and most commands find the search done
+
+        run_trials(self._inputs, self._task, slabs)
 
 
 def delete_slabs(store: Store) -> None:
@@ -176,23 +123,6 @@ def _read_slab(store: Store, path: str) -> tuple[Tensor, Tensor] | None:
     except (SafetensorError, KeyError):
         logger.warning("%s is damaged; the slab is scored again", store.address(path))
         return None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Tune without its banner, its tables and its complaint that the loggers, which nobody reads, are off."""
-    before = {name: logging.getLogger(name).level for name in _CHATTY}
-    for name in _CHATTY:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    added = {name: value for name, value in _QUIET.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
 
 
 def _tensor(values: np.ndarray[Any, Any]) -> Tensor:

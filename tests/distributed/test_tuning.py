@@ -77,17 +77,17 @@ def test_scores_are_those_of_one_process(tmp_path: Path, capfd: pytest.CaptureFi
 DRIVER = """
 import sys, time
 from pathlib import Path
-from mixednuts_dist.distributed import tuning
+from mixednuts_dist.distributed import slab_trials, tuning
 from mixednuts_dist.distributed.cluster import connected
 from tests.distributed.test_tuning import inputs, subgrids, task
 
-class Slow(tuning.SlabTrial):
+class Slow(slab_trials.SlabTrial):
     def step(self):
         result = super().step()
         time.sleep(0.5)
         return result
 
-tuning.SlabTrial = Slow
+slab_trials.SlabTrial = Slow
 with connected(None):
     tuning.SlabTuner(inputs(), task(Path(sys.argv[1]))).scores(subgrids())
 """
