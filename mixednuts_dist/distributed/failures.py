@@ -59,7 +59,7 @@ class Failures:
         return False
 
     def succeeded(self) -> None:
-        """A piece is done: not all of them are hopeless."""
+        """A piece is computed, whether written or not: not all of them are hopeless."""
         self._any_done = True
 
     def raise_if_hopeless(self, machines_at_work: set[str]) -> None:

@@ -130,10 +130,11 @@ class Pool:
 
     def _take_in(self, worker: _Worker, work: Partition | None, written: Mapping[Partition, Receipt]) -> None:
         """It has computed `work`, or waited for the storage; `written` are the files that have been accepted."""
+        if work:
+            self._failures.succeeded()
         computed = [*worker.unwritten, work] if work else worker.unwritten
         worker.unwritten = [piece for piece in computed if piece not in written]
         for piece, receipt in written.items():
-            self._failures.succeeded()
             self._queue.finished(piece, seconds=receipt.seconds, n_forward=receipt.n_forward, machine=worker.node)
             self.on_receipt(receipt)
 

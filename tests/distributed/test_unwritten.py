@@ -14,6 +14,7 @@ from mixednuts_dist.data.records import Receipt
 from mixednuts_dist.distributed.pool import Pool, PoolSettings
 from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
+from mixednuts_dist.errors import PartitionFailed
 from mixednuts_dist.threat import ThreatModel
 
 TASK = AttackTask("", n_iter=1, n_target_classes=1, stop_when_broken=True)
@@ -44,25 +45,53 @@ class Hoarder:
         os._exit(1)
 
 
+class OneComputed(Hoarder):
+    """It fails at all pieces but the first, which it keeps until it is asked."""
+
+    def process(self, piece: Partition, task: AttackTask) -> dict[Partition, Receipt]:
+        if piece.index:
+            raise ValueError("this piece is poison")
+        return super().process(piece, task)
+
+    def flush(self) -> dict[Partition, Receipt]:
+        return self.kept
+
+
 class HoardingPool(Pool):
     folder: Path
+    actor: type[Hoarder] = Hoarder
 
     def _new_actor(self) -> Any:
-        return ray.remote(Hoarder).options(num_cpus=0).remote(self.folder)
+        return ray.remote(self.actor).options(num_cpus=0).remote(self.folder)
 
 
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("n_workers", [1, 2])
-def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp_path: Path, n_workers: int) -> None:
-    partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
+def pool_of(tmp_path: Path, n_workers: int, receipts: list[Receipt]) -> HoardingPool:
     spec = WorkerSpec(
         store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
     pool = HoardingPool(spec, TASK, PoolSettings(n_workers, 0, 0, max_tries=1), receipts.append)
     pool.folder = tmp_path
-    pool.run(WorkQueue(partitions, smallest=1))
+    return pool
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp_path: Path, n_workers: int) -> None:
+    partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
+    pool_of(tmp_path, n_workers, receipts).run(WorkQueue(partitions, smallest=1))
     assert sorted(receipt.start for receipt in receipts) == list(range(6))
     computed = [int(path.name.partition("-")[0]) for path in tmp_path.glob("*-*")]
     assert set(computed) == set(range(6))
     assert 6 < len(computed) <= 12  # the dead worker's pieces twice; a lost one uses up none of their single try
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_piece_that_waits_for_the_storage_is_kept_where_all_others_fail(tmp_path: Path) -> None:
+    partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
+    pool = pool_of(tmp_path, 1, receipts)
+    pool.actor = OneComputed
+    with pytest.raises(PartitionFailed) as failed:
+        pool.run(WorkQueue(partitions, smallest=1))
+    assert str(failed.value).count("this piece is poison") == 5, "something works, so each of the others has its try"
+    assert [receipt.start for receipt in receipts] == [0]
