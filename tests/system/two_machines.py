@@ -1,10 +1,13 @@
-"""A Ray cluster in one process: a head without cores and two machines of one core; a line on stdin kills a machine.
+"""A Ray cluster in one process: a head without cores and two machines of one core; a line on stdin kills a busy one.
 
 Ray's simulation works on a main thread only, hence a script. It prints the address, and ends when stdin does.
 """
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
+from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
 
@@ -12,12 +15,20 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     machines = [cluster.add_node(num_cpus=1) for _ in range(2)]
     cluster.wait_for_nodes()
+    cluster.connect()
     print(cluster.address, flush=True)
     for _ in sys.stdin:
-        cluster.remove_node(machines.pop(), allow_graceful=False)
+        cluster.remove_node(busy(machines), allow_graceful=False)
         print("killed", flush=True)
         cluster.add_node(num_cpus=1)
     cluster.shutdown()
+
+
+def busy(machines: Sequence[Any]) -> Any:
+    """A machine with a worker: one that is only asked for would not be missed."""
+    alive = [actor for actor in actors().values() if actor["State"] == "ALIVE"]
+    nodes = {actor["Address"]["NodeID"] for actor in alive}
+    return next(machine for machine in machines if machine.node_id in nodes)
 
 
 if __name__ == "__main__":
