@@ -46,7 +46,7 @@ def joint_attack(
     *,
     n_iter: int,
     rob_weight: float,
-    first_step: float = 2.0,
+    first_step: float,
     watch: Callable[[Tensor, Tensor], None],
 ) -> None:
     """APGD on `joint_loss`, each image against its target; `watch(x_adv, mixed_logits)` sees every iterate.

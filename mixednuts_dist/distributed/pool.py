@@ -132,8 +132,8 @@ class Pool:
         """It has computed `work`, or waited for the storage; `written` are the files that have been accepted."""
         if work:
             self._failures.succeeded()
-        computed = [*worker.unwritten, work] if work else worker.unwritten
-        worker.unwritten = [piece for piece in computed if piece not in written]
+            worker.unwritten.append(work)
+        worker.unwritten = [piece for piece in worker.unwritten if piece not in written]
         for piece, receipt in written.items():
             self._queue.finished(piece, seconds=receipt.seconds, n_forward=receipt.n_forward, machine=worker.node)
             self.on_receipt(receipt)
