@@ -4,13 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
+import numpy as np
+from numpy.typing import NDArray
 
 from ..reports.chart_style import text_layer, values
 from ..reports.intervals import Count
 
 Point = tuple[str, Count, Count]  # name, clean, robust
+_Box = tuple[NDArray[np.float64], NDArray[np.float64]]  # its corners, in pixels
 
 _WIDTH, _HEIGHT = 440, 300
+_LETTER_WIDTH, _LETTER_HEIGHT = 6.5, 14.0  # of text_layer, about
+_BESIDE = (("left", 8, -9), ("left", 8, 9), ("right", -8, -9), ("right", -8, 9))  # alignment, dx, dy
 _PALETTE = ("#2f7fc1", "#cb5a1d", "#0f8f84", "#8a5fb0", "#b5761a", "#7b8087", "#b0457a", "#4c6a2e")
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 
@@ -35,8 +40,9 @@ def accuracy_chart(
         rule.encode(x=alt.X("clean_low:Q"), x2="clean_high:Q", y=y, color=colour),
         rule.encode(x=x, y=alt.Y("robust_low:Q"), y2="robust_high:Q", color=colour),
         alt.Chart(data).mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, color=colour, shape=shape),
-        text_layer(values(_labels(rows)), dx=8, dy=-9, align="left").encode(x=x, y=y, text="name:N"),
     ]
+    for (align, dx, dy), labels in _placed(_labels(rows), rows).items():
+        layers.append(text_layer(values(labels), align=align, dx=dx, dy=dy).encode(x=x, y=y, text="name:N"))
     if curves:
         steps = [{"series": name, "clean": clean, "robust": robust, "order": i}
                  for name, curve in curves.items() for i, (clean, robust) in enumerate(curve)]  # fmt: skip
@@ -108,6 +114,41 @@ def _labels(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         {"clean": clean, "robust": robust, "name": ", ".join(dict.fromkeys(names))}
         for (clean, robust), names in places.items()
     ]
+
+
+def _placed(
+    labels: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
+) -> dict[tuple[str, int, int], list[dict[str, Any]]]:
+    """Labels by where they stand beside their mark: one after the other where it covers least of what is there."""
+    ends = [(row[f"clean_{end}"], row[f"robust_{end}"]) for row in rows for end in ("low", "high")]
+    lows, highs = np.min(ends, axis=0), np.max(ends, axis=0)
+    per_percent = np.array([_WIDTH, -_HEIGHT]) / np.maximum(highs - lows, 1e-9)  # pixels; y runs downwards
+
+    def pixels(point: dict[str, Any]) -> NDArray[np.float64]:
+        at: NDArray[np.float64] = np.array([point["clean"], point["robust"]]) * per_percent
+        return at
+
+    taken = [(pixels(row) - 5, pixels(row) + 5) for row in rows]  # corners of boxes
+    placed: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for label in labels:
+        boxes = {place: _box(pixels(label), label["name"], place) for place in _BESIDE}
+        place = min(_BESIDE, key=lambda place: sum(_overlap(boxes[place], other) for other in taken))
+        taken.append(boxes[place])
+        placed.setdefault(place, []).append(label)
+    return placed
+
+
+def _box(mark: NDArray[np.float64], text: str, place: tuple[str, int, int]) -> _Box:
+    align, dx, dy = place
+    width = _LETTER_WIDTH * len(text)
+    centre = mark + np.array([dx + (width / 2 if align == "left" else -width / 2), dy])
+    half = np.array([width, _LETTER_HEIGHT]) / 2
+    return centre - half, centre + half
+
+
+def _overlap(one: _Box, other: _Box) -> float:
+    """The area that both cover."""
+    return float(np.prod(np.maximum(0, np.minimum(one[1], other[1]) - np.maximum(one[0], other[0]))))
 
 
 def _axis(field: str, title: str) -> Any:
