@@ -5,21 +5,29 @@ Ray's simulation works on a main thread only, hence a script. It prints the addr
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from contextlib import redirect_stdout
+from typing import Any, TextIO
 
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
 
 def main() -> None:
+    """Ray itself prints of dying machines on stdout, whenever it learns of them: only answers go there."""
+    answers = sys.stdout
+    with redirect_stdout(sys.stderr):
+        serve(answers)
+
+
+def serve(answers: TextIO) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     machines = [cluster.add_node(num_cpus=1) for _ in range(2)]
     cluster.wait_for_nodes()
     cluster.connect()
-    print(cluster.address, flush=True)
+    print(cluster.address, file=answers, flush=True)
     for _ in sys.stdin:
         cluster.remove_node(busy(machines), allow_graceful=False)
-        print("killed", flush=True)
+        print("killed", file=answers, flush=True)
         cluster.add_node(num_cpus=1)
     cluster.shutdown()
 
