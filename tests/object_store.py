@@ -4,11 +4,12 @@ import contextlib
 import http.client
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tests.ports import free_ports
 
 _PARTS = ("master", "volume", "filer", "admin", "s3")
 _READY_SECONDS = 60.0
@@ -20,7 +21,7 @@ class ObjectStore:
     bucket = "bucket"
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._ports = folder, _free_ports(2 * len(_PARTS))
+        self.folder, self._ports = folder, free_ports(2 * len(_PARTS))
         self.endpoint = f"http://127.0.0.1:{self._ports[-2]}"
         self.secret = f"secret{os.urandom(12).hex()}"
         self.environment = {
@@ -93,13 +94,3 @@ class ObjectStore:
         with contextlib.closing(filer):
             filer.request("HEAD", f"/buckets/{self.bucket}/")
             return filer.getresponse().status < 300
-
-
-def _free_ports(n: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(n)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports: list[int] = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

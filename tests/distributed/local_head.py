@@ -2,19 +2,20 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
+
+from tests.ports import free_ports
 
 BIN = Path(sys.executable).parent
 ONE_MACHINE = {
@@ -42,15 +43,6 @@ class Head:
             [str(BIN / name), *arguments],
             env=self.environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=500,
         )  # fmt: skip
-
-
-def free_ports(n: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager
@@ -88,13 +80,14 @@ def _head(folder: Path, options: Sequence[str], autoscaling: dict[str, Any] | No
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         **ONE_MACHINE,
         "OMP_NUM_THREADS": "1",
+        "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
     }
     environment.pop("RAY_ADDRESS", None)
     command = [
         str(BIN / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={gcs}",
-        "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--metrics-export-port={metrics}",
-        f"--ray-client-server-port={client}", f"--dashboard-agent-listen-port={agent}",
-        f"--temp-dir={folder}", "--disable-usage-stats", *options,
+        "--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+        f"--metrics-export-port={metrics}", f"--ray-client-server-port={client}",
+        f"--dashboard-agent-listen-port={agent}", f"--temp-dir={folder}", "--disable-usage-stats", *options,
     ]  # fmt: skip
     if autoscaling is not None:
         environment |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
@@ -105,7 +98,7 @@ def _head(folder: Path, options: Sequence[str], autoscaling: dict[str, Any] | No
 
 
 def _started(head: Head, command: list[str]) -> "subprocess.Popen[bytes] | None":
-    """Its process once it is up; None where it gave up, as it does after 30 s on a busy machine."""
+    """Its process once it is up; None where it gave up, on a busy machine or on a port that was taken meanwhile."""
     log = head.folder / "head.log"
     with log.open("w") as file:
         process = subprocess.Popen(command, env=head.environment, stdout=file, stderr=file, start_new_session=True)
