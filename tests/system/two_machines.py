@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any, TextIO
 
+import ray
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
@@ -29,6 +30,7 @@ def serve(answers: TextIO) -> None:
         cluster.remove_node(busy(machines), allow_graceful=False)
         print("killed", file=answers, flush=True)
         cluster.add_node(num_cpus=1)
+    ray.shutdown()
     cluster.shutdown()
 
 
