@@ -85,12 +85,17 @@ def frozen_copy(network: nn.Module) -> nn.Module:
 def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
     """A frozen copy with batch normalisation folded into the convolutions; `network` itself where that cannot be done.
 
+    On a CPU its weights lie in channels-last, and so does what passes through it: a ResNet-18's passes take a tenth
+    less time in float32. Not measured on accelerators, where float32 keeps its layout.
+
     What cannot be traced as a whole is traced child by child, and the copy has to give the original's logits.
     """
     if not any(isinstance(layer, _BatchNorm) for layer in network.modules()):
         return network
     try:
         changed = _fold(frozen_copy(network)).requires_grad_(False)
+        if x_BCHW.device.type == "cpu":
+            changed = changed.to(memory_format=torch.channels_last)
         if all(agrees(changed, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
             return changed
         _logger.info("batch normalisation of %s is not folded: other logits", type(network).__name__)
