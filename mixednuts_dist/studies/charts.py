@@ -11,11 +11,13 @@ from ..reports.chart_style import text_layer, values
 from ..reports.intervals import Count
 
 Point = tuple[str, Count, Count]  # name, clean, robust
+_Place = tuple[str, int, int]  # of a label beside its mark: alignment, dx, dy
 _Box = tuple[NDArray[np.float64], NDArray[np.float64]]  # its corners, in pixels
 
 _WIDTH, _HEIGHT = 440, 300
 _LETTER_WIDTH, _LETTER_HEIGHT = 6.5, 14.0  # of text_layer, about
-_BESIDE = (("left", 8, -9), ("left", 8, 9), ("right", -8, -9), ("right", -8, 9))  # alignment, dx, dy
+_BESIDE: tuple[_Place, ...] = (("left", 8, -9), ("left", 8, 9), ("right", -8, -9), ("right", -8, 9))
+_MARK_RADIUS = 5
 _PALETTE = ("#2f7fc1", "#cb5a1d", "#0f8f84", "#8a5fb0", "#b5761a", "#7b8087", "#b0457a", "#4c6a2e")
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 
@@ -116,10 +118,8 @@ def _labels(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _placed(
-    labels: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
-) -> dict[tuple[str, int, int], list[dict[str, Any]]]:
-    """Labels by where they stand beside their mark: one after the other where it covers least of what is there."""
+def _placed(labels: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> dict[_Place, list[dict[str, Any]]]:
+    """Labels by their place: one after the other where it covers least of what is there."""
     ends = [(row[f"clean_{end}"], row[f"robust_{end}"]) for row in rows for end in ("low", "high")]
     lows, highs = np.min(ends, axis=0), np.max(ends, axis=0)
     per_percent = np.array([_WIDTH, -_HEIGHT]) / np.maximum(highs - lows, 1e-9)  # pixels; y runs downwards
@@ -128,17 +128,20 @@ def _placed(
         at: NDArray[np.float64] = np.array([point["clean"], point["robust"]]) * per_percent
         return at
 
-    taken = [(pixels(row) - 5, pixels(row) + 5) for row in rows]  # corners of boxes
-    placed: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    marks = [pixels(row) for row in rows]
+    taken = [(mark - _MARK_RADIUS, mark + _MARK_RADIUS) for mark in marks]
+    placed: dict[_Place, list[dict[str, Any]]] = {}
     for label in labels:
-        boxes = {place: _box(pixels(label), label["name"], place) for place in _BESIDE}
+        mark = pixels(label)
+        boxes = {place: _box(mark, label["name"], place) for place in _BESIDE}
         place = min(_BESIDE, key=lambda place: sum(_overlap(boxes[place], other) for other in taken))
         taken.append(boxes[place])
         placed.setdefault(place, []).append(label)
     return placed
 
 
-def _box(mark: NDArray[np.float64], text: str, place: tuple[str, int, int]) -> _Box:
+def _box(mark: NDArray[np.float64], text: str, place: _Place) -> _Box:
+    """What a label covers, about."""
     align, dx, dy = place
     width = _LETTER_WIDTH * len(text)
     centre = mark + np.array([dx + (width / 2 if align == "left" else -width / 2), dy])
