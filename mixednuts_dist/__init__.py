@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from .errors import MixedNutsError
     from .mixing.classifier import MixedClassifier
     from .mixing.margins import signed_margin, top2_margin
-    from .mixing.published import MixedNUTSParameters
-    from .mixing.selection import Selection, select_parameters, select_parameters_exact
+    from .mixing.published_values import MixedNUTSParameters
     from .mixing.transforms import LogitTransform
+    from .selection.selection import Selection, select_parameters, select_parameters_exact
     from .threat import ThreatModel
 
 __all__ = [
@@ -39,17 +39,17 @@ __all__ = [
 _HOMES = {
     "LogitTransform": ".mixing.transforms",
     "MixedClassifier": ".mixing.classifier",
-    "MixedNUTSParameters": ".mixing.published",
+    "MixedNUTSParameters": ".mixing.published_values",
     "MixedNutsError": ".errors",
     "RunConfig": ".config",
-    "Selection": ".mixing.selection",
+    "Selection": ".selection.selection",
     "ThreatModel": ".threat",
     "adaptive_autoattack": ".attacks.adaptive",
     "autoattack": ".attacks.adaptive",
     "load_config": ".config",
     "minimum_margin_attack": ".attacks.minimum_margin",
-    "select_parameters": ".mixing.selection",
-    "select_parameters_exact": ".mixing.selection",
+    "select_parameters": ".selection.selection",
+    "select_parameters_exact": ".selection.selection",
     "signed_margin": ".mixing.margins",
     "top2_margin": ".mixing.margins",
 }

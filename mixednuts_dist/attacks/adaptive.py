@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..acceleration.arithmetic import Arithmetic
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.margins import log_one_minus_signed_margin
 from ..threat import ThreatModel
 from .apgd import ApgdSchedule
-from .arithmetic import Arithmetic
 from .engine import Engine, EngineSettings, apgd_plan, begin
 from .joint import CLOSING_WEIGHTS, ROB_WEIGHTS, joint_attack
 from .minimum_margin import NEAR_BORDER, check_images
 from .pgd import pgd_attack
 from .projections import random_start
-from .published import PassCount, fab_attack, square_attack
+from .published_attacks import PassCount, fab_attack, square_attack
 from .slots import Tracks
 from .victim import AttackMode, Victim, judged_logits
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..acceleration.arithmetic import tf32_allowed
+from ..acceleration.batch_shape import FEWEST_ROWS, padded
 from ..mixing.margins import log_one_minus_signed_margin
 from ..threat import ThreatModel
 from .apgd import ApgdSchedule, ApgdState, absorb, propose
-from .arithmetic import tf32_allowed
 from .losses import MARGIN, UNTARGETED, LossKind, mixed_loss
 from .projections import random_start
 from .slots import Slots, Tracks
-from .steady import FEWEST_ROWS, padded
 from .victim import Victim, judged_logits, release_memory
 
 _N_SHAPES = 8  # batch sizes that a compiled network may see

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from .arithmetic import tf32_allowed
-from .steady import FEWEST_ROWS, padded
+from ..acceleration.arithmetic import tf32_allowed
+from ..acceleration.batch_shape import FEWEST_ROWS, padded
 from .victim import Victim, release_memory
 
 ON_CPU = 128  # where memory is not what limits the batch

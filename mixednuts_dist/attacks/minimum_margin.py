@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..acceleration.arithmetic import Arithmetic
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_signed_margin
 from ..threat import ThreatModel
 from .apgd import ApgdSchedule
-from .arithmetic import Arithmetic
 from .engine import Engine, EngineSettings, apgd_plan, begin
 from .slots import Tracks
 from .victim import Victim, judged_logits

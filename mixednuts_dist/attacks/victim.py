@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..acceleration.arithmetic import Arithmetic, ModelCopy, tf32_allowed
+from ..acceleration.batch_shape import FEWEST_ROWS, padded
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
-from .arithmetic import Arithmetic, ModelCopy, tf32_allowed
-from .steady import FEWEST_ROWS, padded
 
 AttackMode = str  # "transfer" or "bypass"
 ATTACK_MODES = ("transfer", "bypass")

@@ -17,10 +17,10 @@ import torch
 from pyautoattack import AutoAttack
 from torch import Tensor, nn
 
+from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
+from ..acceleration.gradient_copy import folded
 from ..attacks.apgd import ApgdSchedule
-from ..attacks.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
 from ..attacks.engine import Engine, EngineSettings, apgd_plan, begin
-from ..attacks.gradient_copy import folded
 from ..attacks.losses import ce_loss
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from ..attacks.victim import Victim

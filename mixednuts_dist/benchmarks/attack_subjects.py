@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.datasets import open_dataset
-from ..data.robustbench_package import import_quietly, import_robustbench
+from ..classifiers.robustbench_package import import_quietly, import_robustbench
 from ..errors import DatasetError, InvalidInputError
+from ..images.datasets import open_dataset
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,15 @@ from typing import Any
 import psutil
 
 from ..attacks.minimum_margin import minimum_margin_attack
+from ..classifiers.base_classifiers import load_classifier
 from ..config import parse_config
-from ..data.base_classifiers import load_classifier
-from ..data.datasets import open_dataset
-from ..data.partitions import split_images
-from ..data.records import Receipt
 from ..distributed.cluster import RaySession
+from ..images.datasets import open_dataset
 from ..mixing.transforms import layer_norm_logits
 from ..stages import attack
 from ..stages.progress import Silent
+from ..storage.partitions import split_images
+from ..storage.records import Receipt
 from ..threat import ThreatModel
 from .simulation import simulate
 from .sleepers import sleep_through

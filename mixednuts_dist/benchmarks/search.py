@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..mixing.candidates import kept_images
-from ..mixing.published import ParameterGrid, published_grid
-from ..mixing.selection import Selection, select_parameters
+from ..mixing.published_values import ParameterGrid, published_grid
 from ..mixing.transforms import layer_norm_logits
+from ..selection.candidates import kept_images
+from ..selection.selection import Selection, select_parameters
 
 N_ATTACKED, N_WRONG = 575, 210
 BETAS = (1.0, 0.99, 0.985, 0.97, 0.9)

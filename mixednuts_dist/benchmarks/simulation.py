@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..data.partitions import Partition, split_images
 from ..distributed.schedule import Merge, Work, WorkQueue
+from ..storage.partitions import Partition, split_images
 
 PIECE_SECONDS = 0.2  # reading the images of a piece and writing its file
 _PASSES_A_SECOND = 300

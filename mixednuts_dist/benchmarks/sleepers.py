@@ -7,11 +7,11 @@ from typing import Any
 
 import ray
 
-from ..data.partitions import Partition
-from ..data.records import Receipt
 from ..distributed.pool import Pool, PoolSettings
 from ..distributed.schedule import WorkQueue
 from ..distributed.tasks import AttackTask, WorkerSpec
+from ..storage.partitions import Partition
+from ..storage.records import Receipt
 from ..threat import ThreatModel
 
 _PROCESSES = 4

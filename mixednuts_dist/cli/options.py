@@ -12,9 +12,9 @@ import click
 from rich.console import Console
 
 from ..config import RunConfig, load_config
-from ..data.uris import check_uris
 from ..errors import MixedNutsError
 from ..logs import log_json
+from ..uris import check_uris
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
 set_option = click.option("--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Override the file.")

@@ -11,9 +11,9 @@ import click
 from rich.console import Console
 
 from ..config import RunConfig, load_config
-from ..data.uris import check_dataset_uri
 from ..errors import ClusterError
 from ..studies.catalogue import CATALOGUE, catalogue_text
+from ..uris import check_dataset_uri
 from .options import (
     address_option,
     config_argument,

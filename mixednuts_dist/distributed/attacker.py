@@ -8,21 +8,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..acceleration.arithmetic import Arithmetic
 from ..attacks.adaptive import AttackBudget, AttackOutcome, adaptive_autoattack, autoattack
-from ..attacks.arithmetic import Arithmetic
-from ..attacks.black_box import black_box_margin_attack
+from ..attacks.black_box_margin import black_box_margin_attack
 from ..attacks.memory import largest_batch
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from ..attacks.red_flags import raised_flags
 from ..attacks.transfer import transferred_attack
 from ..attacks.victim import Victim, judged_logits
-from ..data.partitions import Partition, whole_of
-from ..data.records import SearchResult
-from ..data.store import Store
-from ..data.tables import FLAG, SURVIVED, read_columns
-from ..data.uris import is_black_box
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import IdentityTransform, LayerNormTransform
+from ..storage.partitions import Partition, whole_of
+from ..storage.records import SearchResult
+from ..storage.store import Store
+from ..storage.tables import FLAG, SURVIVED, read_columns
+from ..uris import is_black_box
 from .tasks import AttackTask, EvaluateTask, WorkerSpec
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under

@@ -7,9 +7,9 @@ is nobody's fault. But a piece that takes its machine down each time must end as
 import logging
 from dataclasses import dataclass, field
 
-from ..data.partitions import Partition, whole_of
-from ..data.store import Store
 from ..errors import PartitionFailed
+from ..storage.partitions import Partition, whole_of
+from ..storage.store import Store
 from .schedule import Merge, Work
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter
 
-from ..data.records import Receipt
+from ..storage.records import Receipt
 
 _DESCRIPTIONS = {
     "images": "images attacked",

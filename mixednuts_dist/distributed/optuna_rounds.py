@@ -6,8 +6,8 @@ for in rounds and told in order; what is proposed depends on the seed alone, not
 
 import optuna
 
-from ..mixing.candidates import CandidateGrid
-from ..mixing.exploration import Exploration, Explored, Pair, Subgrid
+from ..selection.candidates import CandidateGrid
+from ..selection.exploration import Exploration, Explored, Pair, Subgrid
 
 _BATCH = 8  # trials a round
 

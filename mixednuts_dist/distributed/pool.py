@@ -16,10 +16,10 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from ..data.partitions import Partition
-from ..data.records import Receipt
-from ..data.store import Store
 from ..errors import ClusterError, MixedNutsError, StoreError
+from ..storage.partitions import Partition
+from ..storage.records import Receipt
+from ..storage.store import Store
 from .failures import Failures
 from .metrics import RunMetrics
 from .schedule import Merge, Work, WorkQueue

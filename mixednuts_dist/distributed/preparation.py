@@ -12,12 +12,12 @@ import ray.data
 from ray.exceptions import RayError
 
 from .. import errors
-from ..data.array_images import ArrayImages
-from ..data.datasets import open_dataset
-from ..data.image_files import ImageFiles
-from ..data.parquet_images import ImagePart, ImageRows, encode_part, finished_part
-from ..data.store import Store
 from ..errors import ClusterError, DatasetError, MixedNutsError
+from ..images.array_images import ArrayImages
+from ..images.datasets import open_dataset
+from ..images.image_files import ImageFiles
+from ..images.parquet_images import ImagePart, ImageRows, encode_part, finished_part
+from ..storage.store import Store
 
 _MAX_BLOCKS = 1000  # tasks that Ray Data makes of the job; a task writes one part after the other
 _MAX_RETRIES = 3  # of a task whose worker or node was lost

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..data.partitions import Partition, Span, span_of, uncovered, whole_of, without_overlaps
+from ..storage.partitions import Partition, Span, span_of, uncovered, whole_of, without_overlaps
 
 SHARES = 1.5  # pieces that each worker could still get of what is left
 INEFFICIENT = 0.5  # of the most passes a second that its machine has shown: a span below that was too small,

@@ -12,11 +12,11 @@ import torch
 from ray import tune
 from safetensors.torch import save
 
-from ..data.store import Store
 from ..errors import MixedNutsError
-from ..mixing.criteria import Criterion
-from ..mixing.exploration import Pair, Subgrid
-from ..mixing.selection import score_candidates
+from ..selection.criteria import Criterion
+from ..selection.exploration import Pair, Subgrid
+from ..selection.selection import score_candidates
+from ..storage.store import Store
 from .tuning import SearchInputs, SearchTask
 
 _QUIET = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..acceleration.arithmetic import PrecisionChoice
 from ..attacks.adaptive import AttackBudget
-from ..attacks.arithmetic import PrecisionChoice
-from ..data.records import SearchResult
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap
+from ..storage.records import SearchResult
 from ..threat import ThreatModel
 
 

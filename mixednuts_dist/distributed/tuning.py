@@ -16,12 +16,12 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..config import digest
-from ..data.store import Store
 from ..errors import MissingArtifact, MixedNutsError
-from ..mixing.criteria import Criterion
-from ..mixing.exploration import Subgrid
-from ..mixing.selection import exact_criterion, paper_criterion
 from ..mixing.transforms import Clamp, layer_norm_logits
+from ..selection.criteria import Criterion
+from ..selection.exploration import Subgrid
+from ..selection.selection import exact_criterion, paper_criterion
+from ..storage.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -17,16 +17,16 @@ import ray
 import torch
 from torch import nn
 
-from ..attacks.steady import SteadyRows
-from ..data.base_classifiers import classifier_checksum, load_classifier
-from ..data.datasets import Dataset, labels_checksum, open_dataset
-from ..data.partitions import Partition, Span
-from ..data.records import Receipt
-from ..data.spans import merge_spans
-from ..data.store import Store
-from ..data.tables import encode_table, finished_receipt
+from ..acceleration.batch_shape import SteadyRows
+from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..errors import BaseClassifierError, DatasetError, StoreError
+from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..logs import log_json
+from ..storage.partitions import Partition, Span
+from ..storage.records import Receipt
+from ..storage.spans import merge_spans
+from ..storage.store import Store
+from ..storage.tables import encode_table, finished_receipt
 from .attacker import Attacker
 from .metrics import RunMetrics
 from .tasks import AttackTask, EvaluateTask, WorkerSpec

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidInputError
 from .mixture import log_mixture, log_or_minus_inf, log_surrogate, tempered_log_probs
-from .published import MixedNUTSParameters
+from .published_values import MixedNUTSParameters
 from .transforms import LogitMap
 
 __all__ = ["BypassClassifier", "MixedClassifier", "MixedNUTSParameters", "StdUse"]

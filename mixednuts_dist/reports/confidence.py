@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..data.records import AttackRecords, SearchResult
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import layer_norm_logits
+from ..storage.records import AttackRecords, SearchResult
 
 Images = Literal["clean", "attacked"]
 GROUPS: tuple[tuple[Images, bool], ...] = (("clean", True), ("clean", False), ("attacked", True), ("attacked", False))

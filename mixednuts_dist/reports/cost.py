@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.records import Receipt
+from ..storage.records import Receipt
 
 
 @dataclass(frozen=True)

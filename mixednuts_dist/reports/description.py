@@ -6,10 +6,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..classifiers.model_size import ModelSize, measure_uri
 from ..config import RunConfig
-from ..data.datasets import open_dataset
-from ..data.model_size import ModelSize, measure_uri
-from ..data.uris import known_image_shape
+from ..images.datasets import open_dataset
+from ..uris import known_image_shape
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.records import SelectedParameters
+from ..storage.records import SelectedParameters
 from .confidence import GROUPS, medians_table
 from .intervals import Count
 from .json_form import predicted_counts

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..data.records import Receipt
 from ..errors import InvalidInputError
+from ..storage.records import Receipt
 
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..data.records import SelectedParameters
+from ..storage.records import SelectedParameters
 from .confidence import MarginGroup
 from .intervals import Count
 from .wording import summary_sentence

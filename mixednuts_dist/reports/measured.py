@@ -8,13 +8,13 @@ from typing import Any
 import yaml
 
 from ..config import RunConfig, parse_config
-from ..data.records import SelectedParameters
-from ..data.store import Store
 from ..errors import MixedNutsError
 from ..stages.adoption import siblings
 from ..stages.evaluate import evaluate_fingerprint
 from ..stages.runs import Run, finished_partitions, reopen_run
 from ..stages.search import read_search_result
+from ..storage.records import SelectedParameters
+from ..storage.store import Store
 from .intervals import Count, outcome_counts
 from .json_form import transform_entry
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.records import Receipt
+from ..storage.records import Receipt
 
 WINDOW_SECONDS = 1800.0  # only pieces that were finished in it count for the speed
 

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from ..data.records import SelectedParameters
+from ..storage.records import SelectedParameters
 from . import wording
 from .cost import StageCost
 from .json_form import predicted_counts

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from ..attacks.red_flags import FLAGS, findings
 from ..config import RunConfig
-from ..data.records import AttackRecords, EvaluateRecords
-from ..data.tables import FLAG, read_attack_records, read_columns, read_evaluate_records
 from ..errors import DatasetError
 from ..stages.evaluate import CACHED, evaluate_fingerprint
 from ..stages.progress import Progress, Silent
 from ..stages.runs import Run, reopen_run, require_complete, stage_clock, stage_seconds
 from ..stages.search import read_candidates, read_search_result
+from ..storage.records import AttackRecords, EvaluateRecords
+from ..storage.tables import FLAG, read_attack_records, read_columns, read_evaluate_records
 from .cost import stage_costs
 from .measured import measured_points
 from .page import render_page, render_single_page

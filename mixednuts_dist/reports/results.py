@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.records import AttackRecords, EvaluateRecords, SearchResult, SelectedParameters
-from ..data.uris import is_black_box
 from ..errors import InvalidInputError
+from ..storage.records import AttackRecords, EvaluateRecords, SearchResult, SelectedParameters
 from ..threat import ThreatModel
+from ..uris import is_black_box
 from .confidence import CLASSIFIERS, MarginGroup, margin_gap, margin_groups
 from .cost import StageCost
 from .intervals import Count

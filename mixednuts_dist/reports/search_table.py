@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from ..data.records import SearchResult, SelectedParameters
+from ..storage.records import SearchResult, SelectedParameters
 from .intervals import Count
 from .wording import percent_text
 

@@ -10,9 +10,9 @@ from rich.text import Text
 from torch import Tensor
 
 from ..attacks.red_flags import FLAGS, findings
-from ..data.tables import FLAG, SURVIVED, read_columns
 from ..stages.evaluate import autoattack_fingerprint
 from ..stages.runs import Run, require_complete, stage_seconds
+from ..storage.tables import FLAG, SURVIVED, read_columns
 from ..threat import ThreatModel
 from . import wording
 from .intervals import Count

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import RunConfig
-from ..data.outages import FIRST_ANSWER_SECONDS
-from ..data.spans import finished_spans
 from ..stages.evaluate import autoattack_fingerprint, evaluate_fingerprint
 from ..stages.runs import Run, finished_partitions, reopen_run
 from ..stages.search import read_search_result
+from ..storage.outages import FIRST_ANSWER_SECONDS
+from ..storage.spans import finished_spans
 from .intervals import Count, outcome_counts
 from .pace import Pace, pace_of
 from .wording import interval_text, percent_text, seconds_text

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from ..data.records import Receipt
+from ..storage.records import Receipt
 from .intervals import Count
 from .wording import percent_text, seconds_text
 

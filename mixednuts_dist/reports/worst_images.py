@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..data.datasets import open_dataset
-from ..data.records import AttackRecords, EvaluateRecords
-from ..data.tables import read_rows
+from ..images.datasets import open_dataset
 from ..mixing.margins import log_one_minus_signed_margin
 from ..stages.runs import Run
+from ..storage.records import AttackRecords, EvaluateRecords
+from ..storage.tables import read_rows
 
 Reason = Literal["lost", "narrow"]
 N_EACH = 4

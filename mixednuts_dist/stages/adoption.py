@@ -5,10 +5,10 @@ import logging
 import yaml
 
 from ..config import RunConfig
-from ..data.partitions import Partition
-from ..data.store import Store
-from ..data.tables import is_whole
 from ..errors import MissingArtifact
+from ..storage.partitions import Partition
+from ..storage.store import Store
+from ..storage.tables import is_whole
 from .runs import Run, finished_partitions
 
 logger = logging.getLogger(__name__)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from ..config import RunConfig
-from ..data.partitions import Partition
-from ..data.spans import delete_spans, finished_spans
-from ..data.store import Store
 from ..distributed.cluster import RaySession, connected, pool_settings
 from ..distributed.pool import Pool
 from ..distributed.schedule import WorkQueue
 from ..distributed.tasks import AttackTask, EvaluateTask, WorkerSpec
+from ..storage.partitions import Partition
+from ..storage.spans import delete_spans, finished_spans
+from ..storage.store import Store
 from .adoption import adopt_attack
 from .progress import Progress, Silent, WatchesWorkers
 from .runs import Run, finished_partitions, open_run, stage_clock

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from ..mixing.exploration import Exploration, Explored
+from ..selection.exploration import Exploration, Explored
 
 
 def candidates_table(exploration: Exploration, fingerprint: str) -> bytes:

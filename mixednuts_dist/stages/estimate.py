@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from ..attacks.adaptive import PGD_ITERATIONS
 from ..config import EvaluateConfig, RunConfig
-from ..data.records import Receipt
 from ..distributed.cluster import RaySession, connected, pool_settings
 from ..distributed.probe import measure_on_one_worker
 from ..distributed.timing import PassSeconds
+from ..storage.records import Receipt
 from .attack import worker_spec
 from .evaluate import autoattack_fingerprint, evaluate_fingerprint
 from .runs import Run, finished_partitions, open_run

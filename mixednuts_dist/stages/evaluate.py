@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 from ..attacks.adaptive import AttackBudget
 from ..config import RunConfig, digest
-from ..data.records import Receipt, SearchResult
 from ..distributed.cluster import RaySession
 from ..distributed.tasks import EvaluateTask
+from ..storage.records import Receipt, SearchResult
 from .attack import run_partitions
 from .progress import Progress, Silent
 from .runs import Run, open_run, require_complete

@@ -5,15 +5,15 @@ import json
 from collections.abc import Callable, Sequence
 
 from ..config import digest
-from ..data.balanced_order import balanced_order
-from ..data.datasets import Dataset, open_dataset
-from ..data.parquet_images import MANIFEST, Manifest, open_parquet
-from ..data.partitions import split_images
-from ..data.store import Store
-from ..data.uris import parse_uri
 from ..distributed.cluster import RaySession, connected
 from ..distributed.preparation import PartDone, PartJob, write_parts
 from ..errors import DatasetError
+from ..images.balanced_order import balanced_order
+from ..images.datasets import Dataset, open_dataset
+from ..images.parquet_images import MANIFEST, Manifest, open_parquet
+from ..storage.partitions import split_images
+from ..storage.store import Store
+from ..uris import parse_uri
 
 PART_SIZE = 100
 

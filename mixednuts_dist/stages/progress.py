@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from ..data.records import Receipt
+from ..storage.records import Receipt
 
 
 class Progress(Protocol):

@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass
 import yaml
 
 from ..attacks.red_flags import has_gradient
+from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
 from ..config import RunConfig, digest
-from ..data.base_classifiers import check_classifier, classifier_checksum, load_classifier
-from ..data.datasets import Dataset, labels_checksum, open_dataset
-from ..data.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
-from ..data.partitions import Partition, split_images
-from ..data.records import Receipt
-from ..data.store import Store, concurrently
-from ..data.tables import finished_receipt
-from ..data.uris import check_uris
 from ..errors import BaseClassifierError, DamagedFile, DatasetError, FingerprintMismatch, MissingArtifact, StoreError
+from ..images.datasets import Dataset, labels_checksum, open_dataset
+from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
+from ..storage.partitions import Partition, split_images
+from ..storage.records import Receipt
+from ..storage.store import Store, concurrently
+from ..storage.tables import finished_receipt
+from ..uris import check_uris
 
 logger = logging.getLogger(__name__)
 

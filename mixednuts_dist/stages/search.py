@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..config import RunConfig, SearchConfig, digest, grid_values
-from ..data.records import AttackRecords, SearchResult, SelectedParameters
-from ..data.tables import read_attack_records
 from ..distributed.cluster import RaySession, connected
 from ..distributed.optuna_rounds import OptunaRounds
 from ..distributed.tuning import SearchInputs, SearchTask, SlabTuner, delete_slabs
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
-from ..mixing.candidates import CandidateGrid
-from ..mixing.exploration import Choice, Exploration, Explored, Proposer
-from ..mixing.prediction import CachedLogits, PredictedShare, compare_candidates, trade_off_point
-from ..mixing.refinement import GridRounds
-from ..mixing.selection import search_grid, surrogate_alpha
+from ..selection.candidates import CandidateGrid
+from ..selection.exploration import Choice, Exploration, Explored, Proposer
+from ..selection.prediction import CachedLogits, PredictedShare, compare_candidates, trade_off_point
+from ..selection.refinement import GridRounds
+from ..selection.selection import search_grid, surrogate_alpha
+from ..storage.records import AttackRecords, SearchResult, SelectedParameters
+from ..storage.tables import read_attack_records
 from .adoption import adopt_attack
 from .candidates_table import candidates_table
 from .progress import Progress, Silent

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from ..config import EvaluateConfig, RunConfig, digest
-from ..data.records import AttackRecords, Receipt, SearchResult
-from ..data.tables import read_attack_records, read_evaluate_records
 from ..distributed.cluster import RaySession
 from ..distributed.tasks import AttackTask, EvaluateTask
 from ..errors import ConfigError
@@ -27,11 +25,15 @@ from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
 from ..stages.progress import Progress, Silent
 from ..stages.runs import Run, open_run
+from ..storage.records import AttackRecords, Receipt, SearchResult
+from ..storage.tables import read_attack_records, read_evaluate_records
 
 REDUCED_IMAGES = 150
 REDUCED_ITERATIONS = 50
 REDUCED_QUERIES = 500
-DEMO_OTHER_ROB = "py:mixednuts_dist.data.demo_classifiers:demo_rob_light"  # what demo:rob is compared with by default
+DEMO_OTHER_ROB = (
+    "py:mixednuts_dist.classifiers.demo_classifiers:demo_rob_light"  # what demo:rob is compared with by default
+)
 
 
 @dataclass(frozen=True)

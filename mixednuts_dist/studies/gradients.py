@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..data.records import AttackRecords
+from ..storage.records import AttackRecords
 from .bench import Bench
 from .charts import bar_chart, count_bars
 from .counting import compared, count

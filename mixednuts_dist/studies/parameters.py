@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from ..config import SearchConfig, grid_values
-from ..data.records import AttackRecords, SearchResult
-from ..mixing.candidates import kept_images
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture, tempered_log_probs
-from ..mixing.prediction import mixed_clean_correct, robust_lower_bound
-from ..mixing.selection import select_parameters, select_parameters_exact
-from ..mixing.selection_result import SelectedCandidate, Selection
 from ..mixing.transforms import Clamp, LogitMap, layer_norm_logits
+from ..selection.candidates import kept_images
+from ..selection.prediction import mixed_clean_correct, robust_lower_bound
+from ..selection.selection import select_parameters, select_parameters_exact
+from ..selection.selection_result import SelectedCandidate, Selection
+from ..storage.records import AttackRecords, SearchResult
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..data.records import AttackRecords
-from ..data.uris import parse_uri
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.mixture import Mixture
-from ..mixing.published import MixedNUTSParameters
-from ..mixing.selection_result import SelectedCandidate
+from ..mixing.published_values import MixedNUTSParameters
 from ..mixing.transforms import layer_norm_logits
 from ..reports.wording import share_text
+from ..selection.selection_result import SelectedCandidate
+from ..storage.records import AttackRecords
+from ..uris import parse_uri
 from .bench import Bench
 from .charts import accuracy_chart, bar_chart, line_chart
 from .counting import compared, count

@@ -7,11 +7,11 @@ import altair as alt
 import torch
 
 from ..config import RangeConfig
-from ..data.records import AttackRecords
 from ..errors import InvalidInputError
-from ..mixing.selection_result import Selection
 from ..mixing.transforms import Clamp, LogitTransform
 from ..reports.chart_style import values
+from ..selection.selection_result import Selection
+from ..storage.records import AttackRecords
 from .bench import Bench, subset
 from .charts import bar_chart, count_bars, line_chart
 from .counting import compared, count

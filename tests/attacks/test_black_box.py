@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks.black_box import black_box_margin_attack
+from mixednuts_dist.attacks.black_box_margin import black_box_margin_attack
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.threat import ThreatModel

@@ -15,8 +15,8 @@ from mixednuts_dist.attacks.minimum_margin import MinimumMarginResult, minimum_m
 from mixednuts_dist.attacks.projections import random_start
 from mixednuts_dist.attacks.slots import Tracks
 from mixednuts_dist.attacks.victim import Victim
-from mixednuts_dist.data.base_classifiers import load_classifier
-from mixednuts_dist.data.datasets import open_dataset
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.threat import ThreatModel
 

@@ -8,8 +8,8 @@ import torch
 from mixednuts_dist.attacks import adaptive
 from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
 from mixednuts_dist.attacks.joint import CLOSING_WEIGHTS, joint_attack, joint_loss
-from mixednuts_dist.data.datasets import open_dataset
-from mixednuts_dist.data.demo_classifiers import demo_rob, demo_std
+from mixednuts_dist.classifiers.demo_classifiers import demo_rob, demo_std
+from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform

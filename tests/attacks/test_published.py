@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks.adaptive import AttackBudget, autoattack
-from mixednuts_dist.attacks.published import PassCount, fab_attack, on_canvas, square_attack
+from mixednuts_dist.attacks.published_attacks import PassCount, fab_attack, on_canvas, square_attack
 from mixednuts_dist.attacks.victim import Victim
 from mixednuts_dist.threat import ThreatModel
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from mixednuts_dist.data.partitions import Partition, Span
-from mixednuts_dist.data.store import Store
 from mixednuts_dist.distributed.cluster import pool_settings
 from mixednuts_dist.distributed.failures import HOPELESS, MAX_LOST_MACHINES, Failures
 from mixednuts_dist.distributed.pool import _machine_is_gone, _Worker
 from mixednuts_dist.distributed.schedule import Merge
 from mixednuts_dist.errors import ClusterError, PartitionFailed
+from mixednuts_dist.storage.partitions import Partition, Span
+from mixednuts_dist.storage.store import Store
 
 WHOLE = Partition(4, 40, 60)
 SPAN = Span(4, 40, 50, WHOLE)

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from mixednuts_dist.data.partitions import Partition, Span, split_images, uncovered, whole_of, without_overlaps
 from mixednuts_dist.distributed.schedule import Merge, Work, WorkQueue
+from mixednuts_dist.storage.partitions import Partition, Span, split_images, uncovered, whole_of, without_overlaps
 
 
 def drain(queue: WorkQueue, n_workers: int, seed: int = 0) -> list[Work]:

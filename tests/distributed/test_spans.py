@@ -9,11 +9,6 @@ import pytest
 
 from mixednuts_dist.attacks.adaptive import AttackBudget
 from mixednuts_dist.config import RunConfig
-from mixednuts_dist.data.partitions import Partition, Span
-from mixednuts_dist.data.records import Receipt
-from mixednuts_dist.data.spans import finished_spans, merge_spans
-from mixednuts_dist.data.store import Store
-from mixednuts_dist.data.tables import read_footer
 from mixednuts_dist.distributed.schedule import Merge, WorkQueue
 from mixednuts_dist.distributed.tasks import AttackTask, EvaluateTask
 from mixednuts_dist.distributed.worker import AttackWorker
@@ -24,6 +19,11 @@ from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.attack import attack_task, worker_spec
 from mixednuts_dist.stages.progress import Silent
 from mixednuts_dist.stages.runs import Run, open_run, run_store
+from mixednuts_dist.storage.partitions import Partition, Span
+from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.spans import finished_spans, merge_spans
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import read_footer
 
 
 class Watcher(Silent):

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from mixednuts_dist.data.records import SearchResult, SelectedParameters
-from mixednuts_dist.data.store import Store
 from mixednuts_dist.distributed.attacker import Attacker
 from mixednuts_dist.distributed.optuna_rounds import OptunaRounds
 from mixednuts_dist.distributed.tuning import SearchInputs, SearchTask, SlabTuner, delete_slabs
-from mixednuts_dist.mixing.candidates import CandidateGrid
-from mixednuts_dist.mixing.exploration import Exploration, Explored, Subgrid
-from mixednuts_dist.mixing.selection import score_candidates
 from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.selection.candidates import CandidateGrid
+from mixednuts_dist.selection.exploration import Exploration, Explored, Subgrid
+from mixednuts_dist.selection.selection import score_candidates
+from mixednuts_dist.storage.records import SearchResult, SelectedParameters
+from mixednuts_dist.storage.store import Store
 
 GRID = CandidateGrid((0.1, 0.6, 2.0), (1.0, 2.5), (-1.2, -0.6, -0.3, 0.4), (1.0, 0.9, 0.5))
 PAIRS = (("gelu", None), ("relu", None), ("gelu", 5))

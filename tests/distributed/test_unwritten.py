@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import ray
 
-from mixednuts_dist.data.partitions import Partition
-from mixednuts_dist.data.records import Receipt
 from mixednuts_dist.distributed.pool import Pool, PoolSettings
 from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.errors import PartitionFailed
+from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.threat import ThreatModel
 
 TASK = AttackTask("", n_iter=1, n_target_classes=1, stop_when_broken=True)

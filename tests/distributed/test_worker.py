@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from mixednuts_dist.data.base_classifiers import classifier_checksum, load_classifier
-from mixednuts_dist.data.datasets import labels_checksum, open_dataset
-from mixednuts_dist.data.partitions import Partition
-from mixednuts_dist.data.store import Store
-from mixednuts_dist.data.tables import read_attack_records, read_footer
+from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.errors import DatasetError, StoreError
+from mixednuts_dist.images.datasets import labels_checksum, open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
+from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import read_attack_records, read_footer
 from mixednuts_dist.threat import ThreatModel
 
 

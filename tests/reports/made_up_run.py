@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixednuts_dist.data.records import AttackRecords, EvaluateRecords, Receipt, SearchResult, SelectedParameters
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
 from mixednuts_dist.reports.cost import StageCost, stage_costs
@@ -16,6 +15,7 @@ from mixednuts_dist.reports.intervals import Count
 from mixednuts_dist.reports.measured import MeasuredPoint
 from mixednuts_dist.reports.results import RunResults, gather_results
 from mixednuts_dist.reports.worst_images import Verdict, WorstImage
+from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult, SelectedParameters
 from mixednuts_dist.threat import ThreatModel
 
 BETAS = (1.0, 0.99, 0.985, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mixednuts_dist.data.records import Receipt
 from mixednuts_dist.reports.pace import WINDOW_SECONDS, pace_of
+from mixednuts_dist.storage.records import Receipt
 
 
 def receipt(start: int, stop: int, finished: float, seconds: float, **changes: object) -> Receipt:

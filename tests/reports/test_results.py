@@ -7,10 +7,10 @@ import statistics
 import pytest
 import torch
 
-from mixednuts_dist.data.records import SearchResult
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
 from mixednuts_dist.reports.results import RunResults, gather_results
+from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.threat import ThreatModel
 
 from .made_up_run import made_up_attack, made_up_evaluate, made_up_results, made_up_search

@@ -6,10 +6,10 @@ import logging
 import pytest
 from rich.console import Console
 
-from mixednuts_dist.data.records import Receipt
 from mixednuts_dist.reports import terminal
 from mixednuts_dist.reports.terminal import LogProgress, TerminalProgress
 from mixednuts_dist.stages.progress import WatchesWorkers
+from mixednuts_dist.storage.records import Receipt
 
 
 def receipt(start: int, stop: int) -> Receipt:

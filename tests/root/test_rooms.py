@@ -12,35 +12,35 @@ import mixednuts_dist
 
 PACKAGE = Path(mixednuts_dist.__file__).parent
 LAYERS = [
-    {"errors", "threat", "config", "logs", "__init__"},
+    {"errors", "threat", "register", "uris", "config", "logs", "__init__"},
     {"mixing"},
+    {"selection", "acceleration"},
     {"attacks"},
-    {"data"},
+    {"images", "classifiers", "storage"},
     {"distributed"},
     {"stages"},
-    {"reports"},
-    {"studies", "benchmarks", "pipeline", "cli", "__main__"},
+    {"reports", "studies"},
+    {"pipeline", "cli", "benchmarks", "tools", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ALLOWED_THIRD_PARTY = {
     "mixing": {"torch", "numpy", "safetensors"},
+    "selection": {"torch", "numpy"},
+    "acceleration": {"torch"},
     "attacks": {"torch", "pyautoattack"},
-    "data": {
+    "images": {"torch", "numpy", "torchvision", "robustbench", "sklearn", "PIL", "pyarrow"},
+    "classifiers": {
         "torch",
         "numpy",
-        "pyautoattack",
-        "fsspec",
-        "s3fs",
-        "pyarrow",
         "torchvision",
         "robustbench",
         "safetensors",
-        "sklearn",
         "yaml",
-        "PIL",
         "requests",
         "urllib3",
+        "pyautoattack",
     },
+    "storage": {"torch", "numpy", "fsspec", "s3fs", "pyarrow", "urllib3"},
     "distributed": {"torch", "numpy", "safetensors", "ray", "optuna"},
     "stages": {"torch", "numpy", "yaml", "pyarrow"},
 }
@@ -88,6 +88,53 @@ def test_third_party_imports_stay_in_their_room(path: Path) -> None:
     found = {module.split(".")[0] for module, ours in imports(path) if not ours}
     foreign = found - allowed - set(sys.stdlib_module_names)
     assert not foreign, f"{path.name} imports {sorted(foreign)}"
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Directly or through others; imports inside functions count."""
+    names = {module_name(path): path for path in SOURCES}
+    graph = {
+        name: {
+            found
+            for module, ours in imports(path)
+            if ours
+            for found in (module, *(f"{module}.{name}" for name in names_imported(path, module)))
+            if found in names and found != name
+        }
+        for name, path in names.items()
+        if name
+    }
+    assert list(circles(graph)) == []
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def names_imported(path: Path, module: str) -> set[str]:
+    """What `from module import ...` names in the file: some are modules themselves."""
+    last = module.rpartition(".")[2]
+    return {
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or last).rpartition(".")[2] == last
+        for alias in node.names
+    }
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """One path back to where it began for each module that can reach itself."""
+    for start in graph:
+        paths, seen = [[start]], {start}
+        while paths:
+            path = paths.pop()
+            for following in graph.get(path[-1], ()):
+                if following == start:
+                    yield [*path, start]
+                if following not in seen:
+                    seen.add(following)
+                    paths.append([*path, following])
 
 
 def test_ray_is_imported_in_one_room_only() -> None:

@@ -11,7 +11,7 @@ from mixednuts_dist.config import RunConfig
 
 ANSWERING_STD = """
 import torch
-from mixednuts_dist.data.demo_classifiers import demo_std
+from mixednuts_dist.classifiers.demo_classifiers import demo_std
 
 def classes(images):
     with torch.no_grad():

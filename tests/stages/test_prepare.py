@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mixednuts_dist.data.datasets import open_dataset
 from mixednuts_dist.distributed.preparation import PartDone
 from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages import prepare
 
 N_CLASSES = 5

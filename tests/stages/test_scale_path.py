@@ -12,15 +12,15 @@ import pytest
 import torch
 import yaml
 
-from mixednuts_dist.data.base_classifiers import classifier_checksum, load_classifier
-from mixednuts_dist.data.datasets import labels_checksum, open_dataset
-from mixednuts_dist.data.image_files import EXTENSIONS
-from mixednuts_dist.data.model_libraries import Normalized
-from mixednuts_dist.data.parquet_images import MANIFEST, ImagePart, ImageRows, Manifest, encode_part
-from mixednuts_dist.data.partitions import split_images
-from mixednuts_dist.data.store import Store
+from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.classifiers.model_libraries import Normalized
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker
+from mixednuts_dist.images.datasets import labels_checksum, open_dataset
+from mixednuts_dist.images.image_files import EXTENSIONS
+from mixednuts_dist.images.parquet_images import MANIFEST, ImagePart, ImageRows, Manifest, encode_part
+from mixednuts_dist.storage.partitions import split_images
+from mixednuts_dist.storage.store import Store
 from mixednuts_dist.threat import ThreatModel
 from tests.object_store import ObjectStore
 

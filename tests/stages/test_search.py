@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from mixednuts_dist.config import RunConfig, parse_config
-from mixednuts_dist.data.records import SearchResult
-from mixednuts_dist.data.tables import read_attack_records
 from mixednuts_dist.errors import ConfigError
-from mixednuts_dist.mixing.prediction import mixed_clean_correct
 from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.selection.prediction import mixed_clean_correct
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.storage.records import SearchResult
+from mixednuts_dist.storage.tables import read_attack_records
 from tests.conftest import tiny_content
 
 Configured = Callable[..., RunConfig]

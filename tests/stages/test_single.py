@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.attacks.adaptive import AttackBudget, autoattack
+from mixednuts_dist.classifiers.demo_classifiers import demo_rob
 from mixednuts_dist.cli import main
 from mixednuts_dist.config import RunConfig, load_config
-from mixednuts_dist.data.datasets import open_dataset
-from mixednuts_dist.data.demo_classifiers import demo_rob
 from mixednuts_dist.errors import BaseClassifierError, ConfigError
+from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.single import SingleResults
 from mixednuts_dist.reports.status import run_status
 from mixednuts_dist.stages import attack, search
@@ -112,7 +112,7 @@ def test_the_command_prints_the_table(finished) -> None:
 
 
 NO_GRADIENT = """
-from mixednuts_dist.data.demo_classifiers import demo_rob as real
+from mixednuts_dist.classifiers.demo_classifiers import demo_rob as real
 import torch
 
 class Answers(torch.nn.Module):

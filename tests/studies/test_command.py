@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
+from mixednuts_dist.classifiers.demo_classifiers import demo_rob, demo_std
 from mixednuts_dist.cli import main
 from mixednuts_dist.config import RunConfig, load_config, parse_config
-from mixednuts_dist.data.datasets import open_dataset
-from mixednuts_dist.data.demo_classifiers import demo_rob, demo_std
-from mixednuts_dist.data.tables import read_columns
 from mixednuts_dist.errors import ConfigError
+from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies import command, paper_numbers
 from mixednuts_dist.studies.bench import Bench
 from mixednuts_dist.studies.beside import same_set_up

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from mixednuts_dist.data.datasets import open_dataset
-from mixednuts_dist.data.demo_classifiers import demo_rob, demo_std
-from mixednuts_dist.data.records import AttackRecords
-from mixednuts_dist.data.tables import read_columns
+from mixednuts_dist.classifiers.demo_classifiers import demo_rob, demo_std
+from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.storage.records import AttackRecords
+from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies.bench import Bench
 from mixednuts_dist.studies.outcome import Outcome
 from mixednuts_dist.studies.registry import find_studies

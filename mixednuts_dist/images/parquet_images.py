@@ -1,0 +1,218 @@
+"""`parquet:URI`: images that `mixednuts prepare` wrote, in a folder or a bucket; a worker reads only its own.
+
+A part is a Parquet file of uint8 images, rows of (label, name, image); `manifest.json` lists all parts with the sha256
+of their rows and all labels, so that opening the set reads nothing else. Layout version 1.
+"""
+
+import hashlib
+import io
+import json
+import logging
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from ..errors import DatasetError, MissingArtifact, StoreError
+from ..storage.store import Store
+
+MANIFEST = "manifest.json"
+LAYOUT_VERSION = 1
+_METADATA = b"mixednuts_images"
+logger = logging.getLogger(__name__)
+
+_UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, TypeError)
+
+
+@dataclass(frozen=True)
+class ImagePart:
+    """One line of the manifest."""
+
+    name: str  # file name beside the manifest
+    start: int  # index of its first image
+    stop: int
+    sha256: str  # of its rows, whatever the compression
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`manifest.json` as a whole."""
+
+    source: str  # the URI that was prepared
+    fingerprint: str  # of the source's bytes, the order and the size of the parts
+    seed: int  # of the order
+    image_shape: tuple[int, int, int]
+    parts: tuple[ImagePart, ...]
+    labels: tuple[int, ...]
+    version: int = LAYOUT_VERSION
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> "Manifest":
+        """Raises ValueError, KeyError or TypeError for what is no manifest of this version."""
+        values = json.loads(content)
+        if values.get("version") != LAYOUT_VERSION:
+            raise ValueError(f"layout version {values.get('version')}; this release reads {LAYOUT_VERSION}")
+        parts = tuple(ImagePart(**part) for part in values.pop("parts"))
+        shape = tuple(values.pop("image_shape"))
+        return cls(parts=parts, image_shape=shape, labels=tuple(values.pop("labels")), **values)
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """The rows of one part."""
+
+    images: np.ndarray[Any, Any]  # (B, C, H, W) uint8
+    labels: np.ndarray[Any, Any]  # (B,) int64
+    names: tuple[str, ...]  # what the source calls each image
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the rows; computed once, for the part's own check and the manifest's."""
+        sha = hashlib.sha256(json.dumps([list(self.images.shape), list(self.names)]).encode())
+        sha.update(np.ascontiguousarray(self.labels, np.int64).tobytes())
+        sha.update(np.ascontiguousarray(self.images).tobytes())
+        return sha.hexdigest()
+
+
+@dataclass
+class ParquetImages:
+    """An opened prepared set; the part that was read last is kept."""
+
+    uri: str
+    store: Store
+    manifest: Manifest
+    _last: tuple[ImagePart, ImageRows] | None = field(default=None, repr=False)
+
+    @cached_property
+    def labels(self) -> np.ndarray[Any, Any]:
+        return np.array(self.manifest.labels, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.manifest.labels)
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Images `start` .. `stop - 1` as float32 in [0, 1], and their labels.
+
+        Raises:
+            DatasetError: naming the part that is missing, damaged or not the manifest's.
+        """
+        pieces = []
+        for part in self._parts(start, stop):
+            rows = self._rows(part)
+            pieces.append(rows.images[max(start - part.start, 0) : stop - part.start])
+        pixels = np.concatenate(pieces) if pieces else np.empty((0, *self.manifest.image_shape), np.uint8)
+        return torch.from_numpy(pixels).float().div(255), torch.from_numpy(self.labels[start:stop].copy())
+
+    def checksum(self, n: int) -> str:
+        """sha256 of what the manifest says of the first `n` images; every read holds the rows against it."""
+        parts = [part.sha256 for part in self._parts(0, n)]
+        return hashlib.sha256(json.dumps([n, parts]).encode() + self.labels[:n].tobytes()).hexdigest()
+
+    def _parts(self, start: int, stop: int) -> Sequence[ImagePart]:
+        parts = self.manifest.parts
+        first = max(bisect_right(parts, start, key=lambda part: part.start) - 1, 0)
+        last = bisect_right(parts, stop - 1, key=lambda part: part.start)
+        return parts[first:last] if start < stop else ()
+
+    def _rows(self, part: ImagePart) -> ImageRows:
+        if self._last is None or self._last[0] != part:
+            self._last = (part, read_part(self.store, part))
+        return self._last[1]
+
+
+def open_parquet(address: str) -> ParquetImages:
+    """Open a prepared set by its manifest.
+
+    Raises:
+        DatasetError: where there is no manifest, with the command that makes one, or it is not readable.
+    """
+    try:
+        store = Store(address)
+        if not store.exists(MANIFEST):
+            raise DatasetError(
+                f"parquet:{address}: there is no {store.address(MANIFEST)}; make or complete the set with: "
+                f"mixednuts prepare URI --to {address}"
+            )
+        manifest = Manifest.from_json(store.read(MANIFEST))
+    except StoreError as error:
+        raise DatasetError(f"parquet:{address}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DatasetError(
+            f"parquet:{address}: {MANIFEST} cannot be used: {error}; run mixednuts prepare again"
+        ) from error
+    return ParquetImages(f"parquet:{address}", store, manifest)
+
+
+def encode_part(rows: ImageRows, fingerprint: str) -> bytes:
+    """The bytes of a part; `fingerprint` says which preparation it belongs to."""
+    columns = {
+        "label": pa.array(np.ascontiguousarray(rows.labels, np.int64)),
+        "name": pa.array(rows.names, pa.string()),
+        "image": pa.FixedSizeListArray.from_arrays(pa.array(rows.images.reshape(-1)), int(rows.images[0].size)),
+    }
+    about = {"shape": rows.images.shape[1:], "fingerprint": fingerprint, "sha256": rows.sha256}
+    table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(about)})
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def decode_part(content: bytes) -> tuple[ImageRows, str]:
+    """What `encode_part` was given; raises Arrow's or Python's own errors where the bytes are damaged."""
+    table = pq.read_table(io.BytesIO(content))
+    about = json.loads(table.schema.metadata[_METADATA])
+    images = table.column("image").combine_chunks().flatten().to_numpy().reshape(-1, *about["shape"])
+    rows = ImageRows(images, table.column("label").to_numpy(), tuple(table.column("name").to_pylist()))
+    if rows.sha256 != about["sha256"]:
+        raise ValueError("its pixels, labels or names are not those that were written")
+    return rows, about["fingerprint"]
+
+
+def finished_part(store: Store, name: str, fingerprint: str) -> ImageRows | None:
+    """The rows of a part that an earlier `prepare` of the same images left whole, else None."""
+    if not store.exists(name):
+        return None
+    try:
+        rows, found = decode_part(store.read(name))
+    except _UNREADABLE as error:
+        logger.warning("%s is damaged (%s); it is written again", store.address(name), error)
+        return None
+    return rows if found == fingerprint else None
+
+
+def read_part(store: Store, part: ImagePart) -> ImageRows:
+    """A part's rows, held against the manifest.
+
+    Raises:
+        DatasetError: where the file is missing, damaged or another one.
+    """
+    try:
+        rows, _ = decode_part(store.read(part.name))
+    except (*_UNREADABLE, StoreError, MissingArtifact) as error:
+        raise _damaged(store, part, str(error)) from error
+    if rows.sha256 != part.sha256:
+        raise _damaged(store, part, f"it is not the part of this {MANIFEST}")
+    return rows
+
+
+def _damaged(store: Store, part: ImagePart, reason: str) -> DatasetError:
+    return DatasetError(
+        f"{store.address(part.name)} (images {part.start}-{part.stop - 1}) is missing or damaged: {reason}. The same "
+        "mixednuts prepare command writes this part again and leaves the others"
+    )

@@ -1,0 +1,179 @@
+"""The extension points: an attack, a loss, a clamp, a dataset, ... is one file that registers itself under a name.
+
+An entry of the package is a file of the register's room with a decorated class or function::
+
+    @CLAMPS("relu", describes="max(v, 0)")
+    def relu(u_BK: Tensor) -> Tensor: ...
+
+An entry of a user's is the same in a Python file that the configuration names (`extensions: [my_clamp.py]`).
+
+The names and one-line descriptions of the package's own entries are read from the source of their files, without
+importing them: a wrong name in a configuration is refused before torch is imported, and no list is kept by hand.
+"""
+
+import ast
+import difflib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from .errors import ConfigError, InvalidInputError
+
+T = TypeVar("T")
+_PACKAGE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of an entry without importing it."""
+
+    name: str
+    describes: str  # one line
+    facts: Mapping[str, Any]  # what else the decorator was given, as far as it is literal
+    home: str  # the module that registers it
+
+
+class Register(Generic[T]):
+    """Entries of one kind by name.
+
+    Args:
+        constant: the name of the constant that holds this register, by which decorators are found in the source.
+        kind: what an entry is, for messages.
+        room: the folder of the package whose files register the built-in entries.
+    """
+
+    def __init__(self, constant: str, kind: str, room: str) -> None:
+        self.constant, self.kind, self.room = constant, kind, room
+        self._made: dict[str, T] = {}
+        self._added: dict[str, Entry] = {}  # by extensions
+
+    def __call__(self, name: str, *, describes: str, **facts: Any) -> Callable[[T], T]:
+        """A decorator that registers what it decorates; `facts` are the entry's own, as its register's users read them.
+
+        Raises:
+            ConfigError: for a name that another file has taken.
+        """
+
+        def register(made: T) -> T:
+            home = str(getattr(made, "__module__", ""))
+            taken = self._entry(name)
+            if taken is not None and taken.home != home:
+                raise ConfigError(
+                    f"{self.kind} {name!r} of {home} has the name of one of {taken.home}; choose another name"
+                )
+            self._made[name] = made
+            if taken is None:
+                self._added[name] = Entry(name, describes, facts, home)
+            return made
+
+        return register
+
+    def entries(self) -> dict[str, Entry]:
+        """Every entry by name: the package's own by `order=`, then by file; after them those of extensions."""
+        return {**_built_in(self.constant, self.room), **self._added}
+
+    def names(self) -> tuple[str, ...]:
+        """Every valid name."""
+        return tuple(self.entries())
+
+    def check(self, name: str) -> str:
+        """`name` itself.
+
+        Raises:
+            InvalidInputError: for a name that nobody has registered; it lists the valid ones.
+        """
+        if self._entry(name) is None:
+            close = difflib.get_close_matches(str(name), self.names(), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise InvalidInputError(f"{self.kind} {name!r} is not known{hint} Valid names: {', '.join(self.names())}")
+        return name
+
+    def get(self, name: str) -> T:
+        """What is registered under `name`; imports its file. Errors as in `check`."""
+        self.check(name)
+        if name not in self._made:
+            importlib.import_module(self.entries()[name].home)
+        return self._made[name]
+
+    def _entry(self, name: str) -> Entry | None:
+        return self.entries().get(name)
+
+
+ATTACKS: Register[Any] = Register("ATTACKS", "attack", "attacks")
+LOSSES: Register[Any] = Register("LOSSES", "loss", "attacks")
+CLAMPS: Register[Any] = Register("CLAMPS", "clamp", "mixing")
+CRITERIA: Register[Any] = Register("CRITERIA", "criterion", "selection")
+DATASETS: Register[Any] = Register("DATASETS", "dataset", "images")
+CLASSIFIERS: Register[Any] = Register("CLASSIFIERS", "classifier", "classifiers")
+CHARTS: Register[Any] = Register("CHARTS", "chart", "reports")
+STUDIES: Register[Any] = Register("STUDIES", "study", "studies")
+REGISTERS = (ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, CHARTS, STUDIES)
+
+
+def load_extensions(files: Iterable[str]) -> dict[str, str]:
+    """Import the Python files, each once a process and content; returns file -> sha256 of its content.
+
+    Raises:
+        ConfigError: for a file that does not exist or cannot be imported, with its error.
+    """
+    return {file: _load(Path(file.removeprefix("py:"))) for file in files}
+
+
+def _load(path: Path) -> str:
+    if not path.is_file():
+        raise ConfigError(f"extensions: {path} does not exist (working folder: {Path.cwd()})")
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    name = f"mixednuts_extension_{path.stem}_{sha256[:12]}"
+    if name not in sys.modules:
+        sys.modules[name] = _imported(name, path)
+    return sha256
+
+
+def _imported(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"extensions: {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"extensions: {path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+@functools.cache
+def _built_in(constant: str, room: str) -> Mapping[str, Entry]:
+    """The entries that the files of a room register, read from their source."""
+    found = [entry for path in sorted((_PACKAGE / room).glob("*.py")) for entry in _registered(path, constant, room)]
+    found.sort(key=lambda entry: entry.facts.get("order", len(found)))  # stable: then by file
+    return {entry.name: entry for entry in found}
+
+
+def _registered(path: Path, constant: str, room: str) -> Iterator[Entry]:
+    text = path.read_text(encoding="utf-8")
+    if f"{constant}(" not in text:
+        return
+    home = f"{__package__}.{room}.{path.stem}"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == constant:
+            facts = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
+            name, describes = _literal(node.args[0]) if node.args else None, facts.pop("describes", None)
+            if isinstance(name, str) and isinstance(describes, str):
+                yield Entry(name, describes, {key: value for key, value in facts.items() if value is not None}, home)
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal, None for anything else."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None

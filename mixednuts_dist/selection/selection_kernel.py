@@ -1,0 +1,162 @@
+"""The inner loop of Algorithm 1: `log(1 - margin)` of images under scales and powers, for one bias.
+
+What a winner a and a rival b need of the other classes is `R = sum_{j != a} e^{z_j}`, relative to the best of them.
+
+What makes it fast: the clamp is evaluated once for all powers and scales, `|v|^p` once for all scales; powers and
+exponentials are powers of two; rows go through in blocks that stay in the cache.
+
+Shapes: N images, K classes, P powers, S scales, W wanted entries of a (P, S, N) table.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..mixing.margins import log_one_minus_gap_from_parts
+from ..mixing.transforms import Clamp, clamp_logits
+
+_CPU_BLOCK = 128 * 1024  # float64 elements, 1 MB
+_ACCELERATOR_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The candidates that are measured at a time: one bias with some powers and scales."""
+
+    bias: float
+    clamp: Clamp
+    powers: Sequence[float]
+    scales: Sequence[float]
+
+    def clamped(self, normed: Tensor) -> Tensor:
+        """v of LayerNormed logits."""
+        return clamp_logits(normed + self.bias, self.clamp)
+
+    def mapped(self, normed: Tensor) -> Tensor:
+        """The logits at scale 1 for every power, a new first dimension."""
+        return SignedPowers.of(self.clamped(normed)).to_all(self.powers)
+
+
+@dataclass(frozen=True)
+class SignedPowers:
+    """`|v|^p sign(v)` for many p."""
+
+    signs: Tensor
+    log2: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "SignedPowers":
+        """What all powers of `values` share."""
+        return cls(values.sign(), values.abs().log2_())
+
+    def to_all(self, powers: Sequence[float]) -> Tensor:
+        """The values to each of these powers, a new first dimension."""
+        exponents = self.log2.new_tensor(powers).reshape(-1, *(1 for _ in self.log2.shape))
+        return (self.log2 * exponents).exp2_().mul_(self.signs)
+
+
+@dataclass(frozen=True)
+class Duels:
+    """Rows of LayerNormed logits with the two classes whose gap is asked for.
+
+    The winner is the class of the largest logit, or of the smallest where `flipped_N`; `rivals_N` are the rivals'
+    LayerNormed logits, NaN for the best class beside the winner.
+    """
+
+    descending_NK: Tensor  # float64, each row sorted
+    flipped_N: Tensor  # bool
+    rivals_N: Tensor  # float64
+
+    def __len__(self) -> int:
+        return len(self.descending_NK)
+
+    def select(self, rows: slice | Tensor) -> "Duels":
+        """Some of the rows."""
+        return Duels(self.descending_NK[rows], self.flipped_N[rows], self.rivals_N[rows])
+
+    def winners(self) -> Tensor:
+        """The winners' logits, shape (N,)."""
+        return torch.where(self.flipped_N, self.descending_NK[:, -1], self.descending_NK[:, 0])
+
+    def others(self) -> Tensor:
+        """The logits beside the winners', descending, shape (N, K - 1)."""
+        if not bool(self.flipped_N.any()):
+            return self.descending_NK[:, 1:]
+        return torch.where(self.flipped_N[:, None], self.descending_NK[:, :-1], self.descending_NK[:, 1:])
+
+    def others_at(self, ranks: Sequence[int]) -> Tensor:
+        """Some columns of `others`, shape (N, len(ranks))."""
+        index = torch.tensor(ranks, dtype=torch.int64, device=self.descending_NK.device)
+        after_N1 = 1 - self.flipped_N[:, None].long()
+        return self.descending_NK.gather(1, index + after_N1)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Winner and rival relative to the best class beside the winner, at scale 1, each of shape (P, N)."""
+
+    best: Tensor  # not relative
+    lead: Tensor
+    behind: Tensor
+
+    @classmethod
+    def of(cls, duels: Duels, slab: Slab) -> "Standing":
+        """The best class is the first or the last of the others: a clamp has no peak in between.
+
+        Equal logits are given equal values: vectorised functions may round them differently by their place in memory.
+        """
+        first_N, last_N = duels.others_at([0, duels.descending_NK.shape[1] - 2]).unbind(dim=1)
+        winner_N, rival_N = duels.winners(), duels.rivals_N
+        first_PN, last_PN, winner_PN, rival_PN = slab.mapped(torch.stack([first_N, last_N, winner_N, rival_N])).unbind(
+            1
+        )
+        for other_N, other_PN in ((first_N, first_PN), (last_N, last_PN)):
+            winner_PN = torch.where(winner_N == other_N, other_PN, winner_PN)
+            rival_PN = torch.where(rival_N == other_N, other_PN, rival_PN)
+        best_PN = torch.maximum(first_PN, last_PN)
+        return cls(best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0))
+
+
+def log_one_minus_gaps(duels: Duels, slab: Slab, standing: Standing, entries_W: Tensor) -> Tensor:
+    """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (W,), float64.
+
+    `entries_W` are ascending indices into the flattened (P, S, N) table. Where the rival is the winner itself the
+    result means nothing.
+    """
+    n_images, n_scales = len(duels), len(slab.scales)
+    rows_W = entries_W % n_images
+    powers_W = entries_W // (n_images * n_scales)
+    scales_W = standing.best.new_tensor(slab.scales)[entries_W // n_images % n_scales]
+    rest_W = _exp_sums(duels, slab, standing, powers_W=powers_W, scales_W=scales_W, rows_W=rows_W)
+    lead_W, behind_W = standing.lead[powers_W, rows_W], standing.behind[powers_W, rows_W]
+    return log_one_minus_gap_from_parts(rest_W, scales_W * lead_W, scales_W * behind_W)
+
+
+def _exp_sums(
+    duels: Duels, slab: Slab, standing: Standing, *, powers_W: Tensor, scales_W: Tensor, rows_W: Tensor
+) -> Tensor:
+    """`sum_{j != a} exp(s (z_j - z_best))`, shape (W,), for ascending indices of powers, scales and indices of rows."""
+    used_N = torch.zeros(len(duels), dtype=torch.bool, device=rows_W.device).index_fill_(0, rows_W, True)
+    others = SignedPowers.of(slab.clamped(duels.select(used_N).others()))
+    (n_rows, n_others), rows_W = others.log2.shape, (used_N.cumsum(0) - 1)[rows_W]
+    factors_W1 = (scales_W / math.log(2))[:, None]
+    sums_W = torch.empty_like(scales_W)
+    for powers in row_blocks(standing.best, max(1, n_rows * n_others)):
+        ahead_PNK = others.to_all(slab.powers[powers]).sub_(standing.best[powers][:, used_N, None])
+        first, last = torch.searchsorted(powers_W, powers_W.new_tensor([powers.start, powers.stop])).tolist()
+        entries_W = (powers_W - powers.start) * n_rows + rows_W
+        for part in row_blocks(rows_W[first:last], n_others):
+            block = slice(first + part.start, min(last, first + part.stop))
+            sums_W[block] = ahead_PNK.flatten(0, 1)[entries_W[block]].mul_(factors_W1[block]).exp2_().sum(dim=1)
+    return sums_W
+
+
+def row_blocks(values: Tensor, width: int, elements: int = _CPU_BLOCK) -> list[slice]:
+    """Slices of the rows of `values` such that a table of that many rows and `width` columns stays small."""
+    if values.device.type != "cpu":
+        elements = _ACCELERATOR_BLOCK
+    n_rows = max(1, elements // width)
+    return [slice(start, start + n_rows) for start in range(0, len(values), n_rows)]

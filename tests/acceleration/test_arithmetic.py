@@ -1,0 +1,224 @@
+"""Fast gradients: the copies agree with their originals, and no claim comes from a copy."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.acceleration.arithmetic import Arithmetic
+from mixednuts_dist.acceleration.gradient_copy import agrees, folded
+from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.attacks.victim import Victim
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.margins import signed_margin
+from mixednuts_dist.mixing.transforms import LayerNormTransform, LogitTransform, layer_norm_logits
+from mixednuts_dist.threat import ThreatModel
+
+from .conftest import images, small_net
+
+SHAPE = (3, 8, 8)
+THREAT = ThreatModel("Linf", 0.03)
+
+
+class Normalized(nn.Module):
+    """Convolutions with batch normalisation, and what a tracer meets in the wild."""
+
+    def __init__(self, *, branching: bool = False) -> None:
+        super().__init__()
+        self.branching = branching
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.body = nn.Sequential(
+                nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+                nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+            )  # fmt: skip
+            self.head = nn.Linear(8 * 64, 10)
+            for layer in self.body:
+                if isinstance(layer, nn.BatchNorm2d):
+                    layer.running_mean.uniform_(-0.5, 0.5)
+                    layer.running_var.uniform_(0.2, 2)
+                    nn.init.uniform_(layer.weight, 0.5, 2)
+                    nn.init.uniform_(layer.bias, -0.5, 0.5)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.branching and float(x.sum()) > 1e9:  # a tracer cannot follow values
+            return self.head(self.body(-x))
+        return self.head(self.body((x - 0.5) / 0.25))
+
+
+def n_batch_norms(network: nn.Module) -> int:
+    return sum(isinstance(layer, nn.BatchNorm2d) for layer in network.modules())
+
+
+@pytest.mark.parametrize("branching", [False, True])
+def test_folding_keeps_the_logits_and_leaves_the_original_alone(branching: bool) -> None:
+    network, x = Normalized(branching=branching), images(6, SHAPE)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    copied = folded(network, x)
+    assert n_batch_norms(copied) == 0
+    assert n_batch_norms(network) == 2
+    assert torch.allclose(copied(x), network(x), atol=1e-4)
+    assert not any(weight.requires_grad for weight in copied.parameters())
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+
+
+def test_what_cannot_be_folded_stays_as_it_is() -> None:
+    class Swapped(Normalized):
+        """Batch normalisation that another module reads: folding it would change the logits."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = self.body[1].weight.mean() * len(list(self.body[1].buffers()))
+            return super().forward(x) * scale
+
+    network, x = Swapped(), images(6, SHAPE)
+    copied = folded(network, x)
+    assert torch.allclose(copied(x), network(x), rtol=1e-4, atol=1e-4)
+    plain = small_net(10, SHAPE)
+    assert folded(plain, x) is plain
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "auto"])
+@pytest.mark.parametrize("stop", [True, False])
+def test_claims_are_those_of_the_original_in_float32(precision, stop: bool) -> None:
+    network, x = Normalized(), images(24, SHAPE)
+    y = network(x).argmax(dim=1)
+    arithmetic = Arithmetic(precision)
+    found = minimum_margin_attack(
+        network, x, y, threat=THREAT, n_iter=15, n_target_classes=2, stop_when_broken=stop, arithmetic=arithmetic
+    )
+    with torch.no_grad():
+        logits = network(found.x_adv)
+    assert torch.allclose(found.logits, logits, atol=1e-5)
+    assert torch.equal(found.broken, logits.argmax(dim=1) != y)
+    assert torch.allclose(found.margin, signed_margin(logits.double().softmax(dim=1), y), atol=1e-6)
+    assert 0 < int(found.broken.sum()) < len(x)
+    chosen = arithmetic.network_copy(network, x).precision
+    assert chosen == precision or (precision == "auto" and chosen in ("fp32", "bf16"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fast_gradients_are_as_strong_as_exact_ones(precision) -> None:
+    """On real images and a robust classifier: the same broken images, no larger margins."""
+    x, y = open_dataset("digits").read(0, 32)
+    rob = nn.Sequential(load_classifier("demo:rob", "rob"), LayerNormTransform())
+    options = {"threat": ThreatModel("Linf", 0.15), "n_iter": 20, "n_target_classes": 2}
+    exact = minimum_margin_attack(rob, x, y, **options)
+    fast = minimum_margin_attack(rob, x, y, arithmetic=Arithmetic(precision), **options)
+    assert int(fast.broken.sum()) >= int(exact.broken.sum())
+    assert float(fast.margin.mean()) <= float(exact.margin.mean()) + 1e-3
+    if precision == "fp32":  # nothing to fold: the same bits
+        assert torch.equal(fast.x_adv, exact.x_adv)
+
+
+@pytest.mark.parametrize("mode", ["transfer", "bypass"])
+def test_only_the_networks_of_a_mixture_are_copied(mode: str) -> None:
+    rob = Normalized()
+    mixed = MixedClassifier(
+        small_net(10, SHAPE, seed=1, sharpness=8), rob, LogitTransform(2.0, 2.0, -0.5), 0.6, surrogate_alpha=0.8
+    )
+    x = images(16, SHAPE)
+    with torch.no_grad():
+        y = mixed(x).argmax(dim=1)
+    arithmetic = Arithmetic("bf16")
+    copied = arithmetic.copy_of(mixed, x)
+    assert copied.model.transform is mixed.transform
+    assert mixed.rob is rob
+    with torch.no_grad():
+        logits = copied.model(x)
+        assert logits.dtype == torch.float32
+        assert float((logits.exp() - mixed(x).exp()).abs().mean()) < 0.05
+    found = adaptive_autoattack(
+        mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), mode=mode, arithmetic=arithmetic,
+        budget=AttackBudget(n_iter=15, n_target_classes=2),
+    )  # fmt: skip
+    with torch.no_grad():
+        assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
+    assert 0 < int(found.robust.sum()) < len(x)
+    assert arithmetic.network_copy(rob, x).made is copied.model.rob, "a network is copied once"
+
+
+def test_tf32_where_there_is_none_is_said_and_is_float32(victim, caplog) -> None:
+    model, x, y = victim(n=6)
+    options = {"threat": THREAT, "n_iter": 5, "n_target_classes": 1}
+    arithmetic = Arithmetic("tf32")
+    with caplog.at_level(logging.WARNING):
+        found = minimum_margin_attack(model, x, y, arithmetic=arithmetic, **options)
+    assert "precision=tf32: the device cpu has none" in caplog.text
+    assert arithmetic.network_copy(model, x).precision == "fp32"
+    assert torch.equal(found.x_adv, minimum_margin_attack(model, x, y, **options).x_adv)
+
+
+def test_a_network_that_bfloat16_breaks_stays_in_float32(caplog) -> None:
+    class Fine(nn.Module):
+        """Logits that are the differences of large numbers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net(10, SHAPE)
+            self.large = nn.Linear(10, 10, bias=False)
+            nn.init.eye_(self.large.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.large(self.net(x) + 1e4) - 1e4
+
+    network, x = Fine().eval(), images(8, SHAPE)
+    arithmetic = Arithmetic("bf16")
+    assert arithmetic.network_copy(network, x).precision == "fp32"
+    assert "Fine does not work in bfloat16" in caplog.text
+
+
+@pytest.mark.parametrize("branching", [False, True])
+def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool) -> None:
+    """Near 1 bfloat16 has steps of 1/255: of a perturbation of that size it would leave nothing."""
+    network, x = Normalized(branching=branching), images(8, SHAPE)
+    made, computed, taken = Arithmetic("bf16").network_copy(network, x).made, [], []
+    for layer in made.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_pre_hook(lambda _, given: taken.append(given[0].dtype))
+            layer.register_forward_hook(lambda _, __, output: computed.append(output.dtype))
+    made(x)
+    assert computed == [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert taken == computed, "what is between the layers stays in bfloat16: no sum is widened, no image copied"
+
+
+def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
+    """Folded it is faster, and every claim is the original's all the same."""
+    network, x = Normalized(), images(8, SHAPE)
+    copied = Arithmetic("bf16").copy_of(network, x)
+    assert copied.finer is not network
+    assert n_batch_norms(copied.finer) == 0
+    assert {weight.dtype for weight in copied.finer.parameters()} == {torch.float32}
+    assert agrees(copied.finer, network, x, 1e-5)
+    victim = Victim.of(network, Arithmetic("bf16"), x)
+    assert victim.finer is not None
+    assert not victim.finer.exact, "the judge has to confirm what a copy believes"
+    assert victim.finer.judge is network
+
+
+def test_what_is_no_module_or_no_precision_is_refused(victim) -> None:
+    model, x, y = victim(n=4)
+    with pytest.raises(InvalidInputError, match=r"'bf16' needs a torch module to copy, not function"):
+        minimum_margin_attack(
+            lambda images: layer_norm_logits(model(images)), x, y, threat=THREAT, arithmetic=Arithmetic("bf16")
+        )
+    with pytest.raises(InvalidInputError, match=r"'fp16' is not known; valid precisions: fp32, tf32, bf16, auto"):
+        Arithmetic("fp16")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own imports
+def test_compiled_copies_find_the_same() -> None:
+    network, x = Normalized(), images(40, SHAPE)
+    y = network(x).argmax(dim=1)
+    options = {"threat": THREAT, "n_iter": 15, "n_target_classes": 2, "batch_size": 16}
+    plain = minimum_margin_attack(network, x, y, arithmetic=Arithmetic(), **options)
+    compiled = minimum_margin_attack(network, x, y, arithmetic=Arithmetic(compile=True), **options)
+    assert torch.equal(compiled.broken, plain.broken)
+    assert torch.allclose(compiled.margin, plain.margin, atol=1e-2)
+    assert abs(float(compiled.margin.mean() - plain.margin.mean())) < 1e-3

@@ -1,0 +1,185 @@
+"""A standard classifier that only answers: a real service on loopback, plain functions, and answers that are none."""
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mixednuts_dist.data import black_box
+
+from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
+from mixednuts_dist.classifiers.black_box_classifier import BlackBoxClassifier, load_black_box
+from mixednuts_dist.errors import BaseClassifierError
+from mixednuts_dist.uris import parse_uri
+
+FUNCTIONS = """
+import numpy as np
+
+def brightest(images, flip=False):
+    logits = images.mean(axis=(2, 3))
+    return -logits if flip else logits
+
+def classes(images):
+    return images.mean(axis=(2, 3)).argmax(axis=1)
+
+def noisy(images):
+    return np.random.rand(len(images), 3)
+"""
+
+
+class Service:
+    """Counts its requests and answers them with whatever `answer` makes of the images."""
+
+    def __init__(self, answer: Callable[[np.ndarray], bytes]) -> None:
+        self.answer, self.n_images, self.refuse_first = answer, [], 0
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers["Content-Length"]))
+                service.refuse_first -= 1
+                if service.refuse_first >= 0:
+                    self.send_error(503)
+                    return
+                images = np.load(io.BytesIO(content), allow_pickle=False)
+                service.n_images.append(len(images))
+                body = service.answer(images)
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/classify"
+
+
+def npy(images: np.ndarray) -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, images.mean(axis=(2, 3)))
+    return sink.getvalue()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service(npy)
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> str:
+    (tmp_path / "answers.py").write_text(FUNCTIONS)
+    return f"callable:{tmp_path / 'answers.py'}"
+
+
+def logits_of(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(dim=(2, 3))
+
+
+def test_a_service_answers_in_batches_and_is_asked_once_an_image(service: Service) -> None:
+    model, x = load_classifier(service.url, "std"), torch.rand(150, 3, 4, 4)
+    assert torch.allclose(model(x), logits_of(x), atol=1e-6)
+    assert service.n_images == [64, 64, 22]
+    assert torch.equal(model(x[:70]), model(x)[:70])
+    assert sum(service.n_images) == 150
+    assert check_classifier(model, x[:8], "std") == 3
+    assert not model(x.requires_grad_()).requires_grad
+
+
+@pytest.mark.parametrize("kind", ["logits", "classes"])
+def test_json_answers(service: Service, kind: str) -> None:
+    def answer(images: np.ndarray) -> bytes:
+        logits = images.mean(axis=(2, 3))
+        return json.dumps({kind: (logits if kind == "logits" else logits.argmax(axis=1)).tolist()}).encode()
+
+    service.answer, x = answer, torch.rand(5, 3, 4, 4)
+    model = load_classifier(f"{service.url}#classes=3", "std")
+    assert torch.equal(model(x).argmax(dim=1), logits_of(x).argmax(dim=1))
+    assert model(x).shape == (5, 3)
+
+
+def test_an_overloaded_service_is_asked_again(service: Service) -> None:
+    service.refuse_first, x = 2, torch.rand(3, 3, 4, 4)
+    assert torch.allclose(load_classifier(service.url, "std")(x), logits_of(x), atol=1e-6)
+    assert service.n_images == [3]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"<html>login</html>", "answered b'<html>login"),
+        (b'{"label": 3}', "JSON with logits or classes"),
+        (b'{"classes": [0, 1, 2]}', "say how many there are, #classes=K"),
+        (b'{"logits": [[1, 2]]}', r"shape \(1, 2\) for 3 images"),
+    ],
+)
+def test_answers_that_are_none_are_quoted(service: Service, body: bytes, message: str) -> None:
+    service.answer = lambda _: body
+    with pytest.raises(BaseClassifierError, match=message):
+        load_classifier(service.url, "std")(torch.rand(3, 3, 4, 4))
+
+
+def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(black_box, "_RETRIES", 1)
+    with pytest.raises(BaseClassifierError, match=r"http://127.0.0.1:9/x does not answer"):
+        load_classifier("http://127.0.0.1:9/x", "std")(torch.rand(1, 3, 4, 4))
+
+
+def test_a_function_takes_options_and_its_source_is_in_the_checksum(functions: str, tmp_path: Path) -> None:
+    x = torch.rand(4, 3, 5, 5)
+    uri = f"{functions}:brightest?flip=true"
+    model = load_classifier(uri, "std")
+    assert torch.allclose(model(x), -logits_of(x), atol=1e-6)
+    before = classifier_checksum(model, uri)
+    assert before != classifier_checksum(model, f"{functions}:brightest")
+    (tmp_path / "answers.py").write_text(FUNCTIONS + "\n# changed\n")
+    assert classifier_checksum(model, uri) != before
+
+
+def test_answered_classes_become_certain_logits(functions: str) -> None:
+    x = torch.rand(6, 3, 5, 5)
+    logits = load_classifier(f"{functions}:classes#classes=3", "std")(x)
+    assert torch.equal(logits.argmax(dim=1), logits_of(x).argmax(dim=1))
+    assert logits.softmax(dim=1).max(dim=1).values == pytest.approx(1)
+    with pytest.raises(BaseClassifierError, match="class 2 of 2"):
+        BlackBoxClassifier(lambda images: np.full(len(images), 2), 2)(x)
+
+
+def test_a_random_answer_is_told_although_answers_are_kept(functions: str) -> None:
+    with pytest.raises(BaseClassifierError, match="the forward is random"):
+        check_classifier(load_classifier(f"{functions}:noisy", "std"), torch.rand(4, 3, 5, 5), "std")
+
+
+@pytest.mark.parametrize("fragment", ["class=3", "classes=x", "classes=3&more=1"])
+def test_a_wrong_fragment_is_refused(fragment: str) -> None:
+    uri = f"http://host/x#{fragment}"
+    with pytest.raises(BaseClassifierError, match="only classes=K may follow"):
+        load_black_box(uri, parse_uri(uri), {})
+
+
+def test_the_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(black_box, "_CACHED_ANSWERS", 4)
+    asked: list[int] = []
+
+    def ask(images: np.ndarray) -> np.ndarray:
+        asked.append(len(images))
+        return images.reshape(len(images), -1)[:, :3]
+
+    model, x = BlackBoxClassifier(ask), torch.rand(10, 1, 2, 2)
+    model(x)
+    model(x[-4:])
+    model(x[:1])
+    assert asked == [10, 1]

@@ -1,0 +1,82 @@
+"""Local weights: every usual wrapping is opened, every usual wrong file is told in words, no code is ever run."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from mixednuts_dist.classifiers.checkpoints import load_weights, read_state_dict, tensors_only
+from mixednuts_dist.errors import BaseClassifierError
+
+
+def net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+
+WRAPPINGS: dict[str, Any] = {
+    "bare": lambda state: state,
+    "state_dict": lambda state: {"state_dict": state, "epoch": 3},
+    "model": lambda state: {"model": state},
+    "parallel": lambda state: {f"module.{name}": value for name, value in state.items()},
+    "compiled and parallel": lambda state: {"model": {f"module._orig_mod.{k}": v for k, v in state.items()}},
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS.keys())
+def test_every_wrapping_gives_the_same_weights(tmp_path: Path, wrap: Any) -> None:
+    saved, path = net(1), tmp_path / "w.pt"
+    torch.save(wrap(saved.state_dict()), path)
+    loaded = load_weights(net(2), path)
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in saved.state_dict().items())
+
+
+def test_safetensors_are_read(tmp_path: Path) -> None:
+    save_file(net(1).state_dict(), tmp_path / "w.safetensors")
+    assert torch.equal(read_state_dict(tmp_path / "w.safetensors")["0.weight"], net(1)[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<!DOCTYPE html><html>Google Drive - Quota exceeded</html>", "web page, not a checkpoint.*download the file"),
+        (b"\n<html><body>", "web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS pointer.*git lfs pull"),
+        (b"", "is empty"),
+        (b"PK\x03\x04 cut short", "is damaged"),
+    ],
+)
+def test_what_a_failed_download_leaves_is_told(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "w.pt").write_bytes(content)
+    with pytest.raises(BaseClassifierError, match=message):
+        read_state_dict(tmp_path / "w.pt")
+
+
+def test_pickled_objects_are_refused_and_not_built(tmp_path: Path) -> None:
+    torch.save({"state_dict": net(1).state_dict(), "made": datetime.date(2024, 1, 1)}, tmp_path / "w.pt")
+    with pytest.raises(BaseClassifierError, match="more than tensors"):
+        read_state_dict(tmp_path / "w.pt")
+    with tensors_only(), pytest.raises(Exception, match=r"datetime\.date"):
+        torch.load(tmp_path / "w.pt", weights_only=False)  # as some libraries ask for
+
+
+@pytest.mark.parametrize(("content", "message"), [({"a": 1}, r"holds \['a'\]"), ([1.0], "holds list")])
+def test_what_is_no_state_dict_is_named(tmp_path: Path, content: object, message: str) -> None:
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(BaseClassifierError, match=message):
+        read_state_dict(tmp_path / "w.pt")
+
+
+def test_another_architecture_is_named(tmp_path: Path) -> None:
+    torch.save(nn.Conv2d(3, 8, 3).state_dict(), tmp_path / "w.pt")
+    with pytest.raises(BaseClassifierError, match=r"w\.pt does not fit Sequential: .*Missing key"):
+        load_weights(net(1), tmp_path / "w.pt")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BaseClassifierError, match=r"no checkpoint .*w\.pt"):
+        read_state_dict(tmp_path / "w.pt")

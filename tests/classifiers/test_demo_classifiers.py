@@ -1,0 +1,108 @@
+"""The embedded pair: what the README and the digits run rely on."""
+
+from collections.abc import Callable, Iterator
+from importlib import resources
+
+import pytest
+import torch
+from mixednuts_dist.data import demo_classifiers
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixednuts_dist.classifiers.demo_classifiers import DEMO_EPS, DigitsNet, demo_rob, demo_rob_light, demo_std
+from mixednuts_dist.errors import BaseClassifierError
+from mixednuts_dist.images.digits import load_digits_split
+from mixednuts_dist.tools.demo_training import Recipe, train
+
+N_PGD_ITERATIONS = 20
+
+every = pytest.mark.parametrize("factory", [demo_std, demo_rob, demo_rob_light])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Networks this small only lose time to a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def test_half() -> tuple[Tensor, Tensor]:
+    return load_digits_split("test")
+
+
+def accuracy(classifier: DigitsNet, images: Tensor, labels: Tensor) -> float:
+    return float((classifier(images).argmax(1) == labels).double().mean())
+
+
+def pgd(classifier: DigitsNet, images: Tensor, labels: Tensor) -> Tensor:
+    """Plain PGD on the cross-entropy from the clean image: weaker than the attacks that the package runs."""
+    adversarial = images.clone()
+    for _ in range(N_PGD_ITERATIONS):
+        adversarial.requires_grad_()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(classifier(adversarial), labels), adversarial)
+        moved = adversarial.detach() + DEMO_EPS / 8 * gradient.sign()
+        adversarial = torch.clamp(moved, images - DEMO_EPS, images + DEMO_EPS).clamp(0, 1)
+    return adversarial
+
+
+@every
+def test_frozen_and_in_evaluation_mode(factory: Callable[[], DigitsNet]) -> None:
+    classifier = factory()
+    assert not any(module.training for module in classifier.modules())
+    assert not any(parameter.requires_grad for parameter in classifier.parameters())
+
+
+@every
+def test_logits_do_not_depend_on_the_rest_of_the_batch(
+    factory: Callable[[], DigitsNet], test_half: tuple[Tensor, Tensor]
+) -> None:
+    classifier, images = factory(), test_half[0][:8]
+    logits = classifier(images)
+    assert logits.shape == (8, 10)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(classifier(images[3:4]), logits[3:4])
+
+
+def test_std_is_accurate_and_rob_noticeably_less_so(test_half: tuple[Tensor, Tensor]) -> None:
+    std, rob = accuracy(demo_std(), *test_half), accuracy(demo_rob(), *test_half)
+    assert std > 0.98
+    assert 0.85 < rob < std - 0.05
+
+
+def test_pgd_breaks_std_but_not_rob(test_half: tuple[Tensor, Tensor]) -> None:
+    images, labels = test_half
+    std, rob = demo_std(), demo_rob()
+    assert accuracy(std, pgd(std, images, labels), labels) < 0.10
+    assert accuracy(rob, pgd(rob, images, labels), labels) > 0.50
+
+
+def test_the_second_robust_classifier_is_another_one(test_half: tuple[Tensor, Tensor]) -> None:
+    images, labels = test_half
+    light = demo_rob_light()
+    assert accuracy(light, images, labels) > accuracy(demo_rob(), images, labels) + 0.03
+    assert accuracy(light, pgd(light, images, labels), labels) > 0.50
+
+
+@every
+def test_the_weights_are_small_enough_to_commit(factory: Callable[[], DigitsNet]) -> None:
+    file = resources.files("mixednuts_dist.classifiers").joinpath("weights", f"{factory.__name__}.safetensors")
+    assert len(file.read_bytes()) < 300_000
+
+
+def test_weights_of_other_widths_are_an_error_that_says_how_to_remake_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo_classifiers, "STD_WIDTHS", (4, 8))
+    with pytest.raises(BaseClassifierError, match=r"demo_std\.safetensors .* widths=\(4, 8\)(.|\n)*demo_training"):
+        demo_std()
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.2])
+def test_training_is_seeded(eps: float) -> None:
+    recipe = Recipe(widths=(4, 8), n_steps=4, weight_decay=0.02, warp=1.0, eps=eps)
+    first, second = train(recipe), train(recipe)
+    images, _ = load_digits_split("train")
+    assert torch.equal(first(images), second(images))

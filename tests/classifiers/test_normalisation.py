@@ -1,0 +1,55 @@
+"""Images that are normalised twice are told; a class that holds a mean and does not use it is no reason to complain."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.classifiers.base_classifiers import check_classifier, load_classifier
+from mixednuts_dist.classifiers.model_libraries import Normalized
+from mixednuts_dist.classifiers.robustbench_package import import_robustbench
+from mixednuts_dist.errors import BaseClassifierError
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Head(nn.Module):
+    """A small classifier; `normalises` decides whether the mean that it holds is used."""
+
+    def __init__(self, *, normalises: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mu, self.sigma = torch.full((1, 3, 1, 1), 0.5), torch.full((1, 3, 1, 1), 0.25)
+        self.normalises, self.linear = normalises, nn.Linear(48, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(((x - self.mu) / self.sigma if self.normalises else x).flatten(1))
+        return logits
+
+
+def images() -> Tensor:
+    return torch.rand(8, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def test_two_normalisations_are_told_with_the_inner_one_s_name() -> None:
+    model = Normalized(Head(normalises=True), MEAN, STD).eval()
+    with pytest.raises(BaseClassifierError, match=r"rob: the images are normalised twice: its part 'net' \(Head\)"):
+        check_classifier(model, images(), "rob")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Head(normalises=True), Normalized(Head(normalises=False), MEAN, STD), Normalized(nn.Flatten(), MEAN, STD)],
+    ids=["once, inside", "once, outside", "no mean inside"],
+)
+def test_one_normalisation_is_none_of_our_business(model: nn.Module) -> None:
+    check_classifier(model.eval(), images(), "rob")
+
+
+def test_robustbench_s_own_normalised_model_wrapped_again_is_told() -> None:
+    """The case that users meet: a zoo model, which normalises, given the usual wrapper once more."""
+    utilities = import_robustbench("robustbench.model_zoo.architectures.utils_architectures")
+    inner = load_classifier("torchvision:shufflenet_v2_x0_5?weights=none", "rob")
+    wrapped = utilities.normalize_model(inner, MEAN, STD).eval()
+    with pytest.raises(BaseClassifierError, match="normalised twice"):
+        check_classifier(wrapped, torch.rand(2, 3, 32, 32), "rob")
+    assert check_classifier(utilities.normalize_model(inner.net, MEAN, STD).eval(), torch.rand(2, 3, 32, 32), "rob")

@@ -1,0 +1,65 @@
+"""Arrays in .npz files: read slice by slice, equal to the whole, whatever the compression."""
+
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.images.array_images import ArrayImages, open_npz
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (50, 6, 7, 3), np.uint8)
+LABELS = np.arange(50) % 4
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "compressed"])
+@pytest.mark.parametrize("pixels", [PIXELS, PIXELS.astype(np.float32) / 255], ids=["uint8", "float32"])
+def test_slices_equal_the_whole(tmp_path: Path, save: "np.ufunc", pixels: np.ndarray) -> None:
+    save(tmp_path / "a.npz", images=pixels, labels=LABELS)
+    data = open_npz(str(tmp_path / "a.npz"))
+    whole = torch.from_numpy(PIXELS).permute(0, 3, 1, 2).float().div(255)
+    for start, stop in ((0, 50), (7, 19), (49, 60), (3, 3)):
+        images, labels = data.read(start, stop)
+        assert torch.equal(images, whole[start:stop])
+        assert labels.tolist() == LABELS[start:stop].tolist()
+    images, labels = data.take([30, 2, 31])
+    assert torch.equal(images, whole[[30, 2, 31]])
+    in_memory = ArrayImages("x", pixels, LABELS)
+    assert data.checksum(20) == in_memory.checksum(20) != in_memory.checksum(21)
+
+
+def test_an_open_file_is_not_held_in_memory(tmp_path: Path) -> None:
+    n_bytes = 200 << 20
+    np.savez(
+        tmp_path / "large.npz",
+        images=np.zeros((n_bytes // 3072, 3, 32, 32), np.uint8),
+        labels=np.zeros(n_bytes // 3072, int),
+    )
+    process = psutil.Process()
+    before = process.memory_info().rss
+    data = open_npz(str(tmp_path / "large.npz"))
+    data.read(60000, 60100)
+    data.checksum(5000)
+    assert process.memory_info().rss - before < n_bytes / 4
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": PIXELS}, r"holds \['images'\]; it needs the arrays images and labels"),
+        ({"images": np.asfortranarray(PIXELS), "labels": LABELS}, "columns first"),
+        ({"images": PIXELS[0, 0, 0], "labels": LABELS}, r"images \(3,\)"),
+    ],
+)
+def test_files_that_cannot_be_sliced_are_explained(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DatasetError, match=message):
+        open_npz(str(tmp_path / "a.npz"))
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 no more")
+    with pytest.raises(DatasetError, match=r"a\.npz is damaged or no \.npz file"):
+        open_npz(str(tmp_path / "a.npz"))

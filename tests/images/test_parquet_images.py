@@ -1,0 +1,136 @@
+"""Prepared parts: round trip, order, and damage that is named."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.images.balanced_order import balanced_order
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.images.parquet_images import (
+    MANIFEST,
+    ImagePart,
+    ImageRows,
+    Manifest,
+    decode_part,
+    encode_part,
+    finished_part,
+)
+from mixednuts_dist.storage.store import Store
+
+SIZES = (5, 5, 3)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> tuple[str, np.ndarray]:
+    """Three parts of 13 images, and their pixels."""
+    pixels = np.random.default_rng(1).integers(0, 256, (13, 3, 4, 6), np.uint8)
+    store, parts, start = Store(str(tmp_path)), [], 0
+    for i, size in enumerate(SIZES):
+        stop = start + size
+        rows = ImageRows(pixels[start:stop], np.arange(start, stop), tuple(f"n/{j}" for j in range(start, stop)))
+        store.write(f"part-{i:05d}.parquet", encode_part(rows, "f"))
+        parts.append(ImagePart(f"part-{i:05d}.parquet", start, stop, rows.sha256))
+        start = stop
+    manifest = Manifest("npz:x", "f", 0, (3, 4, 6), tuple(parts), tuple(range(13)))
+    store.write(MANIFEST, manifest.to_json())
+    return f"parquet:{tmp_path}", pixels
+
+
+def test_any_slice_across_the_parts_is_what_was_written(prepared: tuple[str, np.ndarray]) -> None:
+    data = open_dataset(prepared[0])
+    assert len(data) == 13
+    for start in range(13):
+        for stop in range(start, 14):
+            images, labels = data.read(start, stop)
+            assert np.array_equal(images.mul(255).round().byte().numpy(), prepared[1][start:stop])
+            assert labels.tolist() == list(range(start, stop))
+
+
+def test_the_checksum_needs_the_manifest_alone_and_follows_the_parts(prepared: tuple[str, np.ndarray]) -> None:
+    data = open_dataset(prepared[0])
+    sums = [data.checksum(n) for n in (5, 6, 13)]
+    assert len(set(sums)) == 3
+    folder = Path(prepared[0].removeprefix("parquet:"))
+    (folder / "part-00001.parquet").unlink()
+    assert open_dataset(prepared[0]).checksum(13) == sums[2]
+    text = (folder / MANIFEST).read_text()
+    sha = Manifest.from_json(text.encode()).parts[0].sha256
+    (folder / MANIFEST).write_text(text.replace(sha, "0" * 64))
+    assert open_dataset(prepared[0]).checksum(5) != sums[0]
+
+
+@pytest.mark.parametrize("harm", ["truncated", "gone", "foreign"])
+def test_a_damaged_part_is_named_and_the_others_are_read(prepared: tuple[str, np.ndarray], harm: str) -> None:
+    folder = Path(prepared[0].removeprefix("parquet:"))
+    path = folder / "part-00001.parquet"
+    if harm == "gone":
+        path.unlink()
+    elif harm == "truncated":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        path.write_bytes((folder / "part-00000.parquet").read_bytes())
+    data = open_dataset(prepared[0])
+    assert data.read(0, 5)[0].shape == (5, 3, 4, 6)
+    with pytest.raises(
+        DatasetError, match=r"part-00001\.parquet \(images 5-9\) is missing or damaged.*mixednuts prepare"
+    ):
+        data.read(4, 6)
+
+
+def test_every_changed_bit_of_the_pixels_is_noticed() -> None:
+    pixels = np.random.default_rng(2).integers(0, 256, (2, 3, 16, 16), np.uint8)
+    content = encode_part(ImageRows(pixels, np.arange(2), ("a", "b")), "f")
+    start = len(content) // 3  # amid the pixels, which make up nearly all of the file
+    for place in range(start, start + 64):
+        broken = bytearray(content)
+        broken[place] ^= 1 << (place % 8)
+        with pytest.raises((OSError, ValueError)):
+            decode_part(bytes(broken))
+
+
+def test_only_a_whole_part_of_the_same_preparation_is_kept(
+    prepared: tuple[str, np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(prepared[0].removeprefix("parquet:"))
+    store = Store(str(folder))
+    kept = finished_part(store, "part-00000.parquet", "f")
+    assert kept is not None
+    assert kept.names[3] == "n/3"
+    assert finished_part(store, "part-00000.parquet", "g") is None
+    assert finished_part(store, "part-00009.parquet", "f") is None
+    (folder / "part-00000.parquet").write_bytes(b"PAR1")
+    assert finished_part(store, "part-00000.parquet", "f") is None
+    assert "part-00000.parquet is damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "mixednuts prepare URI --to"), ("{}", "layout version None"), ("{", "cannot be used")],
+)
+def test_a_set_without_a_usable_manifest_says_how_to_make_one(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / MANIFEST).write_text(content)
+    with pytest.raises(DatasetError, match=message):
+        open_dataset(f"parquet:{tmp_path}")
+
+
+@pytest.mark.parametrize("counts", [[100] * 10, [1, 5, 300, 44], [50] * 1000])
+def test_every_stretch_of_a_balanced_order_has_each_class_in_its_share(counts: list[int]) -> None:
+    labels = np.repeat(np.arange(len(counts)), counts)
+    order = np.array(balanced_order(labels, seed=3))
+    n, width = len(labels), max(len(labels) // 7, 1)
+    assert sorted(order) == list(range(n))
+    for start in range(0, n - width, width // 2 or 1):
+        there = np.bincount(labels[order[start : start + width]], minlength=len(counts))
+        assert np.abs(there - np.array(counts) * width / n).max() <= 2
+
+
+def test_the_order_is_the_seed_s_and_no_library_s() -> None:
+    labels = [0, 1, 0, 1, 2, 0, 1, 0]
+    assert balanced_order(labels, 0) == balanced_order(labels, 0)
+    assert balanced_order(labels, 0) != balanced_order(labels, 1)
+    assert balanced_order(labels, 0) == [6, 2, 3, 0, 5, 4, 1, 7]

@@ -1,0 +1,79 @@
+"""The register of extension points: names without imports, entries from files outside the package."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixednuts_dist import register
+from mixednuts_dist.errors import ConfigError, InvalidInputError
+from mixednuts_dist.register import REGISTERS, Register, load_extensions
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> Register[Any]:
+    """An empty register that extensions find under the name TOYS."""
+    toys: Register[Any] = Register("TOYS", "toy", "no_such_room")
+    monkeypatch.setattr(register, "TOYS", toys, raising=False)
+    return toys
+
+
+def extension(tmp_path: Path, text: str, name: str = "mine.py") -> str:
+    path = tmp_path / name
+    path.write_text("from mixednuts_dist.register import TOYS\n" + text)
+    return str(path)
+
+
+def test_an_extension_registers_itself(tmp_path: Path, toys: Register[Any]) -> None:
+    load_extensions([extension(tmp_path, '@TOYS("ball", describes="round", order=1)\ndef ball(): return 7\n')])
+    assert toys.names() == ("ball",)
+    assert toys.entries()["ball"].describes == "round"
+    assert toys.get("ball")() == 7
+
+
+def test_an_unknown_name_lists_the_valid_ones(tmp_path: Path, toys: Register[Any]) -> None:
+    load_extensions([extension(tmp_path, '@TOYS("kite", describes="flies")\ndef kite(): ...\n')])
+    with pytest.raises(InvalidInputError, match=r"toy 'kiet' is not known; did you mean 'kite'\? Valid names: kite"):
+        toys.check("kiet")
+
+
+def test_two_files_cannot_take_one_name(tmp_path: Path, toys: Register[Any]) -> None:
+    first = extension(tmp_path, '@TOYS("drum", describes="loud")\ndef drum(): ...\n', "first.py")
+    second = extension(tmp_path, '@TOYS("drum", describes="louder")\ndef drum(): ...\n', "second.py")
+    load_extensions([first])
+    with pytest.raises(ConfigError, match="choose another name"):
+        load_extensions([second])
+    assert toys.entries()["drum"].describes == "loud"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("1 / 0", "ZeroDivisionError"), ("(", "SyntaxError")], ids=["raises", "syntax"]
+)
+def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path, toys: Register[Any], text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"mine\.py cannot be imported: {message}"):
+        load_extensions([extension(tmp_path, text)])
+    assert toys.names() == ()
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.py does not exist"):
+        load_extensions(["nowhere.py"])
+
+
+@pytest.mark.parametrize("found", REGISTERS, ids=lambda found: found.constant)
+def test_every_built_in_entry_can_be_had_by_its_name(found: Register[Any]) -> None:
+    for name, entry in found.entries().items():
+        assert found.get(name) is not None
+        assert entry.describes
+        assert "\n" not in entry.describes
+
+
+def test_names_are_known_without_importing_torch() -> None:
+    code = (
+        "import sys; from mixednuts_dist.register import REGISTERS; "
+        "[found.names() for found in REGISTERS]; print('torch' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"

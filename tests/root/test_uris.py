@@ -1,0 +1,103 @@
+"""URIs: each wrong form is refused at once, without torch, with the valid ones."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mixednuts_dist.data import uris
+
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.errors import BaseClassifierError, DatasetError
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("mnist", "valid forms: digits, cifar10.*npz:FILE, parquet:URI"),
+        ("npz", "valid forms: npz:FILE"),
+        ("npz:nowhere.npz", "no file .*nowhere.npz"),
+        ("folder:nowhere", "no folder .*nowhere"),
+        ("imagenet:", "valid forms: imagenet:ROOT"),
+        ("parquet:", "valid forms: parquet:URI"),
+        ("cifar10?size=3", "unknown option 'size'; this form takes none"),
+        ("folder:.?resize=3", "unknown option 'resize'; valid options: preprocess"),
+        ("folder:.?preprocess=Resize256", "preprocess='Resize256'.*Res256Crop224"),
+        ("folder:.?preprocess=Bicubic", "preprocess='Bicubic'"),
+        ("folder:.?preprocess=Res0", "preprocess='Res0'"),
+    ],
+)
+def test_a_wrong_dataset_is_refused_with_the_valid_forms(uri: str, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        uris.check_dataset_uri(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("resnet18", "robustbench:MODEL.*torchvision:NAME.*timm:NAME.*hf:ORG/NAME.*py:"),
+        ("demo:best", "demo:std, demo:rob"),
+        ("demo:std?seed=1", "unknown option 'seed'; this form takes none"),
+        ("robustbench:", "valid forms: robustbench:MODEL"),
+        ("robustbench:X?dataset=mnist", "dataset='mnist' is not one of cifar10, cifar100, imagenet"),
+        ("robustbench:X?threat=linf", "threat='linf' is not one of Linf, L2"),
+        ("robustbench:X?treat=Linf", "unknown option 'treat'; valid options: dataset, threat"),
+        ("timm:x?checkpoint=nowhere.pt", "no checkpoint .*nowhere.pt"),
+        ("timm:x?weights=none&seed=first", "seed='first' is not a whole number"),
+        ("torchvision:x?num_classes=-1", "num_classes='-1'"),
+        ("hf:resnet18", "valid forms: hf:ORG/NAME"),
+        ("py:zoo.py", "valid forms: py:package.module:factory"),
+        ("py:nowhere.py:f", "no file .*nowhere.py"),
+        ("callable:f", "valid forms: callable:"),
+        ("http:", "valid forms: http://HOST/PATH"),
+        ("https://user:word@host/x", "user name or password"),
+    ],
+)
+def test_a_wrong_classifier_is_refused_with_the_valid_forms(uri: str, message: str) -> None:
+    with pytest.raises(BaseClassifierError, match=message) as caught:
+        uris.check_classifier_uri(uri, "std")
+    assert "user:word" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["callable:os:getcwd", "http://localhost/x", "https://host/x#classes=10"])
+def test_rob_may_not_be_a_black_box(uri: str) -> None:
+    uris.check_classifier_uri(uri, "std")
+    with pytest.raises(BaseClassifierError, match=r"needs rob's gradients; only std may be one\. Valid forms of rob"):
+        uris.check_classifier_uri(uri, "rob")
+
+
+def test_a_black_box_keeps_its_query_and_its_fragment_apart() -> None:
+    parsed = uris.parse_uri("http://host:80/classify?model=a#classes=10")
+    assert (parsed.target, parsed.option("model"), parsed.fragment) == ("//host:80/classify", "a", "classes=10")
+    assert uris.parse_uri("py:a#b.py:f").target == "a#b.py:f"
+
+
+def test_the_configuration_describes_the_forms_that_there_are() -> None:
+    described = RunConfig.model_fields["data"].annotation
+    assert described is not None
+    assert ", ".join(uris.DATASET_FORMS) == described.model_fields["uri"].description
+
+
+@pytest.mark.parametrize(
+    ("uri", "shape"),
+    [
+        ("cifar100", (3, 32, 32)),
+        ("imagenet:x", (3, 224, 224)),
+        ("imagenet:x?preprocess=Crop288", (3, 288, 288)),
+        ("folder:x?preprocess=Res64", (3, 64, 64)),
+        ("folder:x", None),
+        ("npz:x", None),
+    ],
+)
+def test_the_image_size_is_known_where_the_uri_says_it(uri: str, shape: tuple[int, ...] | None) -> None:
+    assert uris.known_image_shape(uri) == shape
+
+
+def test_checking_a_uri_imports_no_heavy_library(tmp_path: Path) -> None:
+    code = (
+        "import sys; from mixednuts_dist.uris import check_uris; "
+        f"check_uris(data='folder:{tmp_path}', std='timm:x', rob='robustbench:X?dataset=imagenet'); "
+        "print([m for m in ('torch', 'timm', 'torchvision', 'robustbench', 'numpy') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

@@ -1,0 +1,159 @@
+"""The closed forms against the mixed classifier itself, image by image."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.selection.prediction import (
+    CachedLogits,
+    compare_criteria,
+    mixed_classes,
+    mixed_clean_correct,
+    robust_lower_bound,
+    trade_off_curve,
+)
+from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact
+
+GRID = {"scales": (0.1, 0.6, 2.0), "powers": (1, 2.5), "biases": (-1.2, -0.3, 0.4), "betas": (1, 0.97, 0.9, 0.5)}
+
+
+def rows(n: int, n_classes: int, seed: int) -> Tensor:
+    return torch.randn(n, n_classes, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def cached(n: int = 200, n_classes: int = 10) -> CachedLogits:
+    """Rob is right on most images, a little less under attack; std on most of the others."""
+    labels = torch.arange(n) % n_classes
+    clean, attacked = rows(n, n_classes, 1), rows(n, n_classes, 2)
+    clean[torch.arange(n), labels] += 4
+    attacked[torch.arange(n), labels] += 3
+    std_pred = torch.where(torch.arange(n) % 9 == 0, (labels + 1) % n_classes, labels)
+    return CachedLogits(clean, attacked, labels, std_pred)
+
+
+def exact_selection(inputs: CachedLogits) -> Selection:
+    return select_parameters_exact(
+        inputs.rob_attacked_BK, inputs.labels_B, inputs.rob_clean_BK, inputs.labels_B, inputs.std_pred_B, **GRID
+    )
+
+
+def run_mixture(rob: Tensor, std_pred: Tensor, transform: nn.Module, alpha: float, one_minus_alpha: float) -> Tensor:
+    """The classes of a real mixture of two modules that answer from tables."""
+    std = nn.functional.one_hot(std_pred, rob.shape[1]).double()
+    mixture = MixedClassifier(nn.Identity(), nn.Identity(), transform, alpha, one_minus_alpha=one_minus_alpha)
+    return torch.cat(
+        [mixture.mix_logits(s, r).argmax(1) for s, r in zip(std.split(1), rob.double().split(1), strict=True)]
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.6, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("n_classes", [2, 3, 10, 200])
+def test_closed_form_equals_the_classifier(n_classes: int, alpha: float) -> None:
+    rob = rows(300, n_classes, 3)
+    std_pred, labels = rows(300, n_classes, 4).argmax(1), rob.roll(1, 0).argmax(1)
+    transform = LogitTransform(0.7, 2.2, -0.4)
+    expected = run_mixture(rob, std_pred, transform, alpha, 1 - alpha)
+    assert torch.equal(mixed_classes(rob, std_pred, transform, alpha, 1 - alpha), expected)
+    found = mixed_clean_correct(rob, labels, std_pred, transform, alpha, 1 - alpha)
+    assert torch.equal(found, expected == labels)
+
+
+def test_every_candidate_of_a_selection_has_the_accuracy_it_claims() -> None:
+    inputs = cached()
+    selection = exact_selection(inputs)
+    for i, beta in enumerate(selection.betas):
+        for index in (~selection.infeasible[i] & ~selection.undeployable[i]).nonzero().tolist():
+            s, p, b = index
+            cutoff = -math.expm1(float(selection.log_one_minus_cutoffs[i, s, p, b]))
+            transform = LogitTransform(GRID["scales"][s], GRID["powers"][p], GRID["biases"][b])
+            weights = 1 / (1 + cutoff), cutoff / (1 + cutoff)
+            found = run_mixture(inputs.rob_clean_BK, inputs.std_pred_B, transform, *weights) == inputs.labels_B
+            assert float(selection.objectives[i, s, p, b]) == pytest.approx(float(found.double().mean())), beta
+
+
+def test_the_robust_bound_keeps_what_beta_asks_for() -> None:
+    inputs = cached()
+    n_right = int((inputs.rob_attacked_BK.argmax(1) == inputs.labels_B).sum())
+    selection = exact_selection(inputs)
+    for beta in selection.betas:
+        chosen = selection.for_beta(beta)
+        bound = robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, *chosen.mixing())
+        assert int(bound.sum()) >= beta * n_right
+        assert int(bound.sum()) < beta * n_right + 1 + (beta == 1)
+
+
+@pytest.mark.parametrize("alpha", [0.7, 0.8, 0.99])
+def test_the_robust_bound_holds_for_any_std(alpha: float) -> None:
+    inputs, transform = cached(), LogitTransform(0.7, 2.2, -0.4)
+    bound = robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, transform, alpha, 1 - alpha)
+    survives = torch.ones_like(bound)
+    for std_class in range(10):
+        std_pred = torch.full_like(inputs.labels_B, std_class)
+        survives &= mixed_classes(inputs.rob_attacked_BK, std_pred, transform, alpha, 1 - alpha) == inputs.labels_B
+    assert torch.equal(bound, survives)
+    assert 0 < bound.sum() < len(bound)
+
+
+def test_up_to_one_half_nothing_is_guaranteed() -> None:
+    inputs = cached()
+    assert not robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, LogitTransform(1, 1, 0), 0.5, 0.5).any()
+
+
+def test_the_trade_off_curve() -> None:
+    inputs = cached()
+    selection = exact_selection(inputs)
+    curve = trade_off_curve(selection, inputs, n_resamples=500)
+    assert [point.candidate.beta for point in curve] == [1, 0.97, 0.9, 0.5]
+    assert [point.robust.correct for point in curve] == sorted((p.robust.correct for p in curve), reverse=True)
+    for point in curve:
+        assert point.clean.share == pytest.approx(point.candidate.objective)
+        for share in (point.clean, point.robust):
+            assert share.total == 200
+            assert share.low <= share.share <= share.high
+            half_width = 1.96 * math.sqrt(share.share * (1 - share.share) / 200)
+            assert (share.high - share.low) / 2 == pytest.approx(half_width, abs=0.012)
+    again = trade_off_curve(selection, inputs, n_resamples=500)
+    assert [(p.clean, p.robust) for p in again] == [(p.clean, p.robust) for p in curve]
+    with pytest.raises(InvalidInputError, match=r"confidence=95 must be between 0 and 1"):
+        trade_off_curve(selection, inputs, confidence=95)
+
+
+def test_a_worse_choice_of_the_papers_criterion_is_warned_about() -> None:
+    inputs = cached()
+    right = inputs.rob_attacked_BK.argmax(1) == inputs.labels_B
+    wrong = inputs.rob_clean_BK.argmax(1) != inputs.labels_B
+    paper = select_parameters(inputs.rob_attacked_BK[right], inputs.rob_clean_BK[wrong], **GRID)
+    exact = exact_selection(inputs)
+    counts = {
+        beta: [
+            int(
+                mixed_clean_correct(
+                    inputs.rob_clean_BK, inputs.labels_B, inputs.std_pred_B, *s.for_beta(beta).mixing()
+                ).sum()
+            )
+            for s in (paper, exact)
+        ]
+        for beta in exact.betas
+    }
+    notes = compare_criteria(
+        paper, exact, rob_clean_BK=inputs.rob_clean_BK, labels_B=inputs.labels_B, std_pred_B=inputs.std_pred_B
+    )
+    worse = [beta for beta, (theirs, ours) in counts.items() if theirs < ours]
+    assert worse
+    assert len(notes) == len(worse)
+    assert f"the mixture gets {counts[worse[0]][0]} of 200 clean images right" in notes[0]
+
+
+def test_bad_inputs_are_errors() -> None:
+    inputs, transform = cached(20), LogitTransform(1, 1, 0)
+    with pytest.raises(InvalidInputError, match=r"alpha=1\.5 must be in"):
+        mixed_clean_correct(inputs.rob_clean_BK, inputs.labels_B, inputs.std_pred_B, transform, 1.5, 0.5)
+    with pytest.raises(InvalidInputError, match=r"labels_B has shape \(3,\), expected \(20,\)"):
+        robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B[:3], transform, 0.9, 0.1)
+    with pytest.raises(InvalidInputError, match="rob_logits_BK is not finite"):
+        mixed_classes(inputs.rob_clean_BK * math.nan, inputs.std_pred_B, transform, 0.9, 0.1)

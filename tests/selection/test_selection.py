@@ -1,0 +1,312 @@
+"""Algorithm 1 against 50-digit arithmetic, golden values, and its rules for ties, exclusions and bad input."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.margins import log_one_minus_signed_margin, log_one_minus_top2_margin
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.selection.selection import (
+    Selection,
+    select_parameters,
+    select_parameters_exact,
+    surrogate_alpha,
+)
+
+from . import reference
+from .reference import Answer, Grid
+
+GRID = Grid(scales=(0.05, 0.6, 5.0), powers=(0.7, 1.0, 3.3), biases=(-1.29, 0.0, 0.8))
+SMALL_GRID = Grid(scales=(0.002, 0.02), powers=(1.0, 2.7), biases=(-0.6, 0.1))
+
+
+def rows(n: int, n_classes: int, *, seed: int, lift: float = 2.0) -> Tensor:
+    """Noise with one class lifted; every seventh row is saturated."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, n_classes, generator=generator)
+    logits[torch.arange(n), torch.randint(0, n_classes, (n,), generator=generator)] += lift
+    logits[::7] *= 40
+    return logits
+
+
+def assert_same(selection: Selection, answers: list[list[Answer]], grid: Grid) -> None:
+    for i, beta in enumerate(grid.betas):
+        found = selection.log_one_minus_cutoffs[i].flatten().tolist()
+        for value, answer in zip(found, answers[i], strict=True):
+            assert abs(value - answer.log_cutoff) <= min(1e-12, 1e-9 * abs(answer.log_cutoff)), beta
+        objectives = selection.objectives[i].flatten().tolist()
+        shown = [answer.usable or selection.criterion == "paper" for answer in answers[i]]
+        assert [o for o, show in zip(objectives, shown, strict=True) if show] == [
+            answer.objective for answer, show in zip(answers[i], shown, strict=True) if show
+        ]
+        best = reference.chosen(answers[i], grid, maximised=selection.criterion == "exact")
+        if best is None:
+            with pytest.raises(InvalidInputError, match="none of"):
+                selection.for_beta(beta)
+        else:
+            chosen = selection.for_beta(beta)
+            assert (chosen.scale, chosen.power, chosen.bias) == best
+
+
+@pytest.mark.parametrize(("n_classes", "n"), [(2, 8), (3, 12), (10, 10)])
+def test_paper_criterion_equals_50_digit_arithmetic(n_classes: int, n: int) -> None:
+    attacked, wrong = rows(n, n_classes, seed=1), rows(n - 2, n_classes, seed=2, lift=1.0)
+    selection = select_parameters(attacked, wrong, **GRID.as_arguments())
+    assert_same(selection, reference.paper_answers(attacked, wrong, GRID, "gelu"), GRID)
+
+
+@pytest.mark.parametrize(("n_classes", "n"), [(100, 16), (1000, 9)])
+def test_paper_criterion_equals_50_digit_arithmetic_for_many_classes(n_classes: int, n: int) -> None:
+    attacked, wrong = rows(n, n_classes, seed=1, lift=6), rows(n, n_classes, seed=2, lift=3)
+    selection = select_parameters(attacked, wrong, **SMALL_GRID.as_arguments())
+    assert_same(selection, reference.paper_answers(attacked, wrong, SMALL_GRID, "gelu"), SMALL_GRID)
+
+
+def test_margins_far_below_1e_16_are_told_apart() -> None:
+    """A low bias and a high power press all logits to nearly the same value; the order of the margins survives."""
+    grid = Grid(scales=(1e-3,), powers=(4.0, 9.0), biases=(-2.5, -2.0))
+    attacked, wrong = rows(14, 10, seed=1, lift=3.0), rows(9, 10, seed=2)
+    selection = select_parameters(attacked, wrong, **grid.as_arguments())
+    assert selection.log_one_minus_cutoffs.abs().min() < 1e-16
+    assert_same(selection, reference.paper_answers(attacked, wrong, grid, "gelu"), grid)
+
+
+@pytest.mark.parametrize("clamp", ["relu", "elu", "softplus", "linear"])
+def test_every_clamp_equals_50_digit_arithmetic(clamp: str) -> None:
+    attacked, wrong = rows(6, 5, seed=3), rows(5, 5, seed=4, lift=1)
+    selection = select_parameters(attacked, wrong, **GRID.as_arguments(), clamp=clamp)
+    assert_same(selection, reference.paper_answers(attacked, wrong, GRID, clamp), GRID)
+
+
+@pytest.mark.parametrize(("n_classes", "n"), [(2, 8), (3, 12), (10, 10)])
+def test_exact_criterion_equals_50_digit_arithmetic(n_classes: int, n: int) -> None:
+    attacked, clean = rows(n, n_classes, seed=5), rows(n, n_classes, seed=6)
+    attacked_labels, labels, std_pred = attacked.argmax(1), clean.argmax(1), clean.roll(1, 0).argmax(1)
+    attacked_labels[0] = (attacked_labels[0] + 1) % n_classes
+    labels[::3] = std_pred[::3]
+    inputs = (attacked, attacked_labels, clean, labels, std_pred)
+    selection = select_parameters_exact(*inputs, **GRID.as_arguments())
+    assert_same(selection, reference.exact_answers(*inputs, GRID), GRID)
+
+
+@pytest.mark.parametrize(("n_classes", "n"), [(100, 9), (1000, 5)])
+def test_exact_criterion_equals_50_digit_arithmetic_for_many_classes(n_classes: int, n: int) -> None:
+    attacked, clean = rows(n, n_classes, seed=5, lift=6), rows(n, n_classes, seed=6, lift=3)
+    labels, std_pred = clean.argmax(1), clean.roll(1, 0).argmax(1)
+    labels[::3] = std_pred[::3]
+    inputs = (attacked, attacked.argmax(1), clean, labels, std_pred)
+    selection = select_parameters_exact(*inputs, **SMALL_GRID.as_arguments())
+    assert_same(selection, reference.exact_answers(*inputs, SMALL_GRID), SMALL_GRID)
+
+
+@pytest.mark.parametrize("n_classes", [10, 100])
+def test_saturated_logits_equal_50_digit_arithmetic(n_classes: int) -> None:
+    """Rows of one far-off logit: margins that are 1 to float32, and to float64."""
+    grid = Grid(scales=(0.6, 4.0), powers=(1.0, 2.0), biases=(-1.29, 0.4))
+    attacked, wrong = rows(12, n_classes, seed=7, lift=40), rows(9, n_classes, seed=8, lift=30)
+    selection = select_parameters(attacked, wrong, **grid.as_arguments())
+    assert selection.log_one_minus_cutoffs.min() < -37
+    assert_same(selection, reference.paper_answers(attacked, wrong, grid, "gelu"), grid)
+
+
+@pytest.mark.parametrize("n_classes", [2, 10, 37])
+def test_equal_rows_tie_wherever_they_stand(n_classes: int) -> None:
+    """The same logits as attacked and as clean-and-wrong images: the cutoff's own twin counts as at the cutoff."""
+    attacked = rows(61, n_classes, seed=9)
+    order = torch.randperm(61, generator=torch.Generator().manual_seed(0))
+    selection = select_parameters(attacked, attacked[order], **GRID.as_arguments())
+    for i, beta in enumerate(GRID.betas):
+        kept = max(1, math.ceil(beta * 61))
+        assert (selection.objectives[i] * 61 >= kept - 1e-9).all()
+
+
+def test_alpha_of_six_hand_written_margins() -> None:
+    """Two classes, no LayerNorm's doing: softmax margins tanh(d / 2) of six gaps d, kept shares by order statistic."""
+    margins = [0.1, 0.2, 0.3, 0.5, 0.7, 0.9]
+    logits = torch.tensor([[2 * math.atanh(m), 0.0] for m in margins], dtype=torch.float64)
+    golden = {1.0: 0.1, 0.9: 0.1, 0.83: 0.2, 0.5: 0.5, 0.34: 0.5, 0.16: 0.9, 0.0: 0.9}
+    for beta, cutoff in golden.items():
+        assert surrogate_alpha(logits, beta) == pytest.approx(1 / (1 + cutoff), abs=1e-14)
+
+
+@pytest.mark.parametrize(("beta", "n", "kept"), [(0.985, 714, 704), (0.985, 200, 197), (0.97, 100, 97), (0, 9, 1)])
+def test_the_constraint_holds_on_the_data(beta: float, n: int, kept: int) -> None:
+    attacked, wrong = rows(n, 6, seed=7), rows(5, 6, seed=8)
+    chosen = select_parameters(attacked, wrong, scales=[1.0], powers=[2], biases=[-0.5], betas=[beta]).for_beta(beta)
+    gaps = log_one_minus_top2_margin(LogitTransform(1.0, 2, -0.5)(attacked.double()))
+    n_kept = int((gaps <= chosen.log_one_minus_cutoff + 1e-13).sum())
+    assert n_kept == kept
+    assert n_kept >= beta * n
+
+
+def test_a_larger_beta_never_lowers_alpha() -> None:
+    betas = (0.3, 0.6, 0.9, 0.99, 1.0)
+    selection = select_parameters(
+        rows(60, 10, seed=9), rows(30, 10, seed=10), scales=[0.5], powers=[1.5], biases=[-0.5], betas=betas
+    )
+    alphas = [selection.for_beta(beta).alpha for beta in betas]
+    assert alphas == sorted(alphas)
+
+
+def test_weights_add_up_and_follow_the_cutoff() -> None:
+    chosen = select_parameters(rows(60, 10, seed=9), rows(30, 10, seed=10), **GRID.as_arguments()).for_beta(0.97)
+    assert chosen.alpha + chosen.one_minus_alpha == pytest.approx(1, abs=1e-15)
+    assert chosen.one_minus_alpha / chosen.alpha == pytest.approx(chosen.cutoff, rel=1e-14)
+    assert math.log1p(-chosen.cutoff) == pytest.approx(chosen.log_one_minus_cutoff, rel=1e-9)
+
+
+def test_ties_go_to_the_smaller_weight_of_rob() -> None:
+    """No clean image is wrong: every objective is 0, and the largest 1 - alpha wins."""
+    selection = select_parameters(rows(40, 10, seed=11), rows(0, 10, seed=1), **GRID.as_arguments())
+    assert selection.objectives.abs().max() == 0
+    usable = ~selection.undeployable[2]
+    assert selection.for_beta(0.985).log_one_minus_cutoff == selection.log_one_minus_cutoffs[2][usable].min()
+    assert any("No clean image is wrong" in note for note in selection.notes)
+
+
+def test_equal_candidates_go_to_the_smaller_power_scale_and_bias() -> None:
+    """A scale that is listed twice, and a bias far up where GELU and its power 1 only shift the logits."""
+    selection = select_parameters(
+        rows(20, 4, seed=1), rows(9, 4, seed=2), scales=[0.5, 0.5], powers=[1], biases=[64, 32], betas=[0.9],
+        clamp="linear",
+    )  # fmt: skip
+    cutoffs = selection.log_one_minus_cutoffs[0]
+    assert torch.equal(cutoffs[0], cutoffs[1])
+    assert selection.for_beta(0.9).scale == 0.5
+
+
+def test_saturated_candidates_are_excluded_and_counted() -> None:
+    attacked, wrong = rows(40, 10, seed=12, lift=9), rows(20, 10, seed=13)
+    selection = select_parameters(attacked, wrong, scales=[0.1, 1e3], powers=[1, 4], biases=[0], betas=[0.5])
+    saturated = selection.log_one_minus_cutoffs[0] < -24 * math.log(2)
+    assert torch.equal(selection.undeployable[0], saturated)
+    assert 0 < selection.for_beta(0.5).n_undeployable == selection.n_undeployable < 4
+    assert any("left out" in note for note in selection.notes)
+
+
+def test_logits_that_overflow_float32_are_excluded() -> None:
+    attacked, wrong = rows(40, 1000, seed=12), rows(20, 1000, seed=13)
+    selection = select_parameters(attacked, wrong, scales=[1e-3], powers=[1, 60, 1000], biases=[0], betas=[0.0, 1])
+    assert selection.undeployable[1, 0, :, 0].tolist() == [False, True, True]
+
+
+def test_nothing_deployable_is_an_error_with_the_counts() -> None:
+    with pytest.raises(InvalidInputError, match=r"none of 2 candidates can be used: 0 have .* 2 have logits"):
+        select_parameters(
+            rows(8, 10, seed=1, lift=90), rows(3, 10, seed=2), scales=[1e4, 1e5], powers=[3], biases=[0], betas=[0.5]
+        )
+
+
+def test_an_optimum_on_the_edge_is_reported() -> None:
+    arguments = {"powers": (1, 2, 3), "biases": (-0.5,), "betas": (0.9,)}
+    selection = select_parameters(rows(50, 10, seed=1), rows(30, 10, seed=2), scales=(0.1, 0.2), **arguments)
+    chosen = selection.for_beta(0.9)
+    assert "scale" in chosen.on_grid_edge
+    assert "bias" not in chosen.on_grid_edge
+    assert any("grid's edge in scale" in note for note in selection.notes)
+
+
+def test_class_changes_of_gelu_are_counted_and_make_candidates_infeasible() -> None:
+    """With a bias this low even the top logit is in GELU's falling part, so that the bottom class wins."""
+    attacked = rows(30, 10, seed=3)
+    labels = attacked.argmax(1)
+    arguments = {"scales": (1.0,), "powers": (1,), "betas": (0.9,)}
+    selection = select_parameters_exact(
+        attacked, labels, attacked, labels, labels.roll(1), biases=(-6.0, 0.0), **arguments
+    )
+    assert selection.infeasible[0, 0, 0].tolist() == [True, False]
+    assert selection.for_beta(0.9).bias == 0
+    with pytest.raises(InvalidInputError, match="1 have a cutoff below 0"):
+        select_parameters_exact(attacked, labels, attacked, labels, labels, biases=(-6.0,), **arguments)
+    paper = select_parameters(attacked, attacked, biases=(-6.0,), **arguments)
+    assert paper.for_beta(0.9).n_class_changes == 60
+    assert any("changes the class of 60 of 60 images" in note for note in paper.notes)
+
+
+def test_the_relaxed_objective_counts_only_images_that_std_gets_right() -> None:
+    attacked, wrong = rows(40, 10, seed=1), rows(20, 10, seed=2)
+    std_correct = torch.arange(20) % 3 == 0
+    relaxed = select_parameters(attacked, wrong, **GRID.as_arguments(), std_correct_B=std_correct)
+    subset = select_parameters(attacked, wrong[std_correct], **GRID.as_arguments())
+    assert torch.equal(relaxed.objectives, subset.objectives)
+
+
+def test_the_surrogate_weight_is_algorithm_1_without_any_map() -> None:
+    attacked = rows(50, 10, seed=1).double()
+    gaps = log_one_minus_signed_margin(attacked, attacked.argmax(1)).sort().values
+    assert surrogate_alpha(attacked, 0.95) == pytest.approx(1 / (1 - math.expm1(float(gaps[47]))), rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"betas": [98.5]}, r"beta=98\.5 must be in \[0, 1\].*did you mean 0\.985"),
+        ({"betas": [-0.1]}, r"beta=-0\.1 must be in"),
+        ({"betas": [math.nan]}, "beta=nan must be in"),
+        ({"betas": []}, "betas is empty"),
+        ({"scales": [1, 0]}, r"scales contains 0\.0; every value must be positive"),
+        ({"powers": [-1]}, r"powers contains -1\.0"),
+        ({"biases": [math.inf]}, "biases contains inf"),
+        ({"powers": []}, "powers is empty"),
+        ({"ln_k": 11}, r"ln_k=11 must be in \[2, K=10\]"),
+        ({"ln_k": 1}, r"ln_k=1 must be in \[2, K=10\]: one logit has no variance"),
+        ({"clamp": "tanh"}, "clamp='tanh' is not known; valid clamps: gelu, relu, elu, softplus, linear"),
+    ],
+)
+def test_bad_settings_are_errors_with_the_value(change: dict[str, object], message: str) -> None:
+    arguments = {**GRID.as_arguments(), **change}
+    with pytest.raises(InvalidInputError, match=message):
+        select_parameters(rows(9, 10, seed=1), rows(5, 10, seed=2), **arguments)  # type: ignore[arg-type]
+
+
+def test_bad_logits_are_errors_with_the_row() -> None:
+    good, grid = rows(9, 10, seed=1), GRID.as_arguments()
+    bad = good.clone()
+    bad[4, 2] = math.nan
+    with pytest.raises(InvalidInputError, match=r"clean_wrong_BK is not finite .* in 1 of 9 rows, the first is row 4"):
+        select_parameters(good, bad, **grid)
+    with pytest.raises(InvalidInputError, match=r"at least 2 classes, got \(9, 1\)"):
+        select_parameters(good[:, :1], good[:, :1], **grid)
+    with pytest.raises(InvalidInputError, match="clean_wrong_BK has K=9 classes, the others have K=10"):
+        select_parameters(good, good[:, :9], **grid)
+    with pytest.raises(InvalidInputError, match="no attacked image is classified correctly"):
+        select_parameters(good[:0], good, **grid)
+    with pytest.raises(InvalidInputError, match=r"std_correct_B has shape \(3,\), expected \(9,\)"):
+        select_parameters(good, good, **grid, std_correct_B=torch.ones(3))
+
+
+def test_bad_labels_are_errors() -> None:
+    logits, grid = rows(9, 10, seed=1), GRID.as_arguments()
+    labels = logits.argmax(1)
+    with pytest.raises(InvalidInputError, match=r"attacked_labels_B spans .* the logits have K=10 classes"):
+        select_parameters_exact(logits, labels + 10, logits, labels, labels, **grid)
+    with pytest.raises(InvalidInputError, match=r"std_pred_B has shape \(4,\), expected \(9,\)"):
+        select_parameters_exact(logits, labels, logits, labels, labels[:4], **grid)
+    with pytest.raises(InvalidInputError, match="clean_BK has no image"):
+        select_parameters_exact(logits, labels, logits[:0], labels[:0], labels[:0], **grid)
+    with pytest.raises(InvalidInputError, match="no attacked image is classified correctly"):
+        select_parameters_exact(logits, (labels + 1) % 10, logits, labels, labels, **grid)
+
+
+def test_a_beta_that_was_not_searched_is_an_error() -> None:
+    selection = select_parameters(rows(9, 10, seed=1), rows(5, 10, seed=2), **GRID.as_arguments())
+    with pytest.raises(InvalidInputError, match=r"beta=0\.8 was not searched; these were: 1\.0, 0\.99"):
+        selection.for_beta(0.8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+@pytest.mark.parametrize("n_classes", [10, 300])
+def test_a_gpu_answers_as_the_cpu_does(n_classes: int) -> None:
+    attacked, clean = rows(300, n_classes, seed=1), rows(200, n_classes, seed=2)
+    inputs = (attacked, attacked.argmax(1), clean, clean.argmax(1), clean.roll(1, 0).argmax(1))
+    on_cpu = select_parameters_exact(*inputs, **GRID.as_arguments())
+    on_gpu = select_parameters_exact(*(values.cuda() for values in inputs), **GRID.as_arguments())
+    torch.testing.assert_close(on_gpu.log_one_minus_cutoffs, on_cpu.log_one_minus_cutoffs, rtol=1e-11, atol=0)
+    assert torch.equal(on_gpu.objectives.nan_to_num(), on_cpu.objectives.nan_to_num())
+    for beta in GRID.betas:
+        mine, theirs = on_gpu.for_beta(beta), on_cpu.for_beta(beta)
+        assert (mine.scale, mine.power, mine.bias) == (theirs.scale, theirs.power, theirs.bias)

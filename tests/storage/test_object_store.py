@@ -1,0 +1,252 @@
+"""The store on a real S3 server: what it keeps, what it waits for, and what it tells at once."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import s3fs
+import torch
+from mixednuts_dist.data import outages
+from mixednuts_dist.data import store as store_module
+
+from mixednuts_dist.config import parse_config
+from mixednuts_dist.errors import MissingArtifact, StoreError
+from mixednuts_dist.stages.runs import Inputs, Run, finished_partitions
+from mixednuts_dist.storage.partitions import split_images
+from mixednuts_dist.storage.store import Store, concurrently
+from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
+from tests.conftest import tiny_content
+from tests.object_store import ObjectStore
+from tests.storage.fault_proxy import FaultProxy
+from tests.storage.test_tables import columns, receipt
+
+
+@pytest.fixture
+def fresh_connections() -> Iterator[None]:
+    """fsspec keeps one connection a set of options; these tests change the environment that it was made from."""
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def store(object_store: ObjectStore, request: pytest.FixtureRequest) -> Store:
+    return Store(object_store.uri(f"{request.node.name}/runs")).child("run-1")
+
+
+def test_files_come_back_as_they_were_written(store: Store) -> None:
+    store.write("attack/file", b"one")
+    store.write("attack/file", b"twenty-two")
+    assert store.read("attack/file") == b"twenty-two"
+    assert store.read_tail("attack/file", 3) == b"two"
+    assert store.read_tail("attack/file", 1000) == b"twenty-two"
+    with store.open("attack/file") as file:
+        assert (file.seek(7), file.read(2), file.read(9)) == (7, b"tw", b"o")
+    assert store.names("attack") == ["file"]
+    assert store.names("") == ["attack"]
+    store.delete("attack/file")
+    store.delete("attack/file")
+    assert not store.exists("attack/file")
+    assert store.names("attack") == []
+    for read in (store.read, store.open):
+        with pytest.raises(MissingArtifact, match=r"run-1/attack/file does not exist"):
+            read("attack/file")
+
+
+def test_a_listing_is_never_an_old_one(store: Store) -> None:
+    assert store.names("attack") == []
+    Store(store.uri).write("attack/a", b"")
+    assert store.names("attack") == ["a"]
+
+
+def test_of_many_writers_that_create_one_wins(store: Store) -> None:
+    names = [f"writer {i}".encode() for i in range(12)]
+    with ThreadPoolExecutor(len(names)) as threads:
+        won = list(threads.map(lambda name: Store(store.uri).create("run.yaml", name), names))
+    assert won.count(True) == 1
+    assert store.read("run.yaml") == names[won.index(True)]
+
+
+def test_a_file_above_one_put_is_whole_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_ONE_PUT", 5 * 2**20)
+    content = bytes(range(256)) * (12 * 2**12)
+    assert store.create("large", content)
+    assert not store.create("large", content[1:])
+    assert store.read("large") == content
+
+
+def test_rows_come_back_and_only_the_columns_that_are_asked_for_travel(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = split_images(40, 20)
+    for part in parts:
+        images = {"images": torch.rand(len(part), 3, 64, 64)}
+        store.write(f"attack/{part.file_name}", encode_table({**columns(part), **images}, "f0", receipt(part)))
+    travelled = 0
+    cat_file = s3fs.S3FileSystem.cat_file
+
+    def counted(*arguments: Any, **options: Any) -> bytes:
+        nonlocal travelled
+        content: bytes = cat_file(*arguments, **options)
+        travelled += len(content)
+        return content
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "cat_file", counted)
+    footer = read_footer(store, f"attack/{parts[1].file_name}")
+    assert footer is not None
+    assert footer.receipt == receipt(parts[1])
+    assert travelled <= 2**16
+    found = read_columns(store, "attack", parts, "f0", ["sample_id", "margin"])
+    assert torch.equal(found["margin"], torch.cat([columns(part)["margin"] for part in parts]))
+    assert travelled < 400_000 < 2 * 20 * 3 * 64 * 64 * 4
+
+
+def test_what_is_finished_is_seen_by_one_small_read_a_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config(tiny_content(Path("nowhere"), partition_size=1))
+    run = Run(config, store, Inputs(150, 10, (1, 4, 5), {}))
+    contents = {f"attack/{p.file_name}": encode_table(columns(p), "f0", receipt(p)) for p in run.partitions[1:]}
+    concurrently(lambda path: store.write(path, contents[path]), contents)
+    calls: Counter[str] = Counter()
+    patiently = outages.patiently
+
+    def counted(call: Callable[[], Any], address: str, patience_seconds: float) -> Any:
+        calls[address.removeprefix(store.uri)] += 1
+        return patiently(call, address, patience_seconds)
+
+    monkeypatch.setattr(store_module, "patiently", counted)
+    assert finished_partitions(run, "attack", "f0") == {part: receipt(part) for part in run.partitions[1:]}
+    assert calls == Counter(["/attack", *(f"/{path}" for path in contents)])
+
+
+@pytest.mark.parametrize("fault", ["slow down", "reset", "silence"])
+@pytest.mark.usefixtures("fresh_connections")
+def test_throttling_and_broken_connections_pass(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(store_module, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(outages, "_FIRST_WAIT", 0.01)
+    proxy = FaultProxy(object_store.endpoint, fault, 3)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    try:
+        store = Store(object_store.uri(f"faults/{fault[:4]}"))
+        store.write("file", b"content")
+        assert store.read("file") == b"content"
+        assert proxy.faults_left == 0
+    finally:
+        proxy.close()
+
+
+def test_a_killed_server_is_waited_for(store: Store, object_store: ObjectStore) -> None:
+    store.write("before", b"1")
+    object_store.kill()
+    found: dict[str, bytes] = {}
+
+    def work() -> None:
+        store.write("after", b"2")
+        found["before"] = store.read("before")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        time.sleep(2)
+        assert thread.is_alive()
+    finally:
+        object_store.restart()
+    thread.join(timeout=60)
+    assert found == {"before": b"1"}
+    assert store.read("after") == b"2"
+
+
+def test_after_its_patience_the_store_names_the_place_and_the_way_on(object_store: ObjectStore) -> None:
+    store = Store(object_store.uri("patience"), patience_seconds=1)
+    part = split_images(3, 3)[0]
+    store.write(f"attack/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
+    object_store.kill()
+    try:
+        with pytest.raises(StoreError, match=r"s3://bucket/patience/file: no answer .*the same command goes on"):
+            store.write("file", b"")
+        with pytest.raises(StoreError, match="part-00000"):  # not taken for a damaged file
+            read_columns(store, "attack", [part], "f0", ["margin"])
+        with pytest.raises(StoreError, match="part-00000"):
+            read_footer(store, f"attack/{part.file_name}")
+    finally:
+        object_store.restart()
+    assert read_columns(Store(store.uri), "attack", [part], "f0", ["margin"])
+
+
+def test_an_outage_in_the_middle_of_a_file_is_no_damage(object_store: ObjectStore) -> None:
+    store = Store(object_store.uri("middle"), patience_seconds=0)
+    store.write("file", bytes(1000))
+    with store.open("file") as file:
+        file.read(10)
+        object_store.kill()
+        try:
+            with pytest.raises(StoreError, match="no answer"):
+                file.read(10)
+        finally:
+            object_store.restart()
+
+
+@pytest.mark.parametrize(
+    ("changes", "bucket", "message"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "wrong0wrong0wrong"}, "bucket", "access denied .*Check the credentials"),
+        ({"AWS_ACCESS_KEY_ID": "nobody"}, "bucket", "access denied .*Check the credentials"),
+        ({}, "no-such-bucket", "s3://no-such-bucket/run/file: there is no such place .*Create the bucket"),
+        ({"AWS_ENDPOINT_URL": "http://nowhere.invalid:9000"}, "bucket", "Correct AWS_ENDPOINT_URL"),
+        ({"AWS_ENDPOINT_URL": "nowhere"}, "bucket", "Invalid endpoint"),
+        ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "bucket", "no usable credentials .*AWS_PROFILE"),
+        ({"AWS_PROFILE": "nobodys"}, "bucket", "no usable credentials .*nobodys"),
+    ],
+)
+@pytest.mark.usefixtures("fresh_connections")
+def test_what_waiting_cannot_help_is_told_at_once(
+    object_store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str | None],
+    bucket: str,
+    message: str,
+) -> None:
+    def waits(_: float) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(outages.time, "sleep", waits)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    for name, value in changes.items():
+        if value is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match=message) as caught:
+        Store(f"s3://{bucket}/run").write("file", b"")
+    for secret in (object_store.secret, "wrong0wrong0wrong"):
+        assert secret not in str(caught.value)
+
+
+def test_credentials_in_the_address_are_refused_and_not_repeated() -> None:
+    with pytest.raises(StoreError, match="credentials belong in the environment") as caught:
+        Store("s3://key:hidden@bucket/prefix")
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_command_that_cannot_write_says_so_before_any_ray_starts(object_store: ObjectStore) -> None:
+    code = (
+        "import sys\nfrom mixednuts_dist.cli import main\n"
+        "sys.argv = ['mixednuts', 'run', 'jobs/configs/digits.yaml', '--set', 'storage=s3://no-such-bucket/x']\n"
+        "try:\n    main()\nfinally:\n    import ray\n    print(ray.is_initialized())\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert shown.returncode == 1
+    assert "StoreError" in shown.stderr
+    assert "s3://no-such-bucket/x" in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert shown.stdout.strip() == "False"
+    assert object_store.secret not in shown.stderr

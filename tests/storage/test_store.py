@@ -1,0 +1,100 @@
+"""The store: whole files or none, relative paths only."""
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mixednuts_dist.errors import MissingArtifact, StoreError
+from mixednuts_dist.storage.store import Store
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "runs"))
+    store.write("attack/part-00000.parquet", b"one")
+    store.write("attack/part-00000.parquet", b"two")
+    assert store.read("attack/part-00000.parquet") == b"two"
+    assert store.names("attack") == ["part-00000.parquet"]
+    assert store.exists("attack/part-00000.parquet")
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(str(tmp_path))
+    store.write("a/file", b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mixednuts_dist.storage.store.os.fsync", full)
+    with pytest.raises(StoreError, match=r"a/file: the disk is full .*Make room; the same command goes on"):
+        store.write("a/file", b"new")
+    assert store.read("a/file") == b"old"
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+
+
+def test_half_written_files_are_not_listed(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.write("a/file", b"x")
+    (tmp_path / "a" / "file.tmp-0123").write_bytes(b"half")
+    assert store.names("a") == ["file"]
+
+
+def test_drafts_of_dead_writers_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = socket.gethostname()
+    drafts = [f"file.tmp-{here}-{ended.pid}-0a", f"file.tmp-{here}-{os.getpid()}-0b", "file.tmp-other-host-1-0c"]
+    (tmp_path / "a").mkdir()
+    for name in drafts:
+        (tmp_path / "a" / name).write_bytes(b"half")
+    Store(str(tmp_path)).sweep()
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(drafts[1:])
+    os.utime(tmp_path / "a" / drafts[2], (0, 0))
+    Store(str(tmp_path)).sweep()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [drafts[1]]
+
+
+def test_create_leaves_what_is_there(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    assert store.create("a/file", b"first")
+    assert not store.create("a/file", b"second")
+    assert store.read("a/file") == b"first"
+    assert store.read_tail("a/file", 3) == b"rst"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match=f"{tmp_path}/file/run/a: the storage refused"):
+        Store(str(tmp_path / "file" / "run")).write("a", b"")
+
+
+def test_folders_that_are_not_there_are_empty(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    assert store.names("nothing") == []
+    store.delete("nothing/here")
+    with pytest.raises(MissingArtifact, match="nothing/here does not exist"):
+        store.read("nothing/here")
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../outside", ""])
+def test_no_path_leads_out_of_the_root(tmp_path: Path, path: str) -> None:
+    with pytest.raises(StoreError, match="leads out of the storage root"):
+        Store(str(tmp_path)).read(path)
+
+
+def test_an_unknown_protocol_is_named() -> None:
+    with pytest.raises(StoreError, match="nope://bucket"):
+        Store("nope://bucket")
+
+
+def test_a_relative_folder_is_pinned_to_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store("runs")
+    monkeypatch.chdir("/")
+    store.write("x", b"1")
+    assert (tmp_path / "runs" / "x").read_bytes() == b"1"
+    assert Store(store.uri).read("x") == b"1"

@@ -1,0 +1,147 @@
+"""Parquet: bits come back, and rows of another run, schema or partition are refused."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixednuts_dist.errors import DamagedFile, FingerprintMismatch, MissingArtifact
+from mixednuts_dist.storage.partitions import Partition, split_images
+from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer, read_rows
+
+
+def receipt(part: Partition) -> Receipt:
+    return Receipt("attack", part.index, part.start, part.stop, 1, 1, 0.5, 10, 9, "node")
+
+
+def columns(part: Partition) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(part.index)
+    n = len(part)
+    return {
+        "sample_id": torch.arange(part.start, part.stop),
+        "logits": torch.randn(n, 10, generator=generator),
+        "margin": torch.randn(n, dtype=torch.float64, generator=generator),
+        "broken": torch.rand(n, generator=generator) > 0.5,
+        "x_adv": torch.rand(n, 1, 4, 5, generator=generator),
+    }
+
+
+def written(tmp_path: Path, fingerprint: str = "f0") -> tuple[Store, list[Partition]]:
+    store, parts = Store(str(tmp_path)), split_images(7, 3)
+    for part in parts:
+        store.write(f"attack/{part.file_name}", encode_table(columns(part), fingerprint, receipt(part)))
+    return store, parts
+
+
+def test_bits_and_shapes_round_trip(tmp_path: Path) -> None:
+    store, parts = written(tmp_path)
+    found = read_columns(store, "attack", parts, "f0", list(columns(parts[0])))
+    for name, values in found.items():
+        expected = torch.cat([columns(part)[name] for part in parts])
+        assert values.dtype == expected.dtype
+        assert torch.equal(values, expected)
+
+
+def test_the_same_rows_give_the_same_bytes() -> None:
+    part = split_images(3, 3)[0]
+    assert encode_table(columns(part), "f0", receipt(part)) == encode_table(columns(part), "f0", receipt(part))
+
+
+def test_the_footer_carries_the_receipt(tmp_path: Path) -> None:
+    store, parts = written(tmp_path)
+    footer = read_footer(store, f"attack/{parts[1].file_name}")
+    assert footer is not None
+    assert (footer.fingerprint, footer.receipt) == ("f0", receipt(parts[1]))
+
+
+def test_rows_of_another_run_are_refused_with_both_fingerprints(tmp_path: Path) -> None:
+    store, parts = written(tmp_path)
+    with pytest.raises(FingerprintMismatch, match="belongs to fingerprint f0, this run is f1"):
+        read_columns(store, "attack", parts, "f1", ["margin"])
+
+
+def test_a_truncated_file_is_named_removed_and_counts_as_missing(tmp_path: Path) -> None:
+    store, parts = written(tmp_path)
+    path = f"attack/{parts[0].file_name}"
+    store.write(path, store.read(path)[:-20])
+    assert read_footer(store, path) is None
+    with pytest.raises(DamagedFile, match=r"part-00000\.parquet is damaged .*removed.*computes it again"):
+        read_columns(store, "attack", parts, "f0", ["margin"])
+    assert store.names("attack") == [part.file_name for part in parts[1:]]
+
+
+def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
+    """Every byte of a file in turn: the rows and the receipt are those that were written, or it counts as damaged."""
+    store, (part, *_) = written(tmp_path)
+    path, names = f"attack/{part.file_name}", list(columns(part))
+    whole = store.read(path)
+    noticed = 0
+    for position in range(len(whole)):
+        content = bytearray(whole)
+        content[position] ^= 1 << position % 8
+        (tmp_path / path).write_bytes(content)
+        footer = read_footer(store, path)
+        if footer is None:
+            noticed += 1
+            continue
+        try:
+            found = read_columns(store, "attack", [part], "f0", names)
+        except FingerprintMismatch:
+            noticed += 1
+            continue
+        assert (footer.fingerprint, footer.receipt) == ("f0", receipt(part)), position
+        assert all(torch.equal(found[name], columns(part)[name]) for name in names), position
+    assert noticed > len(whole) / 3
+
+
+def test_a_receipt_of_a_newer_release_is_understood(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Newer(Receipt):
+        more: str = "news"
+
+    store, part = Store(str(tmp_path)), split_images(3, 3)[0]
+    store.write("attack/file", encode_table(columns(part), "f0", Newer(**asdict(receipt(part)))))
+    footer = read_footer(store, "attack/file")
+    assert footer is not None
+    assert footer.receipt == receipt(part)
+
+
+def test_a_column_that_is_not_there_costs_no_file(tmp_path: Path) -> None:
+    store, parts = written(tmp_path)
+    with pytest.raises(FingerprintMismatch, match=r"part-0000\d\.parquet is not what this run needs: .*newer"):
+        read_columns(store, "attack", parts, "f0", ["newer"])
+    assert len(store.names("attack")) == len(parts)
+
+
+def test_a_missing_partition_is_named(tmp_path: Path) -> None:
+    store, parts = written(tmp_path)
+    store.delete(f"attack/{parts[2].file_name}")
+    with pytest.raises(MissingArtifact, match=r"part-00002\.parquet"):
+        read_columns(store, "attack", parts, "f0", ["margin"])
+
+
+def test_rows_of_another_partition_are_refused(tmp_path: Path) -> None:
+    store, parts = written(tmp_path)
+    store.write(f"attack/{parts[0].file_name}", store.read(f"attack/{parts[1].file_name}"))
+    with pytest.raises(FingerprintMismatch, match=r"does not hold partition 0 \(images 0-2\)"):
+        read_columns(store, "attack", parts, "f0", ["sample_id"])
+
+
+def test_a_few_rows_come_in_the_order_asked_for(tmp_path: Path) -> None:
+    store, part = Store(str(tmp_path)), Partition(0, 100, 150)
+    store.write(f"attack/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
+    for name in ("x_adv", "margin"):
+        found = read_rows(store, "attack", part, "f0", name, [149, 100, 116])
+        assert torch.equal(found, columns(part)[name][[49, 0, 16]])
+
+
+def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
+    store, parts = written(tmp_path)
+    with pytest.raises(FingerprintMismatch, match="f0"):
+        read_rows(store, "attack", parts[0], "other", "x_adv", [0])
+    with pytest.raises(FingerprintMismatch, match="7"):
+        read_rows(store, "attack", parts[0], "f0", "x_adv", [7])
