@@ -18,6 +18,8 @@ from tests.distributed.local_head import Head, local_head
 ROOT = Path(__file__).parents[2]
 CONFIG = "jobs/configs/digits.yaml"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:

@@ -93,6 +93,7 @@ with connected(None):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_killed_drivers_slabs_are_not_scored_again(tmp_path: Path) -> None:
     driver = subprocess.Popen(

@@ -21,6 +21,7 @@ def test_the_first_screen_has_the_two_commands() -> None:
     assert "uv run pytest" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_main_job_meets_its_bars(main_job: MainJob) -> None:
     """At beta = .95: 3 points more accurate than rob when clean, and beta times rob's robust accuracy but 2 points."""
@@ -53,6 +54,7 @@ def test_every_block_of_commands_is_run_by_a_test_or_says_why_not() -> None:
             assert (ROOT / test).is_file(), test
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("object_store")
 def test_the_blocks_of_this_test_run(main_job: MainJob) -> None:

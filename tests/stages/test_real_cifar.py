@@ -20,7 +20,10 @@ REAL = Path(__file__).parents[3] / "shared" / "real"
 IMAGES = f"npz:{REAL / 'cifar10_test_first1000.npz'}"
 EPS = 2 / 255
 
-pytestmark = pytest.mark.skipif(not (REAL / "zoo.py").is_file(), reason="the real classifiers are not at hand")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (REAL / "zoo.py").is_file(), reason="the real classifiers are not at hand"),
+]
 
 
 def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], ray_session: Any) -> None:

@@ -64,6 +64,7 @@ def fitted(images: torch.Tensor, seed: int, path: Path) -> str:
     return f"{name}&checkpoint={path}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_real_pictures_go_through_a_bucket_with_two_workers(
     tree: Path, object_store: ObjectStore, tmp_path: Path

@@ -7,6 +7,7 @@ from tests.object_store import ObjectStore
 from tests.system.drivers import STAGES, everything, leftovers, rows
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_every_row_is_there_once_and_nothing_that_should_not_be(main_job: MainJob, object_store: ObjectStore) -> None:
     run = f"{main_job.storage}/{main_job.results['run']['id']}"

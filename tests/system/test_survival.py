@@ -19,7 +19,7 @@ from tests.distributed.local_head import ONE_MACHINE, Head, local_head
 from tests.object_store import ObjectStore
 from tests.system.drivers import ROOT, Driver, comparable, everything, leftovers, rows, stamps
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 class Undisturbed(NamedTuple):
