@@ -67,7 +67,7 @@ def on_ray(console: Console, address: str | None, work: Callable[..., Any]) -> A
     Ray prints of dying nodes on stdout, where only a command's result belongs; in here that goes to stderr.
     """
     from ..distributed.cluster import RaySession
-    from ..reports.terminal import LogProgress, TerminalProgress
+    from .terminal import LogProgress, TerminalProgress
 
     shown = LogProgress if _as_json_lines() else TerminalProgress
     with redirect_stdout(sys.stderr), RaySession(address) as session, shown(console) as progress:

@@ -93,7 +93,7 @@ def report(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool
     with reported(verbose) as console:
         loaded = prepared(config, overrides)
         from ..reports import report as stage
-        from ..reports.terminal import TerminalProgress
+        from .terminal import TerminalProgress
 
         with TerminalProgress(console) as progress:
             results = stage.run(loaded, progress=progress)
@@ -109,7 +109,7 @@ def status(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool
     """What is done, what is missing, what failed; reads the storage only."""
     with reported(verbose):
         loaded = load_config(config, overrides)
-        from ..reports.status import print_status, run_status
+        from .status import print_status, run_status
 
         found = run_status(loaded)
         if as_json:

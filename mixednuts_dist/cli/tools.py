@@ -37,8 +37,8 @@ def estimate(config: str, overrides: tuple[str, ...], address: str | None, as_js
     with reported(verbose):
         loaded = prepared(config, overrides)
         from ..distributed.cluster import RaySession
-        from ..reports.estimate_table import estimate_json, print_estimate
         from ..stages import estimate as stage
+        from .sizing import estimate_json, print_estimate
 
         with RaySession(address) as session:
             found = stage.run(loaded, session=session)
@@ -155,8 +155,8 @@ def prepare(
     with reported(verbose) as console:
         check_dataset_uri(uri)
         from ..distributed.cluster import RaySession
-        from ..reports.preparation_progress import PreparationProgress
         from ..stages import prepare as stage
+        from .terminal import PreparationProgress
 
         with RaySession(address) as session, PreparationProgress(console) as progress:
             made = stage.run(uri, destination, n=n, part_size=part_size, seed=seed, session=session, on_part=progress)
@@ -173,8 +173,8 @@ def describe(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Parameters and GFLOPs of the classifiers; needs no weights."""
     with reported(verbose=False):
         loaded = load_config(config, overrides)
-        from ..reports.description import describe as described
-        from ..reports.description import print_description
+        from .sizing import describe as described
+        from .sizing import print_description
 
         found = described(loaded)
         if as_json:
@@ -188,7 +188,7 @@ def describe(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
 def schema(markdown: bool) -> None:
     """The JSON schema of the configuration file."""
     if markdown:
-        from ..reports.config_reference import config_reference
+        from .reference import config_reference
 
         click.echo(config_reference())
     else:

@@ -5,8 +5,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
+from mixednuts_dist.cli.reference import config_reference, fields_of
 from mixednuts_dist.config import RunConfig
-from mixednuts_dist.reports.config_reference import config_reference, fields_of
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.cli.sizing import estimate_json, print_estimate
 from mixednuts_dist.config import EvaluateConfig, RunConfig
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.reports.estimate_table import estimate_json, print_estimate
 from mixednuts_dist.stages import attack, estimate
 from mixednuts_dist.threat import ThreatModel
 

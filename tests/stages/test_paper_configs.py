@@ -11,11 +11,11 @@ from torch import nn
 
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.classifiers.robustbench_package import import_robustbench, quietly
+from mixednuts_dist.cli.sizing import describe
 from mixednuts_dist.config import RunConfig, grid_values, load_config
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.published_values import MixedNUTSParameters, published_grid
-from mixednuts_dist.reports.description import describe
 from mixednuts_dist.uris import check_classifier_uri, check_dataset_uri, known_image_shape
 
 CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from mixednuts_dist import pipeline
+from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError, MissingArtifact
-from mixednuts_dist.reports.status import run_status
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import Receipt

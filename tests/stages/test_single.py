@@ -14,11 +14,11 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.attacks.adaptive import AttackBudget, autoattack
 from mixednuts_dist.classifiers.demo_classifiers import demo_rob
 from mixednuts_dist.cli import main
+from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config import RunConfig, load_config
 from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.single import SingleResults
-from mixednuts_dist.reports.status import run_status
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.threat import ThreatModel
 

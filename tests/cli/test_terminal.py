@@ -6,8 +6,8 @@ import logging
 import pytest
 from rich.console import Console
 
-from mixednuts_dist.reports import terminal
-from mixednuts_dist.reports.terminal import LogProgress, TerminalProgress
+from mixednuts_dist.cli import terminal
+from mixednuts_dist.cli.terminal import LogProgress, TerminalProgress
 from mixednuts_dist.stages.progress import WatchesWorkers
 from mixednuts_dist.storage.records import Receipt
 

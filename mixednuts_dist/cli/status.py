@@ -1,6 +1,11 @@
-"""`mixednuts status`: where a run stands, read from its files alone, from any machine that reaches the storage."""
+"""`mixednuts status`: where a run stands, read from its files alone, from any machine that reaches the storage.
+
+Speed and time left follow from the times in the files' footers. Nobody writes heartbeats: that a stage is running is
+known from its last finished piece, whose age is told as it is.
+"""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +13,35 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import RunConfig
+from ..reports.intervals import Count, outcome_counts
+from ..reports.wording import interval_text, percent_text, seconds_text
 from ..stages.evaluate import autoattack_fingerprint, evaluate_fingerprint
 from ..stages.runs import Run, finished_partitions, reopen_run
 from ..stages.search import read_search_result
 from ..storage.outages import FIRST_ANSWER_SECONDS
+from ..storage.records import Receipt
 from ..storage.spans import finished_spans
-from .intervals import Count, outcome_counts
-from .pace import Pace, pace_of
-from .wording import interval_text, percent_text, seconds_text
+
+WINDOW_SECONDS = 1800.0  # only pieces that were finished in it count for the speed
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of one stage at one moment; None where the files cannot tell."""
+
+    images_left: int
+    images_per_second: float | None  # of all workers together, lately
+    seconds_left: float | None
+    last_finished: float | None  # seconds ago
+    gpu_hours: float
+    gpu_hours_left: float
+    core_hours: float  # of workers without an accelerator
+    core_hours_left: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields under their names; `last_finished` as `last_finished_seconds_ago`."""
+        content = dict(vars(self))
+        return {**content, "last_finished_seconds_ago": content.pop("last_finished")}
 
 
 @dataclass(frozen=True)
@@ -155,3 +181,35 @@ def _stage_json(stage: StageStatus) -> dict[str, Any]:
         "worker_seconds": round(stage.worker_seconds, 3),
         **stage.pace.to_json(),
     }
+
+
+def pace_of(receipts: Sequence[Receipt], n_images: int, now: float) -> Pace:
+    """The pace of a stage of `n_images` at the time `now` (seconds since 1970)."""
+    n_done = sum(receipt.n_images for receipt in receipts)
+    gpu, core = _hours(receipts, accelerated=True), _hours(receipts, accelerated=False)
+    each_left = (n_images - n_done) / n_done if n_done else 0.0
+    speed, finished = _speed(receipts, now), max((receipt.finished for receipt in receipts), default=0.0)
+    return Pace(
+        images_left=n_images - n_done,
+        images_per_second=speed,
+        seconds_left=(n_images - n_done) / speed if speed else None,
+        last_finished=max(0.0, now - finished) if finished else None,
+        gpu_hours=gpu,
+        gpu_hours_left=gpu * each_left,
+        core_hours=core,
+        core_hours_left=core * each_left,
+    )
+
+
+def _speed(receipts: Sequence[Receipt], now: float) -> float | None:
+    """Images of the pieces finished lately, by the time since the first of those was begun."""
+    lately = [receipt for receipt in receipts if receipt.finished > now - WINDOW_SECONDS]
+    if not lately:
+        return None
+    begun = min(receipt.finished - receipt.seconds for receipt in lately)
+    return sum(receipt.n_images for receipt in lately) / max(now - begun, 1e-9)
+
+
+def _hours(receipts: Sequence[Receipt], *, accelerated: bool) -> float:
+    held = (receipt for receipt in receipts if (receipt.device != "cpu") == accelerated)
+    return sum(receipt.n_devices * receipt.seconds for receipt in held) / 3600

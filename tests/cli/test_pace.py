@@ -2,7 +2,7 @@
 
 import pytest
 
-from mixednuts_dist.reports.pace import WINDOW_SECONDS, pace_of
+from mixednuts_dist.cli.status import WINDOW_SECONDS, pace_of
 from mixednuts_dist.storage.records import Receipt
 
 

@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 from rich.console import Console
 
+from mixednuts_dist.cli.status import Pace, RunStatus, StageStatus, print_status
 from mixednuts_dist.reports.intervals import Count
-from mixednuts_dist.reports.pace import Pace
-from mixednuts_dist.reports.status import RunStatus, StageStatus, print_status
 
 RUNNING = Pace(
     images_left=300, images_per_second=2.5, seconds_left=120.0, last_finished=8.0,
