@@ -7,10 +7,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .attacks.adaptive import adaptive_autoattack, autoattack
+    from .acceleration.arithmetic import Arithmetic
+    from .attacks.adaptive import AttackBudget, adaptive_autoattack, autoattack
     from .attacks.minimum_margin import minimum_margin_attack
+    from .classifiers.base_classifiers import load_classifier
     from .config import RunConfig, load_config
     from .errors import MixedNutsError
+    from .images.datasets import open_dataset
     from .mixing.classifier import MixedClassifier
     from .mixing.margins import signed_margin, top2_margin
     from .mixing.published_values import MixedNUTSParameters
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from .threat import ThreatModel
 
 __all__ = [
+    "Arithmetic",
+    "AttackBudget",
     "LogitTransform",
     "MixedClassifier",
     "MixedNUTSParameters",
@@ -28,8 +33,10 @@ __all__ = [
     "ThreatModel",
     "adaptive_autoattack",
     "autoattack",
+    "load_classifier",
     "load_config",
     "minimum_margin_attack",
+    "open_dataset",
     "select_parameters",
     "select_parameters_exact",
     "signed_margin",
@@ -37,6 +44,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Arithmetic": ".acceleration.arithmetic",
+    "AttackBudget": ".attacks.adaptive",
     "LogitTransform": ".mixing.transforms",
     "MixedClassifier": ".mixing.classifier",
     "MixedNUTSParameters": ".mixing.published_values",
@@ -46,8 +55,10 @@ _HOMES = {
     "ThreatModel": ".threat",
     "adaptive_autoattack": ".attacks.adaptive",
     "autoattack": ".attacks.adaptive",
+    "load_classifier": ".classifiers.base_classifiers",
     "load_config": ".config",
     "minimum_margin_attack": ".attacks.minimum_margin",
+    "open_dataset": ".images.datasets",
     "select_parameters": ".selection.selection",
     "select_parameters_exact": ".selection.selection",
     "signed_margin": ".mixing.margins",

@@ -1,4 +1,4 @@
-"""The configuration reference: made from the models, complete, and the one that the README shows."""
+"""The configuration reference: made from the models, complete, and the one that docs/ shows."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from mixednuts_dist.cli import main
 from mixednuts_dist.cli.reference import config_reference, fields_of
 from mixednuts_dist.config import RunConfig
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -26,8 +26,8 @@ def test_the_reference_has_one_line_a_key_with_type_and_default() -> None:
     assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
 
 
-def test_the_command_prints_it_and_the_readme_shows_it() -> None:
+def test_the_command_prints_it_and_the_docs_show_it() -> None:
     printed = CliRunner().invoke(main, ["schema", "--markdown"])
     assert printed.exit_code == 0
     assert printed.stdout == config_reference() + "\n"
-    assert config_reference() in README.read_text(), "put the output of `mixednuts schema --markdown` into README.md"
+    assert config_reference() in PAGE.read_text(), f"put the output of `mixednuts schema --markdown` into {PAGE.name}"

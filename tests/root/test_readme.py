@@ -1,24 +1,53 @@
-"""The README's main command does what the README says."""
+"""The README and the pages of docs/ do what they say: every block is run by a test, or says why not."""
 
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
+from mixednuts_dist.config import parse_config
 from tests.conftest import MAIN_JOB, MainJob
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HERE = "tests/root/test_readme.py"
 
 
-def test_the_first_screen_has_the_two_commands() -> None:
-    first_screen = "\n".join(README.splitlines()[:30])
+class Block(NamedTuple):
+    """A fenced block with the comment above it: `<!-- tested: FILE -->` or `<!-- not run in CI: REASON -->`."""
+
+    page: str
+    state: str
+    reason: str
+    language: str
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    fenced = re.compile(r"(?:<!-- (tested|not run in CI): (.+?) -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+    return [Block(page.name, *found) for found in fenced.findall(page.read_text())]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def run_here(language: str) -> list[Block]:
+    return [block for block in BLOCKS if (block.language, block.state, block.reason) == (language, "tested", HERE)]
+
+
+def test_the_first_screen_has_the_two_commands_and_your_own_images_come_by_line_60() -> None:
+    lines = README.splitlines()
+    first_screen = "\n".join(lines[:30])
     assert f"pip install uv && {MAIN_JOB}" in first_screen
     assert "uv run pytest" in first_screen
     assert "uv run pytest" in (ROOT / ".ci" / "run").read_text()
+    assert lines.index("## Your own classifiers and images") < 60
 
 
 @pytest.mark.slow
@@ -40,31 +69,48 @@ def test_the_main_job_meets_its_bars(main_job: MainJob) -> None:
             assert abs(row[kind]["correct"] - int(count)) <= 9, f"{name} {kind}: the README says {count}"
 
 
-BLOCK = re.compile(r"(?:<!-- (tested|not run in CI): (.+?) -->\n)?```sh\n(.*?)```", re.DOTALL)
-
-
-def test_every_block_of_commands_is_run_by_a_test_or_says_why_not() -> None:
-    blocks = BLOCK.findall(README)
-    assert len(blocks) == README.count("```sh")
-    for state, reason, commands in blocks:
-        assert state, f"this block has no comment above it:\n{commands}"
-        if state == "tested":
-            assert (ROOT / reason).is_file()
-        for test in re.findall(r"tests/\w+/\w+\.py", reason):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_is_run_by_a_test_or_says_why_not(page: Path) -> None:
+    blocks = blocks_of(page)
+    assert 2 * len(blocks) == len(re.findall(r"^```", page.read_text(), re.MULTILINE))
+    for block in blocks:
+        assert block.state, f"this block has no comment above it:\n{block.text}"
+        if block.state == "tested":
+            assert (ROOT / block.reason).is_file(), block.reason
+        for test in re.findall(r"tests/\w+/\w+\.py", block.reason):
             assert (ROOT / test).is_file(), test
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_and_every_test_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (page.parent / link).exists(), link
+    for test in re.findall(r"`(\w+/test_\w+\.py)`", text):
+        assert (ROOT / "tests" / test).is_file(), test
+
+
+@pytest.mark.parametrize("block", run_here("yaml"), ids=lambda block: block.page)
+def test_a_configuration_that_is_shown_is_valid(block: Block) -> None:
+    parse_config(yaml.safe_load(block.text))
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in run_here("python")}))
+def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks in order, as one program in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": page}
+    for block in run_here("python"):
+        if block.page == page:
+            exec(compile(block.text, page, "exec"), names)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("object_store")
-def test_the_blocks_of_this_test_run(main_job: MainJob) -> None:
+def test_the_commands_of_the_pages_run(main_job: MainJob) -> None:
     """Each as it stands there, on what the main job has left."""
-    commands = [
-        line
-        for state, reason, block in BLOCK.findall(README)
-        if state == "tested" and reason == "tests/root/test_readme.py"
-        for line in block.splitlines()
-    ]
+    commands = [line for block in run_here("sh") for line in block.text.splitlines()]
     assert len(commands) >= 7
     for command in commands:
         arguments = shlex.split(command.removeprefix("uv run mixednuts "))
