@@ -110,14 +110,14 @@ class MixedClassifier(nn.Module):
 
     def surrogate_logits(self, x_BCHW: Tensor) -> Tensor:
         """f_aux (paper, appendix B.2): differentiable through std, rob and the transformation; shape (B, K)."""
-        return self._surrogate(self.std(x_BCHW), self.rob(x_BCHW))
+        return self.surrogate_of(self.std(x_BCHW), self.rob(x_BCHW))
 
     def forward_with_surrogate(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """f_aux with its gradient and f_mix without, from one pass of each base classifier."""
         std_logits_BK, rob_logits_BK = self.std(x_BCHW), self.rob(x_BCHW)
         with torch.no_grad():
             mixed_BK = self.mix_logits(std_logits_BK, rob_logits_BK)
-        return self._surrogate(std_logits_BK, rob_logits_BK), mixed_BK
+        return self.surrogate_of(std_logits_BK, rob_logits_BK), mixed_BK
 
     def bypass(self, x_BCHW: Tensor) -> Tensor:
         """The value of f_mix, bit for bit, with the gradient of f_aux: one output for attacks that expect one."""
@@ -180,7 +180,8 @@ class MixedClassifier(nn.Module):
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
 
-    def _surrogate(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+    def surrogate_of(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+        """f_aux from the base classifiers' raw logits."""
         rob_float64_BK = rob_logits_BK.double()
         surrogate_BK = log_surrogate(
             std_logits_BK.double(),
