@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from ..errors import MixedNutsError
 from ..selection.criteria import Criterion
-from ..selection.exploration import Pair, Subgrid
+from ..selection.grid import Grid, Pair
 from ..selection.selection import score_candidates
 from ..storage.store import Store
 from .tuning import SearchInputs, SearchTask
@@ -31,7 +31,7 @@ class SlabTrial(tune.Trainable):
         config: dict[str, Any],
         inputs: SearchInputs | None = None,
         task: SearchTask | None = None,
-        slabs: Sequence[Subgrid] = (),
+        slabs: Sequence[Grid] = (),
     ) -> None:
         assert inputs is not None
         assert task is not None
@@ -50,14 +50,14 @@ class SlabTrial(tune.Trainable):
         if self.slab.pair not in self.criteria:
             self.criteria = {self.slab.pair: self.inputs.criterion(self.task.criterion, *self.slab.pair)}
         scored = self.criteria[self.slab.pair]
-        log_cutoffs, counts = score_candidates(scored, self.slab.grid)
-        content = save({"log_cutoffs": log_cutoffs.contiguous(), "counts": counts.contiguous()})
+        scores = score_candidates(scored, self.slab)
+        content = save({name: values.contiguous() for name, values in scores._asdict().items()})
         Store(self.task.store_uri).write(self.task.path(self.slab), content)
-        best = counts.max() if scored.maximised else counts.min()
+        best = scores.counts.max() if scored.maximised else scores.counts.min()
         return {"count": int(best), "done": True}
 
 
-def run_trials(inputs: "ray.ObjectRef[SearchInputs]", task: SearchTask, slabs: Sequence[Subgrid]) -> None:
+def run_trials(inputs: "ray.ObjectRef[SearchInputs]", task: SearchTask, slabs: Sequence[Grid]) -> None:
     """Score each slab in a trial of its own and leave its file.
 
     Raises:

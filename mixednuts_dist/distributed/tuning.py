@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ..config import digest
 from ..errors import MissingArtifact, MixedNutsError
-from ..mixing.transforms import Clamp, layer_norm_logits
-from ..selection.criteria import Criterion
-from ..selection.exploration import Subgrid
-from ..selection.selection import exact_criterion, paper_criterion
+from ..mixing.clamps import Clamp
+from ..register import CRITERIA
+from ..selection.criteria import Criterion, Scores
+from ..selection.grid import Grid
+from ..selection.inputs import CachedLogits
 from ..storage.store import Store
 
 logger = logging.getLogger(__name__)
@@ -38,14 +39,16 @@ class SearchInputs:
     rob_attacked_NK: np.ndarray[Any, Any]
 
     def criterion(self, name: str, clamp: Clamp, ln_k: int | None) -> Criterion:
-        """The images that the constraint and the objective count, for the criterion "exact" or "paper"."""
-        labels, clean = _tensor(self.labels_N), _tensor(self.rob_clean_NK)
-        attacked, std_pred = _tensor(self.rob_attacked_NK), _tensor(self.std_clean_NK).argmax(dim=1)
-        if name == "exact":
-            return exact_criterion(attacked, labels, clean, labels, std_pred, clamp=clamp, ln_k=ln_k)
-        survived = layer_norm_logits(attacked, ln_k).argmax(dim=1) == labels
-        wrong = layer_norm_logits(clean, ln_k).argmax(dim=1) != labels
-        return paper_criterion(attacked[survived], clean[wrong], clamp=clamp, ln_k=ln_k)
+        """A registered criterion on these rows."""
+        criterion: Criterion = CRITERIA.get(name).from_rows(self.rows(), clamp=clamp, ln_k=ln_k)
+        return criterion
+
+    def rows(self) -> CachedLogits:
+        """The same as tensors."""
+        std_pred_N = _tensor(self.std_clean_NK).argmax(dim=1)
+        return CachedLogits(
+            _tensor(self.rob_clean_NK), _tensor(self.rob_attacked_NK), _tensor(self.labels_N), std_pred_N
+        )
 
 
 @dataclass(frozen=True)
@@ -56,22 +59,21 @@ class SearchTask:
     fingerprint: str
     criterion: str
 
-    def path(self, slab: Subgrid) -> str:
-        """The file of a slab's scores; whatever round asks for the same candidates finds it."""
-        grid = slab.grid
-        asked = {"pair": slab.pair, "scales": grid.scales, "powers": grid.powers, "biases": grid.biases}
+    def path(self, slab: Grid) -> str:
+        """The file of a slab's scores; whatever refinement asks for the same candidates finds it."""
+        asked = {"pair": slab.pair, "scales": slab.scales, "powers": slab.powers, "biases": slab.biases}
         return f"search/slab-{self.fingerprint}-{digest(asked)}.safetensors"
 
 
 class SlabTuner:
-    """Scores subgrids on the connected Ray, their slabs in parallel."""
+    """Scores grids on the connected Ray, their slabs in parallel."""
 
     def __init__(self, inputs: SearchInputs, task: SearchTask) -> None:
         self._inputs, self._task = ray.put(inputs), task  # once for all rounds
         self._store = Store(task.store_uri)
 
-    def scores(self, subgrids: Sequence[Subgrid]) -> list[tuple[Tensor, Tensor]]:
-        """`log(1 - cutoff)` and the count of every candidate of each subgrid, shape (betas, scales, powers, biases).
+    def scores(self, grids: Sequence[Grid]) -> list[Scores]:
+        """The scores of every candidate of each grid.
 
         Slabs that an interrupted search has left are taken as they are. Another driver of the same run deletes them
         once it has finished; what it takes away before it is read here is scored again.
@@ -79,16 +81,13 @@ class SlabTuner:
         Raises:
             MixedNutsError: where a trial failed, with its error.
         """
-        slabs = [subgrid.slabs() for subgrid in subgrids]
+        slabs = [grid.slabs() for grid in grids]
         found = iter(self._slab_scores([slab for part in slabs for slab in part]))
-        scores = []
-        for part in slabs:
-            log_cutoffs, counts = zip(*(next(found) for _ in part), strict=True)
-            scores.append((torch.cat(log_cutoffs, dim=-1), torch.cat(counts, dim=-1)))
-        return scores
+        parts = [[next(found) for _ in part] for part in slabs]
+        return [Scores(*(torch.cat(values, dim=-1) for values in zip(*part, strict=True))) for part in parts]
 
-    def _slab_scores(self, slabs: Sequence[Subgrid]) -> list[tuple[Tensor, Tensor]]:
-        scores: dict[int, tuple[Tensor, Tensor] | None] = {}
+    def _slab_scores(self, slabs: Sequence[Grid]) -> list[Scores]:
+        scores: dict[int, Scores | None] = {}
         for fitted in range(_ROUNDS + 1):
             for i, slab in enumerate(slabs):
                 scores[i] = scores.get(i) or _read_slab(self._store, self._task.path(slab))
@@ -101,7 +100,7 @@ class SlabTuner:
             self._run_trials([slabs[i] for i in todo])
         return [score for score in scores.values() if score is not None]
 
-    def _run_trials(self, slabs: list[Subgrid]) -> None:
+    def _run_trials(self, slabs: list[Grid]) -> None:
         from .slab_trials import run_trials  # Tune takes two seconds to import, and most commands find the search done
 
         run_trials(self._inputs, self._task, slabs)
@@ -114,10 +113,10 @@ def delete_slabs(store: Store) -> None:
             store.delete(f"search/{name}")
 
 
-def _read_slab(store: Store, path: str) -> tuple[Tensor, Tensor] | None:
+def _read_slab(store: Store, path: str) -> Scores | None:
     try:
         tensors = load(store.read(path))
-        return tensors["log_cutoffs"], tensors["counts"]
+        return Scores(*(tensors[name] for name in Scores._fields))
     except MissingArtifact:
         return None
     except (SafetensorError, KeyError):

@@ -14,12 +14,12 @@ from ..distributed.cluster import RaySession, connected
 from ..distributed.optuna_rounds import OptunaRounds
 from ..distributed.tuning import SearchInputs, SearchTask, SlabTuner, delete_slabs
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
-from ..selection.candidates import CandidateGrid
-from ..selection.exploration import Choice, Exploration, Explored, Proposer
-from ..selection.prediction import CachedLogits, PredictedShare, compare_candidates, trade_off_point
-from ..selection.refinement import GridRounds
+from ..selection.choice import Exploration, Selection
+from ..selection.grid import Grid
+from ..selection.prediction import compare_candidates, trade_off_point
+from ..selection.refinement import GridRefinements, Proposer
 from ..selection.selection import search_grid, surrogate_alpha
-from ..storage.records import AttackRecords, SearchResult, SelectedParameters
+from ..storage.records import AttackRecords, SearchResult
 from ..storage.tables import read_attack_records
 from .adoption import adopt_attack
 from .candidates_table import candidates_table
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 SELECTED = "search/selected.json"
 CANDIDATES = "search/candidates.parquet"
-_GRID_KEYS = ("clamp", "ln_k", "round")  # the rows that agree in them are one grid
+_GRID_KEYS = ("clamp", "ln_k", "refinement")  # the rows that agree in them are one grid
 
 
 def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> SearchResult:
@@ -78,8 +78,7 @@ def read_search_result(opened: Run) -> SearchResult:
         content = json.loads(opened.store.read(SELECTED))
         if content.pop("digest") != digest(content):
             raise ValueError("its content has changed")
-        entries = tuple(_entry_of(entry) for entry in content["result"]["entries"])
-        result = SearchResult(**{**content["result"], "entries": entries, "notes": tuple(content["result"]["notes"])})
+        result = SearchResult.from_json(content["result"])
         fingerprint = content["fingerprint"]
     except (ValueError, KeyError, TypeError) as error:
         opened.store.delete(SELECTED)
@@ -119,12 +118,6 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
     return [row for row in rows if chosen and all(row[key] == getattr(chosen, key) for key in _GRID_KEYS)]
 
 
-def _entry_of(content: dict[str, Any]) -> SelectedParameters:
-    """An entry of the file; JSON has no tuples."""
-    lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
-    return SelectedParameters(**{**content, **lists})
-
-
 def _fingerprint(opened: Run) -> str:
     return digest({"attack": opened.attack_fingerprint, "search": opened.config.search.model_dump(mode="json")})
 
@@ -137,7 +130,7 @@ def _search(opened: Run, session: RaySession | None) -> SearchResult:
     task = SearchTask(opened.store.uri, _fingerprint(opened), search.criterion)
     with connected(session):
         exploration = _explored(search, SlabTuner(inputs, task), inputs, seed=config.seed)
-    result = _result(search, records, exploration, _paper_notes(search, inputs, records, exploration))
+    result = _result(search, records, exploration, _paper_notes(search, inputs, exploration))
     opened.store.write(CANDIDATES, candidates_table(exploration, task.fingerprint))
     content = {"run_id": config.run_id(), "fingerprint": task.fingerprint, "result": asdict(result)}
     content["digest"] = digest(content)
@@ -147,22 +140,21 @@ def _search(opened: Run, session: RaySession | None) -> SearchResult:
 
 
 def _explored(search: SearchConfig, tuner: SlabTuner, inputs: SearchInputs, *, seed: int) -> Exploration:
-    """Round after round, until the proposer has had enough."""
+    """One grid after another, until the proposer has had enough."""
     exploration = Exploration(search.pairs())
     criteria = {pair: inputs.criterion(search.criterion, *pair) for pair in exploration.pairs}
     proposer = _proposer(search, seed, maximised=criteria[exploration.pairs[0]].maximised)
-    while subgrids := proposer.propose(exploration):
-        scores = tuner.scores(subgrids)
+    while grids := proposer.propose(exploration):
         exploration = exploration.with_parts(
-            Explored.of(subgrid, criteria[subgrid.pair], *found)
-            for subgrid, found in zip(subgrids, scores, strict=True)
+            Selection.of(criteria[grid.pair], grid, scores)
+            for grid, scores in zip(grids, tuner.scores(grids), strict=True)
         )
     return exploration
 
 
 def _proposer(search: SearchConfig, seed: int, *, maximised: bool) -> Proposer:
     if search.sampler == "grid":
-        return GridRounds(_grid(search), search.beta, search.refine)
+        return GridRefinements(_grid(search), search.beta, search.refine)
     return OptunaRounds(
         _grid(search), search.pairs(), beta=search.beta, n_trials=search.n_trials, seed=seed, maximised=maximised
     )
@@ -177,31 +169,28 @@ def _inputs(records: AttackRecords) -> SearchInputs:
     )
 
 
-def _grid(search: SearchConfig) -> CandidateGrid:
-    return CandidateGrid.checked(
+def _grid(search: SearchConfig) -> Grid:
+    return Grid.checked(
         scales=grid_values(search.scales),
         powers=grid_values(search.powers),
         biases=grid_values(search.biases),
         betas=search.all_betas(),
+        clamp=search.clamp,
+        ln_k=search.ln_k,
     )
 
 
-def _paper_notes(
-    search: SearchConfig, inputs: SearchInputs, records: AttackRecords, exploration: Exploration
-) -> tuple[str, ...]:
+def _paper_notes(search: SearchConfig, inputs: SearchInputs, exploration: Exploration) -> tuple[str, ...]:
     """Where the paper's criterion would have chosen a less accurate mixture on the configured grid."""
     exact = exploration.choice(search.beta)
     if search.criterion != "exact" or exact is None:
         return ()
     deployed = replace(_grid(search), betas=(search.beta,))
     try:
-        paper = search_grid(inputs.criterion("paper", search.clamp, search.ln_k), deployed, search.ln_k)
+        paper = search_grid(inputs.criterion("paper", search.clamp, search.ln_k), deployed)
     except InvalidInputError as error:
         return (f"beta {search.beta}: the paper's criterion finds nothing: {error}",)
-    std_pred = records.std_clean_NK.argmax(dim=1)
-    note = compare_candidates(
-        paper.for_beta(search.beta), exact.candidate, records.rob_clean_NK, records.labels_N, std_pred
-    )
+    note = compare_candidates(paper.for_beta(search.beta), exact, inputs.rows())
     return (note,) if note else ()
 
 
@@ -210,27 +199,28 @@ def _result(
 ) -> SearchResult:
     choices = {beta: exploration.choice(beta) for beta in search.all_betas()}
     deployed = choices[search.beta]
-    first = exploration.parts[0].selection
+    first = exploration.parts[0]
     if deployed is None:
         first.for_beta(search.beta)  # raises, and says why nothing is left at the deployed beta
     assert deployed is not None
     surrogate_beta = search.beta if search.surrogate_beta is None else search.surrogate_beta
     survived = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
-    cached = CachedLogits(
-        rob_clean_BK=records.rob_clean_NK,
-        rob_attacked_BK=records.rob_attacked_NK,
-        labels_B=records.labels_N,
-        std_pred_B=records.std_clean_NK.argmax(dim=1),
+    alpha_d = surrogate_alpha(records.rob_attacked_NK[survived], surrogate_beta)
+    cached = _inputs(records).rows()
+    predicted = (
+        trade_off_point(replace(choice, surrogate_alpha=alpha_d), cached).choice
+        for choice in choices.values()
+        if choice is not None
     )
     return SearchResult(
         criterion=search.criterion,
-        clamp=deployed.candidate.clamp,
-        ln_k=deployed.candidate.ln_k,
+        clamp=deployed.clamp,
+        ln_k=deployed.ln_k,
         deployed_beta=search.beta,
-        surrogate_alpha=surrogate_alpha(records.rob_attacked_NK[survived], surrogate_beta),
-        entries=tuple(_entry(cached, choice) for choice in choices.values() if choice is not None),
-        n_candidates=sum(part.selection.objectives[0].numel() for part in exploration.parts),
-        n_undeployable=sum(part.selection.n_undeployable for part in exploration.parts),
+        surrogate_alpha=alpha_d,
+        entries=tuple(predicted),
+        n_candidates=sum(part.objectives[0].numel() for part in exploration.parts),
+        n_undeployable=sum(part.n_undeployable for part in exploration.parts),
         notes=(*_notes(search, exploration.notes(choices)), *paper_notes),
     )
 
@@ -238,33 +228,6 @@ def _result(
 def _notes(search: SearchConfig, notes: Sequence[str]) -> tuple[str, ...]:
     """What the search remarks about the deployed beta or about all of them; the other betas are in the table."""
     return tuple(note for note in notes if not note.startswith("beta ") or note.startswith(f"beta {search.beta}:"))
-
-
-def _entry(cached: CachedLogits, choice: Choice) -> SelectedParameters:
-    candidate, point = choice.candidate, trade_off_point(choice.candidate, cached)
-    return SelectedParameters(
-        beta=candidate.beta,
-        scale=candidate.scale,
-        power=candidate.power,
-        bias=candidate.bias,
-        alpha=candidate.alpha,
-        one_minus_alpha=candidate.one_minus_alpha,
-        cutoff=candidate.cutoff,
-        objective=candidate.objective,
-        clean_correct=point.clean.correct,
-        robust_correct_bound=point.robust.correct,
-        total=len(cached.labels_B),
-        on_grid_edge=candidate.on_grid_edge,
-        clamp=candidate.clamp,
-        ln_k=candidate.ln_k,
-        round=choice.part.subgrid.round,
-        clean_interval=_interval(point.clean),
-        robust_interval=_interval(point.robust),
-    )
-
-
-def _interval(share: PredictedShare) -> tuple[float, float]:
-    return share.low, share.high
 
 
 def _headline(result: SearchResult) -> str:
