@@ -7,7 +7,7 @@ configured first, the largest 1 - alpha, the smallest power, the smallest scale 
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -74,6 +74,10 @@ class Choice:
     def mixture(self) -> Mixture:
         """The mixture that is deployed."""
         return Mixture(self.transform(), self.alpha, self.one_minus_alpha)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `search/selected.json` says of it."""
+        return {**asdict(self), "cutoff": self.cutoff}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Choice":

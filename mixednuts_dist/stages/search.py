@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -132,7 +132,7 @@ def _search(opened: Run, session: RaySession | None) -> SearchResult:
         exploration = _explored(search, SlabTuner(inputs, task), inputs, seed=config.seed)
     result = _result(search, records, exploration, _paper_notes(search, inputs, exploration))
     opened.store.write(CANDIDATES, candidates_table(exploration, task.fingerprint))
-    content = {"run_id": config.run_id(), "fingerprint": task.fingerprint, "result": asdict(result)}
+    content = {"run_id": config.run_id(), "fingerprint": task.fingerprint, "result": result.to_json()}
     content["digest"] = digest(content)
     opened.store.create(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
     delete_slabs(opened.store)

@@ -3,7 +3,7 @@
 Shapes: N images of the run, K classes. One row an image, `sample_id` its index in the split.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -56,6 +56,10 @@ class SearchResult:
     def deployed(self) -> Choice:
         """The entry of `deployed_beta`."""
         return next(entry for entry in self.entries if entry.beta == self.deployed_beta)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `search/selected.json` holds as its `result`."""
+        return {**asdict(self), "entries": [entry.to_json() for entry in self.entries]}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "SearchResult":
