@@ -2,8 +2,7 @@
 
 from rich.table import Table
 
-from ..selection.choice import Choice
-from ..storage.records import SearchResult
+from ..storage.records import SearchResult, SelectedParameters
 from .intervals import Count
 from .wording import percent_text
 
@@ -27,13 +26,13 @@ def search_table(result: SearchResult) -> Table:
     return table
 
 
-def _cells(entry: Choice) -> list[str]:
-    clean, robust = (Count(n, entry.total) for n in (entry.clean_correct, entry.kept_predicted))
+def _cells(entry: SelectedParameters) -> list[str]:
+    clean, robust = (Count(n, entry.total) for n in (entry.clean_correct, entry.robust_correct_bound))
     numbers = [f"{value:.4g}" for value in (entry.beta, entry.scale, entry.power, entry.bias, entry.one_minus_alpha)]
     return [
         *numbers,
         percent_text(clean), _interval_text(entry.clean_interval),
-        percent_text(robust), _interval_text(entry.kept_interval),
+        percent_text(robust), _interval_text(entry.robust_interval),
     ]  # fmt: skip
 
 

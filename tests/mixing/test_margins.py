@@ -14,7 +14,7 @@ from mixednuts_dist.mixing.margins import (
     top2_margin,
 )
 
-from ..selection import reference
+from . import reference
 
 
 def test_golden_margins() -> None:
