@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .images.datasets import open_dataset
     from .mixing.classifier import MixedClassifier
     from .mixing.margins import signed_margin, top2_margin
-    from .mixing.published_values import MixedNUTSParameters
     from .mixing.transforms import LogitTransform
+    from .selection.published_values import MixedNUTSParameters
     from .selection.selection import Selection, select_parameters, select_parameters_exact
     from .threat import ThreatModel
 
@@ -48,7 +48,7 @@ _HOMES = {
     "AttackBudget": ".attacks.adaptive",
     "LogitTransform": ".mixing.transforms",
     "MixedClassifier": ".mixing.classifier",
-    "MixedNUTSParameters": ".mixing.published_values",
+    "MixedNUTSParameters": ".selection.published_values",
     "MixedNutsError": ".errors",
     "RunConfig": ".config",
     "Selection": ".selection.selection",

@@ -25,7 +25,7 @@ from pydantic import (
 from .errors import ConfigError
 from .threat import Norm, ThreatModel
 
-RESULTS_VERSION = 3  # part of every fingerprint: raised when the same configuration would give other rows
+RESULTS_VERSION = 2  # part of every fingerprint: raised when the same configuration would give other rows
 
 
 def _fraction(value: object) -> object:
@@ -160,15 +160,6 @@ class SearchConfig(_Section):
         description="shares of rob's attacked images to keep; each gets its parameters and predictions",
     )
     beta: Beta = Field(default=0.985, description="the beta whose parameters are deployed and attacked")
-    rounds: int = Field(
-        default=4,
-        ge=0,
-        description="rounds, at most, of attacking the choice and choosing again with what was found, until the "
-        "measured share reaches `beta`; 0: the paper",
-    )
-    measure: tuple[Beta, ...] | Literal["all"] = Field(
-        default=(), description="betas, beside `beta`, whose choices the rounds attack as well; all: every one"
-    )
     surrogate_beta: Beta | None = Field(default=None, description="beta of alpha_d; `beta` by default")
     refine: int = Field(
         default=0, ge=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
@@ -191,13 +182,7 @@ class SearchConfig(_Section):
 
     def all_betas(self) -> tuple[float, ...]:
         """Every beta to answer for, the deployed one included, largest first."""
-        measured = () if self.measure == "all" else self.measure
-        return tuple(sorted({*self.betas, *measured, self.beta}, reverse=True))
-
-    def measured_betas(self) -> tuple[float, ...]:
-        """The betas whose choices the rounds attack, the deployed one first."""
-        others = self.all_betas() if self.measure == "all" else self.measure
-        return tuple(dict.fromkeys((self.beta, *others)))
+        return tuple(sorted({*self.betas, self.beta}, reverse=True))
 
 
 class EvaluateConfig(_Section):

@@ -91,7 +91,7 @@ class Register(Generic[T]):
         """
         if self._entry(name) is None:
             close = difflib.get_close_matches(str(name), self.names(), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else "."
             raise InvalidInputError(f"{self.kind} {name!r} is not known{hint} Valid names: {', '.join(self.names())}")
         return name
 

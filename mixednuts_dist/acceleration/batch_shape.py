@@ -1,21 +1,185 @@
-"""Logits that do not depend on how few images share a batch.
+"""One batch shape for every pass of a network in a call or a run.
 
-Linear algebra takes other paths, which round differently, for a batch of one to three images than for more; who is left
-alone in a batch depends on how the images were shared out, and so would the last bits of every result.
+The last bits of an image's logits and gradients depend on the number of rows of its batch: libraries choose other
+kernels, which round differently, for other sizes. They do not depend on the image's position or on its company in a
+batch of one fixed size. So every pass has the same number of rows, short batches are filled up, and an image's result
+is the same bits in any order, partition and company. Where few images are left, a smaller shape is used if a probe has
+shown that it gives the same bits as the full one, here and for this function.
 
-Shapes: B images of C x H x W, K classes.
+Shapes: B images of C x H x W.
 """
+
+import logging
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-FEWEST_ROWS = 4  # from here on the CPU's kernels gave every image the same bits, alone or in company
+from ..errors import InvalidInputError
+
+ON_CPU = 64  # rows: memory does not limit the batch there, and more rows are hardly faster
+SMALLEST = 8  # smaller shapes are not even tried: they differ on every CPU that was measured
+MOST = 4096
+
+Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images: all that it gives, each with the rows first
+
+_logger = logging.getLogger(__name__)
 
 
-def padded(x_BCHW: Tensor, size: int) -> Tensor:
-    """`x` with its last image repeated until there are `size`; no image stays none."""
-    missing = size - len(x_BCHW) if len(x_BCHW) else 0
+class BatchShape:
+    """The number of rows of every pass.
+
+    Args:
+        rows: images a pass. It halves when memory runs out, with a warning; `asked` keeps what it was.
+        fixed: pass no smaller shape even where one gives the same bits; for compiled functions, which compile anew
+            for each shape.
+
+    One object serves all passes of a call, or of a worker; it may be reused from call to call.
+
+    Example:
+        >>> shape = BatchShape(64)
+        >>> [len(filled(torch.rand(n, 3, 8, 8), shape.rows)) for n in (1, 63, 64)]
+        [64, 64, 64]
+    """
+
+    def __init__(self, rows: int = ON_CPU, *, fixed: bool = False) -> None:
+        if rows < 1:
+            raise InvalidInputError(f"batch_size={rows} must be at least 1 image")
+        self.rows = self.asked = rows
+        self.fixed = fixed
+
+    def shrink(self, n_failed: int) -> None:
+        """Halve the rows after a pass over `n_failed` rows, more than one, ran out of memory."""
+        self.rows = min(self.rows, max(1, n_failed // 2))
+        _logger.warning(
+            "out of memory with %d images a pass; going on with %d, which may move the last bits of results",
+            n_failed,
+            self.rows,
+        )
+        release_memory()
+
+
+class Passes:
+    """The shapes in which one function may be passed: the rows of `shape`, and fewer that give the same bits."""
+
+    def __init__(self, shape: BatchShape, probe: Probe) -> None:
+        self.shape, self._probe = shape, probe
+        self._proven: dict[int, list[int]] = {}  # by full rows: smaller ones with the same bits, ascending
+
+    def rows_for(self, n_images: int, like_BCHW: Tensor) -> int:
+        """The rows in which to pass `n_images`, at most those of the shape; `like_BCHW` holds images to try with."""
+        rows = self.shape.rows
+        if self.shape.fixed or n_images > rows // 2 or rows // 2 < SMALLEST or not len(like_BCHW):
+            return rows
+        if rows not in self._proven:
+            self._proven[rows] = same_bits_shapes(self._probe, like_BCHW, rows)
+        return next((smaller for smaller in self._proven[rows] if smaller >= n_images), rows)
+
+
+def same_bits_shapes(probe: Probe, like_BCHW: Tensor, rows: int) -> list[int]:
+    """The halves of `rows`, down to 8, in which `probe` gives each image the bits that it has among `rows` images.
+
+    Tried on noisy copies of `like_BCHW`, at the beginning, in the middle and at the end of the full batch; it stops at
+    the first half that differs. Ascending. Memory that runs out proves nothing.
+    """
+    try:
+        repeated_BCHW = like_BCHW[torch.arange(rows) % len(like_BCHW)]
+        generator = torch.Generator().manual_seed(rows)
+        noise_BCHW = torch.rand(repeated_BCHW.shape, generator=generator).to(repeated_BCHW)
+        x_BCHW = (repeated_BCHW + 0.1 * (noise_BCHW - 0.5)).clamp(0, 1)
+        whole = [values.clone() for values in probe(x_BCHW)]
+        found: list[int] = []
+        smaller = rows // 2
+        while smaller >= SMALLEST and all(
+            torch.equal(part, values[first : first + smaller])
+            for first in {0, (rows - smaller) // 2 | 1, rows - smaller}
+            for part, values in zip(probe(x_BCHW[first : first + smaller]), whole, strict=True)
+        ):
+            found.insert(0, smaller)
+            smaller //= 2
+        return found
+    except torch.OutOfMemoryError:
+        release_memory()
+        return []
+
+
+def filled(x_BCHW: Tensor, rows: int) -> Tensor:
+    """`x` with its last image repeated until there are `rows`; no image stays none."""
+    missing = rows - len(x_BCHW) if len(x_BCHW) else 0
     return torch.cat([x_BCHW, x_BCHW[-1:].expand(missing, *x_BCHW.shape[1:])]) if missing > 0 else x_BCHW
+
+
+def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes) -> Tensor:
+    """`run` over all images in passes of one shape, an eventual short one filled up; the rows of the images.
+
+    Raises:
+        torch.OutOfMemoryError: where not even one image fits.
+    """
+    parts: list[Tensor] = []
+    done = 0
+    while done < len(x_BCHW):
+        part = x_BCHW[done : done + passes.shape.rows]
+        rows = passes.rows_for(len(part), x_BCHW)
+        try:
+            # A copy, because the memory of a compiled function's output is used again by its next pass.
+            parts.append(run(filled(part, rows))[: len(part)].clone())
+            done += len(part)
+            continue
+        except torch.OutOfMemoryError:
+            if rows == 1:
+                raise
+        passes.shape.shrink(rows)  # outside of the handler, whose traceback holds on to memory
+    return torch.cat(parts)
+
+
+def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -> int:
+    """The largest power of two of rows in which every probe fits where the images `x_BCHW` are; 64 on a CPU.
+
+    On a CPU memory is swapped before it ends, and larger batches are no faster. Elsewhere each probe is tried, because
+    float32 graphs take twice the memory of bfloat16 ones.
+
+    Raises:
+        torch.OutOfMemoryError: where not even one image fits.
+    """
+    if x_BCHW.device.type == "cpu":
+        return min(ON_CPU, most)
+    return tried_rows(probes, x_BCHW, most=most)
+
+
+def tried_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -> int:
+    """`largest_rows` by trying, on any device."""
+    rows = SMALLEST
+    while not _fits(probes, x_BCHW, rows):
+        if rows == 1:
+            raise torch.OutOfMemoryError(
+                f"not even one image of shape {tuple(x_BCHW.shape[1:])} fits on {x_BCHW.device}"
+            )
+        rows //= 2
+    while 2 * rows <= most and _fits(probes, x_BCHW, 2 * rows):
+        rows *= 2
+    return rows
+
+
+def _fits(probes: Sequence[Probe], x_BCHW: Tensor, rows: int) -> bool:
+    with_state = rows + rows // 8  # an attack keeps a few images for each that is under attack
+    try:
+        for probe in probes:
+            probe(filled(x_BCHW[:with_state], with_state))
+        return True
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        release_memory()
+
+
+def release_memory() -> None:
+    """Give the accelerator's cached blocks back, after it ran out of memory."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+FEWEST_ROWS = 4  # of the passes that do not have one shape yet
+padded = filled
 
 
 class SteadyRows(nn.Module):

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..mixing.published_values import ParameterGrid, published_grid
 from ..mixing.transforms import layer_norm_logits
-from ..selection.candidates import kept_images
+from ..selection.grid import Grid, kept_images
+from ..selection.published_values import published_grid
 from ..selection.selection import Selection, select_parameters
 
 N_ATTACKED, N_WRONG = 575, 210
@@ -36,7 +36,7 @@ class Case:
 
     attacked_BK: Tensor
     wrong_BK: Tensor
-    grid: ParameterGrid
+    grid: Grid
 
     @classmethod
     def of(cls, n_classes: int, dataset: str) -> "Case":
@@ -109,7 +109,7 @@ def _plain_candidate(normed: list[Tensor], scale: float, power: float, bias: flo
     return [(float(torch.log1p(-cutoff)), float((margins[1] >= cutoff).double().mean())) for cutoff in cutoffs]
 
 
-def _sampled_candidates(grid: ParameterGrid) -> list[tuple[tuple[int, int, int], tuple[float, float, float]]]:
+def _sampled_candidates(grid: Grid) -> list[tuple[tuple[int, int, int], tuple[float, float, float]]]:
     shape = (len(grid.scales), len(grid.powers), len(grid.biases))
     flat = torch.arange(_SAMPLED) * (math.prod(shape) // _SAMPLED + 1) % math.prod(shape)  # all values of each axis
     indices: list[tuple[int, int, int]] = [

@@ -7,17 +7,17 @@ classifiers' dtype.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidInputError
 from .mixture import log_mixture, log_or_minus_inf, log_surrogate, tempered_log_probs
-from .published_values import MixedNUTSParameters
+from .pretrained import load_mixture, save_mixture
 from .transforms import LogitMap
 
-__all__ = ["BypassClassifier", "MixedClassifier", "MixedNUTSParameters", "StdUse"]
+__all__ = ["BypassClassifier", "MixedClassifier", "MixtureParameters", "StdUse"]
 
 _LAZY_SLACK = 1e-6  # relative; above the rounding of float32 logits, so that lazy and full predictions agree
 
@@ -34,6 +34,20 @@ class StdUse:
         """Skipped evaluations of std per image, 0 before the first image."""
         total = self.evaluated + self.skipped
         return self.skipped / total if total else 0.0
+
+
+class MixtureParameters(Protocol):
+    """What a searched or published choice says of the mixture: `selection.choice.Choice` has all of it."""
+
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def one_minus_alpha(self) -> float: ...
+    @property
+    def surrogate_alpha(self) -> float: ...
+    def transform(self) -> LogitMap:
+        """The map of rob's logits."""
+        ...
 
 
 class MixedClassifier(nn.Module):
@@ -80,7 +94,7 @@ class MixedClassifier(nn.Module):
         self.eval()
 
     @classmethod
-    def from_parameters(cls, std: nn.Module, rob: nn.Module, parameters: MixedNUTSParameters) -> "MixedClassifier":
+    def from_parameters(cls, std: nn.Module, rob: nn.Module, parameters: MixtureParameters) -> "MixedClassifier":
         """The mixed classifier with searched or published parameters."""
         return cls(
             std,
@@ -110,14 +124,14 @@ class MixedClassifier(nn.Module):
 
     def surrogate_logits(self, x_BCHW: Tensor) -> Tensor:
         """f_aux (paper, appendix B.2): differentiable through std, rob and the transformation; shape (B, K)."""
-        return self._surrogate(self.std(x_BCHW), self.rob(x_BCHW))
+        return self.surrogate_of(self.std(x_BCHW), self.rob(x_BCHW))
 
     def forward_with_surrogate(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """f_aux with its gradient and f_mix without, from one pass of each base classifier."""
         std_logits_BK, rob_logits_BK = self.std(x_BCHW), self.rob(x_BCHW)
         with torch.no_grad():
             mixed_BK = self.mix_logits(std_logits_BK, rob_logits_BK)
-        return self._surrogate(std_logits_BK, rob_logits_BK), mixed_BK
+        return self.surrogate_of(std_logits_BK, rob_logits_BK), mixed_BK
 
     def bypass(self, x_BCHW: Tensor) -> Tensor:
         """The value of f_mix, bit for bit, with the gradient of f_aux: one output for attacks that expect one."""
@@ -149,9 +163,8 @@ class MixedClassifier(nn.Module):
 
     def save_pretrained(self, folder: str | Path, *, std_uri: str | None = None, rob_uri: str | None = None) -> None:
         """Writes `mixed_classifier.json` and, for each base classifier without a URI, its weights as safetensors."""
-        from .pretrained import save_pretrained  # pretrained imports this module
-
-        save_pretrained(self, Path(folder), std_uri=std_uri, rob_uri=rob_uri)
+        bases = {"std": (self.std, std_uri), "rob": (self.rob, rob_uri)}
+        save_mixture(Path(folder), bases=bases, transform=self.transform, settings=self.settings())
 
     @classmethod
     def from_pretrained(
@@ -163,9 +176,8 @@ class MixedClassifier(nn.Module):
         resolve: Callable[[str], nn.Module] | None = None,
     ) -> "MixedClassifier":
         """Reads what `save_pretrained` wrote: saved weights go into the given modules, URIs through `resolve`."""
-        from .pretrained import load_pretrained
-
-        return load_pretrained(Path(folder), std=std, rob=rob, resolve=resolve)
+        std, rob, transform, settings = load_mixture(Path(folder), std=std, rob=rob, resolve=resolve)
+        return cls(std, rob, transform, **settings)
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments, beside the base classifiers and the transformation, that build this mixture again."""
@@ -180,7 +192,8 @@ class MixedClassifier(nn.Module):
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
 
-    def _surrogate(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+    def surrogate_of(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+        """f_aux from the base classifiers' raw logits."""
         rob_float64_BK = rob_logits_BK.double()
         surrogate_BK = log_surrogate(
             std_logits_BK.double(),

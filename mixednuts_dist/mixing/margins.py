@@ -8,6 +8,8 @@ Shapes: B images, K >= 2 classes. NaN in gives NaN out: these functions run insi
 accelerator wait.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -90,3 +92,36 @@ def _require_classes(values_BK: Tensor) -> None:
         raise InvalidInputError(
             f"a margin needs scores of shape (images, classes) with at least 2 classes, got {tuple(values_BK.shape)}"
         )
+
+
+def require_logits(name: str, logits_BK: Tensor) -> None:
+    """Raises InvalidInputError unless `logits_BK` is a finite table of at least 2 classes."""
+    if logits_BK.ndim != 2 or logits_BK.shape[1] < 2:
+        raise InvalidInputError(
+            f"{name} must have the shape (images, classes) with at least 2 classes, got {tuple(logits_BK.shape)}"
+        )
+    if math.isfinite(logits_BK.sum(dtype=torch.float64)):
+        return
+    bad_B = ~torch.isfinite(logits_BK).all(dim=1)
+    if bool(bad_B.any()):
+        raise InvalidInputError(
+            f"{name} is not finite (NaN or infinite) in {int(bad_B.sum())} of {len(bad_B)} rows, "
+            f"the first is row {int(bad_B.nonzero()[0])}"
+        )
+
+
+def class_indices(name: str, index_B: Tensor, logits_BK: Tensor) -> Tensor:
+    """`index_B` as int64 on the device of `logits_BK`.
+
+    Raises:
+        InvalidInputError: unless there is one class index in [0, K) for each row.
+    """
+    n_images, n_classes = logits_BK.shape
+    if index_B.shape != (n_images,):
+        raise InvalidInputError(f"{name} has shape {tuple(index_B.shape)}, expected ({n_images},): one class an image")
+    index_B = index_B.to(device=logits_BK.device, dtype=torch.int64)
+    if n_images and not 0 <= int(index_B.min()) <= int(index_B.max()) < n_classes:
+        raise InvalidInputError(
+            f"{name} spans {int(index_B.min())} to {int(index_B.max())}, the logits have K={n_classes} classes"
+        )
+    return index_B

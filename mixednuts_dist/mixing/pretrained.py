@@ -9,47 +9,55 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from ..errors import InvalidInputError
-from .classifier import MixedClassifier
 from .transforms import LOGIT_MAPS, LogitMap
 
 _PARAMETERS = "mixed_classifier.json"
 _VERSION = 1
 
 
-def save_pretrained(mixed: MixedClassifier, folder: Path, *, std_uri: str | None, rob_uri: str | None) -> None:
-    """See `MixedClassifier.save_pretrained`."""
+def save_mixture(
+    folder: Path,
+    *,
+    bases: dict[str, tuple[nn.Module, str | None]],
+    transform: LogitMap,
+    settings: dict[str, Any],
+) -> None:
+    """Writes a mixed classifier; see `MixedClassifier.save_pretrained`.
+
+    Args:
+        bases: "std" and "rob" -> the module, and its URI or None where its weights are to be saved.
+        settings: the keyword arguments of `MixedClassifier` beside the bases and the transformation.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    bases = {"std": (mixed.std, std_uri), "rob": (mixed.rob, rob_uri)}
     for name, (module, uri) in bases.items():
         if uri is None:
             save_model(module, str(folder / f"{name}.safetensors"))
     content = {
         "version": _VERSION,
-        "transform": {"map": _map_name(mixed.transform), **mixed.transform.settings()},
-        "mixture": mixed.settings(),
+        "transform": {"map": _map_name(transform), **transform.settings()},
+        "mixture": settings,
         "base_classifiers": {name: uri for name, (_, uri) in bases.items()},
     }
     (folder / _PARAMETERS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def load_pretrained(
+def load_mixture(
     folder: Path,
     *,
     std: nn.Module | None,
     rob: nn.Module | None,
     resolve: Callable[[str], nn.Module] | None,
-) -> MixedClassifier:
-    """See `MixedClassifier.from_pretrained`.
+) -> tuple[nn.Module, nn.Module, LogitMap, dict[str, Any]]:
+    """(std, rob, transformation, settings) of what `save_mixture` wrote; see `MixedClassifier.from_pretrained`.
 
     Raises:
         InvalidInputError: where `folder` holds no mixed classifier of this version, or a base classifier cannot be had.
     """
     content = _read_parameters(folder)
     uris = content["base_classifiers"]
-    modules = [_base(name, folder, given, uris[name], resolve) for name, given in (("std", std), ("rob", rob))]
+    std, rob = (_base(name, folder, given, uris[name], resolve) for name, given in (("std", std), ("rob", rob)))
     settings = dict(content["transform"])
-    transform = LOGIT_MAPS[settings.pop("map")](**settings)
-    return MixedClassifier(modules[0], modules[1], transform, **content["mixture"])
+    return std, rob, LOGIT_MAPS[settings.pop("map")](**settings), content["mixture"]
 
 
 def _read_parameters(folder: Path) -> dict[str, Any]:

@@ -7,14 +7,14 @@ Shapes: B images, K classes.
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidInputError
-
-Clamp = Literal["gelu", "relu", "elu", "softplus", "linear"]
+from ..register import CLAMPS
+from .clamps import Clamp, clamp_logits
 
 DEFAULT_LN_K = 250  # the paper's width for ImageNet; below it all classes count
 _LN_EPS = 1e-8
@@ -25,6 +25,9 @@ def layer_norm_logits(logits_BK: Tensor, ln_k: int | None = None) -> Tensor:
     """`(z - mean) / sqrt(var + 1e-8)` with mean and unbiased variance of each row's `ln_k` largest logits.
 
     `ln_k=None` means all classes up to K = 250 and the top 250 beyond.
+
+    >>> layer_norm_logits(torch.tensor([[3.0, 2.0, 1.0]])).tolist()
+    [[1.0, 0.0, -1.0]]
 
     Raises:
         InvalidInputError: for fewer than 2 classes, or `ln_k` outside [2, K].
@@ -42,15 +45,6 @@ def resolve_ln_k(ln_k: int | None, n_classes: int) -> int:
         hint = "one logit has no variance" if ln_k < 2 else "there are not so many classes"
         raise InvalidInputError(f"ln_k={ln_k} must be in [2, K={n_classes}]: {hint}; ln_k=None chooses for you")
     return ln_k
-
-
-def clamp_logits(u_BK: Tensor, clamp: Clamp) -> Tensor:
-    """The clamping function `clamp` of the shifted logits, elementwise, for any shape, in the dtype of `u_BK`.
-
-    Written so that the small values keep their relative precision (torch's own GELU cancels below -5, its softplus is
-    linear above 20): the power that follows would magnify the loss.
-    """
-    return _CLAMPS[clamp](u_BK)
 
 
 def signed_power(v_BK: Tensor, power: float) -> Tensor:
@@ -134,11 +128,11 @@ class LogitTransform(LogitMap):
                 raise InvalidInputError(f"{name}={value} must be positive and finite")
         if not math.isfinite(bias):
             raise InvalidInputError(f"bias={bias} must be finite")
-        require_clamp(clamp)
+        CLAMPS.check(clamp)
         if ln_k is not None and ln_k < 2:
             raise InvalidInputError(f"ln_k={ln_k} must be at least 2: one logit has no variance")
         self.scale, self.power, self.bias = float(scale), float(power), float(bias)
-        self.clamp: Clamp = clamp
+        self.clamp = clamp
         self.ln_k = ln_k
 
     def map_float64(self, logits_BK: Tensor) -> Tensor:
@@ -178,17 +172,14 @@ LOGIT_MAPS: dict[str, type[LogitMap]] = {
 }
 
 
-def require_clamp(clamp: str) -> None:
-    """Raises InvalidInputError unless `clamp` names a clamping function."""
-    if clamp not in _CLAMPS:
-        raise InvalidInputError(f"clamp={clamp!r} is not known; valid clamps: {', '.join(get_args(Clamp))}")
-
-
 def norm_statistics(top_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and `sqrt(variance + 1e-8)` of each row, both (B, 1): LayerNorm's, for rows of the largest logits."""
-    if not len(top_BK):
-        return top_BK.new_zeros(0, 1), top_BK.new_ones(0, 1)  # torch warns about the variance of an empty batch
-    variance_B1, mean_B1 = torch.var_mean(top_BK, dim=1, keepdim=True)
+    """Mean and `sqrt(variance + 1e-8)` of each row, both (B, 1): LayerNorm's, for rows of the largest logits.
+
+    The unbiased variance is written out because `torch.var_mean` warns about an empty batch, and a branch on the number
+    of rows would make `torch.export` specialise on it. The deviations are taken first, so nothing cancels.
+    """
+    mean_B1 = top_BK.mean(dim=1, keepdim=True)
+    variance_B1 = (top_BK - mean_B1).square().sum(dim=1, keepdim=True) / (top_BK.shape[1] - 1)
     return mean_B1, (variance_B1 + _LN_EPS).sqrt()
 
 
@@ -204,29 +195,3 @@ def _in_float64(mapping: Callable[[Tensor], Tensor], logits_BK: Tensor) -> Tenso
     if logits_BK.device.type == "mps":  # has no float64
         return mapping(logits_BK.cpu().double()).to(logits_BK.dtype).to(logits_BK.device)
     return mapping(logits_BK.double()).to(logits_BK.dtype)
-
-
-def _gelu(u: Tensor) -> Tensor:
-    survival: Tensor = torch.special.erfc(u * -math.sqrt(0.5))
-    return survival * (0.5 * u)
-
-
-def _elu(u: Tensor) -> Tensor:
-    return torch.where(u > 0, u, torch.expm1(u.clamp_max(0)))
-
-
-def _softplus(u: Tensor) -> Tensor:
-    return torch.logaddexp(u, torch.zeros_like(u))
-
-
-def _linear(u: Tensor) -> Tensor:
-    return u
-
-
-_CLAMPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": _gelu,
-    "relu": torch.relu,
-    "elu": _elu,
-    "softplus": _softplus,
-    "linear": _linear,
-}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..storage.records import SelectedParameters
+from ..selection.choice import Choice
 from .confidence import GROUPS, medians_table
 from .intervals import Count
 from .json_form import predicted_counts
@@ -66,7 +66,7 @@ def exported_files(results: RunResults) -> dict[str, str]:
 
 def _tradeoff(results: RunResults) -> DataTable:
     rows = [
-        [*_parameter_cells(entry), *predicted_counts(entry), *entry.clean_interval, *entry.robust_interval]
+        [*_parameter_cells(entry), *predicted_counts(entry), *entry.clean_interval, *entry.kept_interval]
         for entry in results.search.entries
     ]
     edges = [f"{name}_bootstrap_{edge}" for name in ("clean", "robust") for edge in ("low", "high")]
@@ -143,7 +143,7 @@ DATA_ONLY = ("margins", "sensitivity")  # hundreds of rows behind a figure: nobo
 _PARAMETERS = ("beta", "s", "p", "c", "alpha", "one_minus_alpha")
 
 
-def _parameter_cells(chosen: SelectedParameters) -> list[Cell]:
+def _parameter_cells(chosen: Choice) -> list[Cell]:
     return [chosen.beta, chosen.scale, chosen.power, chosen.bias, chosen.alpha, chosen.one_minus_alpha]
 
 

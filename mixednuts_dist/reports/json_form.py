@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..storage.records import SelectedParameters
+from ..selection.choice import Choice
 from .confidence import MarginGroup
 from .intervals import Count
 from .wording import summary_sentence
@@ -78,7 +78,7 @@ def _tradeoff(results: RunResults) -> dict[str, Any]:
                 "clean": clean.to_json(),
                 "robust_bound": bound.to_json(),
                 "clean_bootstrap": [100 * edge for edge in entry.clean_interval],
-                "robust_bootstrap": [100 * edge for edge in entry.robust_interval],
+                "robust_bootstrap": [100 * edge for edge in entry.kept_interval],
             }
             for entry in results.search.entries
             for clean, bound in [predicted_counts(entry)]
@@ -92,7 +92,7 @@ def _tradeoff(results: RunResults) -> dict[str, Any]:
     }
 
 
-def transform_entry(chosen: SelectedParameters) -> dict[str, float]:
+def transform_entry(chosen: Choice) -> dict[str, float]:
     """beta, s, p, c, alpha and 1 - alpha under the names that every file of the report uses."""
     return {
         "beta": chosen.beta,
@@ -104,9 +104,9 @@ def transform_entry(chosen: SelectedParameters) -> dict[str, float]:
     }
 
 
-def predicted_counts(entry: SelectedParameters) -> tuple[Count, Count]:
+def predicted_counts(entry: Choice) -> tuple[Count, Count]:
     """Clean images right, and the guaranteed bound of the attacked ones."""
-    return Count(entry.clean_correct, entry.total), Count(entry.robust_correct_bound, entry.total)
+    return Count(entry.clean_correct, entry.total), Count(entry.kept_predicted, entry.total)
 
 
 def _median_entry(group: MarginGroup) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import yaml
 
 from ..config import RunConfig, parse_config
 from ..errors import MixedNutsError
+from ..selection.choice import Choice
 from ..stages.adoption import siblings
 from ..stages.evaluate import evaluate_fingerprint
 from ..stages.runs import Run, finished_partitions, reopen_run
 from ..stages.search import read_search_result
-from ..storage.records import SelectedParameters
 from ..storage.store import Store
 from .intervals import Count, outcome_counts
 from .json_form import transform_entry
@@ -28,7 +28,7 @@ class MeasuredPoint:
     run_id: str
     criterion: str
     clamp: str
-    parameters: SelectedParameters
+    parameters: Choice
     clean: Count
     robust: Count
 

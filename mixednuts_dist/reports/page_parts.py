@@ -4,7 +4,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from ..storage.records import SelectedParameters
+from ..selection.choice import Choice
 from . import wording
 from .cost import StageCost
 from .json_form import predicted_counts
@@ -44,7 +44,7 @@ def slider_stops(results: RunResults) -> list[dict[str, Any]]:
     ]
 
 
-def _stop_words(entry: SelectedParameters, results: RunResults) -> dict[str, str]:
+def _stop_words(entry: Choice, results: RunResults) -> dict[str, str]:
     clean, robust_bound = predicted_counts(entry)
     return {
         "beta": f"{entry.beta:g}",
@@ -57,12 +57,12 @@ def _stop_words(entry: SelectedParameters, results: RunResults) -> dict[str, str
         "clean": wording.percent_first(clean),
         "robust_bound": wording.percent_first(robust_bound),
         "clean_interval": wording.bootstrap_text(entry.clean_interval),
-        "robust_interval": wording.bootstrap_text(entry.robust_interval),
+        "robust_interval": wording.bootstrap_text(entry.kept_interval),
         "measured": _measured_words(entry, results),
     }
 
 
-def _measured_words(entry: SelectedParameters, results: RunResults) -> str:
+def _measured_words(entry: Choice, results: RunResults) -> str:
     """The first finished run that deployed exactly these parameters."""
     for point in results.measured:
         if (point.parameters.scale, point.parameters.power, point.parameters.bias, point.parameters.alpha) == (

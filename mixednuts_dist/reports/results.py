@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
-from ..storage.records import AttackRecords, EvaluateRecords, SearchResult, SelectedParameters
+from ..selection.choice import Choice
+from ..storage.records import AttackRecords, EvaluateRecords, SearchResult
 from ..threat import ThreatModel
 from ..uris import is_black_box
 from .confidence import CLASSIFIERS, MarginGroup, margin_gap, margin_groups
@@ -70,7 +71,7 @@ class RunResults:
     worst: tuple[WorstImage, ...] = ()
 
     @property
-    def parameters(self) -> SelectedParameters:
+    def parameters(self) -> Choice:
         """What was deployed: s, p, c, alpha and the beta they were chosen for."""
         return self.search.deployed()
 
@@ -208,9 +209,7 @@ def survival_steps(standing_N: Tensor, survived: Mapping[str, Tensor]) -> tuple[
     return tuple(steps)
 
 
-def _observations(
-    accuracy: tuple[AccuracyRow, ...], survival: tuple[SurvivalStep, ...], chosen: SelectedParameters
-) -> list[str]:
+def _observations(accuracy: tuple[AccuracyRow, ...], survival: tuple[SurvivalStep, ...], chosen: Choice) -> list[str]:
     """Where the measurement does not say what the prediction, the assumptions or the attacks' design let expect."""
     std, rob, mixed = accuracy
     notes = []
@@ -224,10 +223,10 @@ def _observations(
             f"The search predicted {chosen.clean_correct} of {chosen.total} clean images right; the deployed "
             f"mixture has {mixed.clean.correct} of {mixed.clean.total}."
         )
-    if mixed.robust.percent < 100 * chosen.robust_correct_bound / chosen.total:
+    if mixed.robust.percent < 100 * chosen.kept_predicted / chosen.total:
         notes.append(
             f"The adaptive attack left {mixed.robust.correct} of {mixed.robust.total} standing, fewer than the "
-            f"{chosen.robust_correct_bound} of {chosen.total} guaranteed under the stored perturbations: it found "
+            f"{chosen.kept_predicted} of {chosen.total} guaranteed under the stored perturbations: it found "
             f"perturbations that the attack stage had not."
         )
     return [*notes, *square_note(survival)]

@@ -2,7 +2,8 @@
 
 from rich.table import Table
 
-from ..storage.records import SearchResult, SelectedParameters
+from ..selection.choice import Choice
+from ..storage.records import SearchResult
 from .intervals import Count
 from .wording import percent_text
 
@@ -26,13 +27,13 @@ def search_table(result: SearchResult) -> Table:
     return table
 
 
-def _cells(entry: SelectedParameters) -> list[str]:
-    clean, robust = (Count(n, entry.total) for n in (entry.clean_correct, entry.robust_correct_bound))
+def _cells(entry: Choice) -> list[str]:
+    clean, robust = (Count(n, entry.total) for n in (entry.clean_correct, entry.kept_predicted))
     numbers = [f"{value:.4g}" for value in (entry.beta, entry.scale, entry.power, entry.bias, entry.one_minus_alpha)]
     return [
         *numbers,
         percent_text(clean), _interval_text(entry.clean_interval),
-        percent_text(robust), _interval_text(entry.robust_interval),
+        percent_text(robust), _interval_text(entry.kept_interval),
     ]  # fmt: skip
 
 

@@ -56,9 +56,9 @@ def tradeoff_description(results: RunResults) -> str:
     return (
         f"Clean against robust accuracy. Measured: std {_pair(std.clean, std.robust)}, "
         f"rob {_pair(rob.clean, rob.robust)}, mixed {_pair(mixed.clean, mixed.robust)}. The predicted curve runs from "
-        f"{_pair(Count(first.clean_correct, first.total), Count(first.robust_correct_bound, first.total))} at beta "
+        f"{_pair(Count(first.clean_correct, first.total), Count(first.kept_predicted, first.total))} at beta "
         f"{first.beta:g} to "
-        f"{_pair(Count(last.clean_correct, last.total), Count(last.robust_correct_bound, last.total))} at beta "
+        f"{_pair(Count(last.clean_correct, last.total), Count(last.kept_predicted, last.total))} at beta "
         f"{last.beta:g}."
     )
 
@@ -76,9 +76,9 @@ def _curve_rows(results: RunResults) -> list[dict[str, Any]]:
             "c": entry.bias,
             "alpha": entry.alpha,
             "clean": 100 * entry.clean_correct / entry.total,
-            "robust": 100 * entry.robust_correct_bound / entry.total,
+            "robust": 100 * entry.kept_predicted / entry.total,
             **_edges("clean", entry.clean_interval),
-            **_edges("robust", entry.robust_interval),
+            **_edges("robust", entry.kept_interval),
         }
         for entry in results.search.entries
     ]

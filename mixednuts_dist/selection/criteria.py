@@ -1,19 +1,35 @@
-"""The two criteria of Algorithm 1, each as what it measures at one bias.
+"""The criteria of Algorithm 1: which candidate is best, from what the attacked and the clean images' margins are.
 
-Shapes: N images, K classes, P powers, S scales.
+A criterion is a class that registers itself. It reads the rows of a run (`from_rows`) and scores the candidates of a
+slab (`score`): the cutoff of each, the count of its objective there, and how many images it keeps.
+
+Shapes: B images of the run, N rows of logits, K classes, P powers, S scales, b betas.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ..mixing.transforms import Clamp, clamp_logits
+from ..errors import InvalidInputError
+from ..mixing.clamps import Clamp, clamp_logits, clamp_shape
+from ..mixing.margins import class_indices
+from ..register import CRITERIA
+from .inputs import CachedLogits, normed_logits
+from .kernel import Duels, Slab, sort_rows
 from .screening import decisive_log_gaps
-from .selection_kernel import Duels, Slab
+
+
+class Scores(NamedTuple):
+    """What is known of every candidate at every beta, three tensors of one shape."""
+
+    log_cutoffs: Tensor  # float64, log(1 - cutoff)
+    counts: Tensor  # int64, of the objective
+    kept: Tensor  # int64, images of the constraint that reach the cutoff
 
 
 @dataclass(frozen=True)
@@ -43,37 +59,41 @@ class Images:
         return int(self.flipped(bias, clamp).sum())
 
     def largest_inputs(self, biases: Sequence[float], clamp: Clamp) -> Tensor:
-        """The largest clamped value in size at each bias, 0 without images; GELU's dip never decides."""
+        """The largest |v| at each bias: at an end of the range or where the clamp turns; 0 without images."""
         if not len(self):
             return self.descending_NK.new_zeros(len(biases))
         ends_2 = torch.stack([self.descending_NK[:, 0], self.descending_NK[:, -1]]).flatten().aminmax()
         inputs_2b = torch.stack(ends_2)[:, None] + self.descending_NK.new_tensor(biases)
-        return clamp_logits(inputs_2b, clamp).abs().amax(dim=0)
+        lowest = clamp_shape(clamp).lowest
+        return clamp_logits(inputs_2b, clamp).abs().amax(dim=0).clamp_min(abs(lowest) if math.isfinite(lowest) else 0.0)
 
 
-class Measurement(ABC):
-    """What a slab of candidates yields: as much of each margin as cutoffs and counts depend on."""
-
-    attacked_PSN: Tensor  # log(1 - margin) of the images that the constraint counts
-
-    @abstractmethod
-    def count(self, log_cutoffs_bPS: Tensor) -> Tensor:
-        """Images that the objective counts at these values of log(1 - cutoff), shape (betas, P, S), int64."""
-
-
-@dataclass(frozen=True)
 class Criterion(ABC):
-    """How candidates are measured and compared."""
+    """How candidates are measured and compared.
 
+    A subclass registers itself with `CRITERIA(name, describes=...)` and says whether its objective is maximised.
+    """
+
+    name: ClassVar[str]
+    maximised: ClassVar[bool]
+    inequality: ClassVar[bool] = False  # whether `score` looks for the best cutoff that keeps at least beta
     attacked: Images  # of the constraint
     clean: Images  # of the objective
     clamp: Clamp
-    name: ClassVar[str]
-    maximised: ClassVar[bool]
+
+    @classmethod
+    @abstractmethod
+    def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
+        """The criterion on the rows of a run; what it does not count it leaves out here."""
 
     @abstractmethod
-    def measure(self, slab: Slab, kept: Sequence[int]) -> Measurement:
-        """All that the choice among the candidates of `slab` depends on, for cutoffs that keep `kept` images."""
+    def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
+        """The candidates of `slab` where at least so many images must be kept, one number a beta; shape (b, P, S)."""
+
+    @property
+    def n_attacked(self) -> int:
+        """Images of the constraint."""
+        return len(self.attacked)
 
     def largest_inputs(self, biases: Sequence[float]) -> Tensor:
         """The largest |v| of any image at each bias: what decides whether a candidate overflows float32."""
@@ -88,6 +108,9 @@ class Criterion(ABC):
         return None
 
 
+@CRITERIA(
+    "paper", describes="Algorithm 1 to the letter: the fewest clean-and-wrong images at or above the cutoff", order=2
+)
 @dataclass(frozen=True)
 class PaperCriterion(Criterion):
     """Algorithm 1 to the letter: top-2 margins; the fewest clean-and-wrong images at or above the cutoff.
@@ -95,29 +118,50 @@ class PaperCriterion(Criterion):
     `attacked` are the attacked images that rob gets right, `clean` the clean images that it gets wrong.
     """
 
+    attacked: Images
+    clean: Images
+    clamp: Clamp
     name: ClassVar[str] = "paper"
     maximised: ClassVar[bool] = False
 
-    def measure(self, slab: Slab, kept: Sequence[int]) -> "PaperMeasurement":
+    @classmethod
+    def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
+        """Rob's classes are those of its float32 logits; LayerNorm does not change them."""
+        survived_B = rows.rob_attacked_BK.argmax(dim=1) == rows.labels_B
+        wrong_B = rows.rob_clean_BK.argmax(dim=1) != rows.labels_B
+        return cls.of(rows.rob_attacked_BK[survived_B], rows.rob_clean_BK[wrong_B], clamp=clamp, ln_k=ln_k)
+
+    @classmethod
+    def of(
+        cls,
+        attacked_correct_BK: Tensor,
+        clean_wrong_BK: Tensor,
+        *,
+        clamp: Clamp,
+        ln_k: int | None,
+        std_correct_B: Tensor | None = None,
+    ) -> Self:
+        """The checked inputs of `select_parameters`."""
+        _, attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
+        require_attacked(len(attacked_BK))
+        _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
+        if std_correct_B is not None:
+            wrong_BK = wrong_BK[_mask("std_correct_B", std_correct_B, wrong_BK)]
+        return cls(Images(attacked_BK), Images(wrong_BK), clamp)
+
+    def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
         descending_NK = torch.cat([images.descending_NK for images in (self.attacked, self.clean)])
         flipped_N = torch.cat([images.flipped(slab.bias, slab.clamp) for images in (self.attacked, self.clean)])
         duels = Duels(descending_NK, flipped_N, torch.full_like(descending_NK[:, 0], torch.nan))
-        n_attacked = len(self.attacked)
-        gaps_PSN = decisive_log_gaps(duels, slab, n_attacked=n_attacked, kept=kept)
-        return PaperMeasurement(gaps_PSN[..., :n_attacked], gaps_PSN[..., n_attacked:])
+        gaps_PSN = decisive_log_gaps(duels, slab, n_attacked=len(self.attacked), kept=kept)
+        attacked_PSN, wrong_PSN = gaps_PSN.tensor_split([len(self.attacked)], dim=-1)
+        cutoffs_bPS = order_statistics(attacked_PSN, kept)
+        return Scores(cutoffs_bPS, *(_reached(gaps, cutoffs_bPS) for gaps in (wrong_PSN, attacked_PSN)))
 
 
-@dataclass(frozen=True)
-class PaperMeasurement(Measurement):
-    """log(1 - top-2 margin) of the attacked-and-correct and of the clean-and-wrong images."""
-
-    attacked_PSN: Tensor
-    wrong_PSN: Tensor
-
-    def count(self, log_cutoffs_bPS: Tensor) -> Tensor:
-        return torch.stack([(self.wrong_PSN <= cutoff_PS[..., None]).sum(dim=-1) for cutoff_PS in log_cutoffs_bPS])
-
-
+@CRITERIA(
+    "exact", describes="signed margins; the most clean images that the mixture gets right, in closed form", order=1
+)
 @dataclass(frozen=True)
 class ExactCriterion(Criterion):
     """Signed margins in the constraint; the most clean images that the T = 0 mixture gets right, in closed form.
@@ -126,6 +170,9 @@ class ExactCriterion(Criterion):
     top class t where `alpha (p_t - p_k) > 1 - alpha`, else std's class k.
     """
 
+    attacked: Images
+    clean: Images
+    clamp: Clamp
     clean_labels_N: Tensor
     top_N: Tensor  # rob's clean classes, and the classes that it finds least likely
     bottom_N: Tensor
@@ -134,7 +181,46 @@ class ExactCriterion(Criterion):
     name: ClassVar[str] = "exact"
     maximised: ClassVar[bool] = True
 
-    def measure(self, slab: Slab, kept: Sequence[int]) -> "ExactMeasurement":
+    @classmethod
+    def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
+        return cls.of(
+            rows.rob_attacked_BK, rows.labels_B, rows.rob_clean_BK, rows.labels_B, rows.std_pred_B,
+            clamp=clamp, ln_k=ln_k,
+        )  # fmt: skip
+
+    @classmethod
+    def of(
+        cls,
+        attacked_BK: Tensor,
+        attacked_labels_B: Tensor,
+        clean_BK: Tensor,
+        clean_labels_B: Tensor,
+        std_pred_B: Tensor,
+        *,
+        clamp: Clamp,
+        ln_k: int | None,
+    ) -> Self:
+        """The checked inputs of `select_parameters_exact`."""
+        normed_BK, descending_BK = normed_logits("attacked_BK", attacked_BK, clamp=clamp, ln_k=ln_k)
+        clean_BK, clean_descending_BK = normed_logits("clean_BK", clean_BK, clamp=clamp, ln_k=ln_k, like=normed_BK)
+        if not len(clean_BK):
+            raise InvalidInputError("clean_BK has no image: the exact criterion needs clean images to count")
+        labels_B = class_indices("attacked_labels_B", attacked_labels_B, normed_BK)
+        right_B = normed_BK.argmax(dim=1) == labels_B
+        require_attacked(int(right_B.sum()))
+        std_pred_B = class_indices("std_pred_B", std_pred_B, clean_BK)
+        return cls(
+            Images(descending_BK[right_B]),
+            Images(clean_descending_BK),
+            clamp,
+            clean_labels_N=class_indices("clean_labels_B", clean_labels_B, clean_BK),
+            top_N=clean_BK.argmax(dim=1),
+            bottom_N=clean_BK.argmin(dim=1),
+            std_pred_N=std_pred_B,
+            std_logits_N=clean_BK.gather(1, std_pred_B[:, None]).squeeze(1),
+        )
+
+    def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
         flipped_N = self.clean.flipped(slab.bias, slab.clamp)
         rob_right_N, std_right_N = self._rob_right(flipped_N), self.std_pred_N == self.clean_labels_N
         open_N = rob_right_N ^ std_right_N  # both right or both wrong: no weight changes that
@@ -144,14 +230,12 @@ class ExactCriterion(Criterion):
             torch.cat([torch.zeros(len(attacked_NK), dtype=torch.bool, device=attacked_NK.device), flipped_N[open_N]]),
             torch.cat([torch.full_like(attacked_NK[:, 0], torch.nan), self.std_logits_N[open_N]]),
         )
-        n_attacked = len(self.attacked)
-        gaps_PSN = decisive_log_gaps(duels, slab, n_attacked=n_attacked, kept=kept)
-        return ExactMeasurement(
-            gaps_PSN[..., :n_attacked],
-            gaps_PSN[..., n_attacked:],
-            rob_right_N[open_N],
-            int((rob_right_N & std_right_N).sum()),
-        )
+        gaps_PSN = decisive_log_gaps(duels, slab, n_attacked=len(self.attacked), kept=kept)
+        attacked_PSN, open_PSN = gaps_PSN.tensor_split([len(self.attacked)], dim=-1)
+        cutoffs_bPS = order_statistics(attacked_PSN, kept)
+        counts = [((open_PSN < cutoff_PS[..., None]) == rob_right_N[open_N]).sum(dim=-1) for cutoff_PS in cutoffs_bPS]
+        n_both_right = int((rob_right_N & std_right_N).sum())
+        return Scores(cutoffs_bPS, torch.stack(counts) + n_both_right, _reached(attacked_PSN, cutoffs_bPS))
 
     def only_rob_right(self, bias: float) -> int | None:
         rob_right_N = self._rob_right(self.clean.flipped(bias, self.clamp))
@@ -161,17 +245,25 @@ class ExactCriterion(Criterion):
         return torch.where(flipped_N, self.bottom_N, self.top_N) == self.clean_labels_N
 
 
-@dataclass(frozen=True)
-class ExactMeasurement(Measurement):
-    """What the closed form needs of the images that exactly one of M(rob) and std gets right."""
+def order_statistics(log_gaps_PSN: Tensor, kept: Sequence[int]) -> Tensor:
+    """The largest log(1 - margin) of so many images with the largest margins, shape (b, P, S)."""
+    return sort_rows(log_gaps_PSN)[..., [k - 1 for k in kept]].movedim(-1, 0)
 
-    attacked_PSN: Tensor
-    open_PSN: Tensor  # log(1 - (p_t - p_k))
-    rob_right_N: Tensor  # bool: M(rob) is the one that is right
-    n_both_right: int
 
-    def count(self, log_cutoffs_bPS: Tensor) -> Tensor:
-        counts = [
-            ((self.open_PSN < cutoff_PS[..., None]) == self.rob_right_N).sum(dim=-1) for cutoff_PS in log_cutoffs_bPS
-        ]
-        return torch.stack(counts) + self.n_both_right
+def _reached(log_gaps_PSN: Tensor, cutoffs_bPS: Tensor) -> Tensor:
+    """How many images have a margin of at least the cutoff, int64, shape (b, P, S)."""
+    return torch.stack([(log_gaps_PSN <= cutoff_PS[..., None]).sum(dim=-1) for cutoff_PS in cutoffs_bPS])
+
+
+def require_attacked(n_images: int) -> None:
+    """Raises InvalidInputError where no attacked image is left to set a cutoff from."""
+    if n_images == 0:
+        raise InvalidInputError(
+            "no attacked image is classified correctly by rob: there is no margin to set the cutoff from"
+        )
+
+
+def _mask(name: str, mask_B: Tensor, logits_BK: Tensor) -> Tensor:
+    if mask_B.shape != (len(logits_BK),):
+        raise InvalidInputError(f"{name} has shape {tuple(mask_B.shape)}, expected ({len(logits_BK)},)")
+    return mask_B.to(device=logits_BK.device, dtype=torch.bool)

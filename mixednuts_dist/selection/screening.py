@@ -19,12 +19,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .ordering import sort_rows
-from .selection_kernel import Duels, SignedPowers, Slab, Standing, log_one_minus_gaps, row_blocks
+from ..mixing.clamps import clamp_shape
+from .kernel import Duels, SignedPowers, Slab, Standing, log_one_minus_gaps, row_blocks, sort_rows
 
 _SINGLE_RANKS, _GROUP_GROWTH = 4, 4.0  # the classes behind the first ones are bounded in groups of growing size
 _FEW_RANKS = 12  # so few are all summed one by one
-_GELU_DIP = (-0.7517915246935645, -0.1699712075)  # where GELU turns, and a number just below its value there
 _SLACK = 1e-4  # relative, above the rounding of the bounds
 _LARGEST_LEAD, _LOWEST_RIVAL = 70.0, -17.0  # exponents that float32 can tell from larger and lower ones
 _SMALLEST_ODDS, _SMALLEST_DIFFERENCE = 1e-22, 1e-30  # what is below them is bounded by 0
@@ -119,10 +118,11 @@ class _Ranks:
         borders_NR = slab.clamped(border_logits_NR)
         left_NR, right_NR = borders_NR[:, :-1], borders_NR[:, 1:]
         lowest_NR = torch.minimum(left_NR, right_NR)
-        if slab.clamp == "gelu":
-            turn = _GELU_DIP[0] - slab.bias
+        shape = clamp_shape(slab.clamp)
+        if shape.turns_at is not None:  # a group that spans the turn reaches down to the clamp's lowest value
+            turn = shape.turns_at - slab.bias
             turns_NR = (border_logits_NR[:, :-1] > turn) & (border_logits_NR[:, 1:] < turn)
-            lowest_NR = lowest_NR.masked_fill(turns_NR, _GELU_DIP[1])
+            lowest_NR = lowest_NR.masked_fill(turns_NR, shape.lowest)
         singles_NR = slab.clamped(duels.others_at(self.singles))
         return torch.cat([singles_NR, lowest_NR, torch.maximum(left_NR, right_NR)], dim=1)
 

@@ -14,27 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInputError
-from ..mixing.margins import log_one_minus_top2_margin
-from ..mixing.transforms import Clamp
-from .candidates import (
-    CandidateGrid,
-    class_indices,
-    kept_images,
-    normed_logits,
-    require_beta,
-    require_logits,
-)
-from .criteria import Criterion, ExactCriterion, Images, PaperCriterion
-from .ordering import sort_rows
-from .selection_kernel import Slab
-from .selection_result import Selection
+from ..mixing.clamps import Clamp
+from ..mixing.margins import log_one_minus_top2_margin, require_logits
+from .choice import Selection
+from .criteria import Criterion, ExactCriterion, PaperCriterion, Scores, require_attacked
+from .grid import Grid, kept_images, require_beta
+from .kernel import Slab
 
 __all__ = [
     "Selection",
-    "exact_criterion",
-    "paper_criterion",
     "score_candidates",
+    "search_grid",
     "select_parameters",
     "select_parameters_exact",
     "surrogate_alpha",
@@ -72,28 +62,11 @@ def select_parameters(
     Raises:
         InvalidInputError: for logits, grids or betas that cannot be used, or where no candidate can be deployed.
     """
-    grid = CandidateGrid.checked(scales=scales, powers=powers, biases=biases, betas=betas)
-    criterion = paper_criterion(
+    grid = Grid.checked(scales=scales, powers=powers, biases=biases, betas=betas, clamp=clamp, ln_k=ln_k)
+    criterion = PaperCriterion.of(
         attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k, std_correct_B=std_correct_B
     )
-    return search_grid(criterion, grid, ln_k)
-
-
-def paper_criterion(
-    attacked_correct_BK: Tensor,
-    clean_wrong_BK: Tensor,
-    *,
-    clamp: Clamp = "gelu",
-    ln_k: int | None = None,
-    std_correct_B: Tensor | None = None,
-) -> PaperCriterion:
-    """The checked inputs of `select_parameters` without a grid, for searches that cut the grid into slabs."""
-    _, attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
-    _require_attacked(len(attacked_BK))
-    _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
-    if std_correct_B is not None:
-        wrong_BK = wrong_BK[_mask("std_correct_B", std_correct_B, wrong_BK)]
-    return PaperCriterion(Images(attacked_BK), Images(wrong_BK), clamp)
+    return search_grid(criterion, grid)
 
 
 def select_parameters_exact(
@@ -123,90 +96,58 @@ def select_parameters_exact(
     Raises:
         InvalidInputError: for inputs that cannot be used, or where no candidate is feasible and deployable.
     """
-    grid = CandidateGrid.checked(scales=scales, powers=powers, biases=biases, betas=betas)
-    criterion = exact_criterion(
+    grid = Grid.checked(scales=scales, powers=powers, biases=biases, betas=betas, clamp=clamp, ln_k=ln_k)
+    criterion = ExactCriterion.of(
         attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k
     )
-    return search_grid(criterion, grid, ln_k)
-
-
-def exact_criterion(
-    attacked_BK: Tensor,
-    attacked_labels_B: Tensor,
-    clean_BK: Tensor,
-    clean_labels_B: Tensor,
-    std_pred_B: Tensor,
-    *,
-    clamp: Clamp = "gelu",
-    ln_k: int | None = None,
-) -> ExactCriterion:
-    """The checked inputs of `select_parameters_exact` without a grid, for searches that cut the grid into slabs."""
-    normed_BK, descending_BK = normed_logits("attacked_BK", attacked_BK, clamp=clamp, ln_k=ln_k)
-    clean_BK, clean_descending_BK = normed_logits("clean_BK", clean_BK, clamp=clamp, ln_k=ln_k, like=normed_BK)
-    if not len(clean_BK):
-        raise InvalidInputError("clean_BK has no image: the exact criterion needs clean images to count")
-    labels_B = class_indices("attacked_labels_B", attacked_labels_B, normed_BK)
-    right_B = normed_BK.argmax(dim=1) == labels_B
-    _require_attacked(int(right_B.sum()))
-    std_pred_B = class_indices("std_pred_B", std_pred_B, clean_BK)
-    return ExactCriterion(
-        Images(descending_BK[right_B]),
-        Images(clean_descending_BK),
-        clamp,
-        clean_labels_N=class_indices("clean_labels_B", clean_labels_B, clean_BK),
-        top_N=clean_BK.argmax(dim=1),
-        bottom_N=clean_BK.argmin(dim=1),
-        std_pred_N=std_pred_B,
-        std_logits_N=clean_BK.gather(1, std_pred_B[:, None]).squeeze(1),
-    )
+    return search_grid(criterion, grid)
 
 
 def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
     """alpha_d of f_aux: Algorithm 1's alpha with no LayerNorm, no clamp, s = p = 1 and c = 0 (paper, appendix B.2)."""
     require_beta(beta)
     require_logits("attacked_correct_BK", attacked_correct_BK)
-    _require_attacked(len(attacked_correct_BK))
+    require_attacked(len(attacked_correct_BK))
     log_gaps_B = log_one_minus_top2_margin(attacked_correct_BK)
     log_cutoff = float(log_gaps_B.sort().values[kept_images(beta, len(log_gaps_B)) - 1])
     return 1 / (1 - math.expm1(log_cutoff))
 
 
-def search_grid(criterion: Criterion, grid: CandidateGrid, ln_k: int | None) -> Selection:
-    """The best candidate of every beta, for inputs that `paper_criterion` or `exact_criterion` has checked.
+def search_grid(criterion: Criterion, grid: Grid) -> Selection:
+    """The best candidate of every beta.
 
     Raises:
         InvalidInputError: where no candidate is left at any beta.
     """
-    log_cutoffs, counts = score_candidates(criterion, grid)
-    found = Selection.of(criterion, grid, ln_k=ln_k, log_one_minus_cutoffs=log_cutoffs, counts=counts)
-    if all(candidate is None for candidate in found.chosen):
+    found = Selection.of(criterion, grid, score_candidates(criterion, grid))
+    if all(choice is None for choice in found.chosen):
         found.for_beta(grid.betas[0])  # raises, and says why nothing is left
     return found
 
 
-def score_candidates(criterion: Criterion, grid: CandidateGrid) -> tuple[Tensor, Tensor]:
-    """`log(1 - cutoff)` (float64) and the objective's count (int64) of every candidate, both of `grid.shape`.
+def score_candidates(criterion: Criterion, grid: Grid) -> Scores:
+    """The scores of every candidate, tensors of `grid.shape`.
 
     `Selection.of` makes the choice; scores of a grid cut along its biases are concatenated along the last axis.
     """
-    kept = [kept_images(beta, len(criterion.attacked)) for beta in grid.betas]
-    ranks = [k - 1 for k in kept]
-    log_cutoffs = torch.empty(grid.shape, dtype=torch.float64)
-    counts = torch.empty(grid.shape, dtype=torch.int64)
+    kept = [kept_images(beta, criterion.n_attacked) for beta in grid.betas]
+    scores = Scores(
+        torch.empty(grid.shape, dtype=torch.float64),
+        torch.empty(grid.shape, dtype=torch.int64),
+        torch.empty(grid.shape, dtype=torch.int64),
+    )
 
-    def score(part: tuple[slice, int]) -> None:
+    def score(part: _Part) -> None:
         powers, bias = part
-        slab = Slab(grid.biases[bias], criterion.clamp, grid.powers[powers], grid.scales)
-        measured = criterion.measure(slab, kept)
-        cutoffs_bPS = sort_rows(measured.attacked_PSN)[..., ranks].movedim(-1, 0)
-        log_cutoffs[:, :, powers, bias] = cutoffs_bPS.mT.cpu()
-        counts[:, :, powers, bias] = measured.count(cutoffs_bPS).mT.cpu()
+        found = criterion.score(Slab(grid.biases[bias], criterion.clamp, grid.powers[powers], grid.scales), kept)
+        for into, values_bPS in zip(scores, found, strict=True):
+            into[:, :, powers, bias] = values_bPS.mT.cpu()
 
     logits_NK, n_images = criterion.attacked.descending_NK, len(criterion.attacked) + len(criterion.clean)
     n_logits = n_images * logits_NK.shape[1] * len(grid.powers) * len(grid.biases)
     worth_it = logits_NK.device.type == "cpu" and n_logits > _WORTH_THREADS
     _in_threads(score, _parts(criterion, grid), n_helpers=torch.get_num_threads() - 1 if worth_it else 0)
-    return log_cutoffs, counts
+    return scores
 
 
 def _in_threads(score: Callable[[_Part], None], parts: Sequence[_Part], *, n_helpers: int) -> None:
@@ -232,22 +173,9 @@ def _in_threads(score: Callable[[_Part], None], parts: Sequence[_Part], *, n_hel
         torch.set_num_threads(n_threads)
 
 
-def _parts(criterion: Criterion, grid: CandidateGrid) -> list[_Part]:
+def _parts(criterion: Criterion, grid: Grid) -> list[_Part]:
     """The slabs: as many powers at a time as memory allows."""
     n_images = len(criterion.attacked) + len(criterion.clean)
     width = max(1, _MEASURED // (n_images * len(grid.scales)))
     starts = range(0, len(grid.powers), width)
     return [(slice(start, start + width), bias) for bias in range(len(grid.biases)) for start in starts]
-
-
-def _require_attacked(n_images: int) -> None:
-    if n_images == 0:
-        raise InvalidInputError(
-            "no attacked image is classified correctly by rob: there is no margin to set the cutoff from"
-        )
-
-
-def _mask(name: str, mask_B: Tensor, logits_BK: Tensor) -> Tensor:
-    if mask_B.shape != (len(logits_BK),):
-        raise InvalidInputError(f"{name} has shape {tuple(mask_B.shape)}, expected ({len(logits_BK)},)")
-    return mask_B.to(device=logits_BK.device, dtype=torch.bool)

@@ -1,6 +1,7 @@
 """`search/candidates.parquet`: every candidate that a search has tried, at every beta, one row each."""
 
 import io
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from ..selection.exploration import Exploration, Explored
+from ..selection.choice import Exploration, Selection
 
 
 def candidates_table(exploration: Exploration, fingerprint: str) -> bytes:
@@ -24,10 +25,9 @@ def candidates_table(exploration: Exploration, fingerprint: str) -> bytes:
     return sink.getvalue()
 
 
-def _tables(part: Explored) -> Iterator[pa.Table]:
+def _tables(selection: Selection) -> Iterator[pa.Table]:
     """One a beta."""
-    subgrid, selection = part.subgrid, part.selection
-    grid = subgrid.grid
+    grid = selection.grid
     mesh = np.meshgrid(grid.scales, grid.powers, grid.biases, indexing="ij")
     n_rows = mesh[0].size
     for i, beta in enumerate(grid.betas):
@@ -36,15 +36,16 @@ def _tables(part: Explored) -> Iterator[pa.Table]:
         columns: dict[str, Any] = {
             "beta": np.full(n_rows, beta),
             **{name: axis.reshape(-1) for name, axis in zip(("scale", "power", "bias"), mesh, strict=True)},
-            "objective": _flat(selection.objectives[i]),
+            "objective": _flat(selection.objectives[i].masked_fill(selection.undeployable[i], math.nan)),
+            "kept": _flat(selection.kept[i]),
             "log_one_minus_cutoff": _flat(log_cutoffs),
             "alpha": _flat(1 / (1 + cutoffs)),
             "one_minus_alpha": _flat(cutoffs / (1 + cutoffs)),
             "feasible": _flat(~selection.infeasible[i]),
             "deployable": _flat(~selection.undeployable[i]),
-            "clamp": pa.repeat(subgrid.clamp, n_rows).dictionary_encode(),
-            "ln_k": pa.repeat(pa.scalar(subgrid.ln_k, pa.int64()), n_rows),
-            "round": np.full(n_rows, subgrid.round),
+            "clamp": pa.repeat(grid.clamp, n_rows).dictionary_encode(),
+            "ln_k": pa.repeat(pa.scalar(grid.ln_k, pa.int64()), n_rows),
+            "refinement": np.full(n_rows, grid.refinement),
         }
         yield pa.table(columns)
 

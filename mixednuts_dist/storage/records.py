@@ -3,13 +3,13 @@
 Shapes: N images of the run, K classes. One row an image, `sample_id` its index in the split.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import Tensor
 
-from ..mixing.mixture import Mixture
-from ..mixing.transforms import Clamp, LogitTransform
+from ..mixing.clamps import Clamp
+from ..selection.choice import Choice
 
 
 @dataclass(frozen=True)
@@ -40,50 +40,6 @@ class EvaluateRecords:
 
 
 @dataclass(frozen=True)
-class SelectedParameters:
-    """One line of `search/selected.json`: what the search chose for one beta and what it predicts there."""
-
-    beta: float
-    scale: float
-    power: float
-    bias: float
-    alpha: float
-    one_minus_alpha: float
-    cutoff: float
-    objective: float
-    clean_correct: int  # exact, by the closed form, of `total` images
-    robust_correct_bound: int  # guaranteed under the stored perturbations, of `total` images
-    total: int
-    on_grid_edge: tuple[str, ...]  # of "scale", "power", "bias": where the optimum lies on the grid's edge
-    clamp: Clamp
-    ln_k: int | None
-    round: int  # of the search: 0 for the configured grid, then its refinements
-    clean_interval: tuple[float, float]  # of the share of `clean_correct`: 95 %, bootstrap over the images
-    robust_interval: tuple[float, float]  # the same of `robust_correct_bound`
-
-    def transform(self) -> LogitTransform:
-        """The nonlinear map of rob's logits."""
-        return LogitTransform(self.scale, self.power, self.bias, self.clamp, self.ln_k)
-
-    def mixture(self) -> Mixture:
-        """The mixture that these parameters deploy."""
-        return Mixture(self.transform(), self.alpha, self.one_minus_alpha)
-
-
-@dataclass(frozen=True)
-class SearchRound:
-    """One round of attacking the choices and choosing again."""
-
-    round: int  # from 1
-    fingerprint: str  # of its rows
-    attacked: tuple[SelectedParameters, ...]  # one a beta
-    kept: tuple[int, ...]  # of each, measured by the round, of `of` images that rob keeps
-    of: int
-    n_forward: int
-    n_backward: int
-
-
-@dataclass(frozen=True)
 class SearchResult:
     """`search/selected.json` as a whole."""
 
@@ -92,23 +48,24 @@ class SearchResult:
     ln_k: int | None
     deployed_beta: float
     surrogate_alpha: float  # alpha_d of f_aux
-    entries: tuple[SelectedParameters, ...]  # one a beta, largest beta first
+    entries: tuple[Choice, ...]  # one a beta, largest beta first
     n_candidates: int
     n_undeployable: int  # candidates that float32 could not deploy
     notes: tuple[str, ...]  # plain sentences: assumption violations, edges, criteria that differ
-    rounds: tuple[SearchRound, ...] = ()
 
-    def deployed(self) -> SelectedParameters:
+    def deployed(self) -> Choice:
         """The entry of `deployed_beta`."""
-        return self.by_beta()[self.deployed_beta]
+        return next(entry for entry in self.entries if entry.beta == self.deployed_beta)
 
-    def by_beta(self) -> dict[float, SelectedParameters]:
-        """The entry of each beta that has one."""
-        return {entry.beta: entry for entry in self.entries}
+    def to_json(self) -> dict[str, Any]:
+        """What `search/selected.json` holds as its `result`."""
+        return {**asdict(self), "entries": [entry.to_json() for entry in self.entries]}
 
-    def with_entries(self, held: Mapping[float, SelectedParameters]) -> "SearchResult":
-        """The same with these betas' entries."""
-        return replace(self, entries=tuple(held.get(entry.beta, entry) for entry in self.entries))
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "SearchResult":
+        """The result as it was stored, by this release or the one before."""
+        entries = tuple(Choice.from_json(entry) for entry in content["entries"])
+        return cls(**{**content, "entries": entries, "notes": tuple(content["notes"])})
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from .parameters import (
     Question,
     at_clean_accuracy,
     clean_correct,
-    mixture_of,
     robust_bound,
     select,
     weighted,
@@ -38,8 +37,8 @@ def data_size(bench: Bench) -> Outcome:
         mask_N = torch.arange(len(bench.rows.labels_N)) < size
         best = select(subset(bench.rows, mask_N), question).for_beta(bench.beta)
         name = str(size)
-        found[name] = bench.measured(f"search on {size} images", mixture_of(best))
-        clean_N = clean_correct(mixture_of(best), bench.rows)
+        found[name] = bench.measured(f"search on {size} images", best.mixture())
+        clean_N = clean_correct(best.mixture(), bench.rows)
         rows.append(
             (name, count(found[name].clean_N), count(found[name].robust_N), best.scale, best.bias, best.power,
              best.alpha, count(clean_N))
@@ -63,7 +62,7 @@ def seen_unseen(bench: Bench) -> Outcome:
     seen_N = torch.arange(n_images) < n_images // 2
     question = Question.of(bench.config.search, bench.search)
     best = select(subset(bench.first(bench.rows), seen_N), question).for_beta(bench.beta)
-    found = bench.measured("search on half the images", mixture_of(best))
+    found = bench.measured("search on half the images", best.mixture())
     groups = {"seen": seen_N, "unseen": ~seen_N}
     rows = tuple((name, count(found.clean_N[mask]), count(found.robust_N[mask])) for name, mask in groups.items())
     (_, clean, robust), (_, clean_unseen, robust_unseen) = rows
@@ -183,7 +182,7 @@ def _searched(bench: Bench, betas: tuple[float, ...]) -> dict[float, Mixture]:
     found = {}
     for beta in betas:
         try:
-            found[beta] = mixture_of(selection.for_beta(beta))
+            found[beta] = selection.for_beta(beta).mixture()
         except InvalidInputError:
             continue
     return found

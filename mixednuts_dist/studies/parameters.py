@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ..config import SearchConfig, grid_values
+from ..mixing.clamps import Clamp
+from ..mixing.closed_forms import mixed_clean_correct, robust_lower_bound
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture, tempered_log_probs
-from ..mixing.transforms import Clamp, LogitMap, layer_norm_logits
-from ..selection.candidates import kept_images
-from ..selection.prediction import mixed_clean_correct, robust_lower_bound
-from ..selection.selection import select_parameters, select_parameters_exact
-from ..selection.selection_result import SelectedCandidate, Selection
+from ..mixing.transforms import LogitMap, layer_norm_logits
+from ..selection.grid import kept_images
+from ..selection.selection import Selection, select_parameters, select_parameters_exact
 from ..storage.records import AttackRecords, SearchResult
 
 
@@ -80,11 +80,6 @@ def select(rows: AttackRecords, question: Question, *, only_std_right: bool = Fa
     )  # fmt: skip
 
 
-def mixture_of(candidate: SelectedCandidate) -> Mixture:
-    """The mixture that a candidate deploys."""
-    return Mixture(candidate.transform(), candidate.alpha, candidate.one_minus_alpha)
-
-
 def weighted(rows: AttackRecords, transform: LogitMap, beta: float) -> Mixture:
     """Any map of rob's logits with the alpha that keeps a share beta of its attacked and correct images.
 
@@ -102,17 +97,12 @@ def clean_correct(mixture: Mixture, rows: AttackRecords) -> Tensor:
     """Which clean images the mixture gets right, (N,) bool, from the stored logits: exact at any temperature."""
     if mixture.temperature > 0:
         return mixture.classes(rows.std_clean_NK, rows.rob_clean_NK) == rows.labels_N
-    return mixed_clean_correct(
-        rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1),
-        mixture.transform, mixture.alpha, mixture.one_minus_alpha,
-    )  # fmt: skip
+    return mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1), mixture)
 
 
 def robust_bound(mixture: Mixture, rows: AttackRecords) -> Tensor:
-    """Which images are guaranteed right under the stored perturbations, whatever std says, (N,) bool."""
-    return robust_lower_bound(
-        rows.rob_attacked_NK, rows.labels_N, mixture.transform, mixture.alpha, mixture.one_minus_alpha
-    )
+    """Which images are right under the stored perturbations, whatever std says, (N,) bool."""
+    return robust_lower_bound(rows.rob_attacked_NK, rows.labels_N, mixture)
 
 
 def at_clean_accuracy(rows: AttackRecords, mixture: Mixture, n_correct: int) -> Mixture:

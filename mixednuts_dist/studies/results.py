@@ -51,7 +51,7 @@ def parameters(bench: Bench) -> Outcome:
     rows = tuple(
         (
             f"{entry.beta:g}", entry.scale, entry.bias, entry.power, entry.alpha, entry.one_minus_alpha,
-            Count(entry.clean_correct, entry.total), Count(entry.robust_correct_bound, entry.total),
+            Count(entry.clean_correct, entry.total), Count(entry.kept_predicted, entry.total),
             ", ".join(entry.on_grid_edge) or "no",
         )
         for entry in search.entries
@@ -63,12 +63,12 @@ def parameters(bench: Bench) -> Outcome:
         f"1 - alpha = {chosen.one_minus_alpha:.4g}; {search.n_candidates} candidates, criterion {search.criterion}.",
         f"{sum(bool(entry.on_grid_edge) for entry in search.entries)} of {len(rows)} optima lie on the grid's edge.",
     )
-    curve = [(100 * e.clean_correct / e.total, 100 * e.robust_correct_bound / e.total) for e in search.entries]
+    curve = [(100 * e.clean_correct / e.total, 100 * e.kept_predicted / e.total) for e in search.entries]
     points = [
         (
             f"{chosen.beta:g}",
             Count(chosen.clean_correct, chosen.total),
-            Count(chosen.robust_correct_bound, chosen.total),
+            Count(chosen.kept_predicted, chosen.total),
         )
     ]
     return Outcome(

@@ -8,17 +8,17 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.mixture import Mixture
-from ..mixing.published_values import MixedNUTSParameters
 from ..mixing.transforms import layer_norm_logits
 from ..reports.wording import share_text
-from ..selection.selection_result import SelectedCandidate
+from ..selection.choice import Choice
+from ..selection.published_values import MixedNUTSParameters
 from ..storage.records import AttackRecords
 from ..uris import parse_uri
 from .bench import Bench
 from .charts import accuracy_chart, bar_chart, line_chart
 from .counting import compared, count
 from .outcome import Cell, Outcome, StudyTable
-from .parameters import Question, clean_correct, mixture_of, robust_bound, select
+from .parameters import Question, clean_correct, robust_bound, select
 
 MARGINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 SQUARE_QUERIES = 1000  # of the reduced study
@@ -36,7 +36,7 @@ def parameter_transfer(bench: Bench) -> Outcome:
         if best is None:
             rows.append((name, None, None, None, None, None, None))
             continue
-        moved = mixture_of(select(own, question.only(best.scale, best.power, best.bias)).for_beta(bench.beta))
+        moved = select(own, question.only(best.scale, best.power, best.bias)).for_beta(bench.beta).mixture()
         right[name] = clean_correct(moved, own)
         reached = count(right[name]), count(robust_bound(moved, own))
         rows.append((name, best.scale, best.bias, best.power, best.alpha, *reached))
@@ -113,10 +113,10 @@ def black_box(bench: Bench) -> Outcome:
     square = _selected(blind, question, bench.beta)
     guess = MixedNUTSParameters.published("cifar10")
     mixtures: dict[str, Mixture | None] = {
-        "MMAA with gradients": None if white is None else mixture_of(white),
-        "Square as MMAA": None if square is None else mixture_of(square),
+        "MMAA with gradients": None if white is None else white.mixture(),
+        "Square as MMAA": None if square is None else square.mixture(),
         **{f"transfer from {rob_name(rob)}": _transferred(bench, rob, question) for rob in bench.robs[1:]},
-        "educated guess": Mixture(guess.transform(), guess.alpha, guess.one_minus_alpha),
+        "educated guess": guess.mixture(),
     }
     rows: list[tuple[Cell, ...]] = []
     found = {}
@@ -153,7 +153,7 @@ def rob_name(uri: str) -> str:
     return parse_uri(uri).target.rpartition(":")[2].rpartition("/")[2] or uri
 
 
-def _selected(rows: AttackRecords, question: Question, beta: float) -> SelectedCandidate | None:
+def _selected(rows: AttackRecords, question: Question, beta: float) -> Choice | None:
     """Algorithm 1's choice, None where no image survives or no candidate is left."""
     try:
         return select(rows, question).for_beta(beta)
@@ -163,7 +163,7 @@ def _selected(rows: AttackRecords, question: Question, beta: float) -> SelectedC
 
 def _transferred(bench: Bench, rob: str, question: Question) -> Mixture | None:
     best = _selected(bench.other_rows(rob), question, bench.beta)
-    return None if best is None else mixture_of(best)
+    return None if best is None else best.mixture()
 
 
 def _medians(clean_NK: Tensor, attacked_NK: Tensor, labels_N: Tensor, ln_k: int | None) -> list[float | None]:

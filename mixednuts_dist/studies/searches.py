@@ -8,15 +8,16 @@ import torch
 
 from ..config import RangeConfig
 from ..errors import InvalidInputError
-from ..mixing.transforms import Clamp, LogitTransform
+from ..mixing.clamps import Clamp
+from ..mixing.transforms import LogitTransform
 from ..reports.chart_style import values
-from ..selection.selection_result import Selection
+from ..selection.choice import Selection
 from ..storage.records import AttackRecords
 from .bench import Bench, subset
 from .charts import bar_chart, count_bars, line_chart
 from .counting import compared, count
 from .outcome import Cell, Outcome, StudyTable
-from .parameters import Question, clean_correct, mixture_of, robust_bound, select
+from .parameters import Question, clean_correct, robust_bound, select
 
 CLAMPS: tuple[Clamp, ...] = ("linear", "relu", "gelu", "elu", "softplus")
 LINEAR_SCALES = RangeConfig(min=1e-6, max=5, count=24, spacing="log")
@@ -34,7 +35,7 @@ def clamps(bench: Bench) -> Outcome:
     for clamp in CLAMPS:
         question = replace(linear if clamp == "linear" else asked, clamp=clamp)
         best = select(bench.rows, question).for_beta(bench.beta)
-        found[clamp] = clean_correct(mixture_of(best), bench.rows)
+        found[clamp] = clean_correct(best.mixture(), bench.rows)
         bias = None if clamp == "linear" else best.bias
         rows.append((clamp, best.scale, bias, best.power, best.alpha, best.beta, best.objective, count(found[clamp])))
     columns = ("clamp", "s", "c", "p", "alpha", "beta", "objective", "mixture clean, exact")
@@ -110,7 +111,7 @@ def relaxed_objective(bench: Bench) -> Outcome:
     rows, right = [], {}
     for name, selection in choices.items():
         best = selection.for_beta(bench.beta)
-        mixture = mixture_of(best)
+        mixture = best.mixture()
         right[name] = clean_correct(mixture, bench.rows)
         kept = count(robust_bound(mixture, bench.rows))
         rows.append(
@@ -199,7 +200,7 @@ def _on_subset(rows: AttackRecords, question: Question, mask_N: torch.Tensor) ->
     None where rob keeps no image of the subset, or no candidate is left.
     """
     try:
-        mixture = mixture_of(select(subset(rows, mask_N), question).for_beta(question.betas[0]))
+        mixture = select(subset(rows, mask_N), question).for_beta(question.betas[0]).mixture()
     except InvalidInputError:
         return None
     clean_N, bound_N = clean_correct(mixture, rows), robust_bound(mixture, rows)

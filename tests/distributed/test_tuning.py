@@ -5,22 +5,26 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from mixednuts_dist.distributed.attacker import Attacker
 from mixednuts_dist.distributed.optuna_rounds import OptunaRounds
-from mixednuts_dist.distributed.slabs import SearchInputs, SearchTask, delete_slabs
-from mixednuts_dist.distributed.tuning import SlabTuner
+from mixednuts_dist.distributed.tuning import SearchInputs, SearchTask, SlabTuner, delete_slabs
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.candidates import CandidateGrid
-from mixednuts_dist.selection.exploration import Exploration, Explored, Subgrid
+from mixednuts_dist.selection.choice import Choice, Exploration, Selection
+from mixednuts_dist.selection.criteria import Scores
+from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.selection import score_candidates
-from mixednuts_dist.storage.records import SelectedParameters
+from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.storage.store import Store
 
-GRID = CandidateGrid((0.1, 0.6, 2.0), (1.0, 2.5), (-1.2, -0.6, -0.3, 0.4), (1.0, 0.9, 0.5))
+GRID = Grid((0.1, 0.6, 2.0), (1.0, 2.5), (-1.2, -0.6, -0.3, 0.4), (1.0, 0.9, 0.5))
 PAIRS = (("gelu", None), ("relu", None), ("gelu", 5))
 WAIT_SECONDS = 400
 
@@ -37,20 +41,21 @@ def inputs(n_images: int = 80, n_classes: int = 10) -> SearchInputs:
     return SearchInputs(labels.numpy(), std.numpy(), clean.numpy(), attacked.numpy())
 
 
-def subgrids() -> list[Subgrid]:
-    return [Subgrid(clamp, ln_k, 0, GRID) for clamp, ln_k in PAIRS]
+def grids() -> list[Grid]:
+    return [replace(GRID, clamp=clamp, ln_k=ln_k) for clamp, ln_k in PAIRS]
 
 
 def task(folder: Path) -> SearchTask:
     return SearchTask(str(folder), "0123abcd", "exact")
 
 
-def assert_scores(found: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def assert_scores(found: list[Scores]) -> None:
     """They are those of one process without Ray."""
-    for subgrid, (log_cutoffs, counts) in zip(subgrids(), found, strict=True):
-        expected = score_candidates(inputs().criterion("exact", *subgrid.pair), GRID)
-        torch.testing.assert_close(log_cutoffs, expected[0], rtol=1e-12, atol=0)
-        assert torch.equal(counts, expected[1])
+    for grid, scores in zip(grids(), found, strict=True):
+        expected = score_candidates(inputs().criterion("exact", *grid.pair), grid)
+        torch.testing.assert_close(scores.log_cutoffs, expected.log_cutoffs, rtol=1e-12, atol=0)
+        assert torch.equal(scores.counts, expected.counts)
+        assert torch.equal(scores.kept, expected.kept)
 
 
 def slab_files(folder: Path) -> dict[str, int]:
@@ -59,12 +64,12 @@ def slab_files(folder: Path) -> dict[str, int]:
 
 @pytest.mark.usefixtures("ray_session")
 def test_scores_are_those_of_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(subgrids()))
+    assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(grids()))
     first = slab_files(tmp_path)
     assert len(first) == 12
     (tmp_path / "search" / min(first)).write_bytes(b"damaged")
     (tmp_path / "search" / max(first)).unlink()
-    assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(subgrids()))
+    assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(grids()))
     second = slab_files(tmp_path)
     assert {name for name in first if first[name] != second[name]} == {min(first), max(first)}
     delete_slabs(Store(str(tmp_path)))
@@ -75,19 +80,19 @@ def test_scores_are_those_of_one_process(tmp_path: Path, capfd: pytest.CaptureFi
 DRIVER = """
 import sys, time
 from pathlib import Path
-from mixednuts_dist.distributed import slabs, tuning
+from mixednuts_dist.distributed import slab_trials, tuning
 from mixednuts_dist.distributed.cluster import connected
-from tests.distributed.test_tuning import inputs, subgrids, task
+from tests.distributed.test_tuning import inputs, grids, task
 
-class Slow(tuning.SlabTrial):
+class Slow(slab_trials.SlabTrial):
     def step(self):
         result = super().step()
         time.sleep(0.5)
         return result
 
-tuning.SlabTrial = Slow
+slab_trials.SlabTrial = Slow
 with connected(None):
-    tuning.SlabTuner(inputs(), task(Path(sys.argv[1]))).scores(subgrids())
+    tuning.SlabTuner(inputs(), task(Path(sys.argv[1]))).scores(grids())
 """
 
 
@@ -106,7 +111,7 @@ def test_a_killed_drivers_slabs_are_not_scored_again(tmp_path: Path) -> None:
     driver.wait()
     left = slab_files(tmp_path)
     assert 0 < len(left) < 12
-    assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(subgrids()))
+    assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(grids()))
     finished = slab_files(tmp_path)
     assert len(finished) == 12
     assert {name: finished[name] for name in left} == left
@@ -119,33 +124,36 @@ def optuna_search(seed: int, *, n_trials: int = 20) -> Exploration:
     exploration = Exploration(PAIRS)
     while proposed := rounds.propose(exploration):
         exploration = exploration.with_parts(
-            Explored.of(subgrid, criteria[subgrid.pair], *score_candidates(criteria[subgrid.pair], subgrid.grid))
-            for subgrid in proposed
+            Selection.of(criteria[grid.pair], grid, score_candidates(criteria[grid.pair], grid)) for grid in proposed
         )
     return exploration
 
 
-def test_an_entry_deploys_its_own_clamp_and_width() -> None:
+def test_the_worker_deploys_the_entrys_own_clamp_and_width() -> None:
     """Those of the whole result are only for show."""
-    entry = SelectedParameters(
-        beta=0.9, scale=0.6, power=2.0, bias=-0.5, alpha=0.75, one_minus_alpha=0.25, cutoff=1 / 3, objective=0.5,
-        clean_correct=5, robust_correct_bound=4, total=10, on_grid_edge=(), clamp="relu", ln_k=5, round=1,
-        clean_interval=(0.2, 0.8), robust_interval=(0.1, 0.7),
+    entry = Choice(beta=0.9, scale=0.6, power=2.0, bias=-0.5, alpha=0.75, one_minus_alpha=0.25, clamp="relu", ln_k=5)
+    found = SearchResult(
+        criterion="exact", clamp="gelu", ln_k=None, deployed_beta=0.9, surrogate_alpha=0.8, entries=(entry,),
+        n_candidates=1, n_undeployable=0, notes=(),
     )  # fmt: skip
-    assert entry.transform().settings() == LogitTransform(0.6, 2.0, -0.5, "relu", 5).settings()
+    networks = {"std": torch.nn.Identity(), "rob": torch.nn.Identity()}
+    spec: Any = SimpleNamespace(precision="fp32", compile=False, batch_size=8)
+    task: Any = SimpleNamespace(mixture=None, rd=0.9)
+    transform = Attacker(spec, networks, store=None).mixed(task, found).transform  # type: ignore[arg-type]
+    assert transform.settings() == LogitTransform(0.6, 2.0, -0.5, "relu", 5).settings()
 
 
 def test_optuna_proposes_by_the_seed_alone_and_within_the_ranges() -> None:
     found, again, other = optuna_search(0), optuna_search(0), optuna_search(1)
-    proposed = [part.subgrid for part in found.parts]
-    assert proposed == [part.subgrid for part in again.parts] != [part.subgrid for part in other.parts]
-    assert [subgrid.round for subgrid in proposed] == [0] * 8 + [1] * 8 + [2] * 4
-    for subgrid in proposed:
-        assert subgrid.grid.scales == GRID.scales
-        assert 1.0 <= subgrid.grid.powers[0] <= 2.5
-        assert -1.2 <= subgrid.grid.biases[0] <= 0.4
-    assert {subgrid.pair for subgrid in proposed} == set(PAIRS)
+    proposed = [part.grid for part in found.parts]
+    assert proposed == [part.grid for part in again.parts] != [part.grid for part in other.parts]
+    assert [grid.refinement for grid in proposed] == [0] * 8 + [1] * 8 + [2] * 4
+    for grid in proposed:
+        assert grid.scales == GRID.scales
+        assert 1.0 <= grid.powers[0] <= 2.5
+        assert -1.2 <= grid.biases[0] <= 0.4
+    assert {grid.pair for grid in proposed} == set(PAIRS)
     best = found.choice(0.9)
     assert best is not None
-    counts = [part.selection.chosen[1].objective_count for part in found.parts if part.selection.chosen[1]]
-    assert best.candidate.objective_count == max(counts)
+    counts = [choice.objective_count for part in found.parts if (choice := part.choice(0.9))]
+    assert best.objective_count == max(counts)

@@ -14,7 +14,7 @@ from mixednuts_dist.mixing.margins import (
     top2_margin,
 )
 
-from . import reference
+from ..selection import reference
 
 
 def test_golden_margins() -> None:

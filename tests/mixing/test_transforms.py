@@ -1,7 +1,6 @@
 """The logit maps: LayerNorm's laws, the clamps against torch's own, finite gradients, dtypes, errors."""
 
 import math
-from typing import get_args
 
 import pytest
 import torch
@@ -9,11 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixednuts_dist.errors import InvalidInputError
-from mixednuts_dist.mixing.transforms import Clamp, LogitTransform, clamp_logits, layer_norm_logits
+from mixednuts_dist.mixing.clamps import Clamp, clamp_logits
+from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
+from mixednuts_dist.register import CLAMPS as REGISTER
 
-from . import reference
+from ..selection import reference
 
-CLAMPS: tuple[Clamp, ...] = get_args(Clamp)
+CLAMPS = REGISTER.names()
 TORCH_CLAMPS = {"gelu": F.gelu, "relu": F.relu, "elu": F.elu, "softplus": F.softplus, "linear": lambda u: u}
 
 
@@ -120,7 +121,7 @@ def test_the_other_maps() -> None:
         ((1, -2, 0), "power=-2 must be positive"),
         ((math.nan, 1, 0), "scale=nan"),
         ((1, 1, math.inf), "bias=inf must be finite"),
-        ((1, 1, 0, "tanh"), "clamp='tanh' is not known; valid clamps: gelu, relu"),
+        ((1, 1, 0, "tanh"), "clamp 'tanh' is not known. Valid names: gelu, relu"),
         ((1, 1, 0, "gelu", 1), "ln_k=1 must be at least 2"),
     ],
 )

@@ -15,7 +15,8 @@ from mixednuts_dist.reports.intervals import Count
 from mixednuts_dist.reports.measured import MeasuredPoint
 from mixednuts_dist.reports.results import RunResults, gather_results
 from mixednuts_dist.reports.worst_images import Verdict, WorstImage
-from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult, SelectedParameters
+from mixednuts_dist.selection.choice import Choice
+from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
 from mixednuts_dist.threat import ThreatModel
 
 BETAS = (1.0, 0.99, 0.985, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5)
@@ -80,24 +81,23 @@ def made_up_search(attack: AttackRecords, *, betas: tuple[float, ...] = BETAS) -
         alpha = 1 / (1 + cutoff)
         clean_NK = mixed_logits(attack, alpha=alpha, attacked=False)
         entries.append(
-            SelectedParameters(
+            Choice(
                 beta=beta,
                 scale=SCALE,
                 power=POWER,
                 bias=BIAS,
                 alpha=alpha,
                 one_minus_alpha=1 - alpha,
-                cutoff=cutoff,
                 objective=0.25,
                 clean_correct=int((clean_NK.argmax(dim=1) == attack.labels_N).sum()),
-                robust_correct_bound=int((margins_N >= cutoff).sum()),
+                kept_predicted=int((margins_N >= cutoff).sum()),
                 total=len(margins_N),
                 on_grid_edge=("scale",) if beta == 1.0 else (),
                 clamp="gelu",
                 ln_k=None,
-                round=0,
+                refinement=0,
                 clean_interval=(0.75, 0.9),
-                robust_interval=(0.5, 0.65),
+                kept_interval=(0.5, 0.65),
             )
         )
     return SearchResult(

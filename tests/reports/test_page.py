@@ -193,7 +193,7 @@ def test_keyboard_moves_the_slider_and_the_ring(
         shown = {name: tab.text(f"#at-{name}") for name in ("s", "p", "c", "alpha", "clean", "robust_bound")}
         assert (shown["s"], shown["p"], shown["c"]) == ("5", "4", "−1.1")
         assert float(shown["alpha"]) == pytest.approx(entry.alpha, abs=1e-4)
-        for name, hits in (("clean", entry.clean_correct), ("robust_bound", entry.robust_correct_bound)):
+        for name, hits in (("clean", entry.clean_correct), ("robust_bound", entry.kept_predicted)):
             percent, right, total = re.findall(r"[\d.]+", shown[name])
             assert (int(right), int(total)) == (hits, entry.total)
             assert float(percent) == pytest.approx(100 * hits / entry.total, abs=0.06)

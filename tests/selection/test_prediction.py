@@ -8,15 +8,11 @@ from torch import Tensor, nn
 
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.closed_forms import mixed_classes, mixed_clean_correct, robust_lower_bound
+from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.prediction import (
-    CachedLogits,
-    compare_criteria,
-    mixed_classes,
-    mixed_clean_correct,
-    robust_lower_bound,
-    trade_off_curve,
-)
+from mixednuts_dist.selection.inputs import CachedLogits
+from mixednuts_dist.selection.prediction import compare_criteria, trade_off_curve
 from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact
 
 GRID = {"scales": (0.1, 0.6, 2.0), "powers": (1, 2.5), "biases": (-1.2, -0.3, 0.4), "betas": (1, 0.97, 0.9, 0.5)}
@@ -58,8 +54,8 @@ def test_closed_form_equals_the_classifier(n_classes: int, alpha: float) -> None
     std_pred, labels = rows(300, n_classes, 4).argmax(1), rob.roll(1, 0).argmax(1)
     transform = LogitTransform(0.7, 2.2, -0.4)
     expected = run_mixture(rob, std_pred, transform, alpha, 1 - alpha)
-    assert torch.equal(mixed_classes(rob, std_pred, transform, alpha, 1 - alpha), expected)
-    found = mixed_clean_correct(rob, labels, std_pred, transform, alpha, 1 - alpha)
+    assert torch.equal(mixed_classes(rob, std_pred, Mixture(transform, alpha, 1 - alpha)), expected)
+    found = mixed_clean_correct(rob, labels, std_pred, Mixture(transform, alpha, 1 - alpha))
     assert torch.equal(found, expected == labels)
 
 
@@ -82,7 +78,7 @@ def test_the_robust_bound_keeps_what_beta_asks_for() -> None:
     selection = exact_selection(inputs)
     for beta in selection.betas:
         chosen = selection.for_beta(beta)
-        bound = robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, *chosen.mixing())
+        bound = robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, chosen.mixture())
         assert int(bound.sum()) >= beta * n_right
         assert int(bound.sum()) < beta * n_right + 1 + (beta == 1)
 
@@ -90,35 +86,39 @@ def test_the_robust_bound_keeps_what_beta_asks_for() -> None:
 @pytest.mark.parametrize("alpha", [0.7, 0.8, 0.99])
 def test_the_robust_bound_holds_for_any_std(alpha: float) -> None:
     inputs, transform = cached(), LogitTransform(0.7, 2.2, -0.4)
-    bound = robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, transform, alpha, 1 - alpha)
+    bound = robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, Mixture(transform, alpha, 1 - alpha))
     survives = torch.ones_like(bound)
     for std_class in range(10):
         std_pred = torch.full_like(inputs.labels_B, std_class)
-        survives &= mixed_classes(inputs.rob_attacked_BK, std_pred, transform, alpha, 1 - alpha) == inputs.labels_B
+        survives &= (
+            mixed_classes(inputs.rob_attacked_BK, std_pred, Mixture(transform, alpha, 1 - alpha)) == inputs.labels_B
+        )
     assert torch.equal(bound, survives)
     assert 0 < bound.sum() < len(bound)
 
 
 def test_up_to_one_half_nothing_is_guaranteed() -> None:
     inputs = cached()
-    assert not robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B, LogitTransform(1, 1, 0), 0.5, 0.5).any()
+    assert not robust_lower_bound(
+        inputs.rob_attacked_BK, inputs.labels_B, Mixture(LogitTransform(1, 1, 0), 0.5, 0.5)
+    ).any()
 
 
 def test_the_trade_off_curve() -> None:
     inputs = cached()
     selection = exact_selection(inputs)
     curve = trade_off_curve(selection, inputs, n_resamples=500)
-    assert [point.candidate.beta for point in curve] == [1, 0.97, 0.9, 0.5]
-    assert [point.robust.correct for point in curve] == sorted((p.robust.correct for p in curve), reverse=True)
+    assert [point.choice.beta for point in curve] == [1, 0.97, 0.9, 0.5]
+    assert [point.kept.correct for point in curve] == sorted((p.kept.correct for p in curve), reverse=True)
     for point in curve:
-        assert point.clean.share == pytest.approx(point.candidate.objective)
-        for share in (point.clean, point.robust):
+        assert point.clean.share == pytest.approx(point.choice.objective)
+        for share in (point.clean, point.kept):
             assert share.total == 200
             assert share.low <= share.share <= share.high
             half_width = 1.96 * math.sqrt(share.share * (1 - share.share) / 200)
             assert (share.high - share.low) / 2 == pytest.approx(half_width, abs=0.012)
     again = trade_off_curve(selection, inputs, n_resamples=500)
-    assert [(p.clean, p.robust) for p in again] == [(p.clean, p.robust) for p in curve]
+    assert [(p.clean, p.kept) for p in again] == [(p.clean, p.kept) for p in curve]
     with pytest.raises(InvalidInputError, match=r"confidence=95 must be between 0 and 1"):
         trade_off_curve(selection, inputs, confidence=95)
 
@@ -133,16 +133,14 @@ def test_a_worse_choice_of_the_papers_criterion_is_warned_about() -> None:
         beta: [
             int(
                 mixed_clean_correct(
-                    inputs.rob_clean_BK, inputs.labels_B, inputs.std_pred_B, *s.for_beta(beta).mixing()
+                    inputs.rob_clean_BK, inputs.labels_B, inputs.std_pred_B, s.for_beta(beta).mixture()
                 ).sum()
             )
             for s in (paper, exact)
         ]
         for beta in exact.betas
     }
-    notes = compare_criteria(
-        paper, exact, rob_clean_BK=inputs.rob_clean_BK, labels_B=inputs.labels_B, std_pred_B=inputs.std_pred_B
-    )
+    notes = compare_criteria(paper, exact, inputs)
     worse = [beta for beta, (theirs, ours) in counts.items() if theirs < ours]
     assert worse
     assert len(notes) == len(worse)
@@ -152,8 +150,8 @@ def test_a_worse_choice_of_the_papers_criterion_is_warned_about() -> None:
 def test_bad_inputs_are_errors() -> None:
     inputs, transform = cached(20), LogitTransform(1, 1, 0)
     with pytest.raises(InvalidInputError, match=r"alpha=1\.5 must be in"):
-        mixed_clean_correct(inputs.rob_clean_BK, inputs.labels_B, inputs.std_pred_B, transform, 1.5, 0.5)
+        mixed_clean_correct(inputs.rob_clean_BK, inputs.labels_B, inputs.std_pred_B, Mixture(transform, 1.5, 0.5))
     with pytest.raises(InvalidInputError, match=r"labels_B has shape \(3,\), expected \(20,\)"):
-        robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B[:3], transform, 0.9, 0.1)
+        robust_lower_bound(inputs.rob_attacked_BK, inputs.labels_B[:3], Mixture(transform, 0.9, 0.1))
     with pytest.raises(InvalidInputError, match="rob_logits_BK is not finite"):
-        mixed_classes(inputs.rob_clean_BK * math.nan, inputs.std_pred_B, transform, 0.9, 0.1)
+        mixed_classes(inputs.rob_clean_BK * math.nan, inputs.std_pred_B, Mixture(transform, 0.9, 0.1))

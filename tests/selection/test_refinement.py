@@ -6,15 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mixednuts_dist.selection.candidates import CandidateGrid
-from mixednuts_dist.selection.criteria import Criterion
-from mixednuts_dist.selection.exploration import Axes, Choice, Exploration, Explored, Pair
-from mixednuts_dist.selection.refinement import GridRounds, zoomed_grid
-from mixednuts_dist.selection.selection import exact_criterion, score_candidates
-from mixednuts_dist.selection.selection_result import SelectedCandidate
+from mixednuts_dist.selection.choice import Choice, Exploration, Selection
+from mixednuts_dist.selection.criteria import Criterion, ExactCriterion
+from mixednuts_dist.selection.grid import Grid, Pair
+from mixednuts_dist.selection.refinement import GridRefinements
+from mixednuts_dist.selection.selection import score_candidates
 
 BETA = 0.9
-GRID = CandidateGrid((0.1, 1.0, 10.0), (1.0, 2.0, 4.0), (-2.0, -1.0, 0.0), (1.0, BETA))
+GRID = Grid((0.1, 1.0, 10.0), (1.0, 2.0, 4.0), (-2.0, -1.0, 0.0), (1.0, BETA))
 GELU: tuple[Pair, ...] = (("gelu", None),)
 
 
@@ -27,15 +26,14 @@ def criterion(pair: Pair, n_images: int = 300) -> Criterion:
     attacked[torch.arange(n_images), labels] -= 0.3
     std_pred = torch.where(torch.rand(n_images, generator=generator) < 0.9, labels, clean.argmin(1))
     clamp, ln_k = pair
-    return exact_criterion(attacked, labels, clean, labels, std_pred, clamp=clamp, ln_k=ln_k)
+    return ExactCriterion.of(attacked, labels, clean, labels, std_pred, clamp=clamp, ln_k=ln_k)
 
 
-def explored(rounds: GridRounds, pairs: tuple[Pair, ...]) -> Exploration:
+def explored(rounds: GridRefinements, pairs: tuple[Pair, ...]) -> Exploration:
     exploration = Exploration(pairs)
     while proposed := rounds.propose(exploration):
         exploration = exploration.with_parts(
-            Explored.of(subgrid, criterion(subgrid.pair), *score_candidates(criterion(subgrid.pair), subgrid.grid))
-            for subgrid in proposed
+            Selection.of(criterion(grid.pair), grid, score_candidates(criterion(grid.pair), grid)) for grid in proposed
         )
     return exploration
 
@@ -46,16 +44,8 @@ def chosen(exploration: Exploration) -> Choice:
     return choice
 
 
-def at(scale: float, power: float, bias: float) -> SelectedCandidate:
-    found = explored(GridRounds(GRID, BETA, 0), GELU).parts[0].selection.for_beta(BETA)
-    return replace(found, scale=scale, power=power, bias=bias)
-
-
-AXES = Axes(GRID.scales, GRID.powers, GRID.biases)
-
-
 def test_inside_the_grid_it_zooms_between_the_neighbours() -> None:
-    zoomed = zoomed_grid(GRID, AXES, at(1.0, 2.0, -1.0))
+    zoomed = GRID.zoomed(GRID, (1.0, 2.0, -1.0))
     assert zoomed.scales == pytest.approx((10**-0.5, 1.0, 10**0.5))
     assert zoomed.powers == pytest.approx((1.75, 2.5, 3.25))
     assert zoomed.biases == pytest.approx((-1.5, -1.0, -0.5))
@@ -63,7 +53,7 @@ def test_inside_the_grid_it_zooms_between_the_neighbours() -> None:
 
 
 def test_on_the_edge_it_goes_beyond() -> None:
-    high, low = (zoomed_grid(GRID, AXES, best) for best in (at(10.0, 4.0, 0.0), at(0.1, 1.0, -2.0)))
+    high, low = (GRID.zoomed(GRID, best) for best in ((10.0, 4.0, 0.0), (0.1, 1.0, -2.0)))
     assert max(high.scales) == pytest.approx(10**1.5)
     assert max(high.powers) == pytest.approx(5.0)
     assert max(high.biases) == pytest.approx(0.5)
@@ -74,16 +64,16 @@ def test_on_the_edge_it_goes_beyond() -> None:
 
 def test_an_axis_of_one_value_stays() -> None:
     grid = replace(GRID, powers=(3.0,))
-    assert zoomed_grid(grid, Axes(grid.scales, (3.0,), grid.biases), at(1.0, 3.0, -1.0)).powers == (3.0,)
+    assert grid.zoomed(grid, (1.0, 3.0, -1.0)).powers == (3.0,)
 
 
 @pytest.mark.parametrize("n_refine", [0, 1, 6])
 def test_rounds_go_on_while_the_objective_improves(n_refine: int) -> None:
-    exploration = explored(GridRounds(GRID, BETA, n_refine), GELU)
-    rounds = [part.subgrid.round for part in exploration.parts]
+    exploration = explored(GridRefinements(GRID, BETA, n_refine), GELU)
+    rounds = [part.grid.refinement for part in exploration.parts]
     assert rounds == list(range(len(rounds)))
     assert len(rounds) <= n_refine + 1
-    counts = [chosen(exploration.before(i + 1)).candidate.objective_count for i in rounds]
+    counts = [chosen(exploration.before(i + 1)).objective_count for i in rounds]
     assert counts == sorted(counts)
     assert all(a < b for a, b in itertools.pairwise(counts[:-1]))
     if 0 < len(rounds) - 1 < n_refine:
@@ -94,39 +84,39 @@ def test_rounds_go_on_while_the_objective_improves(n_refine: int) -> None:
 
 
 def test_every_round_has_every_beta_and_the_size_of_the_grid() -> None:
-    for part in explored(GridRounds(GRID, BETA, 2), GELU).parts:
-        assert part.selection.objectives.shape == GRID.shape
-        assert part.selection.betas == GRID.betas
+    for part in explored(GridRefinements(GRID, BETA, 2), GELU).parts:
+        assert part.objectives.shape == GRID.shape
+        assert part.betas == GRID.betas
 
 
 def test_the_choice_is_the_best_over_all_clamps_and_widths() -> None:
     pairs: tuple[Pair, ...] = (("gelu", None), ("linear", None), ("gelu", 4))
-    exploration = explored(GridRounds(GRID, BETA, 0), pairs)
-    counts = [part.selection.for_beta(BETA).objective_count for part in exploration.parts]
+    exploration = explored(GridRefinements(GRID, BETA, 0), pairs)
+    counts = [part.for_beta(BETA).objective_count for part in exploration.parts]
     assert len(set(counts)) > 1
-    assert chosen(exploration).candidate.objective_count == max(counts)
-    assert chosen(exploration).part.subgrid.pair == pairs[counts.index(max(counts))]
+    assert chosen(exploration).objective_count == max(counts)
+    assert (chosen(exploration).clamp, chosen(exploration).ln_k) == pairs[counts.index(max(counts))]
 
 
 def test_ties_prefer_the_pair_that_comes_first() -> None:
     """A width of all 10 classes is the default one under another name: every score is the same."""
     for pairs in ((("gelu", None), ("gelu", 10)), (("gelu", 10), ("gelu", None))):
-        assert chosen(explored(GridRounds(GRID, BETA, 0), pairs)).part.subgrid.pair == pairs[0]  # type: ignore[arg-type]
+        assert chosen(explored(GridRefinements(GRID, BETA, 0), pairs)).ln_k == pairs[0][1]
 
 
 def test_the_edge_is_that_of_all_rounds() -> None:
-    exploration = explored(GridRounds(GRID, BETA, 3), GELU)
-    axes = exploration.axes(GELU[0])
+    exploration = explored(GridRefinements(GRID, BETA, 3), GELU)
+    tried = exploration.tried(GELU[0])
     for beta in GRID.betas:
         found = exploration.choice(beta)
         assert found is not None
-        assert found.candidate.on_grid_edge == axes.on_edge_at(found.candidate)
-    assert axes.scales[0] <= 0.1
-    assert len(axes.scales) > 3
+        assert found.on_grid_edge == tried.on_edge(found.at)
+    assert tried.scales[0] <= 0.1
+    assert len(tried.scales) > 3
 
 
 def test_remarks_name_the_whole_search() -> None:
     saturated = replace(GRID, scales=(1.0, 1e6))
-    notes = explored(GridRounds(saturated, BETA, 0), GELU).notes([BETA])
+    notes = explored(GridRefinements(saturated, BETA, 0), GELU).notes([BETA])
     assert any(note.endswith("float32 could not carry their logits, cutoff or 1 - alpha.") for note in notes)
     assert all(note.startswith(f"beta {BETA}:") for note in notes[1:])

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixednuts_dist.mixing import screening
-from mixednuts_dist.mixing.transforms import Clamp
+from mixednuts_dist.mixing.clamps import Clamp
+from mixednuts_dist.selection import screening
+from mixednuts_dist.selection.kernel import Duels, Slab, Standing
 from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact
-from mixednuts_dist.selection.selection_kernel import Duels, Slab, Standing
 
 BETAS = (1, 0.99, 0.985, 0.97, 0.9, 0.5, 0)
 CLAMPS: list[Clamp] = ["gelu", "relu", "elu", "softplus", "linear"]

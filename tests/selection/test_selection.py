@@ -183,7 +183,7 @@ def test_saturated_candidates_are_excluded_and_counted() -> None:
     selection = select_parameters(attacked, wrong, scales=[0.1, 1e3], powers=[1, 4], biases=[0], betas=[0.5])
     saturated = selection.log_one_minus_cutoffs[0] < -24 * math.log(2)
     assert torch.equal(selection.undeployable[0], saturated)
-    assert 0 < selection.for_beta(0.5).n_undeployable == selection.n_undeployable < 4
+    assert 0 < selection.n_undeployable < 4
     assert any("left out" in note for note in selection.notes)
 
 
@@ -253,7 +253,7 @@ def test_the_surrogate_weight_is_algorithm_1_without_any_map() -> None:
         ({"powers": []}, "powers is empty"),
         ({"ln_k": 11}, r"ln_k=11 must be in \[2, K=10\]"),
         ({"ln_k": 1}, r"ln_k=1 must be in \[2, K=10\]: one logit has no variance"),
-        ({"clamp": "tanh"}, "clamp='tanh' is not known; valid clamps: gelu, relu, elu, softplus, linear"),
+        ({"clamp": "tanh"}, "clamp 'tanh' is not known. Valid names: gelu, relu, elu, softplus, linear"),
     ],
 )
 def test_bad_settings_are_errors_with_the_value(change: dict[str, object], message: str) -> None:

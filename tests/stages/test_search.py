@@ -9,8 +9,7 @@ import pytest
 
 from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.errors import ConfigError
-from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.prediction import mixed_clean_correct
+from mixednuts_dist.mixing.closed_forms import mixed_clean_correct
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import SearchResult
@@ -55,16 +54,17 @@ def assert_best(result: SearchResult, rows: list[dict[str, Any]]) -> None:
 def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, ray_session: Any) -> None:
     config = configured(**SEVERAL)
     result, rows = search.run(config, session=ray_session), candidates(config)
-    pairs = {(row["clamp"], row["ln_k"]) for row in rows if row["round"] == 0}
+    pairs = {(row["clamp"], row["ln_k"]) for row in rows if row["refinement"] == 0}
     assert pairs == {("gelu", None), ("gelu", 5), ("relu", None), ("relu", 5)}
-    assert {row["round"] for row in rows} == {0, 1}
+    assert {row["refinement"] for row in rows} == {0, 1}
     assert len(rows) == result.n_candidates * 3 == 5 * 8 * 3
     assert_best(result, rows)
     shown = search.read_candidates(reopen_run(config), config.search.beta)
     deployed = result.deployed()
     assert len(shown) == 8
     assert all(
-        (row["clamp"], row["ln_k"], row["round"]) == (result.clamp, result.ln_k, deployed.round) for row in shown
+        (row["clamp"], row["ln_k"], row["refinement"]) == (result.clamp, result.ln_k, deployed.refinement)
+        for row in shown
     )
 
 
@@ -84,15 +84,12 @@ def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
     opened = reopen_run(config)
     rows = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
     for entry in result.entries:
-        transform = LogitTransform(entry.scale, entry.power, entry.bias, entry.clamp, entry.ln_k)
         std_pred = rows.std_clean_NK.argmax(dim=1)
-        right = mixed_clean_correct(
-            rows.rob_clean_NK, rows.labels_N, std_pred, transform, entry.alpha, entry.one_minus_alpha
-        )
+        right = mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, std_pred, entry.mixture())
         assert int(right.sum()) == entry.clean_correct
         for correct, (low, high) in (
             (entry.clean_correct, entry.clean_interval),
-            (entry.robust_correct_bound, entry.robust_interval),
+            (entry.kept_predicted, entry.kept_interval),
         ):
             assert 0 <= low <= correct / entry.total <= high <= 1
 

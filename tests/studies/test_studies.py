@@ -196,7 +196,7 @@ def test_all_images_drawn_are_the_run_itself(bench: Bench) -> None:
     chosen = bench.search.deployed()
     assert first[0] == "24"
     assert first[1:4] == pytest.approx((100 * chosen.clean_correct / 24,) * 3)
-    assert first[4:7] == pytest.approx((100 * chosen.robust_correct_bound / 24,) * 3)
+    assert first[4:7] == pytest.approx((100 * chosen.kept_predicted / 24,) * 3)
     assert first[7] == pytest.approx(0)
 
 

@@ -1,0 +1,220 @@
+"""What an attack is: phases that an image walks through, and one step for many images at a time.
+
+To add one, register a subclass of `Attack` in a file of its own, in this folder or anywhere else (then name the file in
+the configuration: `extensions: [my_attack.py]`)::
+
+    @dataclass
+    class NoiseState(SlotArrays):
+        x: Tensor     # every field is a tensor whose first axis is the slot
+        x_new: Tensor
+        left: Tensor
+
+    @ATTACKS("noise", describes="uniform noise, 10 draws", options=())
+    class Noise(Attack):
+        takes_gradient = False
+
+        @staticmethod
+        def passes(budget, n_classes):
+            return 10, 0
+
+        def state(self, like):
+            return NoiseState(torch.zeros_like(like), torch.zeros_like(like), like.new_zeros(len(like)))
+
+        def begin(self, state, slots, arrivals):
+            state.x[slots], state.left[slots] = arrivals.x, 10.0
+
+        def propose(self, state):
+            torch.rand(state.x.shape, out=state.x_new)
+            return project(state.x_new, state.x, self.setting.threat)
+
+        def absorb(self, state, x_new, seen):
+            state.left -= 1
+            return state.left <= 0
+
+The engine does the rest. Each round it calls, for all slots of a lane at once,
+
+    x_new = propose(state)                        where each slot wants to be evaluated
+    outputs = model(x_new)                        one forward of the run's batch shape
+    objective(state, outputs), its gradient       one backward, only with `takes_gradient`
+    done = absorb(state, x_new, seen)             which slots have ended their phase
+
+It keeps the point with the smallest margin of each slot, has it verified in float32 as the phase ends or as soon as it
+fools, counts passes, sets slots aside when memory ends and goes on with them later, and seats the next image.
+
+What an attack may rely on and has to keep:
+- Slots are independent: nothing computed for one may depend on another slot or on how many there are. Free slots hold
+  old values and are computed along. Random numbers come from `keyed_generator(seed, attack, restart, sample_id, ...)`.
+- `propose` may be called again with the same state after memory ran out, so it changes nothing but its own output. The
+  tensor that it returns may be an array of the state; the engine reads it until `absorb` returns. The points lie in the
+  ball and in [0, 1]; an attack that also searches outside of the ball (FAB) says so with `stays_inside = False`, and
+  the engine keeps only what lies inside.
+- `absorb` writes in place and asks nothing of the device (`bool(tensor)`, `nonzero`, `.cpu()`), so that a GPU never
+  waits for the host; on a CPU such shortcuts are free (`losses.anyone`). A slot that has ended may be stepped once more
+  before it is emptied; what it then does is ignored.
+
+Shapes: S slots, images of C x H x W, K classes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..threat import ThreatModel
+from .budget import AttackBudget
+from .gradient_model import Outputs
+from .projections import random_start
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an attack is made for."""
+
+    threat: ThreatModel
+    budget: AttackBudget
+    n_classes: int
+    seed: int = 0
+    model: Any = None  # the attacked classifier; the joint attack reads the weights of a `MixedClassifier`
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of some images as a phase is about to begin, on the host; one entry an image."""
+
+    margin: Tensor  # float64, the smallest signed margin so far, in float32 arithmetic
+    clean_margin: Tensor  # float64, on the clean image
+    gained: Tensor  # float64, by how much the phase before lowered the margin
+    targets: Tensor  # int64, the class of the phase's target; the label where it has none
+    rows: Tensor  # int64, where the image is in `notes`
+    notes: dict[str, Tensor]  # what attacks have noted of the verified points, one row an image
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One run of an attack on one image: for instance against one target. A plan is a list of these."""
+
+    attack: str  # the registered name, under which it is recorded who breaks
+    name: str  # of this phase; with seed, restart and sample id the key of its random numbers
+    stepper: "Attack"
+    target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
+    restart: int = 0
+    in_float32: bool = False  # gradients in float32 whatever the arithmetic
+    wanted: Callable[[Known], Tensor] | None = None  # (n,) bool, on the host: who takes the phase; all by default
+
+
+@dataclass
+class Arrivals:
+    """Images that take a seat; each field has one entry an image, in the order of the slots."""
+
+    phases: Sequence[Any]  # the attack's own phases, of the type that it made
+    x: Tensor  # clean images
+    best: Tensor  # the points with the smallest verified margins so far; the clean image where there is none
+    labels: Tensor
+    targets: Tensor  # classes; the label where the phase has no target
+    names: Sequence[str]  # `Phase.name` with the target's rank on the clean image in place of "{rank}"
+    sample_ids: Sequence[int]
+
+    def random_start(self, setting: Setting) -> Tensor:
+        """AutoAttack's random start, keyed by (seed, phase, restart, sample id)."""
+        keys = [
+            (setting.seed, name, phase.restart, sample_id)
+            for name, phase, sample_id in zip(self.names, self.phases, self.sample_ids, strict=True)
+        ]
+        return random_start(self.x, keys, setting.threat)
+
+
+@dataclass
+class Seen:
+    """What a pass has shown, one row a slot; on the device, without a graph."""
+
+    logits: Tensor  # (S, K) the attacked classifier's own, in the arithmetic of the pass
+    labels: Tensor
+    targets: Tensor  # the label where the phase has no target
+    log_gap: Tensor  # (S,) float64, log(1 - signed margin) of `logits`
+    wrong: Tensor  # (S,) bool, whether the class is not the label
+    objective: Tensor  # (S,) of `Attack.objective`; empty without gradients
+    grad: Tensor  # (S, C, H, W) its gradient; empty without. Copy what is to be kept: its memory is used again
+
+
+class SlotArrays:
+    """Base of an attack's state: every attribute is a tensor whose first axis is the slot.
+
+    Attributes may be exchanged for others of the same shape (two buffers that change places).
+    """
+
+    def take(self, index: Tensor) -> dict[str, Tensor]:
+        """Copies of the rows of `index`."""
+        return {name: values[index] for name, values in vars(self).items()}
+
+    def put(self, index: Tensor, rows: dict[str, Tensor]) -> None:
+        """Write rows that `take` gave."""
+        for name, values in vars(self).items():
+            values[index] = rows[name]
+
+    def resize(self, index: Tensor, n_slots: int) -> None:
+        """Keep the rows of `index`, in that order, and have `n_slots` rows; the others hold old values."""
+        for name, values in vars(self).items():
+            if n_slots <= len(values):
+                values[: len(index)] = values[index]
+                setattr(self, name, values[:n_slots])
+            else:
+                larger = values.new_zeros(n_slots, *values.shape[1:])
+                larger[: len(index)] = values[index]
+                setattr(self, name, larger)
+
+
+class Attack:
+    """Base class of all attacks; see the module's text for what is to be written and what may be relied on."""
+
+    name: ClassVar[str] = ""  # the registered one; `make` sets it
+    takes_gradient: ClassVar[bool] = True
+    stays_inside: ClassVar[bool] = True  # every point that `propose` returns is in the ball
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    @staticmethod
+    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+        """(forward, backward) passes of an image that survives, the verifications left out."""
+        raise NotImplementedError
+
+    @property
+    def lane(self) -> str:
+        """Phases whose steppers agree here share slots, and the first one's `propose` and `absorb` serve all."""
+        return f"{type(self).__module__}.{type(self).__qualname__}"
+
+    def phases(self) -> Sequence[Phase]:
+        """What an image walks through, in order; a single untargeted phase by default."""
+        return [Phase(self.name, self.name, self)]
+
+    def state(self, like_SCHW: Tensor) -> SlotArrays:
+        """The arrays of as many slots as `like_SCHW` has rows, of its image shape, dtype and device."""
+        raise NotImplementedError
+
+    def begin(self, state: Any, slots: Tensor, arrivals: Arrivals) -> None:
+        """Write the rows `slots` anew for images that begin a phase."""
+        raise NotImplementedError
+
+    def propose(self, state: Any) -> Tensor:
+        """(S, C, H, W) in [0, 1]: the points to evaluate."""
+        raise NotImplementedError
+
+    def objective(self, state: Any, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+        """(S,) with a graph: what gradients are taken of. Only called with `takes_gradient`."""
+        raise NotImplementedError
+
+    def absorb(self, state: Any, x_new: Tensor, seen: Seen) -> Tensor:
+        """Take in what the pass has shown; returns (S,) bool on the device: whose phase has ended."""
+        raise NotImplementedError
+
+
+def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor) -> None:
+    """`kept[chosen] = new[chosen]` in place, for a mask over the slots; without asking an accelerator anything."""
+    if kept.device.type == "cpu":
+        index = chosen.nonzero().squeeze(1)
+        if len(index):
+            kept.index_copy_(0, index, new.index_select(0, index))
+    else:
+        torch.where(chosen.view(-1, *[1] * (kept.dim() - 1)), new, kept, out=kept)

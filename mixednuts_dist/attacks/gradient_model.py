@@ -1,0 +1,127 @@
+"""What an attack passes images through: the classifier itself, or fast copies of its networks.
+
+For one classifier the logits that gradients are taken of are its own. Against the mixed classifier they may differ
+(paper, appendix B.2): gradients are those of the surrogate f_aux, and only the mixture decides whether an image is
+broken. With an `Arithmetic` the passes go through fast copies; what they show of the classifier is an estimate that the
+float32 judge has to verify.
+
+Shapes: B images of C x H x W, K classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..acceleration.arithmetic import Arithmetic, tf32_allowed
+from ..errors import InvalidInputError
+from ..mixing.classifier import MixedClassifier
+
+AttackMode = Literal["transfer", "bypass"]
+
+
+class Outputs:
+    """What one forward pass gives, each computed when it is asked for; `model_logits` never has a graph."""
+
+    def __init__(self, logits_BK: Tensor) -> None:
+        self.logits = logits_BK  # gradients are taken of these
+        self.model_logits = logits_BK.detach()  # the attacked classifier's own
+
+
+class MixedOutputs(Outputs):
+    """The same of a mixture: beside f_aux and f_mix the logits of which both are made."""
+
+    def __init__(self, mixed: MixedClassifier, mode: AttackMode, std_BK: Tensor, rob_BK: Tensor) -> None:
+        self._mixed, self._mode = mixed, mode
+        self.std_logits, self.rob_logits = std_BK, rob_BK
+
+    @cached_property
+    def logits(self) -> Tensor:  # type: ignore[override]
+        """f_aux; in bypass mode with the value of f_mix."""
+        surrogate_BK = self._mixed.surrogate_of(self.std_logits, self.rob_logits)
+        if self._mode == "transfer":
+            return surrogate_BK
+        # The value of the second term is exactly 0, so the sum has f_mix's value, and f_aux's gradient.
+        return self.model_logits + (surrogate_BK - surrogate_BK.detach())
+
+    @cached_property
+    def model_logits(self) -> Tensor:  # type: ignore[override]
+        """f_mix."""
+        with torch.no_grad():
+            return self._mixed.mix_logits(self.std_logits, self.rob_logits)
+
+    @cached_property
+    def mapped_logits(self) -> Tensor:
+        """Rob's logits behind the transformation, float64."""
+        mapped_BK: Tensor = self._mixed.transform(self.rob_logits.double())
+        return mapped_BK
+
+
+@dataclass(frozen=True)
+class GradientModel:
+    """Passes through one set of networks."""
+
+    run: Callable[[Tensor], Outputs]  # with or without a graph, as autograd is set
+    tf32: bool = False
+    compiled: bool = False
+
+    def probe(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """All that a pass gives, logits and an input gradient, to compare shapes by their bits."""
+        with tf32_allowed(self.tf32), torch.enable_grad():
+            x_BCHW = x_BCHW.detach().clone().requires_grad_()
+            outputs = self.run(x_BCHW)
+            # Cross-entropy towards one class: its gradient passes through every logit with a different weight.
+            loss = outputs.logits.logsumexp(dim=1).sum() - outputs.logits[:, 0].sum()
+            return outputs.model_logits, input_gradient(loss, x_BCHW)
+
+
+@dataclass(frozen=True)
+class AttackedModel:
+    """A classifier under attack."""
+
+    model: Callable[[Tensor], Tensor]  # itself: what the judge asks; images (B, C, H, W) -> logits (B, K)
+    fast: GradientModel  # what the attacks' passes go through
+    float32: GradientModel | None = None  # for the last steps, where `fast` computes below float32
+
+    @classmethod
+    def of(
+        cls,
+        model: Callable[[Tensor], Tensor],
+        *,
+        arithmetic: Arithmetic | None = None,
+        like_BCHW: Tensor | None = None,
+        mode: AttackMode = "transfer",
+    ) -> "AttackedModel":
+        """Any classifier; a `MixedClassifier` is attacked through its surrogate, as `mode` says.
+
+        An `arithmetic` makes fast copies, and tries them on some of the images `like_BCHW`.
+        """
+        if mode not in get_args(AttackMode):
+            raise InvalidInputError(
+                f"mode={mode!r} is not an attack mode; valid modes: {', '.join(get_args(AttackMode))}"
+            )
+        if arithmetic is None:
+            return cls(model, GradientModel(_passes_through(model, mode)))
+        if like_BCHW is None:
+            raise InvalidInputError("an arithmetic needs images to try its copies of the networks on: give like_BCHW")
+        copied = arithmetic.copy_of(model, like_BCHW)
+        fast = GradientModel(_passes_through(copied.model, mode), copied.tf32, arithmetic.compile)
+        finer = GradientModel(_passes_through(copied.finer, mode)) if copied.coarse else None
+        return cls(model, fast, finer)
+
+
+def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]:
+    if not isinstance(model, MixedClassifier):
+        return lambda x_BCHW: Outputs(model(x_BCHW))
+    return lambda x_BCHW: MixedOutputs(model, mode, model.std(x_BCHW), model.rob(x_BCHW))
+
+
+def input_gradient(values: Tensor, x_BCHW: Tensor) -> Tensor:
+    """The gradient of the sum of `values`; zero where they do not depend on the images in autograd's eyes."""
+    if not values.requires_grad:
+        return torch.zeros_like(x_BCHW)
+    (grad_BCHW,) = torch.autograd.grad(values.sum(), x_BCHW, allow_unused=True)
+    return torch.zeros_like(x_BCHW) if grad_BCHW is None else grad_BCHW

@@ -1,0 +1,83 @@
+"""The one judge: everything that is stored or called broken is its verdict.
+
+It asks the classifier itself in float32, with TF32 off, in the run's one batch shape, and goes on with half of the rows
+when memory runs out. Margins are computed from its logits in float64, on the host.
+
+Shapes: B images of C x H x W, K classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..acceleration.arithmetic import tf32_allowed
+from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape
+from ..errors import InvalidInputError
+from ..mixing.margins import log_one_minus_signed_margin
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The judge's word on some images, on the host."""
+
+    logits: Tensor  # (B, K) float32
+    log_gap: Tensor  # (B,) float64, log(1 - signed margin): the larger, the smaller the margin
+    wrong: Tensor  # (B,) bool, the class is not the label
+
+    @property
+    def margin(self) -> Tensor:
+        """(B,) float64, p_y - max_{j != y} p_j."""
+        return -torch.expm1(self.log_gap)
+
+
+class Judge:
+    """Verdicts on images of one classifier.
+
+    Example:
+        >>> judge = Judge(lambda x: x.flatten(1)[:, :3], BatchShape(8))
+        >>> judge.verdicts(torch.tensor([0.1, 0.9, 0.2]).view(1, 3, 1, 1), torch.tensor([1])).wrong
+        tensor([False])
+    """
+
+    def __init__(self, model: Callable[[Tensor], Tensor], shape: BatchShape) -> None:
+        self.model = model
+        self._passes = Passes(shape, lambda x_BCHW: (self._pass(x_BCHW),))
+
+    def logits(self, x_BCHW: Tensor) -> Tensor:
+        """The classifier's logits in float32, (B, K), where the images are.
+
+        Raises:
+            torch.OutOfMemoryError: where not even one image fits.
+        """
+        return in_one_shape(self._pass, x_BCHW, self._passes)
+
+    def verdicts(self, x_BCHW: Tensor, labels_B: Tensor) -> Verdicts:
+        """Whether each image is classified as its label, and with what margin."""
+        logits_BK, labels_B = self.logits(x_BCHW).cpu(), labels_B.cpu()
+        log_gap_B = log_one_minus_signed_margin(logits_BK, labels_B)
+        return Verdicts(logits_BK, log_gap_B, logits_BK.argmax(dim=1) != labels_B)
+
+    @torch.no_grad()
+    def _pass(self, x_BCHW: Tensor) -> Tensor:
+        with tf32_allowed(False):
+            return self.model(x_BCHW).float()
+
+
+def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:
+    """Refuse what no attack can work on, with the values."""
+    if x_BCHW.dim() != 4 or y_B.shape != x_BCHW.shape[:1]:
+        raise InvalidInputError(
+            f"images of shape {tuple(x_BCHW.shape)} and labels of shape {tuple(y_B.shape)} do not fit: "
+            "give images (B, C, H, W) and labels (B,)"
+        )
+    if not x_BCHW.is_floating_point():
+        raise InvalidInputError(f"images are {x_BCHW.dtype}; give float32 in [0, 1] (divide uint8 by 255)")
+    if not len(x_BCHW):
+        raise InvalidInputError("there is no image to attack: the batch is empty")
+    low, high = float(x_BCHW.min()), float(x_BCHW.max())
+    if not (low >= 0 and high <= 1):
+        raise InvalidInputError(
+            f"images range over [{low:g}, {high:g}]; give them in [0, 1], normalisation inside the model"
+        )

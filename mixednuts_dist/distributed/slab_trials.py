@@ -1,0 +1,98 @@
+"""The trials of the Ray Tune job: each scores one slab and leaves its file."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import torch
+from ray import tune
+from safetensors.torch import save
+
+from ..errors import MixedNutsError
+from ..selection.criteria import Criterion
+from ..selection.grid import Grid, Pair
+from ..selection.selection import score_candidates
+from ..storage.store import Store
+from .tuning import SearchInputs, SearchTask
+
+_QUIET = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
+_CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.execution.tune_controller")
+
+
+class SlabTrial(tune.Trainable):
+    """One step scores one slab; Tune reuses the process for the next one."""
+
+    def setup(
+        self,
+        config: dict[str, Any],
+        inputs: SearchInputs | None = None,
+        task: SearchTask | None = None,
+        slabs: Sequence[Grid] = (),
+    ) -> None:
+        assert inputs is not None
+        assert task is not None
+        torch.set_num_threads(1)
+        self.inputs, self.task, self.slabs = inputs, task, slabs
+        self.criteria: dict[Pair, Criterion] = {}
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Tune hands this process another slab."""
+        self.slab = self.slabs[int(new_config["slab"])]
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Score the slab, leave its file, and report its best count."""
+        if self.slab.pair not in self.criteria:
+            self.criteria = {self.slab.pair: self.inputs.criterion(self.task.criterion, *self.slab.pair)}
+        scored = self.criteria[self.slab.pair]
+        scores = score_candidates(scored, self.slab)
+        content = save({name: values.contiguous() for name, values in scores._asdict().items()})
+        Store(self.task.store_uri).write(self.task.path(self.slab), content)
+        best = scores.counts.max() if scored.maximised else scores.counts.min()
+        return {"count": int(best), "done": True}
+
+
+def run_trials(inputs: "ray.ObjectRef[SearchInputs]", task: SearchTask, slabs: Sequence[Grid]) -> None:
+    """Score each slab in a trial of its own and leave its file.
+
+    Raises:
+        MixedNutsError: where a trial failed, with its error.
+    """
+    trial = tune.with_parameters(SlabTrial, inputs=inputs, task=task, slabs=slabs)
+    with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder, _quiet():
+        tuner = tune.Tuner(
+            tune.with_resources(trial, {"cpu": 1}),
+            param_space={"slab": tune.grid_search(list(range(len(slabs))))},
+            tune_config=tune.TuneConfig(reuse_actors=True),
+            run_config=tune.RunConfig(
+                name="search",
+                storage_path=folder,
+                verbose=0,
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            ),
+        )
+        errors = tuner.fit().errors
+    if errors:
+        raise MixedNutsError(f"{len(errors)} of {len(slabs)} search trials failed; the first: {errors[0]}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Tune without its banner, its tables and its complaint that the loggers, which nobody reads, are off."""
+    before = {name: logging.getLogger(name).level for name in _CHATTY}
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    added = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,102 @@
+"""The clamping functions of the nonlinear transformation (paper, section 4.2); each registers itself.
+
+A clamp maps a float64 tensor elementwise. It never falls, or it falls up to one point and rises from there
+(`turns_at=`); the search relies on it: over an interval its maximum is then at one end, and its minimum at an end or
+at that point. `clamp_shape` checks the claim on a sample. Each function is written so that small values keep their
+relative precision, because the power that follows would magnify the loss.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInputError
+from ..register import CLAMPS
+
+Clamp = str  # the name of a registered clamp
+
+_SAMPLE = (-60.0, 60.0, 4001)  # shifted LayerNormed logits stay within sqrt(K) + |c|
+_ROUNDING = 1e-12
+
+
+@CLAMPS(
+    "gelu", describes="u Phi(u), the paper's; falls below -0.75, where it turns", turns_at=-0.7517915246935645, order=1
+)
+def gelu(u: Tensor) -> Tensor:
+    """`u Phi(u) = u erfc(-u / sqrt 2) / 2`; torch's own cancels below -5, where Phi is computed as a difference."""
+    survival: Tensor = torch.special.erfc(u * -math.sqrt(0.5))
+    return survival * (0.5 * u)
+
+
+@CLAMPS("relu", describes="max(u, 0)", order=2)
+def relu(u: Tensor) -> Tensor:
+    """`max(u, 0)`."""
+    return torch.relu(u)
+
+
+@CLAMPS("elu", describes="u above 0, e^u - 1 below", order=3)
+def elu(u: Tensor) -> Tensor:
+    """`u` above 0, `e^u - 1` below; the exponential never sees the large u that would overflow it."""
+    return torch.where(u > 0, u, torch.expm1(u.clamp_max(0)))
+
+
+@CLAMPS("softplus", describes="log(1 + e^u)", order=4)
+def softplus(u: Tensor) -> Tensor:
+    """`log(1 + e^u)`; torch's own is linear above 20."""
+    return torch.logaddexp(u, torch.zeros_like(u))
+
+
+@CLAMPS("linear", describes="u itself: no clamp", order=5)
+def linear(u: Tensor) -> Tensor:
+    """`u` itself."""
+    return u
+
+
+def clamp_logits(u: Tensor, clamp: Clamp) -> Tensor:
+    """The clamping function `clamp` of the shifted logits, elementwise, for any shape, in the dtype of `u`.
+
+    >>> clamp_logits(torch.tensor([-1.0, 0.0, 2.0]), "relu").tolist()
+    [0.0, 0.0, 2.0]
+    """
+    function: Callable[[Tensor], Tensor] = CLAMPS.get(clamp)
+    return function(u)
+
+
+@dataclass(frozen=True)
+class ClampShape:
+    """What bounds on a clamp need to know: where it turns from falling to rising, and its value there."""
+
+    turns_at: float | None = None  # None: it never falls
+    lowest: float = -math.inf  # a number just below the value at the turn
+
+
+@functools.cache
+def clamp_shape(clamp: Clamp) -> ClampShape:
+    """The shape of a registered clamp.
+
+    Raises:
+        InvalidInputError: for an unknown name, or a function that falls where its registration says that it rises.
+    """
+    CLAMPS.check(clamp)
+    turns_at = CLAMPS.entries()[clamp].facts.get("turns_at")
+    u = torch.linspace(*_SAMPLE, dtype=torch.float64)
+    values = clamp_logits(u, clamp)
+    steps, rounding = values.diff(), _ROUNDING * values.abs().max()
+    rises = torch.ones_like(steps, dtype=torch.bool) if turns_at is None else u[:-1] >= turns_at
+    falls = torch.zeros_like(rises) if turns_at is None else u[1:] <= turns_at
+    wrong = ~values.isfinite()[1:] | (rises & (steps < -rounding)) | (falls & (steps > rounding))
+    if bool(wrong.any()):
+        where = float(u[1:][wrong][0])
+        raise InvalidInputError(
+            f"clamp {clamp!r} near u = {where:.4g} is not finite or not monotone: a clamp rises everywhere, or falls "
+            "up to the one point that it registers as turns_at= and rises from there"
+        )
+    if turns_at is None:
+        return ClampShape()
+    lowest = float(clamp_logits(torch.tensor([turns_at], dtype=torch.float64), clamp))
+    # The function is flat at its turn: an error of 1e-5 in turns_at moves the value by about 1e-10.
+    return ClampShape(turns_at, lowest - 1e-9 * (1 + abs(lowest)))

@@ -1,0 +1,158 @@
+"""The candidates of Algorithm 1: every scale with every power and bias, for one clamp and one LayerNorm width."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from ..errors import InvalidInputError
+from ..mixing.clamps import Clamp
+
+Pair = tuple[Clamp, int | None]  # a clamp and a LayerNorm width
+AXES = (("scale", "scales"), ("power", "powers"), ("bias", "biases"))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every (scale, power, bias) to try, and the betas to answer for.
+
+    >>> Grid.checked(scales=[1, 2], powers=[3], biases=[0, -0.5], betas=[0.95]).shape
+    (1, 2, 1, 2)
+    """
+
+    scales: tuple[float, ...]
+    powers: tuple[float, ...]
+    biases: tuple[float, ...]
+    betas: tuple[float, ...] = ()
+    clamp: Clamp = "gelu"
+    ln_k: int | None = None
+    refinement: int = 0  # 0 for a configured grid, then the finer ones around what was found
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        scales: Iterable[float],
+        powers: Iterable[float],
+        biases: Iterable[float],
+        betas: Iterable[float],
+        clamp: Clamp = "gelu",
+        ln_k: int | None = None,
+    ) -> "Grid":
+        """The grid of these values.
+
+        Raises:
+            InvalidInputError: for an empty list, a scale or power that is not positive, a beta outside [0, 1].
+        """
+        lists = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
+        values: dict[str, Any] = {name: tuple(float(value) for value in axis) for name, axis in lists.items()}
+        grid = cls(**values, clamp=clamp, ln_k=ln_k)
+        for _, name in AXES:
+            _require_values(name, grid.axis(name), positive=name != "biases")
+        if not grid.betas:
+            raise InvalidInputError("betas is empty: give at least one share of rob's correct images to keep")
+        for beta in grid.betas:
+            require_beta(beta)
+        return grid
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(betas, scales, powers, biases): the shape of every array of a `Selection`."""
+        return len(self.betas), len(self.scales), len(self.powers), len(self.biases)
+
+    @property
+    def pair(self) -> Pair:
+        """The clamp and the LayerNorm width, which decide what a criterion measures."""
+        return self.clamp, self.ln_k
+
+    def axis(self, name: str) -> tuple[float, ...]:
+        """The values of "scales", "powers" or "biases"."""
+        values: tuple[float, ...] = getattr(self, name)
+        return values
+
+    def slabs(self) -> list["Grid"]:
+        """One grid a bias: all scales and powers there share the clamped logits."""
+        return [replace(self, biases=(bias,)) for bias in self.biases]
+
+    def on_edge(self, at: tuple[float, float, float]) -> tuple[str, ...]:
+        """Which of "scale", "power" and "bias" of a candidate lie at an end of their list of two values or more."""
+        return tuple(
+            name
+            for (name, axis), value in zip(AXES, at, strict=True)
+            if len(values := self.axis(axis)) > 1 and value in (min(values), max(values))
+        )
+
+    def merged(self, others: Iterable["Grid"]) -> "Grid":
+        """Every value of this grid and the others on each axis, ascending: what has been tried of one pair."""
+        grids = (self, *others)
+        tried: dict[str, Any] = {name: tuple(sorted({v for g in grids for v in g.axis(name)})) for _, name in AXES}
+        return replace(self, **tried)
+
+    def zoomed(self, tried: "Grid", at: tuple[float, float, float]) -> "Grid":
+        """A grid of this one's size between the values of `tried` beside `at`; beyond the edge where it lies on one."""
+        scale, power, bias = at
+        return replace(
+            self,
+            scales=_between(_neighbours(scale, tried.scales, ratio=True), len(self.scales), ratio=True),
+            powers=_between(_neighbours(power, tried.powers, positive=True), len(self.powers)),
+            biases=_between(_neighbours(bias, tried.biases), len(self.biases)),
+        )
+
+    def __iter__(self) -> Iterator[tuple[float, float, float]]:
+        """Every candidate, in the order of the arrays' last three dimensions."""
+        return ((s, p, c) for s in self.scales for p in self.powers for c in self.biases)
+
+
+def kept_images(beta: float, n_images: int) -> int:
+    """The smallest number of images that is a share of at least `beta`, exactly, and at least 1.
+
+    `beta` counts as the decimal that it prints as: 0.985 of 200 is 197, whatever its binary digits. beta = 0 constrains
+    nothing; one image is kept then, so that the cutoff is the largest margin that was seen.
+
+    >>> kept_images(0.985, 714)  # 703 of 714 would be a share of 0.98459
+    704
+    """
+    return max(1, math.ceil(Fraction(str(float(beta))) * n_images))
+
+
+def require_beta(beta: float) -> None:
+    """Raises InvalidInputError unless `beta` is in [0, 1]."""
+    if 0 <= beta <= 1:
+        return
+    hint = f"; it is a share, did you mean {float(Fraction(str(beta)) / 100)}?" if 1 < beta <= 100 else ""
+    raise InvalidInputError(f"beta={beta} must be in [0, 1]{hint}")
+
+
+def _require_values(name: str, values: tuple[float, ...], *, positive: bool) -> None:
+    if not values:
+        raise InvalidInputError(f"{name} is empty: give at least one candidate value")
+    for value in values:
+        if not math.isfinite(value) or (positive and value <= 0):
+            raise InvalidInputError(f"{name} contains {value}; every value must be {'positive and ' * positive}finite")
+
+
+def _neighbours(
+    value: float, tried: Sequence[float], *, ratio: bool = False, positive: bool = False
+) -> tuple[float, float]:
+    """The tried values below and above; where there is none, as far away as the other one."""
+    below = max((other for other in tried if other < value), default=None)
+    above = min((other for other in tried if other > value), default=None)
+    if above is None and below is None:
+        return value, value
+    if above is None and below is not None:
+        above = value * value / below if ratio else 2 * value - below
+    if below is None and above is not None:
+        below = value * value / above if ratio else 2 * value - above
+    low, high = (value if end is None else end for end in (below, above))
+    return (max(low, value / 2) if positive else low), high
+
+
+def _between(ends: tuple[float, float], count: int, *, ratio: bool = False) -> tuple[float, ...]:
+    """`count` values evenly spaced inside the interval, without its ends; its one value where it has no inside."""
+    low, high = ends
+    if low == high:
+        return (low,)
+    if ratio:
+        return tuple(math.exp(value) for value in _between((math.log(low), math.log(high)), count))
+    return tuple(low + (high - low) * i / (count + 1) for i in range(1, count + 1))
