@@ -24,6 +24,7 @@ from pydantic import (
 
 from .errors import ConfigError
 from .threat import Norm, ThreatModel
+from .uris import dataset_forms
 
 RESULTS_VERSION = 2  # part of every fingerprint: raised when the same configuration would give other rows
 
@@ -45,10 +46,7 @@ class _Section(BaseModel):
 class DataConfig(_Section):
     """Which images: a dataset URI and, if set, its first `n` images."""
 
-    uri: str = Field(
-        description="digits, cifar10[:ROOT], cifar100[:ROOT], imagenet:ROOT[?preprocess=BicubicRes256Crop224], "
-        "folder:ROOT[?preprocess=Res256Crop224], npz:FILE, parquet:URI"
-    )
+    uri: str = Field(description=", ".join(dataset_forms()))
     n: int | None = Field(default=None, gt=0, description="use the first n images; all by default")
 
 

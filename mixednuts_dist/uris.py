@@ -1,55 +1,39 @@
 """What a dataset or base classifier URI says, checked in milliseconds: no torch, weights or images are loaded.
 
-The two tuples of forms below are the only list of them; every error about an unknown form prints it.
+Which schemes there are, what their target is and which options they take, stands in the decorators of the registers
+`DATASETS` and `CLASSIFIERS`, one entry a scheme::
+
+    @DATASETS(
+        "stripes",
+        describes="striped images, for trying things out",
+        forms=("stripes:N[?seed=0]",),  # as messages show them
+        target="number",
+        options={"seed": ("number", "of the stripes")},
+    )
+    def open_stripes(uri: ResourceUri) -> Dataset: ...
+
+`target` and the kind of an option are one of the kinds of `_wrong_value`; an entry that says nothing takes any target
+and no option. Further facts: `any_option` (the options are keyword arguments of the user's function), `gradients=False`
+(a black box), `random_weights` (`weights=none` builds it without files), `image_shape` (C, H, W), `preprocess` (the
+default of that option), `downloads` (it has a function that says what is not on this machine: see `with_missing`).
 """
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from .errors import BaseClassifierError, DatasetError, MixedNutsError
+from .register import CLASSIFIERS, DATASETS, Entry, Register
 
-DATASET_FORMS = (
-    "digits",
-    "cifar10[:ROOT]",
-    "cifar100[:ROOT]",
-    "imagenet:ROOT[?preprocess=BicubicRes256Crop224]",
-    "folder:ROOT[?preprocess=Res256Crop224]",
-    "npz:FILE",
-    "parquet:URI",
-)
-CLASSIFIER_FORMS = (
-    "demo:std",
-    "demo:rob",
-    "robustbench:MODEL?dataset=cifar10&threat=Linf",
-    "torchvision:NAME?weights=...",
-    "timm:NAME[?checkpoint=FILE]",
-    "hf:ORG/NAME",
-    "py:package.module:factory",
-    "py:path/to/file.py:factory",
-)
-BLACK_BOX_FORMS = ("callable:package.module:function[#classes=K]", "http://HOST/PATH[#classes=K]", "https://...")
-
-DEMO_NAMES = ("std", "rob")
-ROBUSTBENCH_DATASETS = ("cifar10", "cifar100", "imagenet")
-ROBUSTBENCH_THREATS = ("Linf", "L2", "corruptions")
-IMAGENET_PREPROCESS = "Res256Crop224"
 PREPROCESS = re.compile(r"(?P<cubic>Bicubic)?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?")
+_KINDS = ("any", "nothing", "text", "number", "file", "folder", "factory", "repository", "host", "preprocess")
+_SHORT = 80  # characters of a value that a message shows
 
-_DATASET_OPTIONS: Mapping[str, Sequence[str]] = {"imagenet": ("preprocess",), "folder": ("preprocess",)}
-_CLASSIFIER_OPTIONS: Mapping[str, Sequence[str]] = {
-    "demo": (),
-    "robustbench": ("dataset", "threat", "part", "model_dir", "weights", "seed"),
-    "torchvision": ("weights", "checkpoint", "num_classes", "seed"),
-    "timm": ("weights", "checkpoint", "num_classes", "seed"),
-    "hf": ("num_classes",),
-}
-_CHOICES = {"dataset": ROBUSTBENCH_DATASETS, "threat": ROBUSTBENCH_THREATS, "part": ("std",)}
-_BLACK_BOX_SCHEMES = ("callable", "http", "https")
-_FACTORY_SCHEMES = ("py", "callable")
-_FOLDERS = ("imagenet", "folder")
+Opener = TypeVar("Opener", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -60,47 +44,83 @@ class ResourceUri:
     target: str
     options: tuple[tuple[str, str], ...] = ()
     fragment: str = ""
+    text: str = ""  # the whole of it, as written
 
     def option(self, key: str, default: str | None = None) -> str | None:
         """The value written for `key`."""
         return dict(self.options).get(key, default)
 
 
+@dataclass(frozen=True)
+class Missing:
+    """Something that a URI needs and this machine does not have."""
+
+    what: str  # "the weights of Carmon2019Unlabeled"
+    path: str  # where it is looked for
+    command: str  # how to get it
+    url: str = ""  # where `storage.download` gets it; empty where nobody can say
+    sha256: str = ""  # of the file, or its first digits, where the source publishes them
+    by_itself: bool = False  # the library downloads it at its first use, given a network
+
+
+def with_missing(find: Callable[[ResourceUri], Iterable[Missing]]) -> Callable[[Opener], Opener]:
+    """Give an opener the function that lists what it lacks; its entry says `downloads=True`.
+
+    The module of such an entry imports torch only inside of its functions, so that `missing_inputs` is quick.
+    """
+
+    def mark(opener: Opener) -> Opener:
+        opener.missing = find  # type: ignore[attr-defined]
+        return opener
+
+    return mark
+
+
 def parse_uri(uri: str) -> ResourceUri:
     """Split a URI; a missing target is empty. Only black boxes have a fragment: a path may hold a `#`."""
-    scheme, fragment = uri.partition(":")[0], ""
-    if scheme in _BLACK_BOX_SCHEMES:
+    scheme, fragment, text = uri.partition(":")[0], "", uri
+    if _fact(CLASSIFIERS, scheme, "gradients") is False:
         uri, _, fragment = uri.partition("#")
     address, _, query = uri.partition("?")
     scheme, _, target = address.partition(":")
-    return ResourceUri(scheme, target, tuple(parse_qsl(query, keep_blank_values=True)), fragment)
+    return ResourceUri(scheme, target, tuple(parse_qsl(query, keep_blank_values=True)), fragment, text)
 
 
 def is_black_box(uri: str) -> bool:
     """Whether the classifier answers without gradients: a service or a plain function."""
-    return parse_uri(uri).scheme in _BLACK_BOX_SCHEMES
+    return _fact(CLASSIFIERS, uri.partition(":")[0], "gradients") is False
 
 
 def without_weights(uri: str) -> str | None:
     """The same classifier of a library with random weights; None for the forms that cannot be had without theirs."""
     parsed = parse_uri(uri)
-    if parsed.scheme not in ("robustbench", "torchvision", "timm"):
+    if not _fact(CLASSIFIERS, parsed.scheme, "random_weights"):
         return None
-    kept = [(key, value) for key, value in parsed.options if key not in ("weights", "checkpoint")]
+    kept = [(key, value) for key, value in parsed.options if key not in ("weights", "checkpoint", "pretrained")]
     return f"{parsed.scheme}:{parsed.target}?{urlencode([*kept, ('weights', 'none')])}"
 
 
 def known_image_shape(uri: str) -> tuple[int, int, int] | None:
     """(C, H, W) where the URI alone decides it, whether or not the images are at hand."""
     parsed = parse_uri(uri)
-    if parsed.scheme == "digits":
-        return 1, 8, 8
-    if parsed.scheme in ("cifar10", "cifar100"):
-        return 3, 32, 32
-    default = IMAGENET_PREPROCESS if parsed.scheme == "imagenet" else ""
-    match = PREPROCESS.fullmatch(parsed.option("preprocess") or default)
+    shape: tuple[int, int, int] | None = _fact(DATASETS, parsed.scheme, "image_shape")
+    if shape:
+        return shape
+    match = PREPROCESS.fullmatch(parsed.option("preprocess") or _fact(DATASETS, parsed.scheme, "preprocess") or "")
     side = match and (match["crop"] or match["resize"])
     return (3, int(side), int(side)) if side else None
+
+
+def dataset_forms() -> tuple[str, ...]:
+    """Every valid form of `data.uri`, those of extensions included."""
+    return tuple(form for entry in DATASETS.entries().values() for form in _forms(entry))
+
+
+def classifier_forms(*, black_boxes: bool = True) -> tuple[str, ...]:
+    """Every valid form of `std`, and without black boxes of `rob`."""
+    entries = CLASSIFIERS.entries().values()
+    kept = (entry for entry in entries if black_boxes or entry.facts.get("gradients", True))
+    return tuple(form for entry in kept for form in _forms(entry))
 
 
 def check_uris(*, data: str, std: str | None, rob: str) -> None:
@@ -117,17 +137,7 @@ def check_dataset_uri(uri: str) -> None:
     Raises:
         DatasetError: for an unknown form (the valid ones are listed) or option, a missing file or folder.
     """
-    parsed = parse_uri(uri)
-    if parsed.scheme not in _schemes(DATASET_FORMS):
-        raise _unknown(DatasetError, "data.uri", uri, DATASET_FORMS)
-    if not parsed.target and parsed.scheme in (*_FOLDERS, "npz", "parquet"):
-        raise _unknown(DatasetError, "data.uri", uri, _forms_of(parsed.scheme, DATASET_FORMS))
-    _check_options(DatasetError, "data.uri", uri, parsed, _DATASET_OPTIONS.get(parsed.scheme, ()))
-    if parsed.scheme == "npz" and not Path(parsed.target).is_file():
-        raise DatasetError(f"data.uri={uri!r}: there is no file {Path(parsed.target).absolute()}")
-    if parsed.scheme in _FOLDERS and not Path(parsed.target).is_dir():
-        raise DatasetError(f"data.uri={uri!r}: there is no folder {Path(parsed.target).absolute()}")
-    _check_preprocess(uri, parsed.option("preprocess"))
+    _check_uri(uri, "data.uri", DATASETS, dataset_forms(), DatasetError)
 
 
 def check_classifier_uri(uri: str, role: str) -> None:
@@ -137,22 +147,33 @@ def check_classifier_uri(uri: str, role: str) -> None:
         BaseClassifierError: for an unknown form (the valid ones are listed) or option, a missing file or name, or a
             black box as rob, whose gradients the attacks need.
     """
-    parsed = parse_uri(uri)
-    valid = CLASSIFIER_FORMS if role == "rob" else CLASSIFIER_FORMS + BLACK_BOX_FORMS
-    if parsed.scheme not in _schemes(CLASSIFIER_FORMS + BLACK_BOX_FORMS):
-        raise _unknown(BaseClassifierError, role, uri, valid)
     if role == "rob" and is_black_box(uri):
         raise BaseClassifierError(
-            f"rob={uri!r} is a black box, but the minimum-margin attack needs rob's gradients; only std may be one. "
-            f"Valid forms of rob: {', '.join(CLASSIFIER_FORMS)}"
+            f"rob={_short(uri)!r} is a black box, but the minimum-margin attack needs rob's gradients; only std may be "
+            f"one. Valid forms of rob: {', '.join(classifier_forms(black_boxes=False))}"
         )
-    allowed = _CLASSIFIER_OPTIONS.get(parsed.scheme)
-    if allowed is not None:
-        _check_options(BaseClassifierError, role, uri, parsed, allowed)
-    _check_target(uri, role, parsed)
-    checkpoint = parsed.option("checkpoint") if parsed.scheme in ("timm", "torchvision") else None
-    if checkpoint is not None and not Path(checkpoint).is_file():
-        raise BaseClassifierError(f"{role}={uri!r}: there is no checkpoint {Path(checkpoint).absolute()}")
+    _check_uri(uri, role, CLASSIFIERS, classifier_forms(black_boxes=role != "rob"), BaseClassifierError)
+
+
+def missing_inputs(*, data: str, std: str | None, rob: str) -> list[tuple[str, Missing]]:
+    """(key of the configuration, what it lacks) of everything that is not on this machine; torch is not imported.
+
+    Raises:
+        DatasetError, BaseClassifierError: for URIs that no file could make right; as in the checks above.
+    """
+    found: list[tuple[str, Missing]] = []
+    wanted = (("data.uri", data, DATASETS), ("std", std, CLASSIFIERS), ("rob", rob, CLASSIFIERS))
+    for key, uri, register in wanted:
+        if uri is None:
+            continue
+        parsed = parse_uri(uri)
+        lacking = list(_lacking_files(parsed, register.entries().get(parsed.scheme)))
+        if not lacking:
+            check_dataset_uri(uri) if register is DATASETS else check_classifier_uri(uri, key)
+            if _fact(register, parsed.scheme, "downloads"):
+                lacking = list(register.get(parsed.scheme).missing(parsed))
+        found += [(key, item) for item in lacking]
+    return found
 
 
 def split_factory(target: str) -> tuple[str, str]:
@@ -161,62 +182,119 @@ def split_factory(target: str) -> tuple[str, str]:
     return module, factory
 
 
-def _check_target(uri: str, role: str, parsed: ResourceUri) -> None:
-    """What follows the scheme: a demo's name, a factory, a host, a model's name."""
-    scheme, target = parsed.scheme, parsed.target
-    forms = _forms_of(scheme, CLASSIFIER_FORMS + BLACK_BOX_FORMS)
-    if scheme == "demo" and target not in DEMO_NAMES:
-        raise _unknown(BaseClassifierError, role, uri, forms)
-    if scheme in _FACTORY_SCHEMES:
-        module, factory = split_factory(target)
-        if not module or not factory:
-            raise _unknown(BaseClassifierError, role, uri, forms)
-        if module.endswith(".py") and not Path(module).is_file():
-            raise BaseClassifierError(f"{role}={uri!r}: there is no file {Path(module).absolute()}")
-    if scheme in ("http", "https"):
-        address = urlsplit(uri)
-        if not address.hostname:
-            raise _unknown(BaseClassifierError, role, uri, forms)
-        if address.username or address.password:
-            raise BaseClassifierError(
-                f"{role}: the URL of {address.hostname} holds a user name or password, which would be written into "
-                "run.yaml; leave it out and put it into ~/.netrc"
-            )
-    if not target or (scheme == "hf" and "/" not in target):
-        raise _unknown(BaseClassifierError, role, uri, forms)
+def _check_uri(uri: str, key: str, register: Register[Any], forms: Sequence[str], error: type[MixedNutsError]) -> None:
+    parsed = parse_uri(uri)
+    entry = register.entries().get(parsed.scheme)
+    if entry is None:
+        listed = _listed("forms", forms, parsed.scheme, register.names())
+        raise error(f"{key}={_short(uri)!r} is not a known form{listed}")
+    where = f"{key}={_without_password(uri)!r}"
+    target = entry.facts.get("target", "any")
+    if reason := _wrong_value(parsed.target, target):
+        raise error(f"{where}: {parsed.target!r} {reason}; valid forms: {', '.join(_forms(entry))}")
+    if target == "host":
+        _check_address(uri, key, entry, error)
+    if not entry.facts.get("any_option"):
+        _check_options(where, parsed, entry.facts.get("options", {}), error)
+    for lacking in _lacking_files(parsed, entry):
+        raise error(f"{where}: there is no {lacking.what} {lacking.path}")
 
 
 def _check_options(
-    error: type[MixedNutsError], key: str, uri: str, parsed: ResourceUri, allowed: Sequence[str]
+    where: str, parsed: ResourceUri, options: dict[str, tuple[str, str]], error: type[MixedNutsError]
 ) -> None:
     for name, value in parsed.options:
-        if name not in allowed:
-            valid = f"valid options: {', '.join(allowed)}" if allowed else "this form takes none"
-            raise error(f"{key}={uri!r}: unknown option {name!r}; {valid}")
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise error(f"{key}={uri!r}: {name}={value!r} is not one of {', '.join(_CHOICES[name])}")
-        if name in ("seed", "num_classes") and not value.isdecimal():
-            raise error(f"{key}={uri!r}: {name}={value!r} is not a whole number")
+        if name not in options:
+            listed = _listed("options", list(options), name, options) if options else "; this form takes none"
+            raise error(f"{where}: unknown option {name!r}{listed}")
+        if reason := _wrong_value(value, options[name][0]):
+            raise error(f"{where}: {name}={value!r} {reason}")
 
 
-def _check_preprocess(uri: str, name: str | None) -> None:
-    if name is None:
-        return
-    match = PREPROCESS.fullmatch(name)
-    if not match or not (match["resize"] or match["crop"]) or (match["cubic"] and not match["resize"]):
-        raise DatasetError(
-            f"data.uri={uri!r}: preprocess={name!r} is not known; valid: Res256Crop224 (shorter side to 256, centre "
-            "224 x 224), Res224 (224 x 224), Crop288 (centre), with any sizes, and Bicubic before Res"
+def _check_address(uri: str, key: str, entry: Entry, error: type[MixedNutsError]) -> None:
+    try:
+        address = urlsplit(uri)
+        named = address.hostname and (address.port is None or address.port >= 0)
+    except ValueError:  # brackets that do not close, a port that is no number
+        named = None
+    if not named:
+        raise error(f"{key}={_short(uri)!r}: no host; valid forms: {', '.join(_forms(entry))}")
+    if address.username or address.password:
+        raise error(
+            f"{key}: the URL of {address.hostname} holds a user name or password, which would be written into "
+            "run.yaml; leave it out and put it into ~/.netrc"
         )
 
 
-def _schemes(forms: Sequence[str]) -> set[str]:
-    return {re.split(r"[:\[]", form)[0] for form in forms}
+def _wrong_value(value: str, kind: str) -> str | None:  # noqa: PLR0911, one line a kind
+    """What is wrong with a target or an option's value of this kind, or None.
+
+    Kinds: any, nothing, text, number, file, folder, factory ("module:function"), repository ("ORG/NAME"), host,
+    preprocess, or the valid values themselves with a bar between them ("std|rob").
+    """
+    if kind not in _KINDS:
+        choices = kind.split("|")
+        return None if value in choices else f"is not one of {', '.join(choices)}"
+    if kind == "any":
+        return None
+    if kind == "nothing":
+        return "is too much" if value else None
+    if not value:
+        return "is missing"
+    if kind == "number" and not (value.isascii() and value.isdecimal() and len(value) <= 18):
+        return "is not a whole number"
+    if kind == "factory" and not all(split_factory(value)):
+        return "does not name a module and a function"
+    if kind == "repository" and not re.fullmatch(r"[\w.-]+/[\w.-]+", value):
+        return "is not ORG/NAME"
+    if kind == "preprocess":
+        match = PREPROCESS.fullmatch(value)
+        if not match or not (match["resize"] or match["crop"]) or (match["cubic"] and not match["resize"]):
+            return (
+                "is not known; valid: Res256Crop224 (shorter side to 256, centre 224 x 224), Res224 (224 x 224), "
+                "Crop288 (centre), with any sizes, and Bicubic before Res"
+            )
+    return None
 
 
-def _forms_of(scheme: str, forms: Sequence[str]) -> list[str]:
-    return [form for form in forms if re.split(r"[:\[]", form)[0] == scheme]
+def _lacking_files(parsed: ResourceUri, entry: Entry | None) -> Iterator[Missing]:
+    """Files and folders that the URI names itself and that are not there."""
+    if entry is None:
+        return
+    options, target = entry.facts.get("options", {}), entry.facts.get("target", "any")
+    named = [(target, parsed.target), *((options.get(key, ("any",))[0], value) for key, value in parsed.options)]
+    if target == "factory":
+        module = split_factory(parsed.target)[0]
+        named += [("file", module)] if module.endswith(".py") else []
+    for kind, value in named:
+        try:
+            there = not value or (Path(value).is_dir() if kind == "folder" else Path(value).is_file())
+        except (OSError, ValueError):  # a name that is too long, or holds a NUL
+            there = False
+        if kind in ("file", "folder") and not there:
+            yield Missing(kind, str(Path(value).absolute()), "copy it there, or correct the path")
 
 
-def _unknown(error: type[MixedNutsError], key: str, uri: str, forms: Sequence[str]) -> MixedNutsError:
-    return error(f"{key}={uri!r} is not a known form; valid forms: {', '.join(forms)}")
+def _listed(what: str, valid: Sequence[str], written: str, names: Iterable[str]) -> str:
+    """The valid ones, for the end of a message, after the name that is closest to what was written."""
+    close = difflib.get_close_matches(written, list(names), n=1)
+    hint = f"; did you mean {close[0]!r}? Valid" if close else "; valid"
+    return f"{hint} {what}: {', '.join(valid)}"
+
+
+def _forms(entry: Entry) -> Sequence[str]:
+    forms: Sequence[str] = entry.facts.get("forms") or (f"{entry.name}:...",)
+    return forms
+
+
+def _fact(register: Register[Any], scheme: str, name: str) -> Any:
+    entry = register.entries().get(scheme)
+    return None if entry is None else entry.facts.get(name)
+
+
+def _without_password(uri: str) -> str:
+    return _short(re.sub(r"//[^/@]*@", "//...@", uri))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..classifiers.robustbench_package import import_quietly, import_robustbench
+from ..classifiers.checkpoints import import_quietly
+from ..classifiers.robustbench_zoo import import_robustbench
 from ..errors import DatasetError, InvalidInputError
 from ..images.datasets import open_dataset
 

@@ -4,21 +4,41 @@ Shapes: B images of C x H x W, K classes.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from ..errors import BaseClassifierError, MixedNutsError
-from ..uris import ResourceUri, check_classifier_uri, is_black_box, parse_uri
-from . import demo_classifiers
-from .black_box_classifier import BlackBoxClassifier, load_black_box
+from ..register import CLASSIFIERS
+from ..uris import check_classifier_uri, is_black_box, parse_uri
+from .black_box_classifier import BlackBoxClassifier
 from .factories import find_function, source_of
-from .model_libraries import load_hub, load_timm, load_torchvision
-from .normalisation import normalised_twice
-from .robustbench_zoo import load_zoo_model, random_zoo_model
+
+# Two passes over one image may differ by rounding (other kernels for another batch size: 1e-5 at logits of 10), or,
+# where an accelerator uses TF32, by 1e-3 relative. What depends on chance or on the other images differs by far more.
+_SAME = 1e-3
+_NAMES = (("mean", "std"), ("mu", "sigma"))
+_TOLERANCE = 1e-3
+
+
+class Normalized(nn.Module):
+    """Images (B, C, H, W) in [0, 1] -> `net((images - mean) / std)`, mean and std per channel."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """The network's logits, shape (B, K)."""
+        logits_BK: Tensor = self.net((images_BCHW - self.mean) / self.std)
+        return logits_BK
 
 
 def load_classifier(uri: str, role: str) -> nn.Module:
@@ -29,11 +49,15 @@ def load_classifier(uri: str, role: str) -> nn.Module:
             fails, or one that returns no module.
     """
     check_classifier_uri(uri, role)
+    parsed = parse_uri(uri)
+    opener = CLASSIFIERS.get(parsed.scheme)
     try:
-        model = _built(uri, parse_uri(uri), role)
+        with torch.random.fork_rng(devices=[]):  # weights that a constructor draws are the same on every machine
+            torch.default_generator.manual_seed(int(parsed.option("seed") or 0) if parsed.option("weights") else 0)
+            model = opener(parsed)
     except MixedNutsError as error:
-        raise BaseClassifierError(str(error) if str(error).startswith(role) else f"{role}={uri!r}: {error}") from error
-    except Exception as error:
+        raise BaseClassifierError(f"{role}={uri!r}: {error}") from error
+    except (Exception, SystemExit) as error:
         what = "the factory failed" if uri.startswith("py:") else "cannot be built"
         raise BaseClassifierError(f"{role}={uri!r}: {what}: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
@@ -51,7 +75,7 @@ def classifier_checksum(model: nn.Module, uri: str) -> str:
         sha.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     parsed = parse_uri(uri)
     if parsed.scheme in ("py", "callable"):
-        sha.update(source_of(find_function(parsed.target, "classifier")))
+        sha.update(source_of(find_function(parsed.target)))
     if is_black_box(uri):
         sha.update(uri.encode())
     return sha.hexdigest()
@@ -62,48 +86,34 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str) -> int:
     """Try the classifier on a few images and return its number of classes.
 
     Raises:
-        BaseClassifierError: where the output is not (B, K) with K >= 2, not finite, not repeatable, or is already
-            probabilities (DLR, LayerNorm and the mixing need logits), or where images are normalised twice.
+        BaseClassifierError: where the output is not (B, K) with K >= 2, not finite, not repeatable, depends on the
+            other images of the batch, or is already probabilities (DLR, LayerNorm and the mixing need logits), or where
+            images are normalised twice.
     """
+    half = len(images_BCHW) // 2
     try:
-        logits_BK = model(images_BCHW)
-        if isinstance(model, BlackBoxClassifier):
-            model.forget()
-        again_BK = model(images_BCHW)
-    except MixedNutsError:
-        raise
-    except Exception as error:
+        logits_BK, again_BK = _fresh(model, images_BCHW), _fresh(model, images_BCHW)
+        halves = [_fresh(model, part) for part in (images_BCHW[:half], images_BCHW[half:]) if len(part)]
+    except MixedNutsError as error:
+        raise BaseClassifierError(f"{role}: {error}") from error
+    except (Exception, SystemExit) as error:
         what = f"images of shape {tuple(images_BCHW.shape)}: {type(error).__name__}: {error}"
         raise BaseClassifierError(f"{role} fails on {what}") from error
-    problem = _output_problem(logits_BK, again_BK, len(images_BCHW)) or normalised_twice(model, images_BCHW[:2])
+    problem = _output_problem(logits_BK, again_BK, halves, len(images_BCHW)) or normalised_twice(model, images_BCHW[:2])
     if problem:
         raise BaseClassifierError(f"{role}: {problem}")
     return int(logits_BK.shape[1])
 
 
-def _built(uri: str, parsed: ResourceUri, role: str) -> Any:
-    options = {key: yaml.safe_load(value) for key, value in parsed.options}
-    if parsed.scheme == "demo":
-        return getattr(demo_classifiers, f"demo_{parsed.target}")()
-    if parsed.scheme == "py":
-        return find_function(parsed.target, role)(**options)
-    if is_black_box(uri):
-        return load_black_box(uri, parsed, options)
-    random_weights = parsed.option("weights") == "none"
-    libraries: dict[str, Callable[[ResourceUri], nn.Module]] = {
-        "robustbench": random_zoo_model if random_weights else load_zoo_model,
-        "torchvision": load_torchvision,
-        "timm": load_timm,
-        "hf": load_hub,
-    }
-    if not random_weights:
-        return libraries[parsed.scheme](parsed)
-    with torch.random.fork_rng(devices=[]):  # the same random weights on every machine
-        torch.manual_seed(int(parsed.option("seed") or 0))
-        return libraries[parsed.scheme](parsed)
+def _fresh(model: nn.Module, images_BCHW: Tensor) -> Any:
+    """One pass, in which a black box really asks."""
+    if isinstance(model, BlackBoxClassifier):
+        model.forget()
+    return model(images_BCHW)
 
 
-def _output_problem(logits: Any, again: Any, n_images: int) -> str | None:
+def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: int) -> str | None:
+    """What is wrong with the logits of a batch, given the same once more and those of its halves."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != n_images or logits.shape[1] < 2:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         return f"the output is {shape} for {n_images} images; it must be logits of shape (images, classes)"
@@ -111,7 +121,65 @@ def _output_problem(logits: Any, again: Any, n_images: int) -> str | None:
         return "the output holds NaN or infinity"
     if bool((logits >= 0).all()) and bool(((logits.sum(dim=1) - 1).abs() < 1e-4).all()):
         return "the output sums to 1 on every image: these are probabilities; return the logits before the softmax"
-    if not torch.allclose(logits, again, rtol=1e-3, atol=1e-3):
+    if not torch.allclose(logits, again, rtol=_SAME, atol=_SAME):
         worst = float((logits - again).abs().max())
         return f"two passes over the same images differ by {worst:.3g}: the forward is random; switch the noise off"
+    apart = torch.cat(list(halves))
+    if apart.shape != logits.shape or not torch.allclose(logits, apart, rtol=_SAME, atol=_SAME):
+        worst = float((logits - apart).abs().max()) if apart.shape == logits.shape else float("inf")
+        return (
+            f"the logits of an image differ by {worst:.3g} between a batch and its halves: they depend on the other "
+            "images, so that no attack could be trusted. Use fixed statistics: model.eval(), no centring over the batch"
+        )
     return None
+
+
+@torch.no_grad()
+def normalised_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
+    """A sentence where a module that subtracts a mean of its own receives values outside [0, 1], else None.
+
+    A module counts if it holds a mean and a standard deviation per channel and its output changes with that mean:
+    some classes hold them and never use them.
+    """
+    n_channels = images_BCHW.shape[1]
+    for name, module, mean in _normalisers(model, n_channels):
+        low, high = _range_received(model, module, images_BCHW)
+        if (low < -_TOLERANCE or high > 1 + _TOLERANCE) and _is_used(model, mean, images_BCHW):
+            where = f"its part {name!r} ({type(module).__name__})" if name else type(module).__name__
+            return (
+                f"the images are normalised twice: {where} subtracts a mean of its own, but receives values from "
+                f"{low:.2f} to {high:.2f} for images in [0, 1]; take one of the two normalisations away"
+            )
+    return None
+
+
+def _normalisers(model: nn.Module, n_channels: int) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    for name, module in model.named_modules():
+        for mean_name, std_name in _NAMES:
+            mean, std = getattr(module, mean_name, None), getattr(module, std_name, None)
+            if isinstance(mean, Tensor) and isinstance(std, Tensor) and mean.numel() == std.numel() == n_channels:
+                yield name, module, mean
+
+
+def _range_received(model: nn.Module, module: nn.Module, images: Tensor) -> tuple[float, float]:
+    """Smallest and largest value that `module` is given in one pass; (0, 1) where it is not called."""
+    seen: list[Tensor] = []
+
+    def watch(_: nn.Module, arguments: tuple[object, ...]) -> None:
+        seen.extend(value for value in arguments if isinstance(value, Tensor))
+
+    handle = module.register_forward_pre_hook(watch)
+    try:
+        model(images)
+    finally:
+        handle.remove()
+    return (min(float(x.min()) for x in seen), max(float(x.max()) for x in seen)) if seen else (0.0, 1.0)
+
+
+def _is_used(model: nn.Module, mean: Tensor, images: Tensor) -> bool:
+    before, kept = model(images), mean.clone()
+    try:
+        mean.add_(0.25)
+        return not torch.equal(model(images), before)
+    finally:
+        mean.copy_(kept)

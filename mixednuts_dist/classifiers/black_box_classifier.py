@@ -5,15 +5,18 @@ then not measured but said: std's own robustness is that against rob's attacked 
 through rob's gradient, while every verdict is the real mixture's.
 
 A service gets POST requests with a batch as an .npy file (float32, (B, C, H, W), in [0, 1]) and answers with an .npy
-file or JSON, {"logits": [[...], ...]} or {"classes": [...]}. Shapes: B images, K classes.
+file or JSON, {"logits": [[...], ...]} or {"classes": [...]}. It is not trusted: what is read of an answer is bounded in
+bytes and in time, compressed answers and redirects are refused. Shapes: B images, K classes.
 """
 
 import hashlib
 import io
 import json
+import random
+import time
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,21 +24,29 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BaseClassifierError
+from ..register import CLASSIFIERS
 from ..uris import ResourceUri
-from .factories import find_function
+from .factories import find_function, keyword_arguments
 
 BATCH_SIZE = 64
 CERTAIN_LOGIT = 20.0  # of an answered class, against 0 for the others: a softmax of 1 in float32
-_CACHED_ANSWERS = 100_000
-_RETRIES = 6
-_RETRIED_STATUS = (429, 500, 502, 503, 504)
-_TIMEOUT_SECONDS = (10, 300)  # to connect, to answer
+MOST_CLASSES = 25_000  # above ImageNet-21k; bounds the first answer, before the number of classes is known
+_CACHED_BYTES = 64 << 20  # of answers that are kept
+_KEPT_OVERHEAD = 200  # bytes of Python's own an answer
+_BYTES_A_NUMBER = 32  # of JSON at its most wasteful; .npy takes 4 or 8
+_BYTES_AROUND = 1 << 16  # the .npy header, JSON's keys and brackets
+_BLOCK = 1 << 16
+_CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 120.0  # the second for a whole answer, first byte to last
+_FIRST_PATIENCE, _PATIENCE = 10.0, 120.0  # how long to try again: before a service's first answer, and after it
+_BUSY_STATUS, _FAILED_STATUS = (429, 502, 503, 504), 500
+_MOST_FAILURES = 3  # answers of 500: the service is there and does not get over this batch
+_FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0  # seconds between tries
 
 Answer = Callable[[np.ndarray[Any, Any]], Any]
 
 
 class BlackBoxClassifier(nn.Module):
-    """A classifier without gradients: asked in batches, and for each image once.
+    """A classifier without gradients: asked in batches, and for each image once while its answer is kept.
 
     Args:
         ask: images (B, C, H, W), float32 in [0, 1] -> logits (B, K), or classes (B,).
@@ -60,8 +71,13 @@ class BlackBoxClassifier(nn.Module):
             part = new[start : start + BATCH_SIZE]
             for i, row in zip(part, self._asked(images[part]), strict=True):
                 self._known[keys[i]] = row
-        logits_BK = np.stack([self._known[key] for key in keys])
-        while len(self._known) > _CACHED_ANSWERS:
+        rows = [self._known[key] for key in keys]
+        if len({row.shape for row in rows}) > 1:
+            raise BaseClassifierError(
+                f"the black box answered with {sorted({len(row) for row in rows})} classes at different times"
+            )
+        logits_BK = np.stack(rows)
+        while len(self._known) * (logits_BK[0].nbytes + _KEPT_OVERHEAD) > _CACHED_BYTES:
             self._known.popitem(last=False)
         return torch.from_numpy(logits_BK).to(images_BCHW.device)
 
@@ -74,7 +90,7 @@ class BlackBoxClassifier(nn.Module):
         rows = np.asarray(answer.detach().cpu() if isinstance(answer, Tensor) else answer)
         if rows.ndim == 1 and np.issubdtype(rows.dtype, np.integer) and len(rows) == len(images):
             return self._certain(rows)
-        if rows.ndim != 2 or len(rows) != len(images) or not np.issubdtype(rows.dtype, np.number):
+        if rows.ndim != 2 or len(rows) != len(images) or rows.dtype.kind not in "fiu":
             raise BaseClassifierError(
                 f"the black box answered {rows.dtype} of shape {rows.shape} for {len(images)} images; it must be "
                 "logits (images, classes) or integer classes (images,)"
@@ -85,42 +101,58 @@ class BlackBoxClassifier(nn.Module):
         if self.n_classes is None:
             raise BaseClassifierError("the black box answers with classes: say how many there are, #classes=K")
         if classes_B.min() < 0 or classes_B.max() >= self.n_classes:
-            raise BaseClassifierError(f"the black box answered class {classes_B.max()} of {self.n_classes}")
+            raise BaseClassifierError(
+                f"the black box answered classes {classes_B.min()} to {classes_B.max()} of {self.n_classes}"
+            )
         one_hot_BK: np.ndarray[Any, Any] = np.eye(self.n_classes, dtype=np.float32)[classes_B] * CERTAIN_LOGIT
         return one_hot_BK
 
 
-def load_black_box(uri: str, parsed: ResourceUri, options: dict[str, Any]) -> BlackBoxClassifier:
-    """The black box that a URI names; `options` become keyword arguments of a callable.
+@CLASSIFIERS("callable", describes="a function of yours that answers with logits or classes; std only", order=9,
+             forms=("callable:package.module:function[#classes=K]",), target="factory", any_option=True,
+             gradients=False)  # fmt: skip
+def load_callable(uri: ResourceUri) -> BlackBoxClassifier:
+    """The function itself, asked for numpy arrays; the URI's options are its keyword arguments."""
+    function, options = find_function(uri.target), keyword_arguments(uri)
+    return BlackBoxClassifier(lambda images: function(images, **options), _n_classes(uri))
 
-    Raises:
-        BaseClassifierError: for an unknown fragment or function.
-    """
-    settings = dict(urllib.parse.parse_qsl(parsed.fragment))
+
+@CLASSIFIERS("http", describes="a service that answers with logits or classes; std only", order=10,
+             forms=("http://HOST/PATH[#classes=K]",), target="host", any_option=True, gradients=False)  # fmt: skip
+@CLASSIFIERS("https", describes="the same, encrypted", order=11, forms=("https://...",), target="host",
+             any_option=True, gradients=False)  # fmt: skip
+def load_service(uri: ResourceUri) -> BlackBoxClassifier:
+    """The service at the URI; its query belongs to it."""
+    n_classes = _n_classes(uri)
+    return BlackBoxClassifier(HttpService(uri.text.partition("#")[0], n_classes), n_classes)
+
+
+def _n_classes(uri: ResourceUri) -> int | None:
+    settings = dict(urllib.parse.parse_qsl(uri.fragment, keep_blank_values=True))
     written = settings.pop("classes", None)
-    if settings or (written is not None and not written.isdecimal()):
-        raise BaseClassifierError(f"std={uri!r}: after # only classes=K may follow, K a whole number")
+    if settings or (uri.fragment and not (written or "").isdecimal()):
+        raise BaseClassifierError("after # only classes=K may follow, K a whole number")
     n_classes = None if written is None else int(written)
-    if parsed.scheme == "callable":
-        function = find_function(parsed.target, "std")
-        return BlackBoxClassifier(lambda images: function(images, **options), n_classes)
-    return BlackBoxClassifier(HttpService(uri.partition("#")[0]), n_classes)
+    if n_classes is not None and not 2 <= n_classes <= MOST_CLASSES:
+        raise BaseClassifierError(f"#classes={n_classes}: a classifier has 2 to {MOST_CLASSES} classes")
+    return n_classes
 
 
 class HttpService:
-    """POSTs batches to `url`, patiently: overload and lost connections are tried again with growing pauses."""
+    """POSTs batches to `url`; overload and lost connections are tried again with growing pauses, for a bounded time.
 
-    def __init__(self, url: str) -> None:
+    Args:
+        url: of the service.
+        n_classes: bounds an answer's bytes from the first one on; otherwise the first answer tells it.
+    """
+
+    def __init__(self, url: str, n_classes: int | None = None) -> None:
         import requests
-        from requests.adapters import HTTPAdapter
-        from urllib3.util.retry import Retry
+        import urllib3
 
-        patience = Retry(
-            _RETRIES, backoff_factor=0.5, status_forcelist=_RETRIED_STATUS, allowed_methods=["POST"], redirect=0
-        )
-        self.url, self._failure, self._session = url, requests.RequestException, requests.Session()
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(max_retries=patience))
+        self.url, self.n_classes, self._answered = url, n_classes, False
+        self._failures = (requests.RequestException, urllib3.exceptions.HTTPError, OSError)
+        self._session = requests.Session()
 
     def __call__(self, images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The service's logits or classes for a batch.
@@ -130,24 +162,102 @@ class HttpService:
         """
         sink = io.BytesIO()
         np.save(sink, images, allow_pickle=False)
-        headers = {"Content-Type": "application/x-npy", "Accept": "application/x-npy, application/json"}
+        content = self._content(sink.getvalue(), len(images))
         try:
-            response = self._session.post(self.url, sink.getvalue(), headers=headers, timeout=_TIMEOUT_SECONDS)
-            response.raise_for_status()
-        except self._failure as error:
-            raise BaseClassifierError(f"std: {self.url} does not answer: {error}") from error
-        try:
-            return _decoded(response.content)
-        except (ValueError, KeyError, TypeError) as error:
-            start = response.content[:80]
+            rows = decode_answer(content)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise BaseClassifierError(
-                f"std: {self.url} answered {start!r}; it must be an .npy array or JSON with logits or classes"
+                f"{self.url} answered {content[:80]!r}; it must be an .npy array or JSON with logits or classes"
             ) from error
+        if rows.ndim == 2 and self.n_classes is None:
+            self.n_classes = rows.shape[1]
+        self._answered = True
+        return rows
+
+    def _content(self, body: bytes, n_images: int) -> bytes:
+        """The answer's bytes, asked for until there is one or patience ends."""
+        started, failures, wait = time.monotonic(), 0, _FIRST_WAIT
+        patience = _PATIENCE if self._answered else _FIRST_PATIENCE
+        while True:
+            status, result = self._posted(body, n_images)
+            if status == 200 and isinstance(result, bytes):
+                return result
+            failures += status == _FAILED_STATUS
+            hopeless = status == _FAILED_STATUS and failures >= _MOST_FAILURES
+            passing = status in (None, _FAILED_STATUS, *_BUSY_STATUS) and not hopeless
+            waited = time.monotonic() - started
+            if not passing or waited + wait > patience:
+                raise BaseClassifierError(f"{self.url} does not answer: {result!s} (tried for {waited:.0f} s)")
+            time.sleep(wait * random.SystemRandom().uniform(0.5, 1))
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def _posted(self, body: bytes, n_images: int) -> tuple[int | None, bytes | str]:
+        """(200, the answer), or (status or None where the connection failed, what went wrong).
+
+        Raises:
+            BaseClassifierError: for a redirect, or an answer that is compressed, too long or too slow.
+        """
+        headers = {
+            "Content-Type": "application/x-npy",
+            "Accept": "application/x-npy, application/json",
+            "Accept-Encoding": "identity",  # an unpacked answer may be a thousand times as long as what was sent
+        }
+        timeout = (_CONNECT_SECONDS, _ANSWER_SECONDS)
+        try:
+            with self._session.post(
+                self.url, body, headers=headers, timeout=timeout, stream=True, allow_redirects=False
+            ) as response:
+                status = int(response.status_code)
+                if 300 <= status < 400:
+                    place = response.headers.get("Location", "nowhere")[:200]
+                    raise BaseClassifierError(f"{self.url} redirects to {place!r}; give the final address")
+                if status != 200:
+                    return status, f"{status} {response.reason}"
+                encoding = response.headers.get("Content-Encoding", "identity")
+                if encoding != "identity":
+                    raise BaseClassifierError(f"{self.url} answers compressed ({encoding}), which is not read")
+                return status, b"".join(self._blocks(response.raw, n_images))
+        except self._failures as error:
+            return None, f"{type(error).__name__}: {error}"
+
+    def _blocks(self, raw: Any, n_images: int) -> Iterator[bytes]:
+        """The answer as it comes in, given up where it is longer or slower than any answer to that many images."""
+        most = _BYTES_AROUND + n_images * (self.n_classes or MOST_CLASSES) * _BYTES_A_NUMBER
+        started, length = time.monotonic(), 0
+        while block := raw.read1(_BLOCK, decode_content=False):
+            length += len(block)
+            if length > most:
+                raise BaseClassifierError(
+                    f"{self.url} answered with more than {most} bytes to {n_images} images; logits need fewer"
+                )
+            if time.monotonic() - started > _ANSWER_SECONDS:
+                raise BaseClassifierError(f"{self.url} has sent {length} bytes in {_ANSWER_SECONDS:.0f} s without end")
+            yield block
 
 
-def _decoded(content: bytes) -> np.ndarray[Any, Any]:
-    if content.startswith(b"\x93NUMPY"):
-        array: np.ndarray[Any, Any] = np.load(io.BytesIO(content), allow_pickle=False)
-        return array
-    answer = json.loads(content)
-    return np.asarray(answer["logits"], np.float32) if "logits" in answer else np.asarray(answer["classes"], np.int64)
+def decode_answer(content: bytes) -> np.ndarray[Any, Any]:
+    """Numbers of one or two axes from .npy or JSON; nothing is allocated that the bytes do not hold.
+
+    Raises:
+        ValueError, KeyError, TypeError, OverflowError, RecursionError: for anything else.
+    """
+    if not content.startswith(b"\x93NUMPY"):
+        answer = json.loads(content)
+        if "logits" in answer:
+            return np.asarray(answer["logits"], np.float32)
+        return np.asarray(answer["classes"], np.int64)
+    file = io.BytesIO(content)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f".npy version {version}")
+    try:
+        shape, fortran_order, dtype = readers[version](file)
+    except SyntaxError as error:
+        raise ValueError("its header is no header") from error
+    held = len(content) - file.tell()
+    n_numbers = shape[0] * (shape[1] if len(shape) == 2 else 1) if len(shape) in (1, 2) else -1
+    if dtype.kind not in "fiu" or n_numbers * dtype.itemsize != held or min(shape, default=0) < 0:
+        raise ValueError(f"its header says {dtype} of shape {shape}, and {held} bytes follow")
+    flat = np.frombuffer(content, dtype, n_numbers, file.tell())
+    return flat.reshape(shape, order="F" if fortran_order else "C").astype(dtype.newbyteorder("="))

@@ -1,21 +1,42 @@
-"""Local weights: tensors only, never code; and what the usual wrong files are, told in words."""
+"""Other people's weights and packages: tensors only, never code, and what the usual wrong files are, told in words.
+
+Torch is imported where it is needed: what is missing on a machine can be told without it.
+"""
 
 import contextlib
+import importlib
+import io
 import os
 import pickle
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BaseClassifierError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")
 _HEAD_BYTES = 512
 _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """No warnings and nothing on stdout from other people's imports and constructors."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def import_quietly(name: str) -> ModuleType:
+    """Import a module of timm or torchvision, whose first import warns of what is deprecated in PyTorch."""
+    with quietly():
+        return importlib.import_module(name)
 
 
 @contextlib.contextmanager
@@ -32,7 +53,7 @@ def tensors_only() -> Iterator[None]:
             os.environ[_TENSORS_ONLY] = before
 
 
-def load_weights(model: nn.Module, path: Path) -> nn.Module:
+def load_weights(model: "nn.Module", path: Path) -> "nn.Module":
     """Put the tensors of a .safetensors or PyTorch file into `model`, every one of them.
 
     Raises:
@@ -46,27 +67,30 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
     return model
 
 
-def read_state_dict(path: Path) -> dict[str, Tensor]:
+def read_state_dict(path: Path) -> "dict[str, Tensor]":
     """The named tensors of a checkpoint, out of its usual wrappings and without the prefixes of parallel training.
 
     Raises:
-        BaseClassifierError: for a missing file, an HTML page or Git LFS pointer saved as one, or pickled objects
-            other than tensors.
+        BaseClassifierError: for a missing or damaged file, an HTML page or Git LFS pointer saved as one, or pickled
+            objects other than tensors.
     """
-    require_checkpoint(path)
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
+    import torch
+    from safetensors.torch import load_file
 
-        return load_file(path)
+    require_checkpoint(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with quietly():  # torch warns of pickle protocols, on its way to refusing them
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise BaseClassifierError(
             f"{path} holds more than tensors, and loading it could run any code: {_shortened(str(error))}. If you "
             "trust it, convert it once: torch.save(torch.load(FILE, weights_only=False)['state_dict'], FILE)"
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
-        raise BaseClassifierError(f"{path} is damaged: {_shortened(str(error))}; copy or download it again") from error
+    except Exception as error:  # at damaged bytes the two parsers raise almost any of Python's errors
+        reason = _shortened(str(error)) or type(error).__name__
+        raise BaseClassifierError(f"{path} is damaged: {reason}; copy or download it again") from error
     return _unwrapped(content, path)
 
 
@@ -87,16 +111,18 @@ def require_checkpoint(path: Path) -> None:
         raise BaseClassifierError(f"{path} is a Git LFS pointer, not the file itself; run: git lfs pull")
 
 
-def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+def _unwrapped(content: Any, path: Path) -> "dict[str, Tensor]":
+    import torch
+
     for key in _NESTED:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        found = sorted(map(str, content))[:10] if isinstance(content, dict) else type(content).__name__
         raise BaseClassifierError(f"{path} holds {found}; it needs a state dict: names and their tensors")
     state: dict[str, Tensor] = content
     for prefix in _PREFIXES:
-        if state and all(name.startswith(prefix) for name in state):
+        if state and all(str(name).startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
 

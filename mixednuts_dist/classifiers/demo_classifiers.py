@@ -1,6 +1,6 @@
-"""The embedded pair on the digits: `demo:std`, accurate and fragile, and `demo:rob`, adversarially trained.
+"""Embedded classifiers of the digits: `demo:std`, accurate and fragile, `demo:rob` and `demo:rob_light`, robust.
 
-Both are three small convolutions and a linear layer, without batch normalisation: a CPU core takes tens of thousands
+Each is three small convolutions and a linear layer, without batch normalisation: a CPU core takes tens of thousands
 of forward and backward passes a second through them. `demo_training` made the weights in `weights/`.
 """
 
@@ -10,7 +10,9 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from mixednuts_dist.errors import BaseClassifierError
+from ..errors import BaseClassifierError
+from ..register import CLASSIFIERS
+from ..uris import ResourceUri
 
 DEMO_EPS = 0.15
 """Linf radius, in units of the pixel range, at which the pair's robust figures are stated and the demo attacks it."""
@@ -51,6 +53,13 @@ class DigitsNet(nn.Module):
         return logits_BK
 
 
+@CLASSIFIERS("demo", describes="the embedded classifiers of the digits", order=1,
+             forms=("demo:std", "demo:rob", "demo:rob_light"), target="std|rob|rob_light")  # fmt: skip
+def load_demo(uri: ResourceUri) -> DigitsNet:
+    """The embedded classifier of that name."""
+    return {"std": demo_std, "rob": demo_rob, "rob_light": demo_rob_light}[uri.target]()
+
+
 def demo_std() -> DigitsNet:
     """The standard classifier (`demo:std`), frozen, in evaluation mode, on the CPU."""
     return _load_packaged("demo_std.safetensors", STD_WIDTHS)
@@ -62,10 +71,7 @@ def demo_rob() -> DigitsNet:
 
 
 def demo_rob_light() -> DigitsNet:
-    """A second robust classifier, smaller and trained at a smaller radius, for studies that compare robust ones.
-
-    Its URI is `py:mixednuts_dist.classifiers.demo_classifiers:demo_rob_light`.
-    """
+    """A second robust classifier, smaller and trained at a smaller radius, for studies that compare robust ones."""
     return _load_packaged("demo_rob_light.safetensors", ROB_LIGHT_WIDTHS)
 
 

@@ -1,41 +1,116 @@
 """`torchvision:`, `timm:` and `hf:` URIs: a library's classifier with the normalisation of its weights put inside."""
 
+import ast
 import contextlib
 import difflib
+import os
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BaseClassifierError
-from ..uris import ResourceUri
-from .checkpoints import load_weights, tensors_only
-from .robustbench_package import import_quietly, quietly
+from ..register import CLASSIFIERS
+from ..uris import Missing, ResourceUri, with_missing
+from .checkpoints import import_quietly, load_weights, quietly, tensors_only
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .base_classifiers import Normalized
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order in which timm asks for them
 
 
-class Normalized(nn.Module):
-    """Images (B, C, H, W) in [0, 1] -> `net((images - mean) / std)`, mean and std per channel."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-        super().__init__()
-        self.net = net
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
-
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        """The network's logits, shape (B, K)."""
-        logits_BK: Tensor = self.net((images_BCHW - self.mean) / self.std)
-        return logits_BK
+def _missing_from_hub(uri: ResourceUri) -> Iterator[Missing]:
+    yield from missing_hub_files(uri.target, ("config.json",), _HUB_FILES)
 
 
-def load_timm(uri: ResourceUri) -> nn.Module:
+def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missing]:
+    """Of each of the lists of `needed` one file must be in the local cache of the Hugging Face hub."""
+    hub = import_quietly("huggingface_hub")
+    for names in needed:
+        if not any(isinstance(hub.try_to_load_from_cache(repository, name), str) for name in names):
+            folder = Path(hub.constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+            yield Missing(
+                f"{names[0]} of the hub's {repository}", str(folder), f"huggingface-cli download {repository}",
+                url=f"hf://{repository}/{names[0]}", by_itself=True,
+            )  # fmt: skip
+
+
+def _missing_from_timm(uri: ResourceUri) -> Iterator[Missing]:
+    if uri.option("weights") or uri.option("checkpoint"):
+        return
+    timm = import_quietly("timm")  # the one library that must be imported to say where its weights are
+    config = timm.models.get_pretrained_cfg(uri.target) if timm.is_model(uri.target.partition(".")[0]) else None
+    if config is None or not (config.hf_hub_id or config.url):
+        raise _no_model("timm", uri.target, timm.list_pretrained())
+    if config.hf_hub_id:
+        yield from missing_hub_files(config.hf_hub_id, _HUB_FILES)
+    else:
+        yield from _missing_checkpoint(config.url, f"timm:{uri.target}")
+
+
+def _missing_from_torchvision(uri: ResourceUri) -> Iterator[Missing]:
+    if uri.option("weights") != "none" and not uri.option("checkpoint"):
+        url = torchvision_url(uri.target, uri.option("weights") or "DEFAULT")
+        yield from _missing_checkpoint(url, f"torchvision:{uri.target}") if url else ()
+
+
+def _missing_checkpoint(url: str, what: str) -> Iterator[Missing]:
+    """PyTorch's own cache: a file by the name that it has at its address, often with eight digits of its sha256."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torch"
+    name = url.rpartition("/")[2]
+    path = Path(os.environ.get("TORCH_HOME", cache)).expanduser() / "hub" / "checkpoints" / name
+    digits = Path(name).stem.rpartition("-")[2]
+    if not path.is_file():
+        known = len(digits) == 8 and set(digits) <= set("0123456789abcdef")
+        command = f"curl -L --create-dirs -o {path} {url}"
+        yield Missing(f"the weights of {what}", str(path), command, url, digits if known else "", by_itself=True)
+
+
+def torchvision_url(name: str, weights: str) -> str | None:
+    """Where torchvision downloads the weights of a model, read from its source: importing it takes seconds.
+
+    `def resnet18(*, weights: Optional[ResNet18_Weights] = None, ...)` names the class of the model's weights, and
+    `class ResNet18_Weights: IMAGENET1K_V1 = Weights(url="https://...")` has their address; `DEFAULT = IMAGENET1K_V1`.
+    """
+    package = find_spec("torchvision")
+    if package is None or not package.submodule_search_locations:
+        return None
+    for path in sorted((Path(package.submodule_search_locations[0]) / "models").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if f"def {name}(" in text:
+            return _url_in(ast.parse(text), name, weights)
+    return None
+
+
+def _url_in(tree: ast.Module, name: str, weights: str) -> str | None:
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    annotations = [one.annotation for one in function.args.kwonlyargs if one.arg == "weights" and one.annotation]
+    named = {node.id for one in annotations for node in ast.walk(one) if isinstance(node, ast.Name)}
+    members: dict[str, ast.expr] = {}
+    for cls in tree.body:
+        if isinstance(cls, ast.ClassDef) and cls.name in named:
+            assigned = [node for node in cls.body if isinstance(node, ast.Assign)]
+            members |= {
+                target.id: one.value for one in assigned for target in one.targets if isinstance(target, ast.Name)
+            }
+    found = members.get(weights)
+    found = members.get(found.id) if isinstance(found, ast.Name) else found
+    for keyword in found.keywords if isinstance(found, ast.Call) else ():
+        if keyword.arg == "url" and isinstance(keyword.value, ast.Constant):
+            return str(keyword.value.value)
+    return None
+
+
+@CLASSIFIERS("timm", describes="a timm model", order=4, forms=("timm:NAME[?checkpoint=FILE]",), target="text",
+             options={"weights": ("text", "none: random ones"), "checkpoint": ("file", "of weights"),
+                      "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
+             random_weights=True, downloads=True)  # fmt: skip
+@with_missing(_missing_from_timm)
+def load_timm(uri: ResourceUri) -> "Normalized":
     """A timm model: its default pretrained weights, `checkpoint=FILE`, or `weights=none`.
 
     Raises:
@@ -56,7 +131,10 @@ def load_timm(uri: ResourceUri) -> nn.Module:
     return _with_checkpoint(_normalized(net), uri)
 
 
-def load_hub(uri: ResourceUri) -> nn.Module:
+@CLASSIFIERS("hf", describes="a model of the Hugging Face hub that timm can build", order=5, forms=("hf:ORG/NAME",),
+             target="repository", options={"num_classes": ("number", "of the last layer")}, downloads=True)  # fmt: skip
+@with_missing(_missing_from_hub)
+def load_hub(uri: ResourceUri) -> "Normalized":
     """A model of the Hugging Face hub that timm can build, from the local cache or the network.
 
     Raises:
@@ -68,12 +146,20 @@ def load_hub(uri: ResourceUri) -> nn.Module:
     return _normalized(net)
 
 
-def load_torchvision(uri: ResourceUri) -> nn.Module:
+@CLASSIFIERS("torchvision", describes="a torchvision classifier", order=3, forms=("torchvision:NAME?weights=...",),
+             target="text",
+             options={"weights": ("text", "their name, DEFAULT, or none"), "checkpoint": ("file", "of weights"),
+                      "num_classes": ("number", "of the last layer"), "seed": ("number", "of weights=none")},
+             random_weights=True, downloads=True)  # fmt: skip
+@with_missing(_missing_from_torchvision)
+def load_torchvision(uri: ResourceUri) -> "Normalized":
     """A torchvision classifier: `weights=NAME` (DEFAULT by default), `checkpoint=FILE`, or `weights=none`.
 
     Raises:
         BaseClassifierError: for an unknown model or weights name (the valid ones are listed), or a failed download.
     """
+    from .base_classifiers import Normalized
+
     models = import_quietly("torchvision.models")
     names = models.list_models(module=models)
     if uri.target not in names:
@@ -92,16 +178,17 @@ def load_torchvision(uri: ResourceUri) -> nn.Module:
     return _with_checkpoint(Normalized(net, mean, std), uri)
 
 
-def _normalized(net: nn.Module) -> nn.Module:
+def _normalized(net: "nn.Module") -> "Normalized":
     """Mean and std from the configuration that timm keeps beside the weights."""
+    from .base_classifiers import Normalized
+
     config: Any = net.pretrained_cfg
     return Normalized(net, config["mean"], config["std"])
 
 
-def _with_checkpoint(model: Normalized | nn.Module, uri: ResourceUri) -> nn.Module:
+def _with_checkpoint(model: "Normalized", uri: ResourceUri) -> "Normalized":
     path = uri.option("checkpoint")
     if path is not None:
-        assert isinstance(model, Normalized)
         load_weights(model.net, Path(path))
     return model
 

@@ -1,38 +1,151 @@
-"""`robustbench:MODEL?dataset=cifar10&threat=Linf`: RobustBench's own classes with its own weights.
+"""RobustBench: its package made importable, and `robustbench:MODEL?dataset=cifar10&threat=Linf`.
 
-Nothing is fetched behind one's back, least of all by each of a hundred workers: where weights are missing, the error
-has the command. Options: `model_dir` (RobustBench's layout below it: `<dataset>/<threat>/<MODEL>.pt`),
-`weights=none&seed=0` (random weights), and, for Bai2024MixedNUTS alone, `part=std`: the standard base classifier of the
-published mixture (its robust one is a model of the zoo by its own name).
+The models are its own classes with its own weights. Nothing is fetched behind one's back, least of all by each of a
+hundred workers: where weights are missing, the error has the command. Options: `model_dir` (RobustBench's layout below
+it: `<dataset>/<threat>/<MODEL>.pt`), `weights=none&seed=0` (random weights), and, for Bai2024MixedNUTS alone,
+`part=std`: the standard base classifier of the published mixture (its robust one is a model of the zoo).
+
+robustbench 1.1.1 imports `autoattack`, while it depends on pyautoattack, which is the same code under another name and
+with other arguments; it imports pkg_resources, which setuptools dropped in version 81 (hence the pin); and its classes
+print what they build.
 """
 
+import ast
 import difflib
 import importlib
-from collections.abc import Callable
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BaseClassifierError
-from ..uris import ResourceUri
-from .checkpoints import read_state_dict, require_checkpoint, tensors_only
-from .robustbench_package import import_robustbench, quietly
+from ..register import CLASSIFIERS
+from ..uris import Missing, ResourceUri, with_missing
+from .checkpoints import import_quietly, quietly, read_state_dict, require_checkpoint, tensors_only
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 MODEL_DIR = "models"
 MIXTURE = "Bai2024MixedNUTS"
 _N_CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
 _ARCHITECTURES = "robustbench.model_zoo.architectures"
 _UNUSED_BY_FORWARD = {"mean", "std", "mu", "sigma", "normalize.mean", "normalize.std"}
+_SOURCE_NAMES = {"Linf": "linf", "L2": "l2", "corruptions": "common_corruptions"}  # of the zoo's dictionaries
 
 
-def load_zoo_model(uri: ResourceUri) -> nn.Module:
-    """The model with its published weights.
+def import_robustbench(name: str = "robustbench") -> ModuleType:
+    """Import robustbench or one of its modules; after it, `import robustbench` works everywhere in this process.
+
+    `robustbench.eval.benchmark(model, eps=8 / 255, ...)` works too: the `autoattack` that it finds takes the arguments
+    that it passes.
+
+    Raises:
+        BaseClassifierError: where its dependencies are broken, with what to install.
+    """
+    try:
+        importlib.import_module("autoattack")
+    except ImportError:
+        _alias_autoattack()
+    try:
+        return import_quietly(name)
+    except ImportError as error:
+        raise BaseClassifierError(
+            f"{name} cannot be imported: {error}; it needs pkg_resources: pip install 'setuptools<81' pyautoattack"
+        ) from error
+
+
+def _alias_autoattack() -> None:
+    """The modules `autoattack` and `autoattack.state` from pyautoattack, called as the original is."""
+    published, state = import_quietly("pyautoattack"), import_quietly("pyautoattack.state")
+
+    class AutoAttack(published.AutoAttack):  # type: ignore[misc,name-defined]
+        """pyautoattack's attack with the arguments of the original."""
+
+        def __init__(
+            self, model: Any, norm: str = "Linf", eps: float = 0.3, *, log_path: str | None = None, **others: Any
+        ) -> None:
+            if log_path is not None:
+                raise BaseClassifierError("pyautoattack writes no log file: leave log_path out")
+            super().__init__(model, norm=norm, eps=eps, **others)
+
+        def run_standard_evaluation(
+            self, x_orig: "Tensor", y_orig: "Tensor", bs: int = 250, *, return_labels: bool = False,
+            state_path: Path | None = None,
+        ) -> Any:  # fmt: skip
+            if state_path is not None:
+                raise BaseClassifierError("pyautoattack cannot go on from a saved state: leave aa_state_path out")
+            x_adv, y_adv = super().run_standard_evaluation(x_orig, y_orig, batch_size=bs)
+            return (x_adv, y_adv) if return_labels else x_adv
+
+    alias = ModuleType("autoattack")
+    alias.AutoAttack, alias.state = AutoAttack, state  # type: ignore[attr-defined]
+    sys.modules.update({"autoattack": alias, "autoattack.state": state})
+
+
+def robustbench_file(relative: str) -> Path:
+    """A file of the package, found without importing it."""
+    spec = importlib.util.find_spec("robustbench")
+    if spec is None or not spec.submodule_search_locations:
+        raise BaseClassifierError("robustbench is not installed: pip install robustbench")
+    return Path(spec.submodule_search_locations[0]) / relative
+
+
+def drive_ids(dataset: str, threat: str) -> Mapping[str, Any]:
+    """Model -> Google Drive id or list of ids of its files, read from the zoo's source: importing it takes seconds.
+
+    The source says `linf = OrderedDict([("Carmon2019Unlabeled", {"model": ..., "gdrive_id": "..."}), ...])`; models
+    without an id are another library's.
+    """
+    tree = ast.parse(robustbench_file(f"model_zoo/{dataset}.py").read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    for assignment in tree.body:
+        targets = assignment.targets if isinstance(assignment, ast.Assign) else []
+        if not any(isinstance(target, ast.Name) and target.id == _SOURCE_NAMES[threat] for target in targets):
+            continue
+        for node in ast.walk(assignment):
+            if isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[1], ast.Dict):
+                pairs = zip(node.elts[1].keys, node.elts[1].values, strict=True)
+                ids = next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == "gdrive_id"), None)
+                found[ast.literal_eval(node.elts[0])] = None if ids is None else ast.literal_eval(ids)
+    return found
+
+
+def _missing_weights(uri: ResourceUri) -> Iterator[Missing]:
+    if uri.option("weights") == "none":
+        return
+    ids = drive_ids(*_benchmark(uri))
+    if uri.target not in ids:
+        raise _no_such_model(uri, list(ids))
+    files = _weight_files(uri, ids[uri.target])
+    for path, drive_id in files[:1] if uri.option("part") is not None else files:
+        try:
+            require_checkpoint(path)
+        except BaseClassifierError:
+            url = f"https://drive.usercontent.google.com/download?id={drive_id}&export=download&confirm=t"
+            command = f"mkdir -p {path.parent} && gdown {drive_id} -O {path}"
+            yield Missing(f"the weights of {uri.target}", str(path.absolute()), command, url)
+
+
+@CLASSIFIERS("robustbench", describes="a model of RobustBench's zoo", order=2,
+             forms=("robustbench:MODEL?dataset=cifar10&threat=Linf",), target="text",
+             options={"dataset": ("cifar10|cifar100|imagenet", "cifar10 by default"),
+                      "threat": ("Linf|L2|corruptions", "Linf by default"),
+                      "part": ("std", "of Bai2024MixedNUTS"), "model_dir": ("text", "folder of weights"),
+                      "weights": ("none", "random ones"), "seed": ("number", "of weights=none")},
+             random_weights=True, downloads=True)  # fmt: skip
+@with_missing(_missing_weights)
+def load_zoo_model(uri: ResourceUri) -> "nn.Module":
+    """The model with its published weights, or with `weights=none` as its constructor leaves it.
 
     Raises:
         BaseClassifierError: for an unknown name (close ones are listed), or weights that are missing or no weights,
             with the file's place and the command that fetches it.
     """
+    if uri.option("weights") == "none":
+        return random_zoo_model(uri)
     dataset, threat = _benchmark(uri)
     files = _weight_files(uri, _entry(uri)["gdrive_id"])
     is_part = uri.option("part") is not None
@@ -47,7 +160,7 @@ def load_zoo_model(uri: ResourceUri) -> nn.Module:
     return model
 
 
-def random_zoo_model(uri: ResourceUri) -> nn.Module:
+def random_zoo_model(uri: ResourceUri) -> "nn.Module":
     """The model's class as its constructor leaves it."""
     dataset, entry = _benchmark(uri)[0], _entry(uri)
     with quietly():
@@ -60,7 +173,7 @@ def random_zoo_model(uri: ResourceUri) -> nn.Module:
         return entry["model"]()  # type: ignore[no-any-return]
 
 
-def _published_std(dataset: str) -> nn.Module:
+def _published_std(dataset: str) -> "nn.Module":
     """The class of the published std: BiT ResNet-152x2 on CIFAR, ConvNeXt V2-L (without normalisation) on ImageNet."""
     if dataset == "imagenet":
         make: Callable[..., nn.Module] = import_robustbench(f"{_ARCHITECTURES}.convnext_v2").convnextv2_large
@@ -81,14 +194,19 @@ def _entry(uri: ResourceUri) -> dict[str, Any]:
     known = {str(getattr(key, "value", key)): value for key, value in models.items()}[dataset]
     names: dict[str, dict[str, Any]] = {key.value: value for key, value in known.items()}.get(threat, {})
     if uri.target not in names:
-        close = difflib.get_close_matches(uri.target, names, n=5, cutoff=0.3) or list(names)[:5]
-        raise BaseClassifierError(
-            f"RobustBench has no {dataset} model {uri.target!r} for threat={threat}; it has {len(names)}, "
-            f"among them: {', '.join(close) or 'none'}"
-        )
+        raise _no_such_model(uri, list(names))
     if uri.option("part") is not None and uri.target != MIXTURE:
         raise BaseClassifierError(f"{uri.target} has no parts; only {MIXTURE} takes part=std")
     return names[uri.target]
+
+
+def _no_such_model(uri: ResourceUri, names: list[str]) -> BaseClassifierError:
+    close = difflib.get_close_matches(uri.target, names, n=5, cutoff=0.3) or names[:5]
+    dataset, threat = _benchmark(uri)
+    return BaseClassifierError(
+        f"RobustBench has no {dataset} model {uri.target!r} for threat={threat}; it has {len(names)}, "
+        f"among them: {', '.join(close) or 'none'}"
+    )
 
 
 def _weight_files(uri: ResourceUri, drive_ids: str | list[str] | None) -> list[tuple[Path, str]]:
@@ -112,7 +230,7 @@ def _require(path: Path, drive_id: str) -> None:
         raise BaseClassifierError(f"{error}: {fetch}") from error
 
 
-def _with_tensors(model: nn.Module, path: Path) -> nn.Module:
+def _with_tensors(model: "nn.Module", path: Path) -> "nn.Module":
     """The published part's weights; only constants that its class already holds may be missing from the file."""
     missing, unexpected = model.load_state_dict(read_state_dict(path), strict=False)
     absent = set(missing) - _UNUSED_BY_FORWARD

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from .. import errors
 from ..errors import ClusterError, DatasetError, MixedNutsError
-from ..images.array_images import ArrayImages
+from ..images.arrays import ArrayImages
 from ..images.datasets import open_dataset
 from ..images.image_files import ImageFiles
 from ..images.parquet_images import ImagePart, ImageRows, encode_part, finished_part

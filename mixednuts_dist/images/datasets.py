@@ -4,17 +4,15 @@ An image's sample id is its index in the split, whatever the run asks for.
 """
 
 import hashlib
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ..errors import DatasetError, MixedNutsError
+from ..register import DATASETS
 from ..uris import check_dataset_uri, parse_uri
-from .array_images import open_cifar, open_digits, open_npz
-from .image_files import open_folder
-from .imagenet import open_imagenet
-from .parquet_images import open_parquet
 
 
 class Dataset(Protocol):
@@ -50,13 +48,29 @@ def open_dataset(uri: str) -> Dataset:
     """
     check_dataset_uri(uri)
     parsed = parse_uri(uri)
-    openers: dict[str, Callable[[], Dataset]] = {
-        "digits": open_digits,
-        "cifar10": lambda: open_cifar("CIFAR10", parsed.target),
-        "cifar100": lambda: open_cifar("CIFAR100", parsed.target),
-        "npz": lambda: open_npz(parsed.target),
-        "folder": lambda: open_folder(parsed.target, parsed.option("preprocess")),
-        "imagenet": lambda: open_imagenet(parsed.target, parsed.option("preprocess")),
-        "parquet": lambda: open_parquet(parsed.target),
-    }
-    return openers[parsed.scheme]()
+    opener = DATASETS.get(parsed.scheme)
+    try:
+        dataset: Dataset = opener(parsed)
+    except MixedNutsError:
+        raise
+    except (Exception, SystemExit) as error:  # an opener of a user's
+        raise DatasetError(f"data.uri={uri!r}: cannot be opened: {type(error).__name__}: {error}") from error
+    return dataset
+
+
+def check_images(images_BCHW: Tensor, labels_B: Tensor, uri: str) -> None:
+    """Refuse what a dataset has read where it is no float32 images in [0, 1] with their labels.
+
+    Raises:
+        DatasetError: with what was found.
+    """
+    if images_BCHW.dim() != 4 or images_BCHW.dtype != torch.float32 or labels_B.shape != images_BCHW.shape[:1]:
+        raise DatasetError(
+            f"{uri}: read images {tuple(images_BCHW.shape)} of {images_BCHW.dtype} and labels {tuple(labels_B.shape)}; "
+            "they must be float32 (images, channels, height, width) and one label an image"
+        )
+    if not bool(torch.isfinite(images_BCHW).all()):
+        raise DatasetError(f"{uri}: some pixels are NaN or infinite")
+    if images_BCHW.numel() and not (float(images_BCHW.min()) >= 0 and float(images_BCHW.max()) <= 1):
+        low, high = float(images_BCHW.min()), float(images_BCHW.max())
+        raise DatasetError(f"{uri}: pixels range over [{low:g}, {high:g}]; they must lie in [0, 1]")

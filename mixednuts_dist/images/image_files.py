@@ -1,20 +1,31 @@
-"""Splits that are image files: class sub-folders, decoded and preprocessed one slice at a time."""
+"""Splits that are image files, decoded and preprocessed one slice at a time: `folder:ROOT` and `imagenet:ROOT`.
+
+Torch is imported where tensors are made, so that what is missing can be told without it.
+"""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..classifiers.robustbench_package import import_quietly
+from ..classifiers.robustbench_zoo import robustbench_file
 from ..errors import DatasetError
-from ..uris import PREPROCESS
+from ..register import DATASETS
+from ..uris import PREPROCESS, Missing, ResourceUri, with_missing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+IMAGENET_PREPROCESS = "Res256Crop224"
 _BLOCK = 1 << 20
 
 
@@ -31,16 +42,18 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.names)
 
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
         """Images `start` .. `stop - 1` as float32 in [0, 1], and their labels; errors as in `take`."""
         return self.take(range(start, min(stop, len(self))))
 
-    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def take(self, indices: Sequence[int]) -> "tuple[Tensor, Tensor]":
         """Any images as float32 in [0, 1], and their labels.
 
         Raises:
             DatasetError: for a file that is missing or no image, or images of different sizes.
         """
+        import torch
+
         prepare = preprocessing(self.preprocess)
         images = [self._decoded(self.names[i], prepare) for i in indices]
         for i, image in zip(indices, images, strict=True):
@@ -66,7 +79,7 @@ class ImageFiles:
                 raise DatasetError(f"{self.uri}: there is no file {self.root / name}") from error
         return sha.hexdigest()
 
-    def _decoded(self, name: str, prepare: Callable[[Any], Tensor]) -> Tensor:
+    def _decoded(self, name: str, prepare: "Callable[[Any], Tensor]") -> "Tensor":
         """One image, uint8 of shape (3, H, W)."""
         from PIL import Image, UnidentifiedImageError
 
@@ -75,16 +88,20 @@ class ImageFiles:
                 return prepare(image.convert("RGB"))
         except FileNotFoundError as error:
             raise DatasetError(f"{self.uri}: there is no file {self.root / name}") from error
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
             raise DatasetError(f"{self.uri}: {self.root / name} is damaged or no image: {error}") from error
 
 
-def open_folder(root: str, preprocess: str | None) -> ImageFiles:
+@DATASETS("folder", describes="image files in one sub-folder a class", order=5,
+          forms=("folder:ROOT[?preprocess=Res256Crop224]",), target="folder",
+          options={"preprocess": ("preprocess", "Res256Crop224, Res224, Crop288, with any sizes")})  # fmt: skip
+def open_folder(uri: ResourceUri) -> ImageFiles:
     """Class sub-folders, sorted by name as the classes 0, 1, ...; in each the files sorted by name.
 
     Raises:
         DatasetError: where there is no image in a sub-folder.
     """
+    root = uri.target
     folder = Path(root)
     classes = class_folders(folder)
     named = [
@@ -98,7 +115,7 @@ def open_folder(root: str, preprocess: str | None) -> ImageFiles:
             f"folder:{root} holds no images: it needs one sub-folder a class with {', '.join(EXTENSIONS)} files; "
             f"it has the sub-folders: {', '.join(classes[:10]) or 'none'}"
         )
-    return image_files(f"folder:{root}", folder, named, preprocess)
+    return image_files(f"folder:{root}", folder, named, uri.option("preprocess"))
 
 
 def image_files(uri: str, root: Path, named: Sequence[tuple[str, int]], preprocess: str | None) -> ImageFiles:
@@ -112,8 +129,10 @@ def class_folders(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def preprocessing(name: str | None) -> Callable[[Any], Tensor]:
+def preprocessing(name: str | None) -> "Callable[[Any], Tensor]":
     """PIL image -> uint8 (3, H, W), as RobustBench's preprocessing of that name does it; "Res224" alone is a square."""
+    from ..classifiers.checkpoints import import_quietly
+
     transforms = import_quietly("torchvision.transforms")
     match = PREPROCESS.fullmatch(name or "")
     steps = []
@@ -125,3 +144,59 @@ def preprocessing(name: str | None) -> Callable[[Any], Tensor]:
         steps.append(transforms.CenterCrop(int(match["crop"])))
     composed: Callable[[Any], Tensor] = transforms.Compose([*steps, transforms.PILToTensor()])
     return composed
+
+
+@cache
+def evaluation_names() -> tuple[str, ...]:
+    """RobustBench's list: "n09468604/ILSVRC2012_val_00015253.JPEG" and 4999 more."""
+    return tuple(robustbench_file("helper_files/imagenet_test_image_ids.txt").read_text().split())
+
+
+@cache
+def class_labels() -> dict[str, int]:
+    """WordNet id -> label."""
+    labels: dict[str, int] = json.loads(robustbench_file("helper_files/imagenet_class_to_id_map.json").read_text())
+    return labels
+
+
+def _missing_imagenet(uri: ResourceUri) -> Iterator[Missing]:
+    folder = _validation_folder(uri)
+    absent = [name for name in evaluation_names() if not (folder / name).is_file()]
+    if absent:
+        yield Missing(
+            f"{len(absent)} of RobustBench's {len(evaluation_names())} ImageNet validation images",
+            str((folder / absent[0]).absolute()),
+            "copy ILSVRC2012's validation images there, one sub-folder a class (image-net.org, with an account)",
+            by_itself=len(absent) < len(evaluation_names()),  # some are enough to go on with; a warning counts them
+        )
+
+
+@DATASETS("imagenet", describes="RobustBench's 5000 fixed ImageNet validation images", order=4,
+          forms=("imagenet:ROOT[?preprocess=BicubicRes256Crop224]",), target="folder", preprocess="Res256Crop224",
+          options={"preprocess": ("preprocess", "Res256Crop224 by default")}, downloads=True)  # fmt: skip
+@with_missing(_missing_imagenet)
+def open_imagenet(uri: ResourceUri) -> ImageFiles:
+    """Those of RobustBench's 5000 images that are under ROOT, in its order and with its labels.
+
+    ROOT is the validation folder with one sub-folder a class (n01440764, ...), or the folder above it with a `val`.
+    Labels are the positions of the 1000 classes in WordNet order, as in RobustBench's loader, which takes them from
+    the sub-folders; where some images or classes are missing, the others keep labels and order.
+
+    Raises:
+        DatasetError: where none is.
+    """
+    root, folder = uri.target, _validation_folder(uri)
+    present = [name for name in evaluation_names() if (folder / name).is_file()]
+    if not present:
+        raise DatasetError(
+            f"imagenet:{root}: none of RobustBench's {len(evaluation_names())} images is under {folder.absolute()}; "
+            f"the first should be {folder / evaluation_names()[0]} (the validation images in one sub-folder a class)"
+        )
+    if len(present) < len(evaluation_names()):
+        logger.warning("imagenet:%s: %d of the %d images are there", root, len(present), len(evaluation_names()))
+    named = [(name, class_labels()[name.partition("/")[0]]) for name in present]
+    return image_files(f"imagenet:{root}", folder, named, uri.option("preprocess") or IMAGENET_PREPROCESS)
+
+
+def _validation_folder(uri: ResourceUri) -> Path:
+    return Path(uri.target) / "val" if (Path(uri.target) / "val").is_dir() else Path(uri.target)

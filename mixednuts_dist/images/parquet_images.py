@@ -9,7 +9,8 @@ import io
 import json
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,11 +22,14 @@ import torch
 from torch import Tensor
 
 from ..errors import DatasetError, MissingArtifact, StoreError
+from ..register import DATASETS
 from ..storage.store import Store
+from ..uris import ResourceUri
 
 MANIFEST = "manifest.json"
 LAYOUT_VERSION = 1
 _METADATA = b"mixednuts_images"
+_RESOLUTION = float(1 << 64)
 logger = logging.getLogger(__name__)
 
 _UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, TypeError)
@@ -136,12 +140,15 @@ class ParquetImages:
         return self._last[1]
 
 
-def open_parquet(address: str) -> ParquetImages:
+@DATASETS("parquet", describes="what mixednuts prepare wrote, in a folder or a bucket", order=7,
+          forms=("parquet:URI",), target="text")  # fmt: skip
+def open_parquet(uri: ResourceUri) -> ParquetImages:
     """Open a prepared set by its manifest.
 
     Raises:
         DatasetError: where there is no manifest, with the command that makes one, or it is not readable.
     """
+    address = uri.target
     try:
         store = Store(address)
         if not store.exists(MANIFEST):
@@ -216,3 +223,26 @@ def _damaged(store: Store, part: ImagePart, reason: str) -> DatasetError:
         f"{store.address(part.name)} (images {part.start}-{part.stop - 1}) is missing or damaged: {reason}. The same "
         "mixednuts prepare command writes this part again and leaves the others"
     )
+
+
+def balanced_order(labels: Iterable[int], seed: int) -> list[int]:
+    """The indices 0 .. N-1, shuffled within each class, the classes spread evenly over the whole length.
+
+    Where the r-th of a class's n images goes is (r + u) / n of the length, u in [0, 1) a constant of the class: a
+    stretch of w images holds n w / N of that class, give or take two. Only `seed` and the labels decide; no random
+    number generator whose next release could give another order.
+    """
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, label in enumerate(labels):
+        members[int(label)].append(index)
+    places = []
+    for label, indices in members.items():
+        shift = _uniform(f"{seed} class {label}")
+        shuffled = sorted(indices, key=lambda index: _uniform(f"{seed} image {index}"))
+        places += [((rank + shift) / len(indices), index) for rank, index in enumerate(shuffled)]
+    return [index for _, index in sorted(places)]
+
+
+def _uniform(key: str) -> float:
+    """A number in [0, 1) that looks random and depends on `key` alone."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) / _RESOLUTION

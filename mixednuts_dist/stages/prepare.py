@@ -8,9 +8,8 @@ from ..config import digest
 from ..distributed.cluster import RaySession, connected
 from ..distributed.preparation import PartDone, PartJob, write_parts
 from ..errors import DatasetError
-from ..images.balanced_order import balanced_order
 from ..images.datasets import Dataset, open_dataset
-from ..images.parquet_images import MANIFEST, Manifest, open_parquet
+from ..images.parquet_images import MANIFEST, Manifest, balanced_order, open_parquet
 from ..storage.partitions import split_images
 from ..storage.store import Store
 from ..uris import parse_uri
@@ -67,7 +66,7 @@ def _refuse_others(destination: str, jobs: Sequence[PartJob]) -> None:
     """Two sets in one folder would be a mixture of both."""
     store = Store(destination)
     if store.exists(MANIFEST):
-        there = open_parquet(destination).manifest
+        there = open_parquet(parse_uri(f"parquet:{destination}")).manifest
         if there.fingerprint != jobs[0].fingerprint:
             raise DatasetError(
                 f"{store.uri} already holds other images or another order ({len(there.labels)} images of "

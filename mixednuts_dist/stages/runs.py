@@ -15,7 +15,7 @@ from ..attacks.red_flags import has_gradient
 from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
 from ..config import RunConfig, digest
 from ..errors import BaseClassifierError, DamagedFile, DatasetError, FingerprintMismatch, MissingArtifact, StoreError
-from ..images.datasets import Dataset, labels_checksum, open_dataset
+from ..images.datasets import Dataset, check_images, labels_checksum, open_dataset
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, split_images
 from ..storage.records import Receipt
@@ -113,7 +113,8 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     """Open the dataset and both classifiers and try them on a few images, on the CPU."""
     dataset = open_dataset(config.data.uri)
     n_images = _n_images(config, dataset)
-    images, _ = dataset.read(0, min(_PROBE_IMAGES, n_images))
+    images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
+    check_images(images, labels, config.data.uri)
     checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset)}
     n_classes = {}
     for role, uri in (("std", config.std), ("rob", config.rob)):

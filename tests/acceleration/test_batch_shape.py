@@ -5,7 +5,7 @@ import torch
 
 from mixednuts_dist.acceleration.batch_shape import SteadyRows
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.images.digits import load_digits_split
+from mixednuts_dist.images.arrays import load_digits_split
 
 
 @pytest.mark.parametrize("role", ["std", "rob"])

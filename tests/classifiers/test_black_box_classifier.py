@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mixednuts_dist.data import black_box
 
+from mixednuts_dist.classifiers import black_box_classifier as black_box
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
-from mixednuts_dist.classifiers.black_box_classifier import BlackBoxClassifier, load_black_box
+from mixednuts_dist.classifiers.black_box_classifier import BlackBoxClassifier
 from mixednuts_dist.errors import BaseClassifierError
-from mixednuts_dist.uris import parse_uri
 
 FUNCTIONS = """
 import numpy as np
@@ -133,7 +132,7 @@ def test_answers_that_are_none_are_quoted(service: Service, body: bytes, message
 
 
 def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(black_box, "_RETRIES", 1)
+    monkeypatch.setattr(black_box, "_FIRST_PATIENCE", 0.5)
     with pytest.raises(BaseClassifierError, match=r"http://127.0.0.1:9/x does not answer"):
         load_classifier("http://127.0.0.1:9/x", "std")(torch.rand(1, 3, 4, 4))
 
@@ -154,7 +153,7 @@ def test_answered_classes_become_certain_logits(functions: str) -> None:
     logits = load_classifier(f"{functions}:classes#classes=3", "std")(x)
     assert torch.equal(logits.argmax(dim=1), logits_of(x).argmax(dim=1))
     assert logits.softmax(dim=1).max(dim=1).values == pytest.approx(1)
-    with pytest.raises(BaseClassifierError, match="class 2 of 2"):
+    with pytest.raises(BaseClassifierError, match="classes 2 to 2 of 2"):
         BlackBoxClassifier(lambda images: np.full(len(images), 2), 2)(x)
 
 
@@ -163,15 +162,15 @@ def test_a_random_answer_is_told_although_answers_are_kept(functions: str) -> No
         check_classifier(load_classifier(f"{functions}:noisy", "std"), torch.rand(4, 3, 5, 5), "std")
 
 
-@pytest.mark.parametrize("fragment", ["class=3", "classes=x", "classes=3&more=1"])
+@pytest.mark.parametrize("fragment", ["class=3", "classes=x", "classes=3&more=1", "classes="])
 def test_a_wrong_fragment_is_refused(fragment: str) -> None:
     uri = f"http://host/x#{fragment}"
     with pytest.raises(BaseClassifierError, match="only classes=K may follow"):
-        load_black_box(uri, parse_uri(uri), {})
+        load_classifier(uri, "std")
 
 
 def test_the_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(black_box, "_CACHED_ANSWERS", 4)
+    monkeypatch.setattr(black_box, "_CACHED_BYTES", 4 * (3 * 4 + black_box._KEPT_OVERHEAD))
     asked: list[int] = []
 
     def ask(images: np.ndarray) -> np.ndarray:

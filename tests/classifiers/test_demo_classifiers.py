@@ -5,13 +5,13 @@ from importlib import resources
 
 import pytest
 import torch
-from mixednuts_dist.data import demo_classifiers
 from torch import Tensor
 from torch.nn import functional as F
 
+from mixednuts_dist.classifiers import demo_classifiers
 from mixednuts_dist.classifiers.demo_classifiers import DEMO_EPS, DigitsNet, demo_rob, demo_rob_light, demo_std
 from mixednuts_dist.errors import BaseClassifierError
-from mixednuts_dist.images.digits import load_digits_split
+from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.tools.demo_training import Recipe, train
 
 N_PGD_ITERATIONS = 20

@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
-from mixednuts_dist.classifiers.model_libraries import Normalized
-from mixednuts_dist.classifiers.robustbench_package import import_quietly
+from mixednuts_dist.classifiers.base_classifiers import (
+    Normalized,
+    check_classifier,
+    classifier_checksum,
+    load_classifier,
+)
+from mixednuts_dist.classifiers.checkpoints import import_quietly
 from mixednuts_dist.errors import BaseClassifierError
 
 TINY = "test_byobnet"  # of timm: half a million parameters, made for tests

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.classifiers.base_classifiers import check_classifier, load_classifier
-from mixednuts_dist.classifiers.model_libraries import Normalized
-from mixednuts_dist.classifiers.robustbench_package import import_robustbench
+from mixednuts_dist.classifiers.base_classifiers import Normalized, check_classifier, load_classifier
+from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
 from mixednuts_dist.errors import BaseClassifierError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -20,7 +20,7 @@ import pathlib
 import sys
 import torch
 from mixednuts_dist.classifiers.demo_classifiers import demo_rob
-from mixednuts_dist.images.digits import load_digits_split
+from mixednuts_dist.images.arrays import load_digits_split
 
 MARK = pathlib.Path(__file__).with_name("mark")
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from mixednuts_dist.errors import DatasetError
-from mixednuts_dist.images.array_images import ArrayImages, open_npz
+from mixednuts_dist.images.arrays import ArrayImages, open_npz
+from mixednuts_dist.uris import ResourceUri, parse_uri
+
+
+def npz(path: object) -> ResourceUri:
+    return parse_uri(f"npz:{path}")
+
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (50, 6, 7, 3), np.uint8)
 LABELS = np.arange(50) % 4
@@ -18,14 +24,15 @@ LABELS = np.arange(50) % 4
 @pytest.mark.parametrize("pixels", [PIXELS, PIXELS.astype(np.float32) / 255], ids=["uint8", "float32"])
 def test_slices_equal_the_whole(tmp_path: Path, save: "np.ufunc", pixels: np.ndarray) -> None:
     save(tmp_path / "a.npz", images=pixels, labels=LABELS)
-    data = open_npz(str(tmp_path / "a.npz"))
+    data = open_npz(npz(tmp_path / "a.npz"))
     whole = torch.from_numpy(PIXELS).permute(0, 3, 1, 2).float().div(255)
     for start, stop in ((0, 50), (7, 19), (49, 60), (3, 3)):
         images, labels = data.read(start, stop)
         assert torch.equal(images, whole[start:stop])
         assert labels.tolist() == LABELS[start:stop].tolist()
-    images, labels = data.take([30, 2, 31])
-    assert torch.equal(images, whole[[30, 2, 31]])
+    images, labels = data.take([30, 2, 31, 2, 2])
+    assert torch.equal(images, whole[[30, 2, 31, 2, 2]])
+    assert labels.tolist() == LABELS[[30, 2, 31, 2, 2]].tolist()
     in_memory = ArrayImages("x", pixels, LABELS)
     assert data.checksum(20) == in_memory.checksum(20) != in_memory.checksum(21)
 
@@ -39,7 +46,7 @@ def test_an_open_file_is_not_held_in_memory(tmp_path: Path) -> None:
     )
     process = psutil.Process()
     before = process.memory_info().rss
-    data = open_npz(str(tmp_path / "large.npz"))
+    data = open_npz(npz(tmp_path / "large.npz"))
     data.read(60000, 60100)
     data.checksum(5000)
     assert process.memory_info().rss - before < n_bytes / 4
@@ -56,10 +63,10 @@ def test_an_open_file_is_not_held_in_memory(tmp_path: Path) -> None:
 def test_files_that_cannot_be_sliced_are_explained(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(DatasetError, match=message):
-        open_npz(str(tmp_path / "a.npz"))
+        open_npz(npz(tmp_path / "a.npz"))
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 no more")
     with pytest.raises(DatasetError, match=r"a\.npz is damaged or no \.npz file"):
-        open_npz(str(tmp_path / "a.npz"))
+        open_npz(npz(tmp_path / "a.npz"))

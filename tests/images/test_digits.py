@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from mixednuts_dist.errors import DatasetError
-from mixednuts_dist.images.digits import N_TRAIN, load_digits_split
+from mixednuts_dist.images.arrays import N_TRAIN, load_digits_split
 
 
 @pytest.mark.parametrize(("split", "size"), [("train", 898), ("test", 899)])

@@ -7,11 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mixednuts_dist.classifiers.robustbench_package import import_robustbench
+from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
 from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.images.image_files import ImageFiles
-from mixednuts_dist.images.imagenet import class_labels, evaluation_names
+from mixednuts_dist.images.image_files import ImageFiles, class_labels, evaluation_names
 
 
 def draw(path: Path, seed: int, size: tuple[int, int] = (300, 280)) -> None:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from mixednuts_dist.errors import DatasetError
-from mixednuts_dist.images.balanced_order import balanced_order
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.images.parquet_images import (
     MANIFEST,
     ImagePart,
     ImageRows,
     Manifest,
+    balanced_order,
     decode_part,
     encode_part,
     finished_part,

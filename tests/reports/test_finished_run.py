@@ -17,7 +17,7 @@ from scipy.special import erf
 from mixednuts_dist import pipeline
 from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.errors import FingerprintMismatch
-from mixednuts_dist.images.digits import load_digits_split
+from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.reports.report import collect
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from mixednuts_dist.data import uris
 
+from mixednuts_dist import uris
 from mixednuts_dist.config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError, DatasetError
 
@@ -15,7 +15,9 @@ from mixednuts_dist.errors import BaseClassifierError, DatasetError
     ("uri", "message"),
     [
         ("mnist", "valid forms: digits, cifar10.*npz:FILE, parquet:URI"),
+        ("cifr10", r"did you mean 'cifar10'\? Valid forms: digits"),
         ("npz", "valid forms: npz:FILE"),
+        ("digits:train", "'train' is too much; valid forms: digits"),
         ("npz:nowhere.npz", "no file .*nowhere.npz"),
         ("folder:nowhere", "no folder .*nowhere"),
         ("imagenet:", "valid forms: imagenet:ROOT"),
@@ -36,13 +38,14 @@ def test_a_wrong_dataset_is_refused_with_the_valid_forms(uri: str, message: str)
     ("uri", "message"),
     [
         ("resnet18", "robustbench:MODEL.*torchvision:NAME.*timm:NAME.*hf:ORG/NAME.*py:"),
-        ("demo:best", "demo:std, demo:rob"),
+        ("tim:resnet18", r"did you mean 'timm'\?"),
+        ("demo:best", "demo:std, demo:rob, demo:rob_light"),
         ("demo:std?seed=1", "unknown option 'seed'; this form takes none"),
         ("robustbench:", "valid forms: robustbench:MODEL"),
         ("robustbench:X?dataset=mnist", "dataset='mnist' is not one of cifar10, cifar100, imagenet"),
         ("robustbench:X?threat=linf", "threat='linf' is not one of Linf, L2"),
-        ("robustbench:X?treat=Linf", "unknown option 'treat'; valid options: dataset, threat"),
-        ("timm:x?checkpoint=nowhere.pt", "no checkpoint .*nowhere.pt"),
+        ("robustbench:X?treat=Linf", r"unknown option 'treat'; did you mean 'threat'\? Valid options: dataset, threat"),
+        ("timm:x?checkpoint=nowhere.pt", "no file .*nowhere.pt"),
         ("timm:x?weights=none&seed=first", "seed='first' is not a whole number"),
         ("torchvision:x?num_classes=-1", "num_classes='-1'"),
         ("hf:resnet18", "valid forms: hf:ORG/NAME"),
@@ -75,7 +78,7 @@ def test_a_black_box_keeps_its_query_and_its_fragment_apart() -> None:
 def test_the_configuration_describes_the_forms_that_there_are() -> None:
     described = RunConfig.model_fields["data"].annotation
     assert described is not None
-    assert ", ".join(uris.DATASET_FORMS) == described.model_fields["uri"].description
+    assert ", ".join(uris.dataset_forms()) == described.model_fields["uri"].description
 
 
 @pytest.mark.parametrize(

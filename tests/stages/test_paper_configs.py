@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.classifiers.robustbench_package import import_robustbench, quietly
+from mixednuts_dist.classifiers.checkpoints import quietly
+from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
 from mixednuts_dist.cli.sizing import describe
 from mixednuts_dist.config import RunConfig, grid_values, load_config
 from mixednuts_dist.errors import BaseClassifierError

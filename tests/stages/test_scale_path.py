@@ -12,8 +12,7 @@ import pytest
 import torch
 import yaml
 
-from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
-from mixednuts_dist.classifiers.model_libraries import Normalized
+from mixednuts_dist.classifiers.base_classifiers import Normalized, classifier_checksum, load_classifier
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset

@@ -1,0 +1,272 @@
+"""Splits that are arrays: `digits`, `cifar10`, `cifar100` and `npz:FILE`, the last read slice by slice.
+
+Torch is imported where tensors are made, so that what is missing can be told without it.
+"""
+
+import hashlib
+import lzma
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from ..errors import DatasetError
+from ..register import DATASETS
+from ..uris import Missing, ResourceUri, with_missing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DigitsSplit = Literal["train", "test"]
+
+CIFAR_ROOT = "data"
+N_TRAIN = 898  # rows 0..897 of the digits train; the remaining 899 test
+LARGEST_LABEL = 2**31 - 1  # beyond it stand -1 read as unsigned, ids and hashes, but no classes
+_LARGEST_PIXEL = 16  # each pixel of the digits counts the inked dots of a 4 x 4 block
+_CHUNK = 1000  # images looked at at a time
+_FLOATS = (np.float16, np.float32, np.float64)
+_HEADER_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+# What zipfile, its decompressors and numpy's header reader raise at bytes that were not written so.
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, SyntaxError, EOFError),
+    *(OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError, NotImplementedError, RuntimeError),
+)
+_CIFAR_FILES = {
+    "CIFAR10": ("cifar-10-batches-py/test_batch", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"),
+    "CIFAR100": ("cifar-100-python/test", "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"),
+}
+
+
+@dataclass(frozen=True)
+class ArrayImages:
+    """Images as one array, in memory or in an .npz file; channels first or last, uint8 or floats in [0, 1].
+
+    Raises:
+        DatasetError: where they are no such images, or the labels are not one class an image.
+    """
+
+    uri: str
+    images: "np.ndarray[Any, Any] | StoredArray"
+    labels: np.ndarray[Any, Any]  # (N,) integers; int64 once it is made
+
+    def __post_init__(self) -> None:
+        _check_arrays(self.uri, self.images, self.labels)
+        object.__setattr__(self, "labels", self.labels.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, start: int, stop: int) -> "tuple[Tensor, Tensor]":
+        """Images `start` .. `stop - 1` as float32 in [0, 1], and their labels."""
+        return self._tensors(self.images[start:stop], self.labels[start:stop])
+
+    def take(self, indices: Sequence[int]) -> "tuple[Tensor, Tensor]":
+        """Any images as float32 in [0, 1], and their labels."""
+        return self._tensors(self.images[list(indices)], self.labels[list(indices)])
+
+    def checksum(self, n: int) -> str:
+        """sha256 of the first `n` images and labels."""
+        sha = hashlib.sha256(np.ascontiguousarray(self.labels[:n]).tobytes())
+        for start in range(0, n, _CHUNK):
+            sha.update(np.ascontiguousarray(_channels_first(self.images[start : min(start + _CHUNK, n)])).tobytes())
+        return sha.hexdigest()
+
+    def _tensors(self, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> "tuple[Tensor, Tensor]":
+        import torch
+
+        ours = images.astype(images.dtype.newbyteorder("="), copy=False)  # torch knows no other byte order
+        pixels = torch.from_numpy(np.ascontiguousarray(_channels_first(ours)))
+        scaled = pixels.float().div(255) if pixels.dtype == torch.uint8 else pixels.float()
+        return scaled, torch.from_numpy(np.ascontiguousarray(labels))
+
+
+@DATASETS("digits", describes="the test half of scikit-learn's digits", order=1, forms=("digits",), target="nothing",
+          image_shape=(1, 8, 8))  # fmt: skip
+def open_digits(_: ResourceUri) -> ArrayImages:
+    """The 899 images that the demo's classifiers were not trained on."""
+    images, labels = load_digits_split("test")
+    return ArrayImages("digits", images.numpy(), labels.numpy())
+
+
+def load_digits_split(split: DigitsSplit) -> "tuple[Tensor, Tensor]":
+    """Read one half of the digits; an image's sample id is its row in what this returns.
+
+    The 1,797 images of 8 x 8 pixels are the test part of the UCI "Optical Recognition of Handwritten Digits" data:
+    about 130 from each of 13 people, and the rows, to judge by the rhythm of their labels, keep each person's together.
+    A cut at one row therefore separates people: all but the one writer whom it passes through are on one side only. A
+    shuffled split would put every hand on both sides and flatter the accuracies.
+
+    Args:
+        split: "train" for the first 898 rows of `sklearn.datasets.load_digits`, "test" for the other 899.
+
+    Returns:
+        Images, float32 of shape (N, 1, 8, 8) in [0, 1] (multiples of 1/16), and labels, int64 of shape (N,).
+
+    Raises:
+        DatasetError: for any other split, or where scikit-learn is not installed.
+    """
+    import torch
+
+    if split not in get_args(DigitsSplit):
+        raise DatasetError(f"digits has no split {split!r}; valid splits: {', '.join(get_args(DigitsSplit))}")
+    package = find_spec("sklearn")  # its table is read as a file: importing scikit-learn takes three seconds
+    if package is None or package.origin is None:
+        raise DatasetError("digits come with scikit-learn, which is not installed. Run: pip install scikit-learn")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(path, delimiter=",", dtype=np.int64)  # 64 pixels, then the label
+    rows = table[:N_TRAIN] if split == "train" else table[N_TRAIN:]
+    images_BCHW = torch.from_numpy(rows[:, :-1]).float().reshape(-1, 1, 8, 8) / _LARGEST_PIXEL
+    return images_BCHW, torch.from_numpy(rows[:, -1].copy())
+
+
+def _missing_cifar(uri: ResourceUri) -> Iterator[Missing]:
+    name, folder = uri.scheme.upper(), Path(uri.target or CIFAR_ROOT)
+    file, url = _CIFAR_FILES[name]
+    if not (folder / file).is_file():
+        yield Missing(f"the images of {name}", str((folder / file).absolute()), _cifar_command(name, folder), url)
+
+
+def _cifar_command(name: str, folder: Path) -> str:
+    return f"python -c \"import torchvision; torchvision.datasets.{name}('{folder}', download=True)\""
+
+
+@DATASETS("cifar10", describes="CIFAR-10's test images, as torchvision keeps them", order=2, forms=("cifar10[:ROOT]",),
+          image_shape=(3, 32, 32), downloads=True)  # fmt: skip
+@DATASETS("cifar100", describes="CIFAR-100's test images, as torchvision keeps them", order=3,
+          forms=("cifar100[:ROOT]",), image_shape=(3, 32, 32), downloads=True)  # fmt: skip
+@with_missing(_missing_cifar)
+def open_cifar(uri: ResourceUri) -> ArrayImages:
+    """The test split under ROOT.
+
+    Raises:
+        DatasetError: where it is not there, with the command that downloads it.
+    """
+    from ..classifiers.checkpoints import import_quietly
+
+    name, folder = uri.scheme.upper(), Path(uri.target or CIFAR_ROOT)
+    datasets = import_quietly("torchvision.datasets")
+    try:
+        split = getattr(datasets, name)(folder, train=False, download=False)
+    except RuntimeError as error:
+        raise DatasetError(
+            f"{name} is not under {folder.absolute()}; download it once with: {_cifar_command(name, folder)}"
+        ) from error
+    return ArrayImages(f"{name.lower()}:{folder}", split.data, np.asarray(split.targets))
+
+
+@DATASETS("npz", describes="the arrays images and labels of a numpy file", order=6, forms=("npz:FILE",), target="file")
+def open_npz(uri: ResourceUri) -> ArrayImages:
+    """The arrays `images` and `labels` of an .npz file, every byte of which has been held against its CRC.
+
+    Raises:
+        DatasetError: where the file is damaged, or they are missing or are no images with labels.
+    """
+    path, name = Path(uri.target), f"npz:{uri.target}"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [Path(member).stem for member in archive.namelist()]
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} is not what was written")
+        if not {"images", "labels"} <= set(names):
+            raise DatasetError(f"{name} holds {sorted(names)[:10]}; it needs the arrays images and labels")
+        images, labels = (StoredArray.of(path, f"{array}.npy") for array in ("images", "labels"))
+        return ArrayImages(name, images, labels[:])
+    except _UNREADABLE as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DatasetError(f"{name} is damaged or no .npz file of arrays: {reason}") from error
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """One array of an .npz file, sliced along its first axis without reading the rest into memory.
+
+    A compressed file (np.savez_compressed) is unpacked from its beginning up to the slice at every read.
+    """
+
+    path: Path
+    member: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int = field(repr=False)  # of the first element in the member
+
+    @classmethod
+    def of(cls, path: Path, member: str) -> "StoredArray":
+        """Read the array's header.
+
+        Raises:
+            ValueError: for Python objects, an unknown version, columns first (Fortran order), or fewer bytes than the
+                shape says.
+        """
+        with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            if version not in _HEADER_READERS:
+                raise ValueError(f"{member} has format version {version}")
+            shape, fortran_order, dtype = _HEADER_READERS[version](file)
+            if fortran_order or dtype.hasobject:
+                raise ValueError(f"{member} is stored columns first or as objects; save np.ascontiguousarray(images)")
+            held, said = archive.getinfo(member).file_size - file.tell(), _product(shape) * dtype.itemsize
+            if held != said:
+                raise ValueError(f"{member} is said to be {shape} of {dtype}, {said} bytes, and holds {held}")
+            return cls(path, member, shape, dtype, file.tell())
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, rows: slice | list[int]) -> np.ndarray[Any, Any]:
+        """Those rows in the order asked for; an index may come more than once."""
+        indices = list(range(*rows.indices(self.shape[0]))) if isinstance(rows, slice) else rows
+        wanted = sorted(set(indices))
+        read = np.empty((len(wanted), *self.shape[1:]), self.dtype)
+        size = _product(self.shape[1:]) * self.dtype.itemsize
+        with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
+            for place, index in enumerate(wanted):  # forwards only: going back means unpacking from the beginning
+                file.seek(self.offset + index * size)
+                read[place] = np.frombuffer(file.read(size), self.dtype).reshape(self.shape[1:])
+        return read if indices == wanted else read[np.searchsorted(wanted, indices)]
+
+
+def _product(shape: Sequence[int]) -> int:
+    product = 1
+    for length in shape:
+        product *= length  # Python's integers do not overflow, as numpy's would at a header that says 2^40 x 2^40
+    return product
+
+
+def _channels_first(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """(B, C, H, W) of grey images (B, H, W) and of images with their channels last."""
+    if images.ndim == 3:
+        return images[:, None]
+    if images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
+        return images.transpose(0, 3, 1, 2)
+    return images
+
+
+def _check_arrays(uri: str, images: "np.ndarray[Any, Any] | StoredArray", labels: np.ndarray[Any, Any]) -> None:
+    """A known shape, pixel type and range, one label an image."""
+    if images.ndim not in (3, 4) or labels.shape != images.shape[:1] or not len(labels) or 0 in images.shape:
+        raise DatasetError(f"{uri}: images {images.shape} and labels {labels.shape} are not N images with N labels")
+    if not np.issubdtype(labels.dtype, np.integer) or not 0 <= int(labels.min()) <= int(labels.max()) <= LARGEST_LABEL:
+        found = f"{labels.dtype} from {str(labels.min())[:40]} to {str(labels.max())[:40]}"
+        raise DatasetError(f"{uri}: labels must be integers from 0 to {LARGEST_LABEL}; found {found}")
+    if images.dtype == np.uint8:
+        return
+    if images.dtype.newbyteorder("=") not in _FLOATS:
+        raise DatasetError(f"{uri}: pixels are {images.dtype}; store uint8, or floats in [0, 1]")
+    for start in range(0, images.shape[0], _CHUNK):
+        part = images[start : start + _CHUNK]
+        low, high = float(part.min()), float(part.max())
+        if np.isnan(low):
+            raise DatasetError(f"{uri}: images {start}-{start + len(part) - 1} hold pixels that are NaN")
+        if not (low >= 0 and high <= 1):
+            raise DatasetError(f"{uri}: pixels range over [{low:g}, {high:g}]; store them in [0, 1]")

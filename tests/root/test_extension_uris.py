@@ -1,0 +1,85 @@
+"""A data set and a classifier of the user's own, each one decorated function in a file outside of the package."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixednuts_dist.classifiers.base_classifiers import check_classifier, load_classifier
+from mixednuts_dist.errors import BaseClassifierError, DatasetError
+from mixednuts_dist.images.datasets import check_images, open_dataset
+from mixednuts_dist.register import load_extensions
+from mixednuts_dist.uris import check_classifier_uri, check_uris, classifier_forms, dataset_forms, without_weights
+
+MINE = """
+import numpy as np
+import torch
+from mixednuts_dist.images.arrays import ArrayImages
+from mixednuts_dist.register import CLASSIFIERS, DATASETS
+
+@DATASETS("stripes@", describes="striped images", forms=("stripes@:N[?seed=0]",), target="number",
+          options={"seed": ("number", "of the stripes")})
+def open_stripes(uri):
+    n = int(uri.target)
+    images = np.random.default_rng(int(uri.option("seed", "0"))).integers(0, 256, (n, 8, 8), np.uint8)
+    return ArrayImages(f"stripes@:{n}", images, np.arange(n) % 3)
+
+@CLASSIFIERS("means@", describes="mean of each third of the rows", forms=("means@:K",), target="3|4",
+             random_weights=True)
+def load_means(uri):
+    class Means(torch.nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :60].reshape(len(x), int(uri.target), -1).mean(dim=2)
+    return Means()
+"""
+
+
+@pytest.fixture
+def scheme(tmp_path: Path) -> str:
+    """What this test's schemes end in: a register keeps what it has been given until the process ends."""
+    suffix = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:8]
+    (tmp_path / "mine.py").write_text(MINE.replace("@:", f"{suffix}:").replace('@"', f'{suffix}"'))
+    load_extensions([str(tmp_path / "mine.py")])
+    return suffix
+
+
+def test_schemes_of_an_extension_are_listed_checked_and_opened(scheme: str) -> None:
+    data, rob = f"stripes{scheme}:20?seed=3", f"means{scheme}:3"
+    check_uris(data=data, std="demo:std", rob=rob)
+    assert f"stripes{scheme}:N[?seed=0]" in dataset_forms()
+    assert f"means{scheme}:K" in classifier_forms()
+    assert without_weights(rob) == f"{rob}?weights=none"
+    dataset = open_dataset(data)
+    images, labels = dataset.read(5, 13)
+    check_images(images, labels, data)
+    assert images.shape == (8, 1, 8, 8)
+    assert check_classifier(load_classifier(rob, "rob"), images, "rob") == 3
+
+
+def test_mistakes_in_them_are_told_as_in_our_own(scheme: str) -> None:
+    with pytest.raises(DatasetError, match=r"seed='x' is not a whole number"):
+        open_dataset(f"stripes{scheme}:20?seed=x")
+    with pytest.raises(DatasetError, match=rf"did you mean 'stripes{scheme}'\?"):
+        open_dataset(f"stripe{scheme}:20")
+    with pytest.raises(DatasetError, match=r"'many' is not a whole number; valid forms: stripes"):
+        open_dataset(f"stripes{scheme}:many")
+    with pytest.raises(DatasetError, match=r"images \(0, 8, 8\)"):
+        open_dataset(f"stripes{scheme}:0")
+    with pytest.raises(BaseClassifierError, match="is not one of 3, 4"):
+        check_classifier_uri(f"means{scheme}:5", "rob")
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.full((2, 1, 3, 3), torch.nan), "NaN"),
+        (torch.full((2, 1, 3, 3), 1.5), r"\[1.5, 1.5\]"),
+        (torch.zeros(2, 3, 3), "float32 "),
+        (torch.zeros(2, 1, 3, 3, dtype=torch.float64), "float64"),
+        (torch.zeros(3, 1, 3, 3), "one label an image"),
+    ],
+)
+def test_what_a_data_set_reads_is_looked_at(images: torch.Tensor, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        check_images(images, torch.zeros(2, dtype=torch.int64), "mine:1")
