@@ -276,10 +276,9 @@ def _lacking_files(parsed: ResourceUri, entry: Entry | None) -> Iterator[Missing
 
 
 def _listed(what: str, valid: Sequence[str], written: str, names: Iterable[str]) -> str:
-    """The valid ones, for the end of a message, after the name that is closest to what was written."""
+    """The valid ones, for the end of a message, and the name that is closest to what was written."""
     close = difflib.get_close_matches(written, list(names), n=1)
-    hint = f"; did you mean {close[0]!r}? Valid" if close else "; valid"
-    return f"{hint} {what}: {', '.join(valid)}"
+    return f"; valid {what}: {', '.join(valid)}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def _forms(entry: Entry) -> Sequence[str]:

@@ -31,9 +31,7 @@ from ..storage.tables import read_attack_records, read_evaluate_records
 REDUCED_IMAGES = 150
 REDUCED_ITERATIONS = 50
 REDUCED_QUERIES = 500
-DEMO_OTHER_ROB = (
-    "py:mixednuts_dist.classifiers.demo_classifiers:demo_rob_light"  # what demo:rob is compared with by default
-)
+DEMO_OTHER_ROB = "demo:rob_light"  # what demo:rob is compared with by default
 
 
 @dataclass(frozen=True)

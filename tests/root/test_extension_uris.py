@@ -1,6 +1,7 @@
 """A data set and a classifier of the user's own, each one decorated function in a file outside of the package."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, load_classifier
 from mixednuts_dist.errors import BaseClassifierError, DatasetError
 from mixednuts_dist.images.datasets import check_images, open_dataset
-from mixednuts_dist.register import load_extensions
+from mixednuts_dist.register import CLASSIFIERS, DATASETS, load_extensions
 from mixednuts_dist.uris import check_classifier_uri, check_uris, classifier_forms, dataset_forms, without_weights
 
 MINE = """
@@ -36,12 +37,14 @@ def load_means(uri):
 
 
 @pytest.fixture
-def scheme(tmp_path: Path) -> str:
-    """What this test's schemes end in: a register keeps what it has been given until the process ends."""
+def scheme(tmp_path: Path) -> Iterator[str]:
+    """What this test's schemes end in; they are taken out of the registers afterwards."""
     suffix = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:8]
     (tmp_path / "mine.py").write_text(MINE.replace("@:", f"{suffix}:").replace('@"', f'{suffix}"'))
     load_extensions([str(tmp_path / "mine.py")])
-    return suffix
+    yield suffix
+    for register, name in ((DATASETS, f"stripes{suffix}"), (CLASSIFIERS, f"means{suffix}")):
+        del register._added[name], register._made[name]
 
 
 def test_schemes_of_an_extension_are_listed_checked_and_opened(scheme: str) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import s3fs
 import torch
-from mixednuts_dist.data import outages
-from mixednuts_dist.data import store as store_module
 
 from mixednuts_dist.config import parse_config
 from mixednuts_dist.errors import MissingArtifact, StoreError
 from mixednuts_dist.stages.runs import Inputs, Run, finished_partitions
+from mixednuts_dist.storage import outages
+from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store, concurrently
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
