@@ -4,12 +4,12 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -17,15 +17,24 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     Tag,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
 
+from .config_file import read_yaml, read_yaml_file, shortened
 from .errors import ConfigError
+from .register import ATTACKS, CRITERIA, Register, load_extensions, unknown_name
 from .threat import Norm, ThreatModel
 from .uris import dataset_forms
 
+_DEEPEST_KEY = 8  # parts of a key.path
+_MOST_LINES = 12  # of a message; a list of ten thousand wrong values is one mistake
 RESULTS_VERSION = 2  # part of every fingerprint: raised when the same configuration would give other rows
 
 
@@ -34,20 +43,72 @@ def _fraction(value: object) -> object:
     if isinstance(value, str) and "/" in value:
         try:
             return float(Fraction(value.replace(" ", "")))
-        except (ValueError, ZeroDivisionError):
+        except (ValueError, ArithmeticError):
             return value
     return value
 
 
+def _holds_truth_value(value: object) -> bool:
+    """Whether `value` is true or false, or a list with one in it; Python would take them for 1 and 0."""
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_holds_truth_value, value)))
+
+
+Positive = Annotated[int, Field(gt=0, le=10_000_000)]
+Repeats = Annotated[int, Field(ge=0, le=1000)]
+Width = Annotated[int, Field(ge=2, le=1_000_000)]
+Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=4096)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: object, info: ValidationInfo) -> object:
+        """true and false only where they belong, and text that can be printed."""
+        takes = cls.model_fields[str(info.field_name)].annotation
+        if takes is not bool and _holds_truth_value(value):
+            raise ValueError("takes no true or false; text such as yes, no, on and off needs quotes in YAML")
+        if isinstance(value, str) and not value.isprintable():
+            raise ValueError("holds characters that cannot be printed")
+        return value
+
+    def with_changes(self, **changes: Any) -> Self:
+        """The same section with some keys changed, checked as the file is.
+
+        Raises:
+            ConfigError: for a value that the file could not have either.
+        """
+        return _validated(type(self), {**{key: getattr(self, key) for key in type(self).model_fields}, **changes})
+
+
+class Registered:
+    """Text that must be a name in a register: `Annotated[str, Registered(CLAMPS)]`; the schema lists the names."""
+
+    def __init__(self, register: Register[Any], *until: str) -> None:
+        self.register, self._until = register, until
+
+    def names(self) -> tuple[str, ...]:
+        """Every valid name, in the register's order."""
+        return tuple(dict.fromkeys((*self.register.names(), *self._until)))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "enum": list(self.names())}
+
+    def _checked(self, name: str) -> str:
+        if name not in self.names():
+            raise unknown_name(self.register.kind, name, self.names())
+        return name
 
 
 class DataConfig(_Section):
     """Which images: a dataset URI and, if set, its first `n` images."""
 
     uri: str = Field(description=", ".join(dataset_forms()))
-    n: int | None = Field(default=None, gt=0, description="use the first n images; all by default")
+    n: int | None = Field(default=None, gt=0, le=10**9, description="use the first n images; all by default")
 
 
 class ThreatConfig(_Section):
@@ -71,19 +132,23 @@ class AttackConfig(_Section):
     method: Literal["apgd", "square"] = Field(
         default="apgd", description="apgd: along rob's gradients; square: by queries alone, for a rob without gradients"
     )
-    n_iter: int = Field(default=100, gt=0, description="APGD iterations, of APGD-CE and of each target of APGD-T")
-    n_target_classes: int = Field(default=9, gt=0, description="targets of APGD-T; capped to the classes less one")
+    n_iter: Positive = Field(default=100, description="APGD iterations, of APGD-CE and of each target of APGD-T")
+    n_target_classes: Positive = Field(default=9, description="targets of APGD-T; capped to the classes less one")
     stop_when_broken: bool = Field(default=True, description="false: attack to the end, for studies of confidence")
-    border_restarts: int = Field(default=2, ge=0, description="repeats for images that survive by a hair; 0: the paper")
-    n_queries: int = Field(default=5000, gt=0, description="of method square, an image")
+    border_restarts: Repeats = Field(default=2, description="repeats for images that survive by a hair; 0: the paper")
+    n_queries: Positive = Field(default=5000, description="of method square, an image")
+
+
+_MOST_OF_ONE = 1000  # candidate values of s, p or c
+_MOST_TOGETHER = 1_000_000  # candidates (s, p, c); the paper has 512
 
 
 class RangeConfig(_Section):
     """`count` values from `min` to `max`, both included, evenly spaced or evenly in the logarithm."""
 
-    min: float
-    max: float
-    count: int = Field(default=8, gt=0)
+    min: Finite
+    max: Finite
+    count: int = Field(default=8, gt=0, le=_MOST_OF_ONE)
     spacing: Literal["linear", "log"] = "linear"
 
     @model_validator(mode="after")
@@ -105,12 +170,20 @@ class RangeConfig(_Section):
         return (self.min, *inner, self.max)
 
 
+def _some(grid: "Grid") -> "Grid":
+    if not grid_values(grid):
+        raise ValueError("the list of candidates is empty")
+    return grid
+
+
 def _grid_form(value: object) -> str:
     return "range" if isinstance(value, Mapping | RangeConfig) else "list"
 
 
 Grid = Annotated[
-    Annotated[RangeConfig, Tag("range")] | Annotated[tuple[float, ...], Tag("list")], Discriminator(_grid_form)
+    Annotated[RangeConfig, Tag("range")] | Annotated[tuple[Finite, ...], Field(max_length=_MOST_OF_ONE), Tag("list")],
+    Discriminator(_grid_form),
+    AfterValidator(_some),
 ]
 _GRID_FORMS = {"range", "list"}
 
@@ -121,8 +194,6 @@ def grid_values(grid: Grid) -> tuple[float, ...]:
 
 
 def _positive(grid: Grid) -> Grid:
-    if not grid_values(grid):
-        raise ValueError("the list of candidates is empty")
     if min(grid_values(grid)) <= 0:
         raise ValueError(f"holds {min(grid_values(grid)):g}; every candidate must be positive")
     return grid
@@ -130,20 +201,22 @@ def _positive(grid: Grid) -> Grid:
 
 Beta = Annotated[float, Field(ge=0, le=1)]
 ClampName = Literal["gelu", "relu", "elu", "softplus", "linear"]
+CriterionName = Annotated[str, Registered(CRITERIA, "exact", "paper")]
+AttackName = Annotated[str, Registered(ATTACKS, "apgd-ce", "apgd-t", "fab-t", "square", "pgd-20")]
 
 
 class SearchConfig(_Section):
     """Algorithm 1 over the cached logits."""
 
-    criterion: Literal["exact", "paper"] = Field(
+    criterion: CriterionName = Field(
         default="exact", description="exact: signed margins and exact clean accuracy; paper: Algorithm 1 to the letter"
     )
     clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation")
     clamps: tuple[ClampName, ...] = Field(default=(), description="clamps to try beside `clamp`, which ties prefer")
-    ln_k: int | None = Field(
-        default=None, ge=2, description="LayerNorm over the top ln_k logits, also under attack; 250 where K > 250"
+    ln_k: Width | None = Field(
+        default=None, description="LayerNorm over the top ln_k logits, also under attack; 250 where K > 250"
     )
-    ln_ks: tuple[Annotated[int, Field(ge=2)], ...] = Field(
+    ln_ks: tuple[Width, ...] = Field(
         default=(), description="LayerNorm widths to try beside `ln_k`, on the logits that were attacked under `ln_k`"
     )
     scales: Annotated[Grid, AfterValidator(_positive)] = Field(
@@ -155,22 +228,28 @@ class SearchConfig(_Section):
     biases: Grid = Field(default=RangeConfig(min=-2.5, max=0), description="candidates of c: a range or a list")
     betas: tuple[Beta, ...] = Field(
         default=(1.0, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5),
+        max_length=1000,
         description="shares of rob's attacked images to keep; each gets its parameters and predictions",
     )
     beta: Beta = Field(default=0.985, description="the beta whose parameters are deployed and attacked")
     surrogate_beta: Beta | None = Field(default=None, description="beta of alpha_d; `beta` by default")
-    refine: int = Field(
-        default=0, ge=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
+    refine: Repeats = Field(
+        default=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
     )
     sampler: Literal["grid", "optuna"] = Field(
         default="grid", description="grid: every candidate; optuna: a sample of clamps, widths, powers and biases"
     )
-    n_trials: int = Field(default=64, gt=0, description="of optuna, each with all scales; no use to the grid")
+    n_trials: Positive = Field(default=64, description="of optuna, each with all scales; no use to the grid")
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
         if self.sampler == "optuna" and self.refine:
             raise ValueError(f"refine={self.refine} needs sampler: grid; optuna takes n_trials")
+        together = math.prod(len(grid_values(grid)) for grid in (self.scales, self.powers, self.biases))
+        if together > _MOST_TOGETHER:
+            raise ValueError(
+                f"scales, powers and biases make {together:,} candidates; at most {_MOST_TOGETHER:,} are possible"
+            )
         return self
 
     def pairs(self) -> tuple[tuple[ClampName, int | None], ...]:
@@ -186,32 +265,42 @@ class SearchConfig(_Section):
 class EvaluateConfig(_Section):
     """The adaptive AutoAttack on the mixed classifier."""
 
-    attacks: tuple[Literal["apgd-ce", "apgd-t", "fab-t", "square", "pgd-20"], ...] = Field(
+    attacks: tuple[AttackName, ...] = Field(
         default=("apgd-ce", "apgd-t", "fab-t", "square"), description="in this order, each on what still stands"
     )
     mode: Literal["transfer", "bypass"] = Field(
         default="transfer", description="loss and gradient of the surrogate, or loss of the mixture itself"
     )
-    n_iter: int = Field(default=100, gt=0, description="iterations of APGD and FAB")
-    n_target_classes: int = Field(default=9, gt=0, description="targets of APGD-T and FAB-T")
-    n_queries: int = Field(default=5000, gt=0, description="queries of Square an image")
+    n_iter: Positive = Field(default=100, description="iterations of APGD and FAB")
+    n_target_classes: Positive = Field(default=9, description="targets of APGD-T and FAB-T")
+    n_queries: Positive = Field(default=5000, description="queries of Square an image")
     rd: float = Field(default=0.9, ge=0, le=1, description="share of rob's raw logits in the surrogate (r_d)")
-    border_restarts: int = Field(
-        default=3, ge=0, description="starts of the joint attack on images that stand by a hair; 0: the paper"
+    border_restarts: Repeats = Field(
+        default=3, description="starts of the joint attack on images that stand by a hair; 0: the paper"
     )
+
+    @field_validator("attacks")
+    @classmethod
+    def _once(cls, attacks: tuple[str, ...]) -> tuple[str, ...]:
+        twice = next((name for i, name in enumerate(attacks) if name in attacks[:i]), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is there twice; each attack has one column of the results")
+        return attacks
 
 
 class ComputeConfig(_Section):
     """Where and how fast; nothing in here moves a result."""
 
-    num_workers: int | None = Field(default=None, gt=0, description="one per GPU, or one per core, by default")
-    num_gpus: float | None = Field(default=None, ge=0, description="GPUs a worker; 1 where there are any, else 0")
-    num_cpus: float = Field(default=1, gt=0, description="cores a worker, and its number of threads")
-    batch_size: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
+    num_workers: Positive | None = Field(default=None, description="one per GPU, or one per core, by default")
+    num_gpus: Annotated[float, Field(ge=0, le=1024)] | None = Field(
+        default=None, description="GPUs a worker; 1 where there are any, else 0"
+    )
+    num_cpus: float = Field(default=1, gt=0, le=1024, description="cores a worker, and its number of threads")
+    batch_size: Positive | Literal["auto"] = Field(
         default="auto", description="images under attack at a time in each worker; auto: what fits, 128 on a CPU"
     )
     compile: bool = Field(default=False, description="gradients through torch.compile; moves the last bits")
-    max_tries: int = Field(default=3, gt=0, description="tries of a partition before it is set aside")
+    max_tries: Positive = Field(default=3, description="tries of a partition before it is set aside")
 
 
 class RunConfig(_Section):
@@ -226,14 +315,17 @@ class RunConfig(_Section):
     )
     rob: str = Field(description="URI of the robust classifier")
     threat: ThreatConfig
-    seed: int = Field(default=0, ge=0, description="of every random start")
-    partition_size: int = Field(default=100, gt=0, description="images a partition")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="of every random start")
+    partition_size: Positive = Field(default=100, description="images a partition")
     precision: Literal["fp32", "tf32", "bf16", "auto"] = Field(
         default="fp32", description="of APGD's gradients; what is stored is computed in float32 in any case"
     )
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    extensions: tuple[str, ...] = Field(
+        default=(), description="Python files of yours that register attacks, losses, clamps, data sets and so on"
+    )
     storage: str = Field(default="runs", description="a folder or any fsspec URI, s3://bucket/prefix for instance")
     compute: ComputeConfig = ComputeConfig()
 
@@ -252,18 +344,23 @@ class RunConfig(_Section):
         return self.std
 
     def determinants(self) -> dict[str, Any]:
-        """What the rows depend on: everything but where they are stored and computed."""
-        return {"version": RESULTS_VERSION, **self.model_dump(mode="json", exclude={"storage", "compute"})}
+        """What the rows depend on: everything but where they are stored and computed; of extensions, their content."""
+        values = self.model_dump(mode="json", exclude={"storage", "compute", "extensions"})
+        contents = sorted(load_extensions(self.extensions).values())
+        return {"version": RESULTS_VERSION, **values, **({"extensions": contents} if contents else {})}
 
     def attack_determinants(self) -> dict[str, Any]:
         """What the attack stage's rows depend on: runs that agree here share them."""
         keys = ("version", "data", "std", "rob", "threat", "seed", "partition_size", "precision", "attack")
         values = self.determinants()
-        return {**{key: values[key] for key in keys}, "ln_k": self.search.ln_k}
+        return {**{key: values[key] for key in (*keys, "extensions") if key in values}, "ln_k": self.search.ln_k}
 
     def run_id(self) -> str:
         """The name and 8 hex digits of what determines the results."""
         return f"{self.name}-{digest(self.determinants())}"
+
+
+_AnySection = TypeVar("_AnySection", bound=_Section)
 
 
 def digest(value: Mapping[str, Any]) -> str:
@@ -277,66 +374,64 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises:
         ConfigError: for a missing or unreadable file, an unknown key, a wrong type or value; it names the key, the
-            value and what is valid.
+            value and what is valid, in one line each.
     """
-    source = Path(path)
-    if not source.is_file():
-        raise ConfigError(f"{source}: no such configuration file (working folder: {Path.cwd()})")
-    try:
-        content = yaml.safe_load(source.read_text())
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not readable as YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{source}: must hold keys and values; it holds {type(content).__name__}")
+    content = read_yaml_file(Path(path))
     for override in overrides:
         _apply(content, override)
-    return parse_config(content, str(source))
+    return parse_config(content, str(path))
 
 
 def parse_config(content: Mapping[str, Any], source: str = "configuration") -> RunConfig:
-    """Validate a mapping as a RunConfig; errors as in `load_config`."""
+    """Validate a mapping as a RunConfig, after importing the extensions that it names; errors as in `load_config`."""
+    extensions = content.get("extensions")
+    if isinstance(extensions, list | tuple) and all(isinstance(file, str) for file in extensions):
+        load_extensions(extensions)
+    return _validated(RunConfig, content, f"{source}: ")
+
+
+def _validated(section: type[_AnySection], content: Mapping[str, Any], prefix: str = "") -> _AnySection:
     try:
-        return RunConfig.model_validate(content)
+        return section.model_validate(content)
     except ValidationError as error:
-        lines = [_explain(dict(detail)) for detail in error.errors()]
-        raise ConfigError("\n".join(f"{source}: {line}" for line in dict.fromkeys(lines))) from error
+        lines = list(dict.fromkeys(_explain(section, dict(detail)) for detail in error.errors(include_url=False)))
+        more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+        raise ConfigError("\n".join(f"{prefix}{line}" for line in (*lines[:_MOST_LINES], *more))) from error
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {override!r} is not of the form key.path=value, e.g. --set search.beta=0.97")
-    *parents, last = key.strip().split(".")
+    parts = key.strip().split(".")
+    if not equals or not all(parts) or len(parts) > _DEEPEST_KEY:
+        raise ConfigError(f"--set {shortened(override)} is not of the form key.path=value, e.g. --set search.beta=0.97")
+    *parents, last = parts
     node = content
     for parent in parents:
         child = node.setdefault(parent, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {override!r}: {parent!r} holds the value {child!r}, not keys")
+            raise ConfigError(f"--set {shortened(override)}: {parent!r} holds the value {shortened(child)}, not keys")
         node = child
-    try:
-        node[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override!r}: the value is not readable as YAML: {error}") from error
+    node[last] = read_yaml(text, f"--set {shortened(override)}")
 
 
-def _explain(detail: dict[str, Any]) -> str:
+def _explain(section: type[BaseModel], detail: dict[str, Any]) -> str:
     """One line an error: the key, what is wrong, the value, the valid ones."""
     location = [part for part in detail["loc"] if part not in _GRID_FORMS]
-    key = ".".join(map(str, location))
+    key = ".".join(str(part) if re.fullmatch(r"\w{1,40}", str(part)) else shortened(part, 40) for part in location)
     if detail["type"] == "extra_forbidden":
-        valid = _valid_keys(location[:-1])
-        close = difflib.get_close_matches(str(location[-1]), valid, n=1)
+        valid = _valid_keys(section, location[:-1])
+        close = difflib.get_close_matches(str(location[-1])[:80], valid, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        return f"{key}: unknown key (value {detail['input']!r}).{hint} Valid keys here: {', '.join(valid)}"
+        return f"{key}: unknown key (value {shortened(detail['input'])}).{hint} Valid keys here: {', '.join(valid)}"
     if detail["type"] == "missing":
         return f"{key}: this key is required and missing"
     message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{key}: {message[:1].lower()}{message[1:]} (value {detail['input']!r})"
+    return f"{key}: {message[:1].lower()}{message[1:]} (value {shortened(detail['input'])})"
 
 
-def _valid_keys(location: Sequence[Any]) -> list[str]:
+def _valid_keys(section: type[BaseModel], location: Sequence[Any]) -> list[str]:
     """The keys of the section at `location`."""
-    model: type[BaseModel] = RunConfig
+    model = section
     for part in location:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         model = RangeConfig

@@ -21,13 +21,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from .errors import ConfigError, InvalidInputError
 
 T = TypeVar("T")
 _PACKAGE = Path(__file__).parent
+_EVERY: "list[Register[Any]]" = []
+_LOADED: dict[Path, str] = {}  # an extension's file -> the module of its content
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Register(Generic[T]):
         self.constant, self.kind, self.room = constant, kind, room
         self._made: dict[str, T] = {}
         self._added: dict[str, Entry] = {}  # by extensions
+        _EVERY.append(self)
 
     def __call__(self, name: str, *, describes: str, **facts: Any) -> Callable[[T], T]:
         """A decorator that registers what it decorates; `facts` are the entry's own, as its register's users read them.
@@ -90,9 +92,7 @@ class Register(Generic[T]):
             InvalidInputError: for a name that nobody has registered; it lists the valid ones.
         """
         if self._entry(name) is None:
-            close = difflib.get_close_matches(str(name), self.names(), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else "."
-            raise InvalidInputError(f"{self.kind} {name!r} is not known{hint} Valid names: {', '.join(self.names())}")
+            raise unknown_name(self.kind, name, self.names())
         return name
 
     def get(self, name: str) -> T:
@@ -102,8 +102,21 @@ class Register(Generic[T]):
             importlib.import_module(self.entries()[name].home)
         return self._made[name]
 
+    def forget(self, home: str) -> None:
+        """Drop what the module `home` of an extension has registered."""
+        for name in [name for name, entry in self._added.items() if entry.home == home]:
+            del self._added[name], self._made[name]
+
     def _entry(self, name: str) -> Entry | None:
         return self.entries().get(name)
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InvalidInputError:
+    """The error that lists the valid names and guesses which one was meant."""
+    names = list(valid)
+    close = difflib.get_close_matches(str(name)[:80], names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return InvalidInputError(f"{kind} {str(name)[:80]!r} is not known{hint} Valid names: {', '.join(names)}")
 
 
 ATTACKS: Register[Any] = Register("ATTACKS", "attack", "attacks")
@@ -132,22 +145,31 @@ def _load(path: Path) -> str:
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     name = f"mixednuts_extension_{path.stem}_{sha256[:12]}"
     if name not in sys.modules:
-        sys.modules[name] = _imported(name, path)
+        _forget(_LOADED.get(path.resolve(), ""))  # the same file, edited meanwhile
+        _import(name, path)
+    _LOADED[path.resolve()] = name
     return sha256
 
 
-def _imported(name: str, path: Path) -> ModuleType:
+def _import(name: str, path: Path) -> None:
+    """Import the file as the module `name`, under which other processes find what was pickled from it."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"extensions: {path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except Exception as error:
+        spec.loader.exec_module(sys.modules[name])
+    except (Exception, SystemExit) as error:
+        _forget(name)
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"extensions: {path} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
+
+
+def _forget(module: str) -> None:
+    sys.modules.pop(module, None)
+    for register in _EVERY:
+        register.forget(module)
 
 
 @functools.cache

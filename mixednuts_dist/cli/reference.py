@@ -3,14 +3,14 @@
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ..config import RangeConfig, RunConfig
+from ..config import RangeConfig, Registered, RunConfig
 
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
 
@@ -31,7 +31,7 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
 
 
 def _line(path: str, field: FieldInfo) -> str:
-    cells = (f"`{path}`", _takes(field.annotation), _default(field), field.description or "")
+    cells = (f"`{path}`", _takes(field.annotation, field.metadata), _default(field), field.description or "")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -44,11 +44,12 @@ def _default(field: FieldInfo) -> str:
     return f"`{json.dumps(value)}`"
 
 
-def _takes(annotation: Any) -> str:
-    """A type as a person would say it."""
+def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """A type as a person would say it; `metadata` is what pydantic has taken off an `Annotated`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
+    registered = next((mark for mark in (*metadata, *arguments) if isinstance(mark, Registered)), None)
+    if registered is not None or origin is Literal:
+        return ", ".join(f"`{value}`" for value in (registered.names() if registered else arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(_takes(argument) for argument in arguments))
     if origin in (Annotated, tuple):

@@ -131,9 +131,9 @@ class Bench:
 
     def measured(self, label: str, mixture: Mixture | None = None, **changes: Any) -> Measured:
         """A mixture (by default the deployed one) under the adaptive attack, with some keys of `evaluate` changed."""
-        evaluate = self.budget.model_copy(update=changes)
+        evaluate = self.budget.with_changes(**changes)
         part = self._part(self.run)
-        part = replace(part, config=part.config.model_copy(update={"evaluate": evaluate}))
+        part = replace(part, config=part.config.with_changes(evaluate=evaluate))
         task = evaluate_stage.evaluate_task(part, self.search)
         used = mixture or self.deployed()
         key = digest({"evaluate": task.fingerprint, "mixture": used.settings()})
@@ -146,9 +146,9 @@ class Bench:
 
     def attacked(self, label: str, logit_map: LogitMap | None = None, **changes: Any) -> AttackRecords:
         """Rob under MMAA behind another map than LayerNorm, or with some keys of `attack` changed."""
-        attack = self.config.attack.model_copy(update=changes)
+        attack = self.config.attack.with_changes(**changes)
         part = self._part(self.run)
-        task = attack_stage.attack_task(replace(part, config=part.config.model_copy(update={"attack": attack})))
+        task = attack_stage.attack_task(replace(part, config=part.config.with_changes(attack=attack)))
         about = {} if logit_map is None else {"map": type(logit_map).__name__, **logit_map.settings()}
         key = digest({"attack": part.attack_fingerprint, "changed": attack.model_dump(mode="json"), **about})
         task = replace(task, logit_map=logit_map, fingerprint=key, stage=f"studies/rows/{key}")
@@ -159,7 +159,7 @@ class Bench:
         """The same for another robust classifier: the attack stage of a run of its own."""
         if rob == self.config.rob:
             return self.first(self.rows)
-        part = self._part(open_run(self.config.model_copy(update={"rob": rob})))
+        part = self._part(open_run(self.config.with_changes(rob=rob)))
         attack_stage.complete(part, self.session, _Labelled(self.progress, f"MMAA on {rob}"))
         return read_attack_records(part.store, part.partitions, part.attack_fingerprint)
 
@@ -175,7 +175,7 @@ class Bench:
             "n_iter": min(configured.n_iter, REDUCED_ITERATIONS),
             "n_queries": min(configured.n_queries, REDUCED_QUERIES),
         }
-        return configured.model_copy(update=changes)
+        return configured.with_changes(**changes)
 
     def _part_text(self) -> str:
         n_all = self.run.inputs.n_images

@@ -103,7 +103,7 @@ def test_killed_workers_cost_nothing_but_time(tiny: Callable[..., RunConfig], tm
     killer = KillOnFirstReceipt()
     attack.run(config, session=ray_session, progress=killer)
     assert killer.killed >= 1
-    undisturbed = config.model_copy(update={"storage": str(tmp_path / "undisturbed")})
+    undisturbed = config.with_changes(storage=str(tmp_path / "undisturbed"))
     attack.run(undisturbed, session=ray_session)
     assert table(config) == table(undisturbed)
     assert sorted(table(config)["sample_id"]) == list(range(24))

@@ -73,7 +73,7 @@ def test_a_shared_partition_has_the_rows_of_an_undivided_one(tiny: Callable[...,
     attacks = ("apgd-ce", "apgd-t", "fab-t", "square")
     n_pieces = {}
     for name, smallest in (("shared", 2), ("undivided", 24)):
-        opened = open_run(config.model_copy(update={"storage": str(tmp_path / name)}))
+        opened = open_run(config.with_changes(storage=str(tmp_path / name)))
         evaluate = EvaluateTask(
             "e0", opened.attack_fingerprint, None, attacks, "transfer", AttackBudget(5, 2, 20), 0.9, mixture=mixture
         )

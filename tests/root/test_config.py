@@ -48,6 +48,19 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("search.biases", {"min": 1, "max": 0}, "min=1 is above max=0"),
         ("compute.num_workers", "two", "compute.num_workers.*'two'"),
         ("evaluate.attacks", ["apgd"], "apgd-ce.*'apgd'"),
+        ("evaluate.attacks", ["square", "square"], "'square' is there twice"),
+        ("search.biases", [], "search.biases: the list of candidates is empty"),
+        ("search.scales", {"min": 1, "max": 2, "count": 100_000_000_000}, "search.scales.count.*1000.*100000000000"),
+        ("search.scales", {"min": 1, "max": 1e300}, "search.scales.max.*1000000000.*1e[+]300"),
+        ("search.powers", list(range(1, 1002)), "search.powers.*at most 1000 items.*1001"),
+        ("seed", True, r"seed: takes no true or false.*\(value True\)"),
+        ("search.betas", [0.9, True], "search.betas: takes no true or false"),
+        ("name", False, "name: takes no true or false.*needs quotes"),
+        ("storage", "runs\n\x1b[31m", r"storage: holds characters that cannot be printed"),
+        ("threat.eps", "1" * 4000 + "/3", r"threat.eps.*111 \.\.\. 111"),
+        ("extensions", "my_attack.py", "extensions.*'my_attack.py'"),
+        ("extensions", ["nowhere.py"], r"extensions: nowhere\.py does not exist"),
+        ("x" * 5000, 1, r"'xxx+ \.\.\. x+': unknown key"),
         ("name", "a/b", "name.*'a/b'"),
         ("name", "..", "name.*'..'"),
         ("name", "../other", "name.*'../other'"),
@@ -57,6 +70,52 @@ def changed(path: str, value: object) -> dict[str, Any]:
 def test_a_wrong_value_is_named_with_the_valid_ones(path: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(changed(path, value))
+
+
+def test_each_axis_may_be_fine_but_not_all_three() -> None:
+    fine = {"min": 1, "max": 2, "count": 200}
+    with pytest.raises(ConfigError, match="scales, powers and biases make 8,000,000 candidates; at most 1,000,000"):
+        parse_config({**MINIMAL, "search": {"scales": fine, "powers": fine, "biases": fine}})
+
+
+def test_many_mistakes_are_told_in_a_few_lines() -> None:
+    with pytest.raises(ConfigError) as told:
+        parse_config(changed("search.betas", ["x"] * 900))
+    lines = str(told.value).splitlines()
+    assert len(lines) == 13
+    assert lines[-1] == "configuration: and 888 more"
+
+
+def test_changes_are_checked_as_the_file_is() -> None:
+    config = parse_config(MINIMAL)
+    other = config.with_changes(evaluate=config.evaluate.with_changes(attacks=("square",)), seed=3)
+    assert (other.evaluate.attacks, other.seed, other.search) == (("square",), 3, config.search)
+    with pytest.raises(ConfigError, match=r"rob.*\(value 7\)"):
+        config.with_changes(rob=7)
+    with pytest.raises(ConfigError, match=r"n_itre: unknown key.*'n_iter'"):
+        config.attack.with_changes(n_itre=3)
+
+
+def test_extensions_are_imported_before_their_names_are_checked(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from mixednuts_dist.register import CRITERIA\n"
+        "@CRITERIA('most-certain-of-all', describes='a toy')\n"
+        "class MostCertain: ...\n"
+    )
+    content = changed("search.criterion", "most-certain-of-all")
+    with pytest.raises(ConfigError, match=r"search\.criterion: .*is not known.* Valid names: "):
+        parse_config(content)
+    config = parse_config({**content, "extensions": [str(mine)]})
+    assert config.search.criterion == "most-certain-of-all"
+    mine.write_text(mine.read_text() + "# changed\n")
+    changed_file = parse_config({**MINIMAL, "extensions": [str(mine)]})
+    assert len({changed_file.run_id(), parse_config(MINIMAL).run_id()}) == 2
+
+
+def test_a_run_without_extensions_has_the_id_that_it_had_before_there_were_any() -> None:
+    assert "extensions" not in parse_config(MINIMAL).determinants()
+    assert "extensions" not in parse_config(MINIMAL).attack_determinants()
 
 
 def test_a_missing_key_is_named() -> None:

@@ -1,5 +1,6 @@
 """The register of extension points: names without imports, entries from files outside the package."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,32 @@ def test_two_files_cannot_take_one_name(tmp_path: Path, toys: Register[Any]) -> 
     with pytest.raises(ConfigError, match="choose another name"):
         load_extensions([second])
     assert toys.entries()["drum"].describes == "loud"
+
+
+def test_an_edited_file_takes_the_place_of_what_it_was(tmp_path: Path, toys: Register[Any]) -> None:
+    text = '@TOYS("ball", describes="{}")\ndef ball(): return "{}"\n'
+    first = load_extensions([extension(tmp_path, text.format("round", "round"))])
+    second = load_extensions([extension(tmp_path, text.format("oval", "oval"))])
+    assert first != second
+    assert (toys.names(), toys.entries()["ball"].describes, toys.get("ball")()) == (("ball",), "oval", "oval")
+
+
+def test_an_extension_may_define_dataclasses_and_be_pickled_by_name(tmp_path: Path, toys: Register[Any]) -> None:
+    text = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        '@TOYS("box", describes="square")\n@dataclass\nclass Box:\n    side: int\n'
+    )
+    path = tmp_path / "boxes.py"
+    path.write_text(text.replace("import dataclass\n", "import dataclass\nfrom mixednuts_dist.register import TOYS\n"))
+    load_extensions([str(path)])
+    assert pickle.loads(pickle.dumps(toys.get("box")(3))) == toys.get("box")(3)
+
+
+def test_a_file_that_fails_half_way_leaves_nothing(tmp_path: Path, toys: Register[Any]) -> None:
+    path = extension(tmp_path, '@TOYS("bell", describes="rings")\ndef bell(): ...\nraise SystemExit(0)\n')
+    with pytest.raises(ConfigError, match=r"mine\.py cannot be imported: SystemExit: 0"):
+        load_extensions([path])
+    assert toys.names() == ()
 
 
 @pytest.mark.parametrize(

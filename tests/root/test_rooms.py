@@ -12,7 +12,7 @@ import mixednuts_dist
 
 PACKAGE = Path(mixednuts_dist.__file__).parent
 LAYERS = [
-    {"errors", "threat", "register", "uris", "config", "logs", "__init__"},
+    {"errors", "threat", "register", "uris", "config", "config_file", "logs", "__init__"},
     {"mixing"},
     {"selection", "acceleration"},
     {"attacks"},

@@ -1,0 +1,133 @@
+"""A YAML file as plain values, within limits: a wrong file is told in one line and costs no more than a right one."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import ConfigError
+
+_LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600
+_DEEPEST = 32  # levels of nesting; a configuration has four
+_MOST_VALUES = 10_000  # once each alias is replaced by what it stands for
+_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # of PyYAML on `!!int ''` and such
+
+
+def shortened(value: object, length: int = 80) -> str:
+    """The value as Python writes it, on one line, cut in the middle where it is longer."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"  # which Python does not write
+    if len(text) <= length:
+        return text
+    half = (length - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def read_yaml_file(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file.
+
+    Raises:
+        ConfigError: in one line, for a file that is missing, too large, not UTF-8, not YAML (with line and column), no
+            mapping, or that holds a key twice.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such configuration file (working folder: {Path.cwd()})")
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(content) > _LARGEST_FILE:
+        raise ConfigError(
+            f"{path}: has {path.stat().st_size:,} bytes; a configuration has at most {_LARGEST_FILE:,}. "
+            "Is it another file?"
+        )
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}: byte {error.start + 1} (line {line}) is not UTF-8; save the file as UTF-8 text"
+        ) from error
+    found = read_yaml(text, str(path))
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: must hold keys and values; it holds {type(found).__name__}")
+    return found
+
+
+def read_yaml(text: str, source: str) -> Any:
+    """The value that a YAML text stands for; errors as in `read_yaml_file`, beginning with `source`."""
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{source}: not readable as YAML: {where}{error.problem or error.context}") from error
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            f"{source}: not readable as YAML: character {error.position + 1} is {error.character:#x}, which is no text"
+        ) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's loader of plain values; it refuses deep nesting, many aliases and keys that are there twice."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise _refused(f"nested more than {_DEEPEST} levels deep", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _n_values(node, {}) > _MOST_VALUES:
+            raise _refused(f"its lists, keys and aliases stand for more than {_MOST_VALUES:,} values", node.start_mark)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if (key.tag, key.value) in lines:
+                    first = lines[key.tag, key.value]
+                    raise _refused(f"the key {shortened(key.value)} is there already, on line {first}", key.start_mark)
+                lines[key.tag, key.value] = key.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except _UNREADABLE as error:
+            kind = node.tag.rpartition(":")[2]
+            raise _refused(f"{shortened(node.value)} cannot be read as {kind}", node.start_mark) from error
+
+
+def _refused(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _n_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node stands for with its aliases replaced; one that holds itself counts as too many.
+
+    `known` keeps each node's number, so that ten aliases of ten aliases of ... are counted without being followed.
+    """
+    if id(node) not in known:
+        known[id(node)] = _MOST_VALUES + 1  # met again while it is being counted, it holds itself
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_n_values(child, known) for child in children)
+    return known[id(node)]
