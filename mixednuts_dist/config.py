@@ -35,7 +35,7 @@ from .uris import dataset_forms
 
 _DEEPEST_KEY = 8  # parts of a key.path
 _MOST_LINES = 12  # of a message; a list of ten thousand wrong values is one mistake
-RESULTS_VERSION = 2  # part of every fingerprint: raised when the same configuration would give other rows
+RESULTS_VERSION = 3  # part of every fingerprint: raised when the same configuration would give other rows
 
 
 def _fraction(value: object) -> object:
@@ -232,6 +232,14 @@ class SearchConfig(_Section):
         description="shares of rob's attacked images to keep; each gets its parameters and predictions",
     )
     beta: Beta = Field(default=0.985, description="the beta whose parameters are deployed and attacked")
+    rounds: Repeats = Field(
+        default=4,
+        description="rounds, at most, of attacking the choice and choosing again with what was found, until the "
+        "measured share reaches `beta`; 0: the paper",
+    )
+    measure: tuple[Beta, ...] | Literal["all"] = Field(
+        default=(), description="betas, beside `beta`, whose choices the rounds attack as well; all: every one"
+    )
     surrogate_beta: Beta | None = Field(default=None, description="beta of alpha_d; `beta` by default")
     refine: Repeats = Field(
         default=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
@@ -259,7 +267,13 @@ class SearchConfig(_Section):
 
     def all_betas(self) -> tuple[float, ...]:
         """Every beta to answer for, the deployed one included, largest first."""
-        return tuple(sorted({*self.betas, self.beta}, reverse=True))
+        measured = () if self.measure == "all" else self.measure
+        return tuple(sorted({*self.betas, *measured, self.beta}, reverse=True))
+
+    def measured_betas(self) -> tuple[float, ...]:
+        """The betas whose choices the rounds attack, the deployed one first."""
+        others = self.all_betas() if self.measure == "all" else self.measure
+        return tuple(dict.fromkeys((self.beta, *others)))
 
 
 class EvaluateConfig(_Section):

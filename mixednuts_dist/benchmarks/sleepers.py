@@ -7,9 +7,10 @@ from typing import Any
 
 import ray
 
+from ..attacks.adaptive import AttackBudget
 from ..distributed.pool import Pool, PoolSettings
 from ..distributed.schedule import WorkQueue
-from ..distributed.tasks import AttackTask, WorkerSpec
+from ..distributed.tasks import Task, WorkerSpec
 from ..storage.partitions import Partition
 from ..storage.records import Receipt
 from ..threat import ThreatModel
@@ -26,7 +27,7 @@ class Sleeper:
     async def ready(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    async def process(self, piece: Partition, task: AttackTask) -> dict[Partition, Receipt]:
+    async def process(self, piece: Partition, task: Task) -> dict[Partition, Receipt]:
         started = time.perf_counter()
         await asyncio.sleep(self.seconds)
         receipt = Receipt(
@@ -64,7 +65,7 @@ def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, o
         store_uri="memory://sleep", data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=round(1000 * seconds), ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
-    task = AttackTask("", n_iter=1, n_target_classes=1, stop_when_broken=True)
+    task = Task("", "", AttackBudget())
     pool = SleepingPool(spec, task, PoolSettings(n_workers, 0, 0), on_receipt)
     try:
         pool.run(WorkQueue(partitions, smallest=len(partitions[0])))

@@ -1,11 +1,12 @@
 """What a worker computes of a partition's images: the columns of its file and the counts of its receipt.
 
-Shapes: B images of a partition, K classes.
+Shapes: B images of a partition, C x H x W, K classes.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic
@@ -17,15 +18,19 @@ from ..attacks.red_flags import raised_flags
 from ..attacks.transfer import transferred_attack
 from ..attacks.victim import Victim, judged_logits
 from ..mixing.classifier import MixedClassifier
+from ..mixing.margins import log_one_minus_signed_margin
+from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform, LayerNormTransform
 from ..storage.partitions import Partition, whole_of
-from ..storage.records import SearchResult
 from ..storage.store import Store
 from ..storage.tables import FLAG, SURVIVED, read_columns
 from ..uris import is_black_box
-from .tasks import AttackTask, EvaluateTask, WorkerSpec
+from .tasks import AttackTask, EvaluateTask, RoundTask, StoredPoints, Task, WorkerSpec
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
+
+Columns = dict[str, Tensor]
+Summary = dict[str, Any]
 
 
 @dataclass
@@ -66,28 +71,52 @@ class Attacker:
             self._batch_size = largest_batch(victim, x)
         return self._batch_size
 
-    def attack(
-        self, partition: Partition, x: Tensor, y: Tensor, task: AttackTask
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def work(self, partition: Partition, x: Tensor, y: Tensor, task: Task) -> tuple[Columns, Summary]:
+        """The task on the images of a partition."""
+        if isinstance(task, AttackTask):
+            return self.attack(partition, x, y, task)
+        if isinstance(task, RoundTask):
+            return self.challenge(partition, x, y, task)
+        if isinstance(task, EvaluateTask):
+            return self.evaluate(partition, x, y, task)
+        raise TypeError(f"no worker knows a {type(task).__name__}")
+
+    def attack(self, partition: Partition, x: Tensor, y: Tensor, task: AttackTask) -> tuple[Columns, Summary]:
         """MMAA on LayerNormed rob, and the plain APGD pair on std (rob's images where std has no gradients)."""
         ids = range(partition.start, partition.stop)
         found = self._minimum_margins(x, y, ids, task)
-        std = self._std_attacked(x, y, ids, task, found) if "std" in self.networks else None
-        return self._attack_columns(x, y, found, std)
+        rob_clean = self._logits(self.rob, x)
+        columns = {
+            "rob_clean": rob_clean,
+            "rob_attacked": self._logits(self.rob, found.x_adv),
+            "margin": found.margin,
+            "log_one_minus_margin": found.log_one_minus_margin,
+            "rob_broken": found.broken,
+            "x_adv": found.x_adv,
+        }
+        summary = _summary("rob", rob_clean, y, ~found.broken, found.n_forward, found.n_backward)
+        if "std" in self.networks:
+            std = self._std_attacked(x, y, ids, task, found)
+            std_clean = self._logits(self.std, x)
+            columns |= {"std_clean": std_clean, "std_attacked": std.logits, "std_broken": ~std.robust}
+            columns["std_at_rob_attacked"] = self._logits(self.std, found.x_adv)
+            summary["n_forward"] += std.n_forward
+            summary["n_backward"] += std.n_backward
+        return columns, summary
 
     def _minimum_margins(self, x: Tensor, y: Tensor, ids: range, task: AttackTask) -> MinimumMarginResult:
         rob = nn.Sequential(self.rob, task.logit_map or LayerNormTransform(self.spec.ln_k))
-        batch = self.images_at_a_time(x)
+        batch, budget = self.images_at_a_time(x), task.budget
         if task.method == "square":
             return black_box_margin_attack(
-                rob, x, y, threat=self.spec.threat, n_queries=task.n_queries, seed=self.spec.seed,
+                rob, x, y, threat=self.spec.threat, n_queries=budget.n_queries, seed=self.spec.seed,
                 stop_when_broken=task.stop_when_broken, sample_ids=ids, batch_size=batch,
             )  # fmt: skip
         return minimum_margin_attack(
             rob, x, y,
-            threat=self.spec.threat, n_iter=task.n_iter, n_target_classes=task.n_target_classes,
+            threat=self.spec.threat, n_iter=budget.n_iter, n_target_classes=budget.n_target_classes,
             seed=self.spec.seed, stop_when_broken=task.stop_when_broken,
-            border_restarts=task.border_restarts, sample_ids=ids, batch_size=batch,
+            border_restarts=budget.border_restarts, sample_ids=ids, batch_size=batch,
             arithmetic=self.arithmetic,
         )  # fmt: skip
 
@@ -97,62 +126,31 @@ class Attacker:
         batch = self.images_at_a_time(x)
         if is_black_box(str(self.spec.std_uri)):
             return transferred_attack(self.std, x, y, found.x_adv, batch_size=batch)
-        budget = AttackBudget(task.n_iter, task.n_target_classes, batch_size=batch)
         return autoattack(
-            self.std, x, y, threat=self.spec.threat, attacks=STD_ATTACKS,
-            seed=self.spec.seed, sample_ids=ids, budget=budget, arithmetic=self.arithmetic,
+            self.std, x, y, threat=self.spec.threat, attacks=STD_ATTACKS, seed=self.spec.seed, sample_ids=ids,
+            budget=self._budget(task.budget, x), arithmetic=self.arithmetic,
         )  # fmt: skip
 
-    def _attack_columns(
-        self, x: Tensor, y: Tensor, found: MinimumMarginResult, std: AttackOutcome | None
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        rob_clean, std_columns = self._logits(self.rob, x), {}
-        if std is not None:
-            std_columns = {
-                "std_clean": self._logits(self.std, x), "std_attacked": std.logits, "std_broken": ~std.robust
-            }  # fmt: skip
-        columns = {
-            **std_columns,
-            "rob_clean": rob_clean,
-            "rob_attacked": self._logits(self.rob, found.x_adv),
-            "margin": found.margin,
-            "log_one_minus_margin": found.log_one_minus_margin,
-            "rob_broken": found.broken,
-            "x_adv": found.x_adv,
-        }
-        summary = {
-            "classifier": "rob",
-            "clean_correct": int((rob_clean.argmax(dim=1) == y).sum()),
-            "robust": int((~found.broken).sum()),
-            "n_forward": found.n_forward + (std.n_forward if std else 0),
-            "n_backward": found.n_backward + (std.n_backward if std else 0),
-        }
-        return columns, summary
-
-    def evaluate(
-        self, partition: Partition, x: Tensor, y: Tensor, task: EvaluateTask
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The adaptive AutoAttack on the mixture that the search chose; plain AutoAttack where there is rob alone."""
-        ids = range(partition.start, partition.stop)
-        budget = replace(task.budget, batch_size=self.images_at_a_time(x))
-        if task.search is None:
+    def evaluate(self, partition: Partition, x: Tensor, y: Tensor, task: EvaluateTask) -> tuple[Columns, Summary]:
+        """The adaptive AutoAttack on the task's mixture; plain AutoAttack where there is rob alone."""
+        ids, budget = range(partition.start, partition.stop), self._budget(task.budget, x)
+        if task.mixture is None:
             outcome = autoattack(
                 self.rob, x, y, threat=self.spec.threat, attacks=task.attacks, seed=self.spec.seed,
                 sample_ids=ids, budget=budget, arithmetic=self.arithmetic,
             )  # fmt: skip
             return self._outcome_columns("rob", self.rob, Victim.of(self.rob), x, y, outcome)
-        mixed, whole = self.mixed(task, task.search).to(x.device), whole_of(partition)
-        cached = read_columns(self.store, "attack", [whole], task.attack_fingerprint, ["x_adv"])["x_adv"]
-        cached = cached[partition.start - whole.start : partition.stop - whole.start]
+        mixed = self.mixed(task.mixture, task).to(x.device)
+        cached = self._hardest(mixed, y, self._stored(partition, task.points, x))
         outcome = adaptive_autoattack(
             mixed, x, y, threat=self.spec.threat, attacks=task.attacks, mode=task.mode, seed=self.spec.seed,
-            cached_BCHW=cached.to(x.device), sample_ids=ids, budget=budget, arithmetic=self.arithmetic,
+            cached_BCHW=cached, sample_ids=ids, budget=budget, arithmetic=self.arithmetic,
         )  # fmt: skip
         return self._outcome_columns("mixed", mixed, Victim.of_mixed(mixed, task.mode), x, y, outcome)
 
     def _outcome_columns(
         self, name: str, model: nn.Module, victim: Victim, x: Tensor, y: Tensor, outcome: AttackOutcome
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    ) -> tuple[Columns, Summary]:
         clean = self._logits(model, x)
         flags = raised_flags(victim, x, y, outcome.unconfirmed, batch_size=self.images_at_a_time(x))
         columns = {
@@ -163,23 +161,98 @@ class Attacker:
             **{f"{FLAG}{flag}": raised for flag, raised in flags.items()},
             "x_adv": outcome.x_adv,
         }
-        summary = {
-            "classifier": name,
-            "clean_correct": int((clean.argmax(dim=1) == y).sum()),
-            "robust": int(outcome.robust.sum()),
-            "n_forward": outcome.n_forward,
-            "n_backward": outcome.n_backward,
-        }
-        return columns, summary
+        return columns, _summary(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
 
-    def mixed(self, task: EvaluateTask, search: SearchResult) -> MixedClassifier:
+    def challenge(self, partition: Partition, x: Tensor, y: Tensor, task: RoundTask) -> tuple[Columns, Summary]:
+        """Each of the task's mixtures attacked on the images that rob keeps and that no stored point breaks.
+
+        The columns of mixture i end in `_i`: `tried`, `broken`, and the raw logits of both classifiers at the point
+        found, `x_adv`; rows that were not tried hold zeros. What is found against one mixture is tried on the next.
+        """
+        first = task.points[0]
+        kept = ~self._column(partition, first.stage, first.fingerprint, "rob_broken").to(x.device)
+        points, columns = self._stored(partition, task.points, x), dict[str, Tensor]()
+        n_forward = n_backward = 0
+        standing = kept
+        for i, mixture in enumerate(task.mixtures):
+            mixed = self.mixed(mixture, task).to(x.device)
+            hardest = self._hardest(mixed, y, points)
+            standing = kept & self._right(mixed, x, y) & self._right(mixed, hardest, y)
+            tried = standing.nonzero().squeeze(1) if task.attacks else kept.nonzero().squeeze(1)
+            found, broken = hardest.clone(), kept & ~standing
+            if len(tried) and task.attacks:
+                outcome = adaptive_autoattack(
+                    mixed, x[tried], y[tried], threat=self.spec.threat, attacks=task.attacks, mode=task.mode,
+                    seed=self.spec.seed, cached_BCHW=hardest[tried], budget=self._budget(task.budget, x),
+                    sample_ids=[partition.start + i for i in tried.tolist()], arithmetic=self.arithmetic,
+                )  # fmt: skip
+                found[tried] = outcome.x_adv
+                broken[tried] = ~outcome.robust
+                n_forward, n_backward = n_forward + outcome.n_forward, n_backward + outcome.n_backward
+            rows = torch.zeros_like(kept).index_fill_(0, tried, True)
+            points.append(torch.where(rows[:, None, None, None], found, x))
+            columns |= {
+                f"tried_{i}": rows,
+                f"broken_{i}": broken,
+                f"rob_attacked_{i}": self._at(self.rob, found, tried),
+                f"std_attacked_{i}": self._at(self.std, found, tried),
+                f"x_adv_{i}": torch.where(rows[:, None, None, None], found, torch.zeros_like(x)),
+            }
+            standing = standing & ~broken
+        clean = self._logits(self.mixed(task.mixtures[0], task).to(x.device), x)
+        return columns, _summary("mixed", clean, y, standing, n_forward, n_backward)
+
+    def _stored(self, partition: Partition, points: tuple[StoredPoints, ...], x: Tensor) -> list[Tensor]:
+        """The attacked images (B, C, H, W) that earlier stages have left; a row without one is the clean image."""
+        found = []
+        for source in points:
+            for column in source.columns:
+                x_adv = self._column(partition, source.stage, source.fingerprint, column).to(x.device)
+                there = x_adv.flatten(1).any(dim=1)
+                found.append(torch.where(there[:, None, None, None], x_adv, x))
+        return found
+
+    def _column(self, partition: Partition, stage: str, fingerprint: str, name: str) -> Tensor:
+        """A piece's rows of one column of another stage's file."""
+        whole = whole_of(partition)
+        values = read_columns(self.store, stage, [whole], fingerprint, [name])[name]
+        return values[partition.start - whole.start : partition.stop - whole.start]
+
+    def _hardest(self, mixed: MixedClassifier, y: Tensor, points: list[Tensor]) -> Tensor:
+        """Of each image's points the one at which the mixture's margin is the smallest, (B, C, H, W)."""
+        gaps = torch.stack([log_one_minus_signed_margin(self._logits(mixed, x_adv), y) for x_adv in points])
+        return torch.stack(points)[gaps.argmax(dim=0), torch.arange(len(y), device=y.device)]
+
+    def _right(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return self._logits(model, x).argmax(dim=1) == y
+
+    def _at(self, model: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
+        """The logits of some rows, zeros in the others."""
+        logits = self._logits(model, x)
+        chosen = torch.zeros(len(x), dtype=torch.bool, device=x.device).index_fill_(0, rows, True)
+        return torch.where(chosen[:, None], logits, torch.zeros_like(logits))
+
+    def mixed(self, mixture: Mixture, task: EvaluateTask | RoundTask) -> MixedClassifier:
         """The mixture under attack."""
-        mixture = task.mixture or search.deployed().mixture()
         mixed = MixedClassifier(
             self.std, self.rob, mixture.transform, mixture.alpha, one_minus_alpha=mixture.one_minus_alpha,
-            temperature=mixture.temperature, surrogate_alpha=search.surrogate_alpha, rd=task.rd,
+            temperature=mixture.temperature, surrogate_alpha=task.surrogate_alpha, rd=task.rd,
         )  # fmt: skip
         return mixed.eval()
 
+    def _budget(self, budget: AttackBudget, x: Tensor) -> AttackBudget:
+        return replace(budget, batch_size=self.images_at_a_time(x))
+
     def _logits(self, model: Any, x: Tensor) -> Tensor:
         return judged_logits(Victim.of(model), x, self.images_at_a_time(x))
+
+
+def _summary(name: str, clean: Tensor, y: Tensor, robust: Tensor, n_forward: int, n_backward: int) -> Summary:
+    """The receipt's counts, of the classifier `name`."""
+    return {
+        "classifier": name,
+        "clean_correct": int((clean.argmax(dim=1) == y).sum()),
+        "robust": int(robust.sum()),
+        "n_forward": n_forward,
+        "n_backward": n_backward,
+    }

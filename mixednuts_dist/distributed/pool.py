@@ -23,7 +23,7 @@ from ..storage.store import Store
 from .failures import Failures
 from .metrics import RunMetrics
 from .schedule import Merge, Work, WorkQueue
-from .tasks import AttackTask, EvaluateTask, WorkerSpec
+from .tasks import Task, WorkerSpec
 from .worker import AttackActor
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Pool:
     """Runs one task over a queue of pieces."""
 
     spec: WorkerSpec
-    task: AttackTask | EvaluateTask
+    task: Task
     settings: PoolSettings
     on_receipt: Callable[[Receipt], None]
     on_look: Callable[[int, int], None] = lambda _ready, _asked: None  # workers that are there, and that were asked for

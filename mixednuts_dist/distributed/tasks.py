@@ -8,7 +8,6 @@ from ..acceleration.arithmetic import PrecisionChoice
 from ..attacks.adaptive import AttackBudget
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap
-from ..storage.records import SearchResult
 from ..threat import ThreatModel
 
 
@@ -35,30 +34,54 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True)
-class AttackTask:
-    """What the attack stage asks of each partition."""
+class StoredPoints:
+    """Attacked images that an earlier stage has left: columns of its files, one row an image."""
 
+    stage: str
     fingerprint: str
-    n_iter: int
-    n_target_classes: int
-    stop_when_broken: bool
-    border_restarts: int = 2
-    stage: str = "attack"
+    columns: tuple[str, ...] = ("x_adv",)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a stage asks of each partition."""
+
+    stage: str  # the folder of its files
+    fingerprint: str  # of all that its rows depend on
+    budget: AttackBudget
+
+
+@dataclass(frozen=True)
+class AttackTask(Task):
+    """MMAA on rob, and the plain APGD pair on std."""
+
+    stop_when_broken: bool = True
     method: str = "apgd"  # or "square", which asks rob for no gradient
-    n_queries: int = 5000  # of method square
     logit_map: LogitMap | None = None  # what rob's logits pass through under attack; LayerNorm by default
 
 
 @dataclass(frozen=True)
-class EvaluateTask:
-    """What the evaluate stage asks of each partition."""
+class EvaluateTask(Task):
+    """The adaptive AutoAttack on a mixture; plain AutoAttack on rob alone where there is none."""
 
-    fingerprint: str
-    attack_fingerprint: str  # of the cached attacked images
-    search: SearchResult | None  # None: plain AutoAttack on rob alone
+    attacks: tuple[str, ...] = ()
+    mixture: Mixture | None = None
+    mode: str = "transfer"
+    surrogate_alpha: float = 0.5  # alpha_d and r_d of f_aux
+    rd: float = 0.9
+    points: tuple[StoredPoints, ...] = ()  # tried before any attack
+
+
+@dataclass(frozen=True)
+class RoundTask(Task):
+    """The attack of a search round on each of its mixtures, on the images that rob keeps and they stand on.
+
+    `points` begin with the attack stage's, whose rows say what rob keeps.
+    """
+
+    mixtures: tuple[Mixture, ...]
     attacks: tuple[str, ...]
     mode: str
-    budget: AttackBudget
+    surrogate_alpha: float
     rd: float
-    stage: str = "evaluate"
-    mixture: Mixture | None = None  # in place of the one that the search chose
+    points: tuple[StoredPoints, ...]

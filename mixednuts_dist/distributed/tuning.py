@@ -1,68 +1,31 @@
-"""Algorithm 1 as a Ray Tune job: a trial scores one slab, all scales and powers at one bias, clamp and LayerNorm width.
+"""Algorithm 1 as a Ray Tune job: a trial scores one slab and leaves its file.
 
-The logits go into the object store once; each trial leaves its scores in a file, so that a restarted search goes on.
+The logits go into the object store once. Importing this module imports Ray Tune, which takes two seconds: whoever may
+find the search done imports it late.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import ray
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import Tensor
+from ray import tune
+from safetensors.torch import save
 
-from ..config import digest
-from ..errors import MissingArtifact, MixedNutsError
-from ..mixing.clamps import Clamp
-from ..register import CRITERIA
+from ..errors import MixedNutsError
 from ..selection.criteria import Criterion, Scores
-from ..selection.grid import Grid
-from ..selection.inputs import CachedLogits
+from ..selection.grid import Grid, Pair
+from ..selection.selection import score_candidates
 from ..storage.store import Store
-
-logger = logging.getLogger(__name__)
+from .slabs import SearchInputs, SearchTask, read_slab
 
 _ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class SearchInputs:
-    """The cached logits of a run as numpy arrays, which Ray shares between processes without a copy."""
-
-    labels_N: np.ndarray[Any, Any]
-    std_clean_NK: np.ndarray[Any, Any]
-    rob_clean_NK: np.ndarray[Any, Any]
-    rob_attacked_NK: np.ndarray[Any, Any]
-
-    def criterion(self, name: str, clamp: Clamp, ln_k: int | None) -> Criterion:
-        """A registered criterion on these rows."""
-        criterion: Criterion = CRITERIA.get(name).from_rows(self.rows(), clamp=clamp, ln_k=ln_k)
-        return criterion
-
-    def rows(self) -> CachedLogits:
-        """The same as tensors."""
-        std_pred_N = _tensor(self.std_clean_NK).argmax(dim=1)
-        return CachedLogits(
-            _tensor(self.rob_clean_NK), _tensor(self.rob_attacked_NK), _tensor(self.labels_N), std_pred_N
-        )
-
-
-@dataclass(frozen=True)
-class SearchTask:
-    """What all trials of one search have in common; `fingerprint` is in the name of every slab file."""
-
-    store_uri: str
-    fingerprint: str
-    criterion: str
-
-    def path(self, slab: Grid) -> str:
-        """The file of a slab's scores; whatever refinement asks for the same candidates finds it."""
-        asked = {"pair": slab.pair, "scales": slab.scales, "powers": slab.powers, "biases": slab.biases}
-        return f"search/slab-{self.fingerprint}-{digest(asked)}.safetensors"
+_QUIET = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
+_CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.execution.tune_controller")
 
 
 class SlabTuner:
@@ -90,39 +53,87 @@ class SlabTuner:
         scores: dict[int, Scores | None] = {}
         for fitted in range(_ROUNDS + 1):
             for i, slab in enumerate(slabs):
-                scores[i] = scores.get(i) or _read_slab(self._store, self._task.path(slab))
+                scores[i] = scores.get(i) or read_slab(self._store, self._task.path(slab))
             todo = [i for i, score in scores.items() if score is None]
             if not todo:
                 break
             if fitted == _ROUNDS:
                 address = self._store.address("search")
                 raise MixedNutsError(f"{len(todo)} slabs of the search are missing in {address}; run it again")
-            self._run_trials([slabs[i] for i in todo])
+            run_trials(self._inputs, self._task, [slabs[i] for i in todo])
         return [score for score in scores.values() if score is not None]
 
-    def _run_trials(self, slabs: list[Grid]) -> None:
-        from .slab_trials import run_trials  # Tune takes two seconds to import, and most commands find the search done
 
-        run_trials(self._inputs, self._task, slabs)
+class SlabTrial(tune.Trainable):
+    """One step scores one slab; Tune reuses the process for the next one."""
+
+    def setup(
+        self,
+        config: dict[str, Any],
+        inputs: SearchInputs | None = None,
+        task: SearchTask | None = None,
+        slabs: Sequence[Grid] = (),
+    ) -> None:
+        assert inputs is not None
+        assert task is not None
+        torch.set_num_threads(1)
+        self.inputs, self.task, self.slabs = inputs, task, slabs
+        self.criteria: dict[Pair, Criterion] = {}
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Tune hands this process another slab."""
+        self.slab = self.slabs[int(new_config["slab"])]
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Score the slab, leave its file, and report its best count."""
+        if self.slab.pair not in self.criteria:
+            self.criteria = {self.slab.pair: self.inputs.criterion(self.task.criterion, *self.slab.pair)}
+        scored = self.criteria[self.slab.pair]
+        scores = score_candidates(scored, self.slab)
+        content = save({name: values.contiguous() for name, values in scores._asdict().items()})
+        Store(self.task.store_uri).write(self.task.path(self.slab), content)
+        best = scores.counts.max() if scored.maximised else scores.counts.min()
+        return {"count": int(best), "done": True}
 
 
-def delete_slabs(store: Store) -> None:
-    """Remove the trials' files once the candidates' table holds their content."""
-    for name in store.names("search"):
-        if name.startswith("slab-"):
-            store.delete(f"search/{name}")
+def run_trials(inputs: "ray.ObjectRef[SearchInputs]", task: SearchTask, slabs: Sequence[Grid]) -> None:
+    """Score each slab in a trial of its own and leave its file.
+
+    Raises:
+        MixedNutsError: where a trial failed, with its error.
+    """
+    trial = tune.with_parameters(SlabTrial, inputs=inputs, task=task, slabs=slabs)
+    with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder, _quiet():
+        tuner = tune.Tuner(
+            tune.with_resources(trial, {"cpu": 1}),
+            param_space={"slab": tune.grid_search(list(range(len(slabs))))},
+            tune_config=tune.TuneConfig(reuse_actors=True),
+            run_config=tune.RunConfig(
+                name="search",
+                storage_path=folder,
+                verbose=0,
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            ),
+        )
+        errors = tuner.fit().errors
+    if errors:
+        raise MixedNutsError(f"{len(errors)} of {len(slabs)} search trials failed; the first: {errors[0]}")
 
 
-def _read_slab(store: Store, path: str) -> Scores | None:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Tune without its banner, its tables and its complaint that the loggers, which nobody reads, are off."""
+    before = {name: logging.getLogger(name).level for name in _CHATTY}
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    added = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    os.environ.update(added)
     try:
-        tensors = load(store.read(path))
-        return Scores(*(tensors[name] for name in Scores._fields))
-    except MissingArtifact:
-        return None
-    except (SafetensorError, KeyError):
-        logger.warning("%s is damaged; the slab is scored again", store.address(path))
-        return None
-
-
-def _tensor(values: np.ndarray[Any, Any]) -> Tensor:
-    return torch.from_numpy(values.copy())
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

@@ -29,7 +29,7 @@ from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
 from .attacker import Attacker
 from .metrics import RunMetrics
-from .tasks import AttackTask, EvaluateTask, WorkerSpec
+from .tasks import Task, WorkerSpec
 from .timing import PassSeconds, time_classifiers
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class AttackWorker:
             )
         return SteadyRows(model).to(self.device)
 
-    def process(self, partition: Partition, task: AttackTask | EvaluateTask) -> dict[Partition, Receipt]:
+    def process(self, partition: Partition, task: Task) -> dict[Partition, Receipt]:
         """Attack one partition, unless another driver's worker has; returns what is written since the last call.
 
         While the storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks go on.
@@ -103,10 +103,7 @@ class AttackWorker:
             return {partition: there}
         x, y = self.dataset.read(partition.start, partition.stop)
         x, y = x.to(self.device), y.to(self.device)
-        if isinstance(task, AttackTask):
-            columns, summary = self.attacker.attack(partition, x, y, task)
-        else:
-            columns, summary = self.attacker.evaluate(partition, x, y, task)
+        columns, summary = self.attacker.work(partition, x, y, task)
         receipt = Receipt(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
             seconds=time.perf_counter() - started, finished=time.time(), node=platform.node(),
@@ -130,7 +127,7 @@ class AttackWorker:
             del self._unwritten[partition]
         return {partition: future.result() for partition, future in written.items()}
 
-    def _write(self, path: str, content: bytes, receipt: Receipt, task: AttackTask | EvaluateTask) -> Receipt:
+    def _write(self, path: str, content: bytes, receipt: Receipt, task: Task) -> Receipt:
         """The receipt of the file that is there in the end: ours, or one that another driver's worker has left."""
         if not self.store.create(path, content):
             if there := finished_receipt(self.store, path, task.fingerprint):
@@ -140,7 +137,7 @@ class AttackWorker:
         logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(receipt)})
         return receipt
 
-    def merge(self, partition: Partition, spans: Sequence[Span], task: AttackTask | EvaluateTask) -> Receipt:
+    def merge(self, partition: Partition, spans: Sequence[Span], task: Task) -> Receipt:
         """Make the partition's one file from the files of all of its spans."""
         return merge_spans(self.store, task.stage, partition, spans, task.fingerprint)
 

@@ -14,8 +14,8 @@ from ..distributed.cluster import RaySession, connected, pool_settings
 from ..distributed.probe import measure_on_one_worker
 from ..distributed.timing import PassSeconds
 from ..storage.records import Receipt
-from .attack import worker_spec
 from .evaluate import autoattack_fingerprint, evaluate_fingerprint
+from .partitioned import worker_spec
 from .runs import Run, finished_partitions, open_run
 from .search import SELECTED, read_search_result
 

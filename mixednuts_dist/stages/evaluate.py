@@ -1,14 +1,14 @@
 """The evaluate stage: the adaptive AutoAttack on the mixture that the search deployed, or AutoAttack on rob alone."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-from ..attacks.adaptive import AttackBudget
 from ..config import RunConfig, digest
 from ..distributed.cluster import RaySession
-from ..distributed.tasks import EvaluateTask
+from ..distributed.tasks import EvaluateTask, StoredPoints
 from ..storage.records import Receipt, SearchResult
-from .attack import run_partitions
+from .partitioned import budget_of, run_partitions
 from .progress import Progress, Silent
+from .rounds import stored_points
 from .runs import Run, open_run, require_complete
 from .search import read_search_result
 
@@ -47,7 +47,8 @@ def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
     """8 hex digits of all that the evaluate stage's rows depend on, the deployed parameters included."""
     deployed = {"alpha_d": search.surrogate_alpha, **asdict(search.deployed())}
     evaluate = opened.config.evaluate.model_dump(mode="json")
-    return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate})
+    points = [round_.fingerprint for round_ in search.rounds]
+    return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points})
 
 
 def autoattack_fingerprint(opened: Run) -> str:
@@ -59,26 +60,27 @@ def autoattack_fingerprint(opened: Run) -> str:
 
 def autoattack_task(opened: Run) -> EvaluateTask:
     """What the configuration asks of each partition where there is no std; needs no earlier stage."""
-    return _task(opened, autoattack_fingerprint(opened), attack_fingerprint="", search=None)
+    evaluate = opened.config.evaluate
+    return EvaluateTask(
+        stage="evaluate",
+        fingerprint=autoattack_fingerprint(opened),
+        budget=budget_of(evaluate),
+        attacks=tuple(evaluate.attacks),
+    )
 
 
 def evaluate_task(opened: Run, search: SearchResult) -> EvaluateTask:
     """What the configuration asks of each partition, for the mixture that the search deployed."""
-    fingerprint = evaluate_fingerprint(opened, search)
-    return _task(opened, fingerprint, attack_fingerprint=opened.attack_fingerprint, search=search)
-
-
-def _task(opened: Run, fingerprint: str, *, attack_fingerprint: str, search: SearchResult | None) -> EvaluateTask:
     evaluate = opened.config.evaluate
-    budget = AttackBudget(
-        evaluate.n_iter, evaluate.n_target_classes, evaluate.n_queries, border_restarts=evaluate.border_restarts
-    )
-    return EvaluateTask(
-        fingerprint=fingerprint,
-        attack_fingerprint=attack_fingerprint,
-        search=search,
-        attacks=tuple(evaluate.attacks),
+    return replace(
+        autoattack_task(opened),
+        fingerprint=evaluate_fingerprint(opened, search),
+        mixture=search.deployed().mixture(),
         mode=evaluate.mode,
-        budget=budget,
+        surrogate_alpha=search.surrogate_alpha,
         rd=evaluate.rd,
+        points=(
+            StoredPoints("attack", opened.attack_fingerprint),
+            *(stored_points(round_) for round_ in search.rounds),
+        ),
     )

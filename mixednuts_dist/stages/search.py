@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,20 +10,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..config import RunConfig, SearchConfig, digest, grid_values
-from ..distributed.cluster import RaySession, connected
+from ..distributed.cluster import RaySession
 from ..distributed.optuna_rounds import OptunaRounds
-from ..distributed.tuning import SearchInputs, SearchTask, SlabTuner, delete_slabs
+from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
-from ..selection.choice import Exploration, Selection
-from ..selection.grid import Grid
+from ..selection.choice import Choice, Exploration, Selection
+from ..selection.criteria import Criterion, Scores
+from ..selection.grid import Grid, Pair
+from ..selection.inputs import CachedLogits
 from ..selection.prediction import compare_candidates, trade_off_point
 from ..selection.refinement import GridRefinements, Proposer
-from ..selection.selection import search_grid, surrogate_alpha
+from ..selection.selection import score_candidates, search_grid, surrogate_alpha
 from ..storage.records import AttackRecords, SearchResult
 from ..storage.tables import read_attack_records
 from .adoption import adopt_attack
 from .candidates_table import candidates_table
+from .point_sets import points_criterion
 from .progress import Progress, Silent
+from .rounds import Points, Rounds, eased
 from .runs import Run, open_run, require_complete, stage_clock
 
 logger = logging.getLogger(__name__)
@@ -58,7 +62,7 @@ def complete(opened: Run, session: RaySession | None, progress: Progress) -> Sea
             progress.stage_finished("search", f"nothing to do: {_headline(result)}")
             return result
     with stage_clock(opened.store, "search"):
-        result = _search(opened, session)
+        result = _search(opened, session, progress)
     progress.stage_finished("search", _headline(result))
     return result
 
@@ -122,16 +126,26 @@ def _fingerprint(opened: Run) -> str:
     return digest({"attack": opened.attack_fingerprint, "search": opened.config.search.model_dump(mode="json")})
 
 
-def _search(opened: Run, session: RaySession | None) -> SearchResult:
+def _search(opened: Run, session: RaySession | None, progress: Progress) -> SearchResult:
     config, search = opened.config, opened.config.search
     records = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
     inputs = _inputs(records)
     inputs.criterion(search.criterion, search.clamp, search.ln_k)  # refuses what cannot be searched, before Ray starts
     task = SearchTask(opened.store.uri, _fingerprint(opened), search.criterion)
-    with connected(session):
-        exploration = _explored(search, SlabTuner(inputs, task), inputs, seed=config.seed)
-    result = _result(search, records, exploration, _paper_notes(search, inputs, exploration))
-    opened.store.write(CANDIDATES, candidates_table(exploration, task.fingerprint))
+    with RaySession() as own:
+        used = session or own
+        last: list[Exploration] = []
+
+        def choose(points: Points | None) -> SearchResult:
+            exploration = _explored(search, *_scoring(search, inputs, task, points, used), seed=config.seed)
+            last[:] = [exploration]
+            return _result(search, records, points, exploration, _paper_notes(search, inputs, exploration))
+
+        if search.rounds and search.criterion == "exact":
+            result = Rounds(opened, records, choose).run(used, progress)
+        else:
+            result = choose(None)
+    opened.store.write(CANDIDATES, candidates_table(last[0], task.fingerprint))
     content = {"run_id": config.run_id(), "fingerprint": task.fingerprint, "result": result.to_json()}
     content["digest"] = digest(content)
     opened.store.create(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
@@ -139,16 +153,33 @@ def _search(opened: Run, session: RaySession | None) -> SearchResult:
     return read_search_result(opened)  # of two drivers the first one's parameters are deployed, to the last bit
 
 
-def _explored(search: SearchConfig, tuner: SlabTuner, inputs: SearchInputs, *, seed: int) -> Exploration:
+Scoring = Callable[[Sequence[Grid]], list[Scores]]
+
+
+def _scoring(
+    search: SearchConfig, inputs: SearchInputs, task: SearchTask, points: Points | None, session: RaySession
+) -> tuple[dict[Pair, Criterion], Scoring]:
+    """The criterion of each clamp and width, and how grids are scored: by Ray Tune, or here where there are sets."""
+    rows = inputs.rows()
+    if points is None or len(points.image_P) == len(rows.labels_B):
+        from ..distributed.tuning import SlabTuner  # imports Ray Tune
+
+        session.ensure()
+        criteria: dict[Pair, Criterion] = {pair: inputs.criterion(search.criterion, *pair) for pair in search.pairs()}
+        return criteria, SlabTuner(inputs, task).scores
+    sets: dict[Pair, Criterion] = {
+        (clamp, ln_k): points_criterion(points, rows, clamp=clamp, ln_k=ln_k) for clamp, ln_k in search.pairs()
+    }
+    return sets, lambda grids: [score_candidates(sets[grid.pair], grid) for grid in grids]
+
+
+def _explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring, *, seed: int) -> Exploration:
     """One grid after another, until the proposer has had enough."""
     exploration = Exploration(search.pairs())
-    criteria = {pair: inputs.criterion(search.criterion, *pair) for pair in exploration.pairs}
     proposer = _proposer(search, seed, maximised=criteria[exploration.pairs[0]].maximised)
     while grids := proposer.propose(exploration):
-        exploration = exploration.with_parts(
-            Selection.of(criteria[grid.pair], grid, scores)
-            for grid, scores in zip(grids, tuner.scores(grids), strict=True)
-        )
+        found = zip(grids, scoring(grids), strict=True)
+        exploration = exploration.with_parts(Selection.of(criteria[grid.pair], grid, scores) for grid, scores in found)
     return exploration
 
 
@@ -195,7 +226,11 @@ def _paper_notes(search: SearchConfig, inputs: SearchInputs, exploration: Explor
 
 
 def _result(
-    search: SearchConfig, records: AttackRecords, exploration: Exploration, paper_notes: Sequence[str]
+    search: SearchConfig,
+    records: AttackRecords,
+    points: Points | None,
+    exploration: Exploration,
+    paper_notes: Sequence[str],
 ) -> SearchResult:
     choices = {beta: exploration.choice(beta) for beta in search.all_betas()}
     deployed = choices[search.beta]
@@ -207,11 +242,8 @@ def _result(
     survived = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
     alpha_d = surrogate_alpha(records.rob_attacked_NK[survived], surrogate_beta)
     cached = _inputs(records).rows()
-    predicted = (
-        trade_off_point(replace(choice, surrogate_alpha=alpha_d), cached).choice
-        for choice in choices.values()
-        if choice is not None
-    )
+    found = (replace(choice, surrogate_alpha=alpha_d) for choice in choices.values() if choice is not None)
+    predicted = (_predicted(choice, cached, points) for choice in found)
     return SearchResult(
         criterion=search.criterion,
         clamp=deployed.clamp,
@@ -225,6 +257,14 @@ def _result(
     )
 
 
+def _predicted(choice: Choice, cached: CachedLogits, points: Points | None) -> Choice:
+    """The choice with its predictions; under sets of points, each image counts by its hardest one."""
+    if points is not None:
+        choice = eased(choice, cached)
+        cached = replace(cached, rob_attacked_BK=points.hardest(cached.labels_B, choice.transform()))
+    return trade_off_point(choice, cached).choice
+
+
 def _notes(search: SearchConfig, notes: Sequence[str]) -> tuple[str, ...]:
     """What the search remarks about the deployed beta or about all of them; the other betas are in the table."""
     return tuple(note for note in notes if not note.startswith("beta ") or note.startswith(f"beta {search.beta}:"))
@@ -232,8 +272,13 @@ def _notes(search: SearchConfig, notes: Sequence[str]) -> tuple[str, ...]:
 
 def _headline(result: SearchResult) -> str:
     chosen = result.deployed()
+    last = result.rounds[-1] if result.rounds else None
+    measured = dict(zip(last.attacked, last.kept, strict=True)).get(chosen) if last else None
+    rounds = f"; {len(result.rounds)} round{'s' * (len(result.rounds) > 1)} of attack" if last else ""
+    if last and measured is not None:
+        rounds += f", which left {measured} of rob's {last.of} robust images"
     alpha = f"{chosen.alpha:.4g}" if chosen.one_minus_alpha > 1e-3 else f"1 - {chosen.one_minus_alpha:.3g}"
     return (
         f"beta {chosen.beta:g}: s {chosen.scale:.4g}, p {chosen.power:.4g}, c {chosen.bias:.4g}, alpha {alpha}; "
-        f"predicts {chosen.clean_correct} of {chosen.total} clean images right"
+        f"predicts {chosen.clean_correct} of {chosen.total} clean images right{rounds}"
     )

@@ -3,7 +3,8 @@
 Shapes: N images of the run, K classes. One row an image, `sample_id` its index in the split.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -40,6 +41,29 @@ class EvaluateRecords:
 
 
 @dataclass(frozen=True)
+class SearchRound:
+    """One round of attacking the choices and choosing again."""
+
+    round: int  # from 1
+    fingerprint: str  # of its rows
+    attacked: tuple[Choice, ...]  # one a beta
+    kept: tuple[int, ...]  # of each, measured by the round, of `of` images that rob keeps
+    of: int
+    n_forward: int
+    n_backward: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As in `search/selected.json`."""
+        return {**asdict(self), "attacked": [choice.to_json() for choice in self.attacked]}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "SearchRound":
+        """The round as it was stored."""
+        attacked = tuple(Choice.from_json(choice) for choice in content["attacked"])
+        return cls(**{**content, "attacked": attacked, "kept": tuple(content["kept"])})
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """`search/selected.json` as a whole."""
 
@@ -52,20 +76,31 @@ class SearchResult:
     n_candidates: int
     n_undeployable: int  # candidates that float32 could not deploy
     notes: tuple[str, ...]  # plain sentences: assumption violations, edges, criteria that differ
+    rounds: tuple[SearchRound, ...] = ()
 
     def deployed(self) -> Choice:
         """The entry of `deployed_beta`."""
-        return next(entry for entry in self.entries if entry.beta == self.deployed_beta)
+        return self.by_beta()[self.deployed_beta]
+
+    def by_beta(self) -> dict[float, Choice]:
+        """The entry of each beta that has one."""
+        return {entry.beta: entry for entry in self.entries}
+
+    def with_entries(self, held: Mapping[float, Choice]) -> "SearchResult":
+        """The same with these betas' entries."""
+        return replace(self, entries=tuple(held.get(entry.beta, entry) for entry in self.entries))
 
     def to_json(self) -> dict[str, Any]:
         """What `search/selected.json` holds as its `result`."""
-        return {**asdict(self), "entries": [entry.to_json() for entry in self.entries]}
+        entries, rounds = ([part.to_json() for part in parts] for parts in (self.entries, self.rounds))
+        return {**asdict(self), "entries": entries, "rounds": rounds}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "SearchResult":
         """The result as it was stored, by this release or the one before."""
         entries = tuple(Choice.from_json(entry) for entry in content["entries"])
-        return cls(**{**content, "entries": entries, "notes": tuple(content["notes"])})
+        rounds = tuple(SearchRound.from_json(round_) for round_ in content.get("rounds", ()))
+        return cls(**{**content, "entries": entries, "notes": tuple(content["notes"]), "rounds": rounds})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..config import EvaluateConfig, RunConfig, digest
 from ..distributed.cluster import RaySession
-from ..distributed.tasks import AttackTask, EvaluateTask
+from ..distributed.tasks import Task
 from ..errors import ConfigError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap
@@ -23,6 +23,7 @@ from ..reports.results import RunResults
 from ..stages import attack as attack_stage
 from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
+from ..stages.partitioned import run_partitions
 from ..stages.progress import Progress, Silent
 from ..stages.runs import Run, open_run
 from ..storage.records import AttackRecords, Receipt, SearchResult
@@ -189,8 +190,8 @@ class Bench:
         whole = -(-n_images // self.config.partition_size) * self.config.partition_size
         return replace(opened, inputs=replace(opened.inputs, n_images=min(whole, opened.inputs.n_images)))
 
-    def _complete(self, part: Run, task: AttackTask | EvaluateTask, label: str) -> None:
-        attack_stage.run_partitions(part, task, self.session, _Labelled(self.progress, label))
+    def _complete(self, part: Run, task: Task, label: str) -> None:
+        run_partitions(part, task, self.session, _Labelled(self.progress, label))
 
 
 def subset(records: AttackRecords, mask_N: Tensor) -> AttackRecords:

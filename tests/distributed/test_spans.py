@@ -10,13 +10,14 @@ import pytest
 from mixednuts_dist.attacks.adaptive import AttackBudget
 from mixednuts_dist.config import RunConfig
 from mixednuts_dist.distributed.schedule import Merge, WorkQueue
-from mixednuts_dist.distributed.tasks import AttackTask, EvaluateTask
+from mixednuts_dist.distributed.tasks import EvaluateTask, StoredPoints, Task
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.errors import FingerprintMismatch, MissingArtifact
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.stages import attack
-from mixednuts_dist.stages.attack import attack_task, worker_spec
+from mixednuts_dist.stages.attack import attack_task
+from mixednuts_dist.stages.partitioned import worker_spec
 from mixednuts_dist.stages.progress import Silent
 from mixednuts_dist.stages.runs import Run, open_run, run_store
 from mixednuts_dist.storage.partitions import Partition, Span
@@ -48,7 +49,7 @@ def rows(folder: Path) -> dict[str, list[Any]]:
     return pq.read_table(sorted(folder.glob("part-*.parquet"))).to_pydict()
 
 
-def shared_out(opened: Run, task: AttackTask | EvaluateTask, n_workers: int, smallest: int) -> int:
+def shared_out(opened: Run, task: Task, n_workers: int, smallest: int) -> int:
     """All of a stage in this process, as so many workers would share it; returns the number of pieces."""
     worker = AttackWorker(worker_spec(opened))
     worker.ready()
@@ -75,8 +76,9 @@ def test_a_shared_partition_has_the_rows_of_an_undivided_one(tiny: Callable[...,
     for name, smallest in (("shared", 2), ("undivided", 24)):
         opened = open_run(config.with_changes(storage=str(tmp_path / name)))
         evaluate = EvaluateTask(
-            "e0", opened.attack_fingerprint, None, attacks, "transfer", AttackBudget(5, 2, 20), 0.9, mixture=mixture
-        )
+            "evaluate", "e0", AttackBudget(5, 2, 20), attacks, mixture, surrogate_alpha=0.9,
+            points=(StoredPoints("attack", opened.attack_fingerprint),),
+        )  # fmt: skip
         for task in (attack_task(opened), evaluate):
             n_pieces[name, task.stage] = shared_out(opened, task, 2, smallest)
     folders = [tmp_path / name / config.run_id() for name in ("shared", "undivided")]

@@ -7,21 +7,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from mixednuts_dist.distributed.attacker import Attacker
 from mixednuts_dist.distributed.optuna_rounds import OptunaRounds
-from mixednuts_dist.distributed.tuning import SearchInputs, SearchTask, SlabTuner, delete_slabs
+from mixednuts_dist.distributed.slabs import SearchInputs, SearchTask, delete_slabs
+from mixednuts_dist.distributed.tuning import SlabTuner
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.choice import Choice, Exploration, Selection
 from mixednuts_dist.selection.criteria import Scores
 from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.selection import score_candidates
-from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.storage.store import Store
 
 GRID = Grid((0.1, 0.6, 2.0), (1.0, 2.5), (-1.2, -0.6, -0.3, 0.4), (1.0, 0.9, 0.5))
@@ -80,17 +77,17 @@ def test_scores_are_those_of_one_process(tmp_path: Path, capfd: pytest.CaptureFi
 DRIVER = """
 import sys, time
 from pathlib import Path
-from mixednuts_dist.distributed import slab_trials, tuning
+from mixednuts_dist.distributed import tuning
 from mixednuts_dist.distributed.cluster import connected
 from tests.distributed.test_tuning import inputs, grids, task
 
-class Slow(slab_trials.SlabTrial):
+class Slow(tuning.SlabTrial):
     def step(self):
         result = super().step()
         time.sleep(0.5)
         return result
 
-slab_trials.SlabTrial = Slow
+tuning.SlabTrial = Slow
 with connected(None):
     tuning.SlabTuner(inputs(), task(Path(sys.argv[1]))).scores(grids())
 """
@@ -129,18 +126,10 @@ def optuna_search(seed: int, *, n_trials: int = 20) -> Exploration:
     return exploration
 
 
-def test_the_worker_deploys_the_entrys_own_clamp_and_width() -> None:
+def test_an_entry_deploys_its_own_clamp_and_width() -> None:
     """Those of the whole result are only for show."""
     entry = Choice(beta=0.9, scale=0.6, power=2.0, bias=-0.5, alpha=0.75, one_minus_alpha=0.25, clamp="relu", ln_k=5)
-    found = SearchResult(
-        criterion="exact", clamp="gelu", ln_k=None, deployed_beta=0.9, surrogate_alpha=0.8, entries=(entry,),
-        n_candidates=1, n_undeployable=0, notes=(),
-    )  # fmt: skip
-    networks = {"std": torch.nn.Identity(), "rob": torch.nn.Identity()}
-    spec: Any = SimpleNamespace(precision="fp32", compile=False, batch_size=8)
-    task: Any = SimpleNamespace(mixture=None, rd=0.9)
-    transform = Attacker(spec, networks, store=None).mixed(task, found).transform  # type: ignore[arg-type]
-    assert transform.settings() == LogitTransform(0.6, 2.0, -0.5, "relu", 5).settings()
+    assert entry.mixture().transform.settings() == LogitTransform(0.6, 2.0, -0.5, "relu", 5).settings()
 
 
 def test_optuna_proposes_by_the_seed_alone_and_within_the_ranges() -> None:

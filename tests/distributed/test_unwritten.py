@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+from mixednuts_dist.attacks.adaptive import AttackBudget
 from mixednuts_dist.distributed.pool import Pool, PoolSettings
 from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
@@ -17,7 +18,7 @@ from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.threat import ThreatModel
 
-TASK = AttackTask("", n_iter=1, n_target_classes=1, stop_when_broken=True)
+TASK = AttackTask("attack", "", AttackBudget(n_iter=1, n_target_classes=1))
 
 
 class Hoarder:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from mixednuts_dist.attacks.adaptive import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker
@@ -38,7 +39,7 @@ def worker(tmp_path: Path) -> AttackWorker:
 
 def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
-    task = AttackTask("f0", n_iter=10, n_target_classes=2, stop_when_broken=True)
+    task = AttackTask("attack", "f0", AttackBudget(n_iter=10, n_target_classes=2))
     receipt = worker.process(partition, task)[partition]
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)
@@ -66,7 +67,7 @@ def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_
 def test_what_another_worker_has_written_is_reported_and_not_computed_again(
     worker: AttackWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition, task = Partition(0, 0, 4), AttackTask("f0", n_iter=2, n_target_classes=1, stop_when_broken=True)
+    partition, task = Partition(0, 0, 4), AttackTask("attack", "f0", AttackBudget(n_iter=2, n_target_classes=1))
     path = tmp_path / "attack" / partition.file_name
     first = worker.process(partition, task)
     content = path.read_bytes()
@@ -80,7 +81,7 @@ def test_what_another_worker_has_written_is_reported_and_not_computed_again(
 
 
 def test_attacks_go_on_while_the_storage_does_not_answer(worker: AttackWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = AttackTask("f0", n_iter=2, n_target_classes=1, stop_when_broken=True)
+    task = AttackTask("attack", "f0", AttackBudget(n_iter=2, n_target_classes=1))
     parts = [Partition(i, 4 * i, 4 * i + 4) for i in range(4)]
     answers, create = Event(), worker.store.create
     monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", 0.1)
@@ -99,7 +100,7 @@ def test_attacks_go_on_while_the_storage_does_not_answer(worker: AttackWorker, m
 def test_a_storage_that_stays_away_is_an_error_of_the_next_call(
     worker: AttackWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition, task = Partition(0, 0, 4), AttackTask("f0", n_iter=2, n_target_classes=1, stop_when_broken=True)
+    partition, task = Partition(0, 0, 4), AttackTask("attack", "f0", AttackBudget(n_iter=2, n_target_classes=1))
     gone = Event()
 
     def create(*_: object) -> bool:
@@ -115,7 +116,7 @@ def test_a_storage_that_stays_away_is_an_error_of_the_next_call(
 
 
 def test_a_damaged_file_is_replaced(worker: AttackWorker, tmp_path: Path) -> None:
-    partition, task = Partition(0, 0, 4), AttackTask("f0", n_iter=2, n_target_classes=1, stop_when_broken=True)
+    partition, task = Partition(0, 0, 4), AttackTask("attack", "f0", AttackBudget(n_iter=2, n_target_classes=1))
     path = tmp_path / "attack" / partition.file_name
     path.parent.mkdir()
     path.write_bytes(b"PAR1 and then nothing")

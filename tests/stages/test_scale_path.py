@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from mixednuts_dist.attacks.adaptive import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import Normalized, classifier_checksum, load_classifier
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker
@@ -136,7 +137,7 @@ def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> No
     worker, memory, process = AttackWorker(spec), [], psutil.Process()
     worker.ready()
     for partition in split_images(n_images, size):
-        worker.process(partition, AttackTask("f", n_iter=1, n_target_classes=1, stop_when_broken=True))
+        worker.process(partition, AttackTask("attack", "f", AttackBudget(n_iter=1, n_target_classes=1)))
         memory.append(process.memory_info().rss)
     grown = (memory[-1] - memory[4]) / 2**20
     assert grown < 60, f"{grown:.0f} MiB more after {n_images - 5 * size} more images"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mixednuts_dist.config import parse_config
-from mixednuts_dist.distributed.tasks import AttackTask, EvaluateTask
+from mixednuts_dist.distributed.tasks import Task
 from mixednuts_dist.distributed.worker import AttackWorker
-from mixednuts_dist.stages.attack import worker_spec
+from mixednuts_dist.stages.partitioned import worker_spec
 from mixednuts_dist.stages.runs import Run, finished_partitions
 from mixednuts_dist.studies.bench import Bench
 from tests.conftest import tiny_content
@@ -19,7 +19,7 @@ class LocalBench(Bench):
 
     worker: AttackWorker | None = None
 
-    def _complete(self, part: Run, task: AttackTask | EvaluateTask, label: str) -> None:  # noqa: ARG002
+    def _complete(self, part: Run, task: Task, label: str) -> None:  # noqa: ARG002
         done = finished_partitions(part, task.stage, task.fingerprint)
         if self.worker is None:
             self.worker = AttackWorker(worker_spec(self.run))

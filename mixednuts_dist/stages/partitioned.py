@@ -1,0 +1,76 @@
+"""The one way to send a stage's task over the partitions of a run: what is done stays, the rest goes to the workers."""
+
+from collections.abc import Mapping
+
+from ..attacks.adaptive import AttackBudget
+from ..config import AttackConfig, EvaluateConfig
+from ..distributed.cluster import RaySession, connected, pool_settings
+from ..distributed.pool import Pool
+from ..distributed.schedule import WorkQueue
+from ..distributed.tasks import Task, WorkerSpec
+from ..storage.partitions import Partition
+from ..storage.spans import delete_spans, finished_spans
+from .progress import Progress, WatchesWorkers
+from .runs import Run, finished_partitions, stage_clock
+
+SMALLEST_SPAN = 4  # images, to begin with; the queue raises it where so few waste time
+
+
+def run_partitions(
+    opened: Run,
+    task: Task,
+    session: RaySession | None,
+    progress: Progress,
+    weights: Mapping[Partition, float] | None = None,
+) -> None:
+    """Hand the unfinished partitions of a task to the pool.
+
+    `weights` are expected costs, where known: the heaviest partitions go first.
+
+    Raises:
+        PartitionFailed: where partitions failed all of their tries; the others are finished first.
+    """
+    finished = finished_partitions(opened, task.stage, task.fingerprint)
+    todo = [partition for partition in opened.partitions if partition not in finished]
+    spans = finished_spans(opened.store, task.stage, todo, task.fingerprint)
+    progress.stage_started(task.stage, opened.inputs.n_images, [*finished.values(), *spans.values()])
+    if not todo:
+        delete_spans(opened.store, task.stage)
+        progress.stage_finished(task.stage, f"nothing to do: all {len(finished)} partitions are done")
+        return
+    compute = opened.config.compute
+    with stage_clock(opened.store, task.stage), connected(session):
+        settings = pool_settings(compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries)
+        queue = WorkQueue(todo, smallest=SMALLEST_SPAN, weights=weights, finished_spans=list(spans))
+        pool = Pool(worker_spec(opened), task, settings, progress.partition_done)
+        if isinstance(progress, WatchesWorkers):
+            pool.on_look = progress.workers_seen
+        pool.run(queue)
+    delete_spans(opened.store, task.stage)
+    progress.stage_finished(task.stage, f"{len(todo)} partitions computed, {len(finished)} were done already")
+
+
+def worker_spec(opened: Run) -> WorkerSpec:
+    """What every worker of the run must know."""
+    config = opened.config
+    return WorkerSpec(
+        store_uri=opened.store.uri,
+        data_uri=config.data.uri,
+        std_uri=config.std,
+        rob_uri=config.rob,
+        checksums=opened.inputs.checksums,
+        threat=config.threat.threat_model(),
+        seed=config.seed,
+        ln_k=config.search.ln_k,
+        batch_size=config.compute.batch_size,
+        precision=config.precision,
+        compile=config.compute.compile,
+        n_threads=max(1, int(config.compute.num_cpus)),
+    )
+
+
+def budget_of(section: AttackConfig | EvaluateConfig) -> AttackBudget:
+    """The passes that a section of the configuration allows an image."""
+    return AttackBudget(
+        section.n_iter, section.n_target_classes, section.n_queries, border_restarts=section.border_restarts
+    )

@@ -1,0 +1,109 @@
+"""Beta that holds when measured: the search attacks its own choice and chooses again with what it found."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.selection.grid import kept_images
+from mixednuts_dist.stages import attack, evaluate, search
+from mixednuts_dist.stages.evaluate import evaluate_fingerprint
+from mixednuts_dist.storage.records import Receipt, SearchResult
+from mixednuts_dist.storage.tables import read_columns
+from tests.conftest import tiny_content
+
+WIDE = {
+    "beta": 0.9,
+    "betas": [1.0, 0.9, 0.5],
+    "scales": {"min": 0.05, "max": 5, "count": 8, "spacing": "log"},
+    "powers": {"min": 1, "max": 4, "count": 7},
+    "biases": {"min": -1, "max": 0, "count": 5},
+    "rounds": 6,
+}
+
+
+class Computed:
+    """Remembers in which stages pieces were computed."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def stage_started(self, stage: str, n_images: int, done: object) -> None:
+        pass
+
+    def partition_done(self, receipt: Receipt) -> None:
+        self.stages.append(receipt.stage)
+
+    def stage_finished(self, stage: str, message: str) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> tuple[RunConfig, SearchResult]:
+    content = tiny_content(tmp_path_factory.mktemp("rounds"), search=WIDE, data={"uri": "digits", "n": 48})
+    config = parse_config({**content, "partition_size": 16})
+    attack.run(config, session=ray_session)
+    return config, search.run(config, session=ray_session)
+
+
+def test_the_last_choice_keeps_its_share_under_the_attack_of_the_rounds(
+    searched: tuple[RunConfig, SearchResult],
+) -> None:
+    _, result = searched
+    last = result.rounds[-1]
+    assert last.attacked == (result.deployed(),)
+    assert last.kept[0] >= kept_images(0.9, last.of)
+    assert last.kept[0] <= last.attacked[0].kept_predicted
+
+
+def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
+    searched: tuple[RunConfig, SearchResult], ray_session: Any
+) -> None:
+    config, result = searched
+    opened = evaluate.run(config, session=ray_session)
+    given = opened.store, "evaluate", opened.partitions, evaluate_fingerprint(opened, result)
+    robust_N, cached_N = read_columns(*given, ["robust", "survived_cached"]).values()
+    broken_N = read_columns(
+        opened.store, f"search/round-{len(result.rounds)}", opened.partitions, result.rounds[-1].fingerprint,
+        ["broken_0"],
+    )["broken_0"]  # fmt: skip
+    assert not (robust_N & broken_N).any()
+    assert not (cached_N & broken_N).any()  # what a round has found is tried before anything else
+
+
+def test_a_lost_selection_is_made_again_from_the_rounds(
+    searched: tuple[RunConfig, SearchResult], ray_session: Any
+) -> None:
+    config, result = searched
+    folder = Path(config.storage) / config.run_id() / "search"
+    before = (folder / "selected.json").read_bytes()
+    (folder / "selected.json").unlink()
+    watcher = Computed()
+    assert search.run(config, session=ray_session, progress=watcher) == result
+    assert (folder / "selected.json").read_bytes() == before
+    assert watcher.stages == []
+
+
+def test_a_round_that_lost_a_partition_computes_that_one_again(
+    searched: tuple[RunConfig, SearchResult], ray_session: Any
+) -> None:
+    config, result = searched
+    folder = Path(config.storage) / config.run_id() / "search"
+    (folder / "selected.json").unlink()
+    (folder / "round-1" / "part-00001.parquet").unlink()
+    watcher = Computed()
+    again = search.run(config, session=ray_session, progress=watcher)
+    assert again.entries == result.entries
+    assert set(watcher.stages) == {"search/round-1"}
+
+
+def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult], ray_session: Any) -> None:
+    config, result = searched
+    content = config.model_dump(mode="json")
+    content["search"]["rounds"] = 0
+    plain = parse_config(content)
+    found = search.run(plain, session=ray_session)
+    assert found.rounds == ()
+    assert found.deployed().clean_correct >= result.deployed().clean_correct
+    assert not (Path(plain.storage) / plain.run_id() / "search" / "round-1").exists()
