@@ -8,7 +8,10 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger and message, then whatever the call gave as `extra` (run, stage, partition, node, ...)."""
+    """time, level, logger and message, then whatever the call gave as `extra` (run, stage, partition, node, ...).
+
+    Ray gives every record of its process a name with an underscore before it; those are left out.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         content = {
@@ -16,7 +19,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **{key: value for key, value in vars(record).items() if key not in _STANDARD},
+            **{key: value for key, value in vars(record).items() if key not in _STANDARD and key[0] != "_"},
         }
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)

@@ -50,8 +50,9 @@ class Register(Generic[T]):
         room: the folder of the package whose files register the built-in entries.
     """
 
-    def __init__(self, constant: str, kind: str, room: str) -> None:
+    def __init__(self, constant: str, kind: str, room: str, plural: str = "") -> None:
         self.constant, self.kind, self.room = constant, kind, room
+        self.plural = plural or f"{kind}s"
         self._made: dict[str, T] = {}
         self._added: dict[str, Entry] = {}  # by extensions
         _EVERY.append(self)
@@ -120,13 +121,13 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InvalidInputErro
 
 
 ATTACKS: Register[Any] = Register("ATTACKS", "attack", "attacks")
-LOSSES: Register[Any] = Register("LOSSES", "loss", "attacks")
+LOSSES: Register[Any] = Register("LOSSES", "loss", "attacks", "losses")
 CLAMPS: Register[Any] = Register("CLAMPS", "clamp", "mixing")
-CRITERIA: Register[Any] = Register("CRITERIA", "criterion", "selection")
+CRITERIA: Register[Any] = Register("CRITERIA", "criterion", "selection", "criteria")
 DATASETS: Register[Any] = Register("DATASETS", "dataset", "images")
 CLASSIFIERS: Register[Any] = Register("CLASSIFIERS", "classifier", "classifiers")
 CHARTS: Register[Any] = Register("CHARTS", "chart", "reports")
-STUDIES: Register[Any] = Register("STUDIES", "study", "studies")
+STUDIES: Register[Any] = Register("STUDIES", "study", "studies", "studies")
 REGISTERS = (ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, CHARTS, STUDIES)
 
 

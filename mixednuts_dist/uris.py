@@ -161,19 +161,20 @@ def missing_inputs(*, data: str, std: str | None, rob: str) -> list[tuple[str, M
     Raises:
         DatasetError, BaseClassifierError: for URIs that no file could make right; as in the checks above.
     """
-    found: list[tuple[str, Missing]] = []
-    wanted = (("data.uri", data, DATASETS), ("std", std, CLASSIFIERS), ("rob", rob, CLASSIFIERS))
-    for key, uri, register in wanted:
-        if uri is None:
-            continue
-        parsed = parse_uri(uri)
-        lacking = list(_lacking_files(parsed, register.entries().get(parsed.scheme)))
-        if not lacking:
-            check_dataset_uri(uri) if register is DATASETS else check_classifier_uri(uri, key)
-            if _fact(register, parsed.scheme, "downloads"):
-                lacking = list(register.get(parsed.scheme).missing(parsed))
-        found += [(key, item) for item in lacking]
-    return found
+    wanted = (("data.uri", data), ("std", std), ("rob", rob))
+    return [(key, item) for key, uri in wanted if uri is not None for item in missing_input(key, uri)]
+
+
+def missing_input(key: str, uri: str) -> list[Missing]:
+    """The same for one URI: of `data.uri`, `std` or `rob`."""
+    register = DATASETS if key == "data.uri" else CLASSIFIERS
+    parsed = parse_uri(uri)
+    lacking = list(_lacking_files(parsed, register.entries().get(parsed.scheme)))
+    if not lacking:
+        check_dataset_uri(uri) if register is DATASETS else check_classifier_uri(uri, key)
+        if _fact(register, parsed.scheme, "downloads"):
+            lacking = list(register.get(parsed.scheme).missing(parsed))
+    return lacking
 
 
 def split_factory(target: str) -> tuple[str, str]:

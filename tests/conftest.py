@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from mixednuts_dist import register
 from mixednuts_dist.config import RunConfig, parse_config
 from tests.object_store import ObjectStore
 
@@ -98,3 +99,12 @@ def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:
 def tiny(tmp_path: Path) -> Callable[..., RunConfig]:
     """A factory of tiny configurations under the test's own folder."""
     return lambda **changes: parse_config(tiny_content(tmp_path / "runs", **changes))
+
+
+@pytest.fixture(autouse=True)
+def _extensions_of_its_own() -> Iterator[None]:
+    """No test sees the extensions of another, unless a fixture of more than one test has loaded them before it."""
+    before = {name for name in sys.modules if name.startswith("mixednuts_extension_")}
+    yield
+    for module in [name for name in sys.modules if name.startswith("mixednuts_extension_") and name not in before]:
+        register._forget(module)

@@ -10,23 +10,51 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.highlighter import NullHighlighter
 
 from ..config import RunConfig, load_config
 from ..errors import MixedNutsError
 from ..logs import log_json
 from ..uris import check_uris
 
+logger = logging.getLogger(__name__)
+
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
-set_option = click.option("--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Override the file.")
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY.PATH=VALUE",
+    help="Another value for a key of CONFIG, e.g. search.beta=0.97.",
+)
 address_option = click.option("--address", help="Ray cluster to use; RAY_ADDRESS or a local one by default.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the final table as JSON on stdout.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show the log.")
 
 
-def prepared(config: str, overrides: tuple[str, ...]) -> RunConfig:
-    """Read and check the configuration in a fraction of a second; errors as in `config` and `data.uris`."""
+def examples(*commands: str) -> str:
+    """The end of a command's help: what CONFIG is, and commands to copy."""
+    about = "CONFIG is a YAML file; `mixednuts init` writes one to start from.\n\n" if _takes_config(commands) else ""
+    return about + "\b\nExamples:\n" + "\n".join(f"  mixednuts {command}" for command in commands)
+
+
+def _takes_config(commands: tuple[str, ...]) -> bool:
+    return any(".yaml" in command for command in commands)
+
+
+def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunConfig:
+    """Read and check the configuration in a fraction of a second, then say which run it is: the rest loads for seconds.
+
+    Raises:
+        MixedNutsError: as in `config` and `uris`.
+    """
     loaded = load_config(config, overrides)
     check_uris(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
+    told = f"run {loaded.run_id()} in {loaded.storage}: loading PyTorch and Ray"
+    if _as_json_lines():
+        logger.info(told, extra={"run": loaded.run_id()})
+    else:
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
     return loaded
 
 
@@ -34,7 +62,7 @@ def prepared(config: str, overrides: tuple[str, ...]) -> RunConfig:
 def reported(verbose: bool) -> Iterator[Console]:
     """A console on stderr; our errors become one red line and exit status 1, Ctrl-C a hint and 130."""
     console = Console(stderr=True)
-    _configure_logging(verbose)
+    _configure_logging(verbose, console)
     try:
         yield console
     except MixedNutsError as error:
@@ -46,15 +74,22 @@ def reported(verbose: bool) -> Iterator[Console]:
         sys.exit(130)
 
 
-def _configure_logging(verbose: bool) -> None:
+def _configure_logging(verbose: bool, console: Console) -> None:
     if _as_json_lines():
         log_json()
         return
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=level, format="%(message)s", handlers=[_handler(console)])
     if not verbose:
         warnings.simplefilter("ignore")
         logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+def _handler(console: Console) -> logging.Handler:
+    """Log lines through the console that draws the progress bar, so that neither cuts the other in two."""
+    from rich.logging import RichHandler
+
+    return RichHandler(console=console, show_path=False, markup=False, highlighter=NullHighlighter())
 
 
 def _as_json_lines() -> bool:

@@ -10,6 +10,7 @@ from ..config import load_config
 from .options import (
     address_option,
     config_argument,
+    examples,
     json_option,
     on_ray,
     prepared,
@@ -20,7 +21,11 @@ from .options import (
 )
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "run jobs/configs/digits.yaml", "run mine.yaml --set storage=s3://bucket/prefix --set compute.num_workers=8"
+    )
+)
 @config_argument
 @set_option
 @address_option
@@ -29,28 +34,28 @@ from .options import (
 def run(config: str, overrides: tuple[str, ...], address: str | None, as_json: bool, verbose: bool) -> None:
     """All stages in order; what is done is skipped."""
     with reported(verbose) as console:
-        loaded = prepared(config, overrides)
+        loaded = prepared(config, overrides, console)
         from .. import pipeline
 
         results = on_ray(console, address, partial(pipeline.run, loaded))
         show(results, as_json)
 
 
-@click.command()
+@click.command(epilog=examples("attack mine.yaml"))
 @config_argument
 @set_option
 @address_option
 @verbose_option
 def attack(config: str, overrides: tuple[str, ...], address: str | None, verbose: bool) -> None:
-    """The minimum-margin attack on the robust classifier."""
+    """The first stage: the minimum-margin attack on the robust classifier."""
     with reported(verbose) as console:
-        loaded = prepared(config, overrides)
+        loaded = prepared(config, overrides, console)
         from ..stages import attack as stage
 
         on_ray(console, address, partial(stage.run, loaded))
 
 
-@click.command()
+@click.command(epilog=examples("search mine.yaml --beta 0.97"))
 @config_argument
 @set_option
 @address_option
@@ -61,15 +66,16 @@ def search(config: str, overrides: tuple[str, ...], address: str | None, verbose
     with reported(verbose) as console:
         if beta is not None:
             overrides = (*overrides, f"search.beta={beta}")
-        loaded = prepared(config, overrides)
+        loaded = prepared(config, overrides, console)
         from ..reports.search_table import search_table
         from ..stages import search as stage
 
         result = on_ray(console, address, partial(stage.run, loaded))
         Console().print(search_table(result))
+        console.print(f"run {loaded.run_id()} in {loaded.storage}", highlight=False, markup=False, soft_wrap=True)
 
 
-@click.command()
+@click.command(epilog=examples("evaluate mine.yaml --address 10.0.0.7:6379"))
 @config_argument
 @set_option
 @address_option
@@ -77,13 +83,13 @@ def search(config: str, overrides: tuple[str, ...], address: str | None, verbose
 def evaluate(config: str, overrides: tuple[str, ...], address: str | None, verbose: bool) -> None:
     """The adaptive AutoAttack on the mixed classifier."""
     with reported(verbose) as console:
-        loaded = prepared(config, overrides)
+        loaded = prepared(config, overrides, console)
         from ..stages import evaluate as stage
 
         on_ray(console, address, partial(stage.run, loaded))
 
 
-@click.command()
+@click.command(epilog=examples("report mine.yaml --json"))
 @config_argument
 @set_option
 @json_option
@@ -91,7 +97,7 @@ def evaluate(config: str, overrides: tuple[str, ...], address: str | None, verbo
 def report(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool) -> None:
     """Tables, figures and the page of a finished run."""
     with reported(verbose) as console:
-        loaded = prepared(config, overrides)
+        loaded = prepared(config, overrides, console)
         from ..reports import report as stage
         from .terminal import TerminalProgress
 
@@ -100,7 +106,7 @@ def report(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool
         show(results, as_json)
 
 
-@click.command()
+@click.command(epilog=examples("status mine.yaml", "status mine.yaml --set storage=s3://bucket/prefix --json"))
 @config_argument
 @set_option
 @json_option

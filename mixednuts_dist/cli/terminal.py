@@ -36,7 +36,8 @@ class StageTally:
     def __init__(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
         self.stage, self.n_images = stage, n_images
         self.n_done = self.n_fresh = self.clean_correct = self.robust = 0
-        self.started = self.last_fresh = time.monotonic()
+        self.last_fresh = time.monotonic()
+        self.began: float | None = None  # when the first worker of this session did
         self.workers: tuple[int, int] | None = None  # there, asked for
         self.classifier = ""  # whose accuracy it is
         for receipt in done:
@@ -44,6 +45,7 @@ class StageTally:
 
     def add(self, receipt: Receipt) -> None:
         """One more partition, computed just now."""
+        self.began = self.began or time.monotonic() - receipt.seconds
         self._count(receipt)
         self.n_fresh += receipt.n_images
         self.last_fresh = time.monotonic()
@@ -55,8 +57,8 @@ class StageTally:
         self.classifier = receipt.classifier
 
     def images_per_second(self) -> float:
-        elapsed = time.monotonic() - self.started
-        return self.n_fresh / elapsed if elapsed > 0 else 0.0
+        """Since the first worker began: how long Ray and PyTorch took to start says nothing of what is left."""
+        return self.n_fresh / max(time.monotonic() - self.began, 1e-9) if self.began is not None else 0.0
 
     def line(self) -> str:
         """Images done, speed, time left and the running accuracy, in one line."""
@@ -131,6 +133,8 @@ class TerminalProgress:
         if self._tally is None:
             return
         self._tally.workers = ready, asked
+        if ready and self._tally.began is None:
+            self._tally.began = time.monotonic()
         if not self.console.is_terminal and time.monotonic() - self._last_line >= LINE_AT_LEAST_SECONDS:
             self._log(self._tally.stage, self._tally.line())
 

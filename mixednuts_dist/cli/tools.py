@@ -17,6 +17,7 @@ from ..uris import check_dataset_uri
 from .options import (
     address_option,
     config_argument,
+    examples,
     json_option,
     on_ray,
     prepared,
@@ -26,7 +27,7 @@ from .options import (
 )
 
 
-@click.command()
+@click.command(epilog=examples("estimate mine.yaml"))
 @config_argument
 @set_option
 @address_option
@@ -34,8 +35,8 @@ from .options import (
 @verbose_option
 def estimate(config: str, overrides: tuple[str, ...], address: str | None, as_json: bool, verbose: bool) -> None:
     """GPU-hours and wall time, before anything starts, from a few measured batches."""
-    with reported(verbose):
-        loaded = prepared(config, overrides)
+    with reported(verbose) as console:
+        loaded = prepared(config, overrides, console)
         from ..distributed.cluster import RaySession
         from ..stages import estimate as stage
         from .sizing import estimate_json, print_estimate
@@ -48,7 +49,9 @@ def estimate(config: str, overrides: tuple[str, ...], address: str | None, as_js
             print_estimate(found, Console())
 
 
-@click.command()
+@click.command(
+    epilog=examples("submit mine.yaml --address http://127.0.0.1:8265 --set storage=s3://bucket/prefix --wait")
+)
 @config_argument
 @set_option
 @click.option("--address", required=True, help="The cluster's dashboard, http://127.0.0.1:8265 for instance.")
@@ -59,7 +62,7 @@ def estimate(config: str, overrides: tuple[str, ...], address: str | None, as_js
 def submit(config: str, overrides: tuple[str, ...], address: str, with_uv: bool, wait: bool) -> None:
     """All stages as a Ray job; the current folder travels to the cluster."""
     with reported(verbose=False) as console:
-        loaded = prepared(config, overrides)
+        loaded = prepared(config, overrides, console)
         travelling = _travelling(config, loaded.storage)
         from ..distributed.submission import follow_job, submit_job
 
@@ -95,7 +98,7 @@ def _list_studies(context: click.Context, _: click.Parameter, wanted: bool) -> N
         context.exit()
 
 
-@click.command()
+@click.command(epilog=examples("study --list", "study margins mine.yaml", "study all mine.yaml --full"))
 @click.argument("name", type=click.Choice(["all", *CATALOGUE]), metavar="NAME|all")
 @config_argument
 @set_option
@@ -117,14 +120,14 @@ def study(
 ) -> None:
     """A study of the paper: table, figure and findings."""
     with reported(verbose) as console:
-        loaded = prepared(config, overrides)
+        loaded = prepared(config, overrides, console)
         from ..studies import command
 
         shown = command.result_console()
         on_ray(console, address, partial(command.run, loaded, name, full=full, robs=robs, console=shown))
 
 
-@click.command()
+@click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))
 @click.argument("name", type=click.Choice(["search", "distribution", "attack"]))
 @click.option("--data", metavar="URI", help="attack: images; CIFAR-10 where it is at hand, else made-up ones.")
 @click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10 or wrn-70-16 (where there is a GPU).")
@@ -140,7 +143,7 @@ def benchmark(name: str, **options: Any) -> None:
     click.echo(json.dumps(module.run(**given), indent=2))
 
 
-@click.command()
+@click.command(epilog=examples("prepare folder:photos?preprocess=Res256Crop224 --to s3://bucket/photos"))
 @click.argument("uri")
 @click.option("--to", "destination", required=True, metavar="FOLDER|s3://BUCKET/PREFIX", help="Where to write.")
 @click.option("-n", type=click.IntRange(min=1), help="The first N images only.")
@@ -151,7 +154,7 @@ def benchmark(name: str, **options: Any) -> None:
 def prepare(
     uri: str, destination: str, n: int | None, part_size: int, seed: int, address: str | None, verbose: bool
 ) -> None:
-    """Images -> balanced Parquet parts that workers read by themselves; what is there is kept."""
+    """Write images as class-balanced Parquet parts, which workers read by themselves; what is there is kept."""
     with reported(verbose) as console:
         check_dataset_uri(uri)
         from ..distributed.cluster import RaySession
@@ -165,7 +168,7 @@ def prepare(
         click.echo(f"data: {{uri: parquet:{destination}}}")
 
 
-@click.command()
+@click.command(epilog=examples("describe jobs/configs/cifar100.yaml"))
 @config_argument
 @set_option
 @json_option
@@ -183,7 +186,7 @@ def describe(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
             print_description(found, loaded, Console())
 
 
-@click.command()
+@click.command(epilog=examples("schema --markdown"))
 @click.option("--markdown", is_flag=True, help="A table of all keys instead.")
 def schema(markdown: bool) -> None:
     """The JSON schema of the configuration file."""

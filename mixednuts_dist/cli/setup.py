@@ -1,0 +1,153 @@
+"""The commands before a run: a configuration to start from, what it lacks, and what there is to choose from."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import psutil
+from rich.console import Console
+
+from ..config import RunConfig, load_config
+from ..errors import ConfigError, MixedNutsError
+from ..register import REGISTERS
+from ..uris import missing_input
+from .options import config_argument, examples, reported, set_option
+
+_WORKER_BYTES = 0.6e9  # of a worker with torch, measured; its classifiers and images come on top
+
+TEMPLATE = """\
+# A run of mixednuts: `mixednuts check {file}` says what is missing, `mixednuts run {file}` does it.
+# All keys: `mixednuts schema --markdown`.
+name: {name}
+
+# Images in [0, 1] with labels: npz:FILE (arrays `images` and `labels`), folder:ROOT (a sub-folder a class),
+# imagenet:ROOT, cifar10, cifar100, parquet:URI (what `mixednuts prepare` wrote), or digits.
+data:
+  uri: {images}
+  # n: 1000                # only the first 1000
+
+# The accurate classifier and the robust one: timm:NAME, torchvision:NAME?weights=DEFAULT, hf:ORG/NAME,
+# robustbench:NAME?dataset=cifar10&threat=Linf, py:FILE.py:FUNCTION (returns a torch module), demo:std, demo:rob.
+# They take images in [0, 1] and give logits; leave std out for plain AutoAttack on rob.
+std: {std}
+rob: {rob}
+
+# The attacker: every pixel may move by eps (Linf), or all of them together by eps (L2).
+threat:
+  norm: Linf
+  eps: 4/255
+
+# Keep this share of the attacked images that rob gets right; the mixture is as accurate as that allows.
+search:
+  beta: 0.985
+
+# storage: s3://BUCKET/PREFIX   # a folder `runs` by default
+# compute: {{num_workers: 8}}     # one a GPU, or one a core, by default
+"""
+
+
+@click.command(epilog=examples("init mine.yaml --images folder:photos --rob py:nets.py:robust"))
+@click.argument("file", type=click.Path(dir_okay=False), default="mixednuts.yaml", metavar="[FILE]")
+@click.option("--images", default="npz:images.npz", show_default=True, metavar="URI", help="The images.")
+@click.option("--std", default="timm:resnet50", show_default=True, metavar="URI", help="The accurate classifier.")
+@click.option("--rob", default="py:classifiers.py:robust", show_default=True, metavar="URI", help="The robust one.")
+def init(file: str, images: str, std: str, rob: str) -> None:
+    """Write a commented CONFIG for two classifiers and images of yours."""
+    with reported(verbose=False) as console:
+        path = Path(file)
+        if path.exists():
+            raise ConfigError(f"{path} exists already; give another name, or remove it")
+        name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in path.stem)[:64]
+        path.write_text(TEMPLATE.format(file=file, name=name.lstrip("-") or "mine", images=images, std=std, rob=rob))
+        console.print(f"{path} is written. Edit it, then: mixednuts check {file}", highlight=False, soft_wrap=True)
+
+
+@click.command(epilog=examples("check jobs/configs/cifar10.yaml"))
+@config_argument
+@set_option
+def check(config: str, overrides: tuple[str, ...]) -> None:
+    """All that is missing or wrong, at once, with the commands that fix it.
+
+    Nothing is written. Files are looked for first, in less than a second. Where they are all there, the images are
+    opened and the classifiers tried on a few of them.
+    """
+    with reported(verbose=False) as console:
+        loaded = load_config(config, overrides)
+        problems = [*_missing(loaded), *_storage_problems(loaded)]
+        if not problems:
+            console.print("all files are there; trying the classifiers on a few images", highlight=False)
+            problems = list(_problems_of_use(loaded))
+        for problem in problems:
+            click.echo(problem)
+        if problems:
+            raise SystemExit(1)
+        click.echo(f"nothing is missing. Next: mixednuts run {config}")
+
+
+def _missing(config: RunConfig) -> Iterator[str]:
+    for key, uri in (("data.uri", config.data.uri), ("std", config.std), ("rob", config.rob)):
+        if uri is None:
+            continue
+        try:
+            for lacking in missing_input(key, uri):
+                yield f"{key}: {lacking.what} is missing: {lacking.path}\n    {lacking.command}"
+        except MixedNutsError as error:
+            yield str(error)
+
+
+def _storage_problems(config: RunConfig) -> Iterator[str]:
+    """Of a local folder; a bucket is asked for with the classifiers, since that takes a connection."""
+    if "://" in config.storage:
+        return
+    folder = Path(config.storage).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir():
+        yield f"storage: {there} is a file, not a folder"
+    elif not os.access(there, os.W_OK):
+        yield f"storage: {there} cannot be written by this user"
+
+
+def _problems_of_use(config: RunConfig) -> Iterator[str]:
+    from ..stages.runs import inspect_inputs, run_store
+    from ..storage.outages import FIRST_ANSWER_SECONDS
+
+    try:
+        run_store(config, FIRST_ANSWER_SECONDS).exists("run.yaml")
+    except MixedNutsError as error:
+        yield f"storage: {error}"
+    try:
+        inputs = inspect_inputs(config)
+        shape = " x ".join(map(str, inputs.image_shape))
+        click.echo(f"{inputs.n_images} images of {shape}, {inputs.n_classes} classes")
+    except MixedNutsError as error:
+        yield str(error)
+    n_workers, free = config.compute.num_workers or os.cpu_count() or 1, psutil.virtual_memory().available
+    if not os.environ.get("RAY_ADDRESS") and n_workers * _WORKER_BYTES > free:
+        yield (
+            f"compute: {n_workers} workers on this machine take {n_workers * _WORKER_BYTES / 1e9:.1f} GB of memory "
+            f"and {free / 1e9:.1f} GB are free\n    --set compute.num_workers={max(1, int(free / _WORKER_BYTES))}"
+        )
+
+
+@click.command(name="list", epilog=examples("list", "list mine.yaml"))
+@click.argument("config", required=False, type=click.Path(dir_okay=False), metavar="[CONFIG]")
+@set_option
+def list_entries(config: str | None, overrides: tuple[str, ...]) -> None:
+    """The attacks, clamps, data sets, studies and so on that CONFIG can name.
+
+    With CONFIG, those of the files in its key `extensions` too.
+    """
+    with reported(verbose=False):
+        if config is not None:
+            load_config(config, overrides)
+        console = Console(soft_wrap=True, highlight=False)
+        for register in REGISTERS:
+            entries = register.entries().values()
+            if not entries:
+                continue
+            console.print(f"[bold]{register.plural}[/bold]")
+            width = max(len(entry.name) for entry in entries)
+            for entry in entries:
+                added = "" if entry.home.startswith("mixednuts_dist.") else "  (yours)"
+                console.print(f"  {entry.name:<{width}}  {entry.describes}{added}", markup=False)

@@ -1,0 +1,90 @@
+"""Before a run: a configuration to start from, what it lacks, and what there is to choose from."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from mixednuts_dist.cli import SECTIONS, main
+from mixednuts_dist.config import load_config
+from tests.conftest import tiny_content
+
+
+def mixednuts(*arguments: str) -> tuple[int, str]:
+    shown = CliRunner().invoke(main, arguments)
+    return shown.exit_code, shown.output
+
+
+def test_init_writes_a_configuration_that_is_valid_and_names_what_it_was_given(tmp_path: Path) -> None:
+    file = str(tmp_path / "my photos.yaml")
+    status, shown = mixednuts("init", file, "--images", "digits", "--std", "demo:std", "--rob", "demo:rob")
+    assert status == 0, shown
+    config = load_config(file)
+    assert (config.name, config.data.uri, config.std, config.rob) == ("my-photos", "digits", "demo:std", "demo:rob")
+    status, shown = mixednuts("init", file)
+    assert status == 1
+    assert "exists already" in shown
+
+
+def test_check_names_everything_that_is_missing_with_a_command_and_imports_no_torch(tmp_path: Path) -> None:
+    content = tiny_content(
+        tmp_path / "runs", data={"uri": "npz:nowhere.npz"}, std="timm:resnet18?checkpoint=gone.pt",
+        rob="robustbench:Carmon2019Unlabeled?dataset=cifar10",
+    )  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    code = (
+        "import sys\nfrom mixednuts_dist.cli import main\n"
+        f"sys.argv = ['mixednuts', 'check', {str(tmp_path / 'mine.yaml')!r}]\n"
+        "try:\n    main()\nfinally:\n    print([m for m in ('ray', 'torch') if m in sys.modules])\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert shown.returncode == 1
+    for part in ("data.uri: file is missing", "nowhere.npz", "gone.pt", "Carmon2019Unlabeled", "[]"):
+        assert part in shown.stdout, shown.stdout + shown.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_check_tells_a_wrong_uri_and_a_storage_that_is_no_folder_together(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    content = tiny_content(tmp_path / "file" / "runs", rob="demo:bor")
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"))
+    assert status == 1
+    assert "rob='demo:bor'" in shown
+    assert f"storage: {tmp_path / 'file'} is a file, not a folder" in shown
+
+
+def test_check_of_a_sound_configuration_says_what_it_saw_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
+    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"))
+    assert status == 0, shown
+    assert "24 images of 1 x 8 x 8, 10 classes" in shown
+    assert f"Next: mixednuts run {tmp_path / 'mine.yaml'}" in shown
+    assert not (tmp_path / "runs").exists()
+
+
+def test_list_shows_the_entries_of_the_package_and_of_your_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from mixednuts_dist.register import CLAMPS\n"
+        "@CLAMPS('cube', describes='the third power')\n"
+        "def cube(u_BK): return u_BK**3\n"
+    )
+    content = tiny_content(tmp_path / "runs", extensions=[str(tmp_path / "mine.py")])
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    assert "the third power" not in mixednuts("list")[1]
+    status, shown = mixednuts("list", str(tmp_path / "mine.yaml"))
+    assert status == 0, shown
+    assert "datasets\n  digits " in shown
+    assert "the third power  (yours)" in shown
+
+
+@pytest.mark.parametrize("name", [str(command.name) for commands in SECTIONS.values() for command in commands])
+def test_every_command_has_a_line_in_the_help_and_examples_of_its_own(name: str) -> None:
+    status, shown = mixednuts(name, "--help")
+    assert status == 0
+    assert f"mixednuts {name}" in shown.split("Examples:")[1]
+    line = next(line for line in mixednuts("--help")[1].splitlines() if line.split()[:1] == [name])
+    assert len(line.split()) > 3
