@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .acceleration.arithmetic import Arithmetic
-    from .attacks.adaptive import AttackBudget, adaptive_autoattack, autoattack
+    from .acceleration.batch_shape import BatchShape
+    from .attacks.adaptive import adaptive_autoattack, autoattack
+    from .attacks.budget import AttackBudget
     from .attacks.minimum_margin import minimum_margin_attack
     from .classifiers.base_classifiers import load_classifier
     from .config import RunConfig, load_config
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arithmetic",
     "AttackBudget",
+    "BatchShape",
     "LogitTransform",
     "MixedClassifier",
     "MixedNUTSParameters",
@@ -45,7 +48,8 @@ __all__ = [
 
 _HOMES = {
     "Arithmetic": ".acceleration.arithmetic",
-    "AttackBudget": ".attacks.adaptive",
+    "AttackBudget": ".attacks.budget",
+    "BatchShape": ".acceleration.batch_shape",
     "LogitTransform": ".mixing.transforms",
     "MixedClassifier": ".mixing.classifier",
     "MixedNUTSParameters": ".selection.published_values",

@@ -1,12 +1,13 @@
 """How the attacks' gradients are computed: on fast copies of the base networks, in float32, TF32 or bfloat16.
 
-Only the networks are copied. LayerNorm, the transformation, mixing and the losses stay in float64 and float32, and no
-claim is taken from a copy: the engine has every one confirmed by the float32 original.
+Only the networks are copied. LayerNorm, the transformation, mixing and the losses stay in float64 and float32, and
+nothing counts that only a copy has shown: the engine has the float32 original verify it.
 """
 
 import copy
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitMap
+from .batch_shape import ON_CPU, release_memory
 from .gradient_copy import Bfloat16Copy, agrees, compiled, folded, frozen_copy, is_heavy
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PrecisionChoice = Literal["fp32", "tf32", "bf16", "auto"]
 
-_TRIED = 16  # images on which a copy is checked and timed
+_CHECKED = 16  # images on which a copy's logits are held against the original's
+_CLEARLY = 0.9  # of the seconds of float32: what takes longer is no reason to leave it, and noise cannot flip that
 _BF16_TOLERANCE = 0.1  # of the largest logit: more is not rounding
 
 _logger = logging.getLogger(__name__)
@@ -33,22 +36,31 @@ class Arithmetic:
     """Makes the copies, once for each base network, and remembers them as long as it lives.
 
     Args:
-        precision: of the gradients. "auto" times what the device has on each network and takes the fastest; a loaded
-            machine may choose differently from an idle one, so name one where rows have to be the same bits.
+        precision: of the gradients. "auto" times what the device has on each network, at the rows of the run's passes,
+            and leaves float32 where something is clearly faster, by a tenth.
         compile: copies go through torch.compile, with CUDA graphs on a GPU.
 
     The networks' weights must not change meanwhile.
+
+    Example:
+        >>> Arithmetic("bf16").network_copy(nn.Linear(4, 3), torch.rand(8, 4)).precision
+        'bf16'
     """
 
-    def __init__(self, precision: PrecisionChoice = "fp32", *, compile: bool = False) -> None:
+    def __init__(self, precision: PrecisionChoice = "auto", *, compile: bool = False) -> None:
         if precision not in get_args(PrecisionChoice):
             raise InvalidInputError(
                 f"precision={precision!r} is not known; valid precisions: {', '.join(get_args(PrecisionChoice))}"
             )
         self.precision, self.compile = precision, compile
         self._networks: dict[int, NetworkCopy] = {}
+        self._decided: dict[int, Precision] = {}
 
-    def copy_of(self, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> "ModelCopy":
+    def decide(self, network: nn.Module, precision: Precision) -> None:
+        """Take this precision for the network, whatever "auto" would find: a run decides once for all its workers."""
+        self._decided[id(network)] = precision
+
+    def copy_of(self, model: Callable[[Tensor], Tensor], x_BCHW: Tensor, rows: int = ON_CPU) -> "ModelCopy":
         """The same function with its base networks replaced by fast copies, tried on some of the images `x_BCHW`.
 
         Looks into a mixed classifier and into `nn.Sequential(network, logit map)`; any other module is one network.
@@ -57,33 +69,34 @@ class Arithmetic:
             InvalidInputError: for a function that is no torch module: there is nothing to copy.
         """
         if isinstance(model, MixedClassifier):
-            return self._model_copy(model, ("std", "rob"), x_BCHW)
+            return self._model_copy(model, ("std", "rob"), x_BCHW, rows)
         if isinstance(model, nn.Sequential) and len(model) == 2 and isinstance(model[1], LogitMap):
-            return self._model_copy(model, ("0",), x_BCHW)
+            return self._model_copy(model, ("0",), x_BCHW, rows)
         if isinstance(model, nn.Module):
-            network = self.network_copy(model, x_BCHW)
+            network = self.network_copy(model, x_BCHW, rows)
             return ModelCopy(network.made, network.finer, (network,))
         raise InvalidInputError(
             f"precision={self.precision!r} needs a torch module to copy, not {type(model).__name__}; "
-            "wrap the function in an nn.Module, or leave the arithmetic out"
+            "wrap the function in an nn.Module, or leave the precision to auto"
         )
 
-    def _model_copy(self, model: nn.Module, children: Sequence[str], x: Tensor) -> "ModelCopy":
-        networks = {child: self.network_copy(model.get_submodule(child), x) for child in children}
+    def _model_copy(self, model: nn.Module, children: Sequence[str], x: Tensor, rows: int) -> "ModelCopy":
+        networks = {child: self.network_copy(model.get_submodule(child), x, rows) for child in children}
         made = _with_networks(model, {child: copied.made for child, copied in networks.items()})
         finer = _with_networks(model, {child: copied.finer for child, copied in networks.items()})
         return ModelCopy(made, finer, tuple(networks.values()))
 
-    def network_copy(self, network: nn.Module, x_BCHW: Tensor) -> "NetworkCopy":
+    def network_copy(self, network: nn.Module, x_BCHW: Tensor, rows: int = ON_CPU) -> "NetworkCopy":
         """The copy of one network; `precision` tells what was chosen for it."""
         if id(network) not in self._networks:
-            self._networks[id(network)] = self._copied(network, x_BCHW[:_TRIED].detach())
+            self._networks[id(network)] = self._copied(network, x_BCHW.detach(), rows)
         return self._networks[id(network)]
 
-    def _copied(self, network: nn.Module, x: Tensor) -> "NetworkCopy":
+    def _copied(self, network: nn.Module, x: Tensor, rows: int) -> "NetworkCopy":
         if not is_heavy(network):
             return NetworkCopy(network, network, network, "fp32")
-        copied = _fastest(network, x) if self.precision == "auto" else _made(network, x, self.precision)
+        precision = self._decided.get(id(network), self.precision)
+        copied = _fastest(network, x, rows) if precision == "auto" else _made(network, x[:_CHECKED], precision)
         if self.compile:
             made = frozen_copy(network) if copied.made is network else copied.made
             copied = replace(copied, made=compiled(made, x.device))
@@ -146,15 +159,35 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> NetworkCopy:
 def _works_like(made: nn.Module, network: nn.Module, x: Tensor) -> bool:
     try:
         return agrees(made, network, x, _BF16_TOLERANCE)
+    except torch.OutOfMemoryError:
+        raise  # says nothing about bfloat16
     except (RuntimeError, AttributeError) as error:  # a layer that insists on one dtype, or looks into another one
         _logger.info("%s in bfloat16: %s", type(network).__name__, error)
         return False
 
 
-def _fastest(network: nn.Module, x: Tensor) -> NetworkCopy:
-    candidates: list[Precision] = ["bf16", "tf32" if _has_tf32(x.device) else "fp32"]
-    copies = [_made(network, x, precision) for precision in candidates]
-    return min(copies, key=lambda copied: _seconds(copied.made, x, copied.precision))
+def _fastest(network: nn.Module, x: Tensor, rows: int) -> NetworkCopy:
+    """Float32, or the faster precision that is faster by a tenth; the answer is kept for the network's next copy."""
+    key = (str(x.device), rows, tuple(x.shape[1:]))
+    known = _FASTEST.setdefault(network, {})
+    if key in known:
+        return _made(network, x[:_CHECKED], known[key])
+    candidates: list[Precision] = ["fp32", "bf16", "tf32"] if _has_tf32(x.device) else ["fp32", "bf16"]
+    copies = {precision: _made(network, x[:_CHECKED], precision) for precision in candidates}
+    batch = x[torch.arange(rows) % len(x)]
+    try:
+        seconds = {precision: _seconds(copied.made, batch, precision) for precision, copied in copies.items()}
+    except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
+        release_memory()
+        batch = batch[:1]
+        seconds = {precision: _seconds(copied.made, batch, precision) for precision, copied in copies.items()}
+    best = min(seconds, key=lambda precision: seconds[precision])
+    known[key] = best if seconds[best] < _CLEARLY * seconds["fp32"] else "fp32"
+    return copies[known[key]]
+
+
+_FASTEST: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, int, tuple[int, ...]], Precision]]"
+_FASTEST = weakref.WeakKeyDictionary()
 
 
 def _seconds(network: nn.Module, x: Tensor, precision: Precision, repeats: int = 3) -> float:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InvalidInputError
 
@@ -47,6 +47,11 @@ class BatchShape:
             raise InvalidInputError(f"batch_size={rows} must be at least 1 image")
         self.rows = self.asked = rows
         self.fixed = fixed
+
+    @classmethod
+    def of(cls, rows: "int | BatchShape") -> "BatchShape":
+        """The shape itself, or a new one of so many rows."""
+        return rows if isinstance(rows, BatchShape) else cls(rows)
 
     def shrink(self, n_failed: int) -> None:
         """Halve the rows after a pass over `n_failed` rows, more than one, ran out of memory."""
@@ -176,20 +181,3 @@ def release_memory() -> None:
     """Give the accelerator's cached blocks back, after it ran out of memory."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-FEWEST_ROWS = 4  # of the passes that do not have one shape yet
-padded = filled
-
-
-class SteadyRows(nn.Module):
-    """`model` on at least `FEWEST_ROWS` images: a smaller batch is filled up with its last image."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Logits (B, K)."""
-        logits_BK: Tensor = self.model(padded(x_BCHW, FEWEST_ROWS))
-        return logits_BK[: len(x_BCHW)]

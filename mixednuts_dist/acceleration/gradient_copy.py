@@ -123,6 +123,6 @@ def agrees(network: nn.Module, original: nn.Module, x_BCHW: Tensor, tolerance: f
 
 
 def compiled(network: nn.Module, device: torch.device) -> Any:
-    """The network through torch.compile: one graph for all batch sizes, as CUDA graphs on a GPU."""
+    """The network through torch.compile, for the one batch shape of the run; as CUDA graphs on a GPU."""
     mode = "reduce-overhead" if device.type == "cuda" else None
-    return torch.compile(network, dynamic=True, mode=mode)
+    return torch.compile(network, dynamic=False, mode=mode)

@@ -3,55 +3,41 @@
 Shapes: B images of C x H x W, K classes.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..acceleration.arithmetic import Arithmetic
-from ..errors import InvalidInputError
+from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
+from ..acceleration.batch_shape import ON_CPU, BatchShape
 from ..mixing.classifier import MixedClassifier
-from ..mixing.margins import log_one_minus_signed_margin
+from ..register import ATTACKS
 from ..threat import ThreatModel
-from .apgd import ApgdSchedule
-from .engine import Engine, EngineSettings, apgd_plan, begin
-from .joint import CLOSING_WEIGHTS, ROB_WEIGHTS, joint_attack
-from .minimum_margin import NEAR_BORDER, check_images
-from .pgd import pgd_attack
-from .projections import random_start
-from .published_attacks import PassCount, fab_attack, square_attack
-from .slots import Tracks
-from .victim import AttackMode, Victim, judged_logits
+from .apgd import polish_phases
+from .attack import Phase, Setting
+from .budget import AttackBudget
+from .engine import CACHED, CLEAN, Engine, Finished, Group
+from .gradient_model import AttackedModel, AttackMode
+from .judge import check_images
+from .progress import Progress, shown_or
+from .published_attacks import with_published
 
 STANDARD_ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
-PGD = "pgd-20"
-ATTACKS = (*STANDARD_ATTACKS, PGD)
-PGD_ITERATIONS = 20
 
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What is left of a classifier; every claim is re-evaluated in float32 at the `x_adv` returned."""
+    """What is left of a classifier; every verdict is once more that of the float32 judge at the `x_adv` returned."""
 
     robust: Tensor  # (B,) bool: right on the clean image and after every attack
     survived: dict[str, Tensor]  # attack -> (B,) bool, still right after it and all before it
     x_adv: Tensor  # (B, C, H, W): an image that fools, or for a robust image the smallest margin seen
     logits: Tensor  # (B, K) float32 of the attacked classifier at x_adv
-    n_forward: int  # images through all attacks and the re-evaluations
+    n_forward: int  # images through all attacks and verifications; rows that fill a batch up are not counted
     n_backward: int
     unconfirmed: Tensor  # (B,) bool: fooled once, and right when the same image was judged again
-
-
-@dataclass(frozen=True)
-class AttackBudget:
-    """The published budgets; `n_target_classes` is capped to K - 1."""
-
-    n_iter: int = 100
-    n_target_classes: int = 9
-    n_queries: int = 5000
-    batch_size: int = 64
-    border_restarts: int = 3  # of the joint attack, on images that the mixture keeps by a hair; 0: the paper's attack
+    decided: Tensor  # (B,) bool, False for images whose attacks a keyboard interrupt has cut short
 
 
 def adaptive_autoattack(
@@ -66,12 +52,16 @@ def adaptive_autoattack(
     cached_BCHW: Tensor | None = None,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
+    batch_size: int | BatchShape = ON_CPU,
+    precision: PrecisionChoice = "auto",
     arithmetic: Arithmetic | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    verbose: bool = False,
 ) -> AttackOutcome:
     """AutoAttack on the mixed classifier with the gradient of its surrogate f_aux (equation 7).
 
-    "apgd-t" ends with the joint attack on the images that stand by a hair (`AttackBudget.border_restarts`). "pgd-20" is
-    known beside the four standard attacks: 20 steps of eps / 4 on cross-entropy.
+    "apgd-t" ends with the joint attack (`AttackBudget.border_restarts`; 0 leaves it out), unless "joint" is named among
+    the attacks. Valid names are those of the register `ATTACKS`. A keyboard interrupt returns what is verified by then.
 
     Args:
         mixed: the classifier that decides what counts as broken.
@@ -80,16 +70,26 @@ def adaptive_autoattack(
         mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
         cached_BCHW: attacked images from an earlier stage inside the same balls, tried first as attack "cached".
         sample_ids: key the noise; 0 .. B-1 by default.
-        arithmetic: how APGD's gradients are computed; every verdict is the classifier's own in float32.
+        batch_size, precision, arithmetic, progress, verbose: as in `minimum_margin_attack`.
 
     Raises:
         InvalidInputError: for an unknown attack or mode, or images that do not fit.
+
+    Example:
+        >>> from mixednuts_dist import LogitTransform
+        >>> std, rob = (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)) for _ in range(2))
+        >>> mixed = MixedClassifier(std, rob, LogitTransform(1.0, 1.0, 0.0), alpha=0.6)
+        >>> x, y, threat = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long), ThreatModel("Linf", 0.1)
+        >>> found = adaptive_autoattack(mixed, x, y, threat=threat, attacks=["apgd-ce"], budget=AttackBudget(n_iter=5))
+        >>> found.robust.shape, list(found.survived)
+        (torch.Size([5]), ['apgd-ce'])
     """
-    ensemble = _ensemble(Victim.of_mixed(mixed, mode), x_BCHW, y_B, threat, seed, sample_ids, budget)
-    ensemble.mixed = mixed
-    if arithmetic is not None:
-        ensemble.climbed = Victim.of_mixed(mixed, mode, arithmetic, x_BCHW)
-    return ensemble.run_all(attacks, cached_BCHW)
+    engine = ensemble_engine(
+        mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget or AttackBudget(),
+        shape=BatchShape.of(batch_size), arithmetic=arithmetic or Arithmetic(precision),
+        progress=shown_or(progress, verbose),
+    )  # fmt: skip
+    return _one(engine, attacks, x_BCHW, y_B, sample_ids, cached_BCHW)
 
 
 def autoattack(
@@ -102,169 +102,112 @@ def autoattack(
     seed: int = 0,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
+    batch_size: int | BatchShape = ON_CPU,
+    precision: PrecisionChoice = "auto",
     arithmetic: Arithmetic | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    verbose: bool = False,
 ) -> AttackOutcome:
-    """The same ensemble against one differentiable classifier (images in [0, 1] -> logits)."""
-    ensemble = _ensemble(Victim.of(model), x_BCHW, y_B, threat, seed, sample_ids, budget)
-    if arithmetic is not None:
-        ensemble.climbed = Victim.of(model, arithmetic, x_BCHW)
-    return ensemble.run_all(attacks)
+    """The same ensemble against one differentiable classifier (images in [0, 1] -> logits).
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+        >>> x, y, threat = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long), ThreatModel("Linf", 0.1)
+        >>> found = autoattack(model, x, y, threat=threat, attacks=["apgd-ce"], budget=AttackBudget(n_iter=5))
+        >>> bool((found.robust == (model(found.x_adv).argmax(1) == y)).all())
+        True
+    """
+    engine = ensemble_engine(
+        model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget or AttackBudget(),
+        shape=BatchShape.of(batch_size), arithmetic=arithmetic or Arithmetic(precision),
+        progress=shown_or(progress, verbose),
+    )  # fmt: skip
+    return _one(engine, attacks, x_BCHW, y_B, sample_ids, None)
 
 
-def _ensemble(
-    victim: Victim,
-    x: Tensor,
-    y: Tensor,
+def ensemble_engine(
+    model: Callable[[Tensor], Tensor],
+    like_BCHW: Tensor,
+    *,
     threat: ThreatModel,
-    seed: int,
-    sample_ids: Sequence[int] | None,
-    budget: AttackBudget | None,
-) -> "_Ensemble":
-    check_images(x, y)
-    budget = budget or AttackBudget()
-    ids = list(range(len(x)) if sample_ids is None else sample_ids)
-    tracks, targets_NK = begin(victim, x, y, budget.batch_size)
-    return _Ensemble(victim, x, y, ids, threat, seed, budget, targets_NK, tracks)
+    attacks: Sequence[str],
+    budget: AttackBudget,
+    shape: BatchShape,
+    seed: int = 0,
+    mode: AttackMode = "transfer",
+    arithmetic: Arithmetic | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Engine:
+    """An engine with the plan of `attacks`; a `MixedClassifier` is attacked through its surrogate."""
+    check_attacks(attacks)
+    attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
+    coarse = attacked.float32 is not None
+    return Engine(
+        attacked, lambda setting: ensemble_plan(setting, attacks, coarse), threat, budget, seed, shape, True, progress
+    )
+
+
+def ensemble_plan(setting: Setting, attacks: Sequence[str], coarse: bool) -> list[Phase]:
+    """All phases of the attacks, in order; after coarse gradients the last APGD attack ends with float32 steps."""
+    plan: list[Phase] = []
+    last_apgd = next((name for name in reversed(attacks) if name.startswith("apgd")), None)
+    for name in attacks:
+        if name not in ATTACKS.names():
+            continue  # the published loop runs it afterwards
+        plan += ATTACKS.get(name)(setting).phases()
+        if coarse and name == last_apgd:
+            plan += polish_phases(setting, name)
+        if name == "apgd-t" and "joint" not in attacks:
+            plan += [replace(phase, attack=name) for phase in ATTACKS.get("joint")(setting).phases()]
+    return plan
+
+
+def ensemble_outcomes(
+    engine: Engine, attacks: Sequence[str], groups: Iterable[Group | None]
+) -> Iterator[tuple[Group, AttackOutcome]]:
+    """Outcomes of groups of images that come one after the other, on `ensemble_engine`; slots stay full across them."""
+    for finished in engine.run(groups):
+        yield finished.group, ensemble_outcome(engine, attacks, finished)
+
+
+def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished) -> AttackOutcome:
+    """The verdicts, each once more on the stored image: what does not fool there does not count as broken."""
+    finished = with_published(engine, finished, attacks)
+    group, device = finished.group, finished.group.x.device
+    verdicts = engine.judge.verdicts(finished.best, group.y)
+    robust = ~verdicts.wrong
+    survived, lost_to = {}, {CLEAN}
+    for attack in ([CACHED] if group.known is not None else []) + list(attacks):
+        lost_to.add(attack)
+        fell = torch.tensor([broken_by in lost_to for broken_by in finished.broken_by])
+        survived[attack] = (~fell | robust).to(device)
+    return AttackOutcome(
+        robust=robust.to(device),
+        survived=survived,
+        x_adv=finished.best,
+        logits=verdicts.logits.to(device),
+        n_forward=finished.n_forward + len(group.y),
+        n_backward=finished.n_backward,
+        unconfirmed=(finished.broken & robust).to(device),
+        decided=finished.decided.to(device),
+    )
 
 
 def check_attacks(attacks: Sequence[str]) -> None:
-    """Refuse attacks that nobody knows, before any is run."""
-    unknown = [attack for attack in attacks if attack not in ATTACKS]
-    if unknown:
-        raise InvalidInputError(f"attacks={unknown} are not known; valid attacks: {', '.join(ATTACKS)}")
+    """Refuse attacks that nobody has registered, before any is run."""
+    for attack in attacks:
+        if attack not in ("fab-t", "square"):
+            ATTACKS.check(attack)
 
 
-@dataclass
-class _Ensemble:
-    victim: Victim
-    x: Tensor
-    y: Tensor
-    sample_ids: list[int]
-    threat: ThreatModel
-    seed: int
-    budget: AttackBudget
-    targets_NK: Tensor
-    tracks: Tracks
-    mixed: MixedClassifier | None = None  # what the joint attack works on
-    climbed: Victim | None = None  # the same victim for the engine, its networks faster
-    survived: dict[str, Tensor] = field(default_factory=dict)
-    count: PassCount = field(default_factory=PassCount)  # of all that does not run on the engine
-
-    def __post_init__(self) -> None:
-        self.counted = self.count.watched(self.victim)
-        self.clean_margin = self.tracks.margin()
-
-    def run_all(self, attacks: Sequence[str], cached: Tensor | None = None) -> AttackOutcome:
-        """Everything that was asked for, in order."""
-        check_attacks(attacks)
-        if cached is not None:
-            self.try_cached(cached)
-        for attack in attacks:
-            self.run(attack)
-            self.survived[attack] = ~self.tracks.broken
-        return self.outcome()
-
-    def try_cached(self, cached: Tensor) -> None:
-        """One forward on images that an earlier stage found; they can only strengthen the adversary."""
-        self._offer(torch.arange(len(self.x), device=self.x.device), cached)
-        self.survived["cached"] = ~self.tracks.broken
-
-    def run(self, attack: str) -> None:
-        """One attack of the ensemble on the images that still stand."""
-        if attack.startswith("apgd"):
-            self._apgd(attack)
-            if attack == "apgd-t" and self.mixed is not None:
-                self._joint(self.mixed)
-            return
-        for part in self._batches(~self.tracks.broken):
-            if attack == PGD:
-                self._pgd(part)
-            else:
-                self._offer(part, self._searched(attack, part))
-
-    def _apgd(self, attack: str) -> None:
-        settings = EngineSettings(self.threat, ApgdSchedule(self.budget.n_iter), self.seed, self.budget.batch_size)
-        plan = apgd_plan((attack,), self.budget.n_target_classes, self.targets_NK.shape[1])
-        given = (self.climbed or self.victim), self.x, self.y, self.sample_ids
-        engine = Engine(*given, plan, settings, self.targets_NK, self.tracks)
-        engine.run((~self.tracks.broken).nonzero().squeeze(1))
-
-    def _joint(self, mixed: MixedClassifier) -> None:
-        """Random starts, then the best points so far, for the images that stand by a hair."""
-        for restart in range(self.budget.border_restarts):
-            self._joint_round(mixed, ROB_WEIGHTS[restart % len(ROB_WEIGHTS)], restart)
-        if self.budget.border_restarts:
-            for rob_weight in CLOSING_WEIGHTS:
-                self._joint_round(mixed, rob_weight)
-
-    def _joint_round(self, mixed: MixedClassifier, rob_weight: float, restart: int | None = None) -> None:
-        """Each image against every target, from random starts or, without `restart`, from its best point."""
-        for rank in range(2, self._n_targets() + 2):
-            for part in self._batches(self._near_border(mixed)):
-                x, start, first_step = self.x[part], self.tracks.x_adv[part], 1.0
-                if restart is not None:
-                    start, first_step = random_start(x, self._keys(f"joint/{rank}", restart, part), self.threat), 2.0
-                joint_attack(
-                    mixed, x, self.y[part], self.targets_NK[part, -rank], start, self.threat,
-                    n_iter=self.budget.n_iter, rob_weight=rob_weight, first_step=first_step, watch=self._watcher(part),
-                )  # fmt: skip
-                self.count.n_forward += (self.budget.n_iter + 1) * len(part)
-                self.count.n_backward += (self.budget.n_iter + 1) * len(part)
-
-    def _near_border(self, mixed: MixedClassifier) -> Tensor:
-        """Standing images that would be within 5 % of their clean margin of the border had std voted against them.
-
-        Std's vote moves the mixture's margin by at most 2 (1 - alpha).
-        """
-        margin = self.tracks.margin() - 2 * mixed.one_minus_alpha
-        return (margin < NEAR_BORDER * self.clean_margin) & ~self.tracks.broken
-
-    def _pgd(self, part: Tensor) -> None:
-        pgd_attack(
-            self.counted, self.x[part], self.y[part], self.threat,
-            n_iter=PGD_ITERATIONS, keys=self._keys(PGD, 0, part), watch=self._watcher(part),
-        )  # fmt: skip
-
-    def _searched(self, attack: str, part: Tensor) -> Tensor:
-        """The images that FAB-T or Square ends on."""
-        x, y, budget = self.x[part], self.y[part], self.budget
-        if attack == "fab-t":
-            return fab_attack(self.counted, x, y, self.threat, budget.n_iter, self._n_targets())
-        ids = [self.sample_ids[i] for i in part.tolist()]
-        return square_attack(self.counted, x, y, self.threat, budget.n_queries, self.seed, ids)
-
-    def _n_targets(self) -> int:
-        return min(self.budget.n_target_classes, self.targets_NK.shape[1] - 1)
-
-    def _batches(self, chosen: Tensor) -> Sequence[Tensor]:
-        examples = chosen.nonzero().squeeze(1)
-        return torch.split(examples, self.budget.batch_size) if len(examples) else ()
-
-    def _keys(self, attack: str, restart: int, part: Tensor) -> list[tuple[object, ...]]:
-        return [(self.seed, attack, restart, self.sample_ids[i]) for i in part.tolist()]
-
-    def _watcher(self, part: Tensor) -> Callable[[Tensor, Tensor], None]:
-        def watch(x_adv: Tensor, logits: Tensor) -> None:
-            labels = self.y[part]
-            log_gap = log_one_minus_signed_margin(logits, labels)
-            self.tracks.offer(part, x_adv, log_gap, logits.argmax(dim=1) != labels)
-
-        return watch
-
-    def _offer(self, examples: Tensor, x_adv: Tensor) -> None:
-        """Judge what an attack brings; take it where it fools, or where its margin is the smallest so far."""
-        self._watcher(examples)(x_adv, judged_logits(self.counted, x_adv, self.budget.batch_size))
-
-    def outcome(self) -> AttackOutcome:
-        """The verdicts, each once more on the stored image: what does not fool there does not count as broken."""
-        logits = judged_logits(self.counted, self.tracks.x_adv, self.budget.batch_size)
-        robust = logits.argmax(dim=1) == self.y
-        return AttackOutcome(
-            robust=robust,
-            survived={attack: survived | robust for attack, survived in self.survived.items()},
-            x_adv=self.tracks.x_adv,
-            logits=logits,
-            n_forward=self.tracks.n_forward + self.count.n_forward,
-            n_backward=self.tracks.n_backward + self.count.n_backward,
-            unconfirmed=self.tracks.broken & robust,
-        )
+def _one(
+    engine: Engine,
+    attacks: Sequence[str],
+    x: Tensor,
+    y: Tensor,
+    sample_ids: Sequence[int] | None,
+    cached: Tensor | None,
+) -> AttackOutcome:
+    check_images(x, y)
+    group = Group(x, y, range(len(x)) if sample_ids is None else sample_ids, cached)
+    return ensemble_outcome(engine, attacks, engine.run_one(group))

@@ -1,53 +1,58 @@
-"""APGD (Croce & Hein 2020, algorithm 1) as the state of many independent examples and one step for all of them.
+"""APGD (Croce & Hein 2020, algorithm 1): gradient ascent whose step halves where the loss rises too seldom.
 
-Each example is at its own iteration. One round is `propose` -> forward and backward by the caller -> `absorb`.
-Iteration 0 evaluates the start; iterations 1 .. n_iter are the published ones.
+Each slot is at its own iteration. Iteration 0 evaluates the start; iterations 1 .. n_iter are the published ones.
 
-Shapes: S slots (examples under attack), images of C x H x W.
+Shapes: S slots, images of C x H x W.
 """
 
+# ruff: noqa: ARG004 - what is registered is given more than it may need
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..threat import ThreatModel
+from ..register import ATTACKS, LOSSES
+from .attack import Arrivals, Attack, Known, Phase, Seen, Setting, SlotArrays, copy_rows
+from .budget import AttackBudget
+from .gradient_model import Outputs
+from .losses import anyone
 from .projections import per_image, project, steepest
-from .rows import Rows, anyone
 
 MOMENTUM = 0.75  # weight of the new step against the last displacement
+RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
+
+# The margin itself, from the best point so far: what is left to gain in float32 after coarser gradients.
+POLISH_ITERATIONS = 10
+POLISH_AGAIN, POLISH_ROUNDS = 1e-3, 6  # whose margin fell by more is polished again, so often at most
 
 
 @dataclass(frozen=True)
-class ApgdSchedule:
-    """When the step size is reviewed, for a budget of `n_iter` iterations; `rho` as in condition 1 of the paper."""
+class ApgdPhase(Phase):
+    """One run of APGD."""
 
+    loss: str = "ce"  # registered
     n_iter: int = 100
-    rho: float = 0.75
-
-    @property
-    def first_check(self) -> int:
-        return max(int(0.22 * self.n_iter), 1)
-
-    @property
-    def min_check(self) -> int:
-        return max(int(0.06 * self.n_iter), 1)
-
-    @property
-    def check_decrease(self) -> int:
-        return max(int(0.03 * self.n_iter), 1)
+    from_best: bool = False  # begin at the best point so far, not at a random one
+    first_step: float = 2.0  # in radii
+    weight: float = 1.0  # what the loss takes beside logits and classes
 
 
 @dataclass
-class ApgdState(Rows):
-    """All that APGD remembers of each slot; the first axis of every field is the slot."""
+class ApgdState(SlotArrays):
+    """All that APGD remembers of each slot."""
 
-    x: Tensor  # clean image, centre of the ball
+    centre: Tensor  # the clean image; no pixels under Linf, where the two sides of the ball say it
+    low: Tensor  # Linf: the box of ball and [0, 1]; no pixels under L2
+    high: Tensor
     x_adv: Tensor  # where the next step starts from; for a new slot its start
     x_prev: Tensor  # where the last step started from
+    x_new: Tensor  # where the slot wants to be evaluated
+    scratch: Tensor  # nothing that is kept
     x_best: Tensor
-    grad: Tensor
-    grad_best: Tensor
+    direction: Tensor  # of steepest ascent at x_adv, of unit length in the norm
+    direction_best: Tensor
     loss_best: Tensor
     loss_prev: Tensor
     loss_at_check: Tensor
@@ -56,70 +61,197 @@ class ApgdState(Rows):
     n_increases: Tensor  # of the loss since the last review
     since_check: Tensor
     check_every: Tensor
+    min_check: Tensor
+    check_decrease: Tensor
     iteration: Tensor  # of the evaluation that is due
+    n_iter: Tensor
+    loss: Tensor  # which of the lane's losses
+    weight: Tensor
 
-    @classmethod
-    def start(
-        cls, x: Tensor, x_start: Tensor, threat: ThreatModel, schedule: ApgdSchedule, first_step: float = 2.0
-    ) -> "ApgdState":
-        """New slots at `x_start`, nothing evaluated yet; the first step is `first_step` radii long."""
-        zeros_S = x.new_zeros(len(x))
-        counts_S, steps_S = zeros_S.long(), torch.full_like(zeros_S, first_step * threat.eps)
-        return cls(
-            x=x, x_adv=x_start, x_prev=x_start, x_best=x_start,
-            grad=torch.zeros_like(x), grad_best=torch.zeros_like(x),
-            loss_best=zeros_S, loss_prev=zeros_S, loss_at_check=zeros_S,
-            reduced=torch.ones_like(counts_S, dtype=torch.bool), step_size=steps_S,
-            n_increases=counts_S, since_check=counts_S,
-            check_every=torch.full_like(counts_S, schedule.first_check), iteration=counts_S,
+
+class Apgd(Attack):
+    """The step that all APGD phases share; the entries below say which phases."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._losses: list[str] = []  # of the lane
+
+    @property
+    def lane(self) -> str:
+        return "apgd"
+
+    def state(self, like_SCHW: Tensor) -> ApgdState:
+        n, linf = len(like_SCHW), self.setting.threat.norm == "Linf"
+
+        def images(present: bool = True) -> Tensor:
+            return like_SCHW.new_zeros(like_SCHW.shape if present else (n, 0))
+
+        def numbers() -> Tensor:
+            return like_SCHW.new_zeros(n)
+
+        def counts() -> Tensor:
+            return torch.zeros(n, dtype=torch.long, device=like_SCHW.device)
+
+        return ApgdState(
+            centre=images(not linf), low=images(linf), high=images(linf),
+            x_adv=images(), x_prev=images(), x_new=images(), scratch=images(linf), x_best=images(),
+            direction=images(), direction_best=images(),
+            loss_best=numbers(), loss_prev=numbers(), loss_at_check=numbers(), reduced=counts().bool(),
+            step_size=numbers(), n_increases=counts(), since_check=counts(), check_every=counts(),
+            min_check=counts(), check_decrease=counts(), iteration=counts(), n_iter=counts(),
+            loss=counts(), weight=numbers(),
         )  # fmt: skip
 
+    def begin(self, state: ApgdState, slots: Tensor, arrivals: Arrivals) -> None:
+        phases, eps = arrivals.phases, self.setting.threat.eps
+        start = torch.stack([arrivals.best[i] for i in range(len(phases))])
+        drawn = [i for i, phase in enumerate(phases) if not phase.from_best]
+        if drawn:
+            start[drawn] = arrivals.at(drawn).random_start(self.setting)
+        if self.setting.threat.norm == "Linf":
+            state.low[slots], state.high[slots] = (arrivals.x - eps).clamp(min=0), (arrivals.x + eps).clamp(max=1)
+        else:
+            state.centre[slots] = arrivals.x
+        state.x_adv[slots] = state.x_prev[slots] = start
+        state.direction[slots] = 0  # so that iteration 0 evaluates the start itself
+        for values in (state.loss_best, state.loss_prev, state.loss_at_check, state.n_increases, state.since_check):
+            values[slots] = 0
+        state.iteration[slots], state.reduced[slots] = 0, True
+        self._losses += [name for name in dict.fromkeys(phase.loss for phase in phases) if name not in self._losses]
+        for values, number in (
+            (state.step_size, lambda phase: phase.first_step * eps),
+            (state.weight, lambda phase: phase.weight),
+            (state.n_iter, lambda phase: phase.n_iter),
+            (state.check_every, lambda phase: max(int(0.22 * phase.n_iter), 1)),
+            (state.min_check, lambda phase: max(int(0.06 * phase.n_iter), 1)),
+            (state.check_decrease, lambda phase: max(int(0.03 * phase.n_iter), 1)),
+            (state.loss, lambda phase: self._losses.index(phase.loss)),
+        ):
+            values[slots] = torch.tensor([number(phase) for phase in phases], dtype=values.dtype).to(values.device)
 
-def propose(state: ApgdState, threat: ThreatModel) -> Tensor:
-    """Where each slot wants to be evaluated next: its start, or one momentum step from `x_adv`."""
-    first_S = per_image(state.iteration <= 1, state.x)
-    displacement = state.x_adv - state.x_prev
-    step = per_image(state.step_size, state.x) * steepest(state.grad, threat.norm)
-    z = project(state.x_adv + step, state.x, threat)
-    a = torch.where(first_S, 1.0, MOMENTUM)
-    stepped = project(state.x_adv + (z - state.x_adv) * a + displacement * (1 - a), state.x, threat)
-    return torch.where(per_image(state.iteration == 0, state.x), state.x_adv, stepped)
+    def propose(self, state: ApgdState) -> Tensor:
+        """x + a (P(x + step * direction) - x) + (1 - a) (x - x_prev), projected; a = 1 in the first step, else 3/4."""
+        a = torch.where(state.iteration <= 1, 1.0, MOMENTUM)
+        if self.setting.threat.norm == "Linf":
+            return self._propose_linf(state, per_image(a, state.x_new))
+        threat, a = self.setting.threat, per_image(a, state.x_new)
+        step = per_image(state.step_size, state.x_new) * state.direction
+        z = project(state.x_adv + step, state.centre, threat)
+        moved = state.x_adv + (z - state.x_adv) * a + (state.x_adv - state.x_prev) * (1 - a)
+        starting = per_image(state.iteration == 0, moved)
+        return torch.where(starting, state.x_adv, project(moved, state.centre, threat), out=state.x_new)
+
+    @staticmethod
+    def _propose_linf(state: ApgdState, a: Tensor) -> Tensor:
+        """In place, for few passes over the pixels. At iteration 0, without direction and displacement: the start.
+
+        The operations round like the published ones. Only those whose product is exact, by a sign or a quarter, are
+        fused with a sum.
+        """
+        z = torch.addcmul(state.x_adv, state.direction, per_image(state.step_size, state.x_adv), out=state.x_new)
+        torch.clamp(z, state.low, state.high, out=z)
+        z.sub_(state.x_adv).mul_(a).add_(state.x_adv)
+        torch.sub(state.x_adv, state.x_prev, out=state.scratch)
+        z.addcmul_(state.scratch, 1 - a)
+        return torch.clamp(z, state.low, state.high, out=z)
+
+    def objective(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+        total = None
+        for number, name in enumerate(self._losses):
+            chosen = state.loss == number
+            if not anyone(chosen):
+                continue
+            loss: Callable[..., Tensor] = LOSSES.get(name)
+            values = loss(outputs, labels, targets, state.weight).to(state.loss_best)
+            total = values if total is None else torch.where(chosen, values, total)
+        return state.weight * 0 if total is None else total
+
+    def absorb(self, state: ApgdState, x_new: Tensor, seen: Seen) -> Tensor:
+        """Keep the best point, and review the step size where that is due."""
+        loss, starting = seen.objective, state.iteration == 0
+        better = starting | (loss > state.loss_best)
+        if self.setting.threat.norm == "Linf":
+            torch.sign(seen.grad, out=state.direction)
+        else:
+            state.direction.copy_(steepest(seen.grad, "L2"))
+        copy_rows(state.x_best, x_new, better)
+        copy_rows(state.direction_best, state.direction, better)
+        torch.where(better, loss, state.loss_best, out=state.loss_best)
+        torch.where(starting, loss, state.loss_at_check, out=state.loss_at_check)
+        # The published code compares the first step's loss with 0, not with the start's: kept, so that iterates agree.
+        state.n_increases += ~starting & (loss > state.loss_prev)
+        torch.mul(loss, ~starting, out=state.loss_prev)
+        state.since_check += ~starting
+        state.iteration += 1
+        # The buffers change places: x_adv becomes x_prev, what was evaluated x_adv, and the oldest is written next.
+        state.x_prev, state.x_adv, state.x_new = state.x_adv, state.x_new, state.x_prev
+        self._review(state)
+        return state.iteration > state.n_iter
+
+    @staticmethod
+    def _review(state: ApgdState) -> None:
+        """Conditions 1 and 2: halve the step, and go back to the best point, where the loss rose seldom or stalled."""
+        due = state.since_check == state.check_every
+        if not anyone(due):
+            return
+        oscillating = state.n_increases <= state.check_every * RHO
+        stalled = ~state.reduced & (state.loss_at_check >= state.loss_best)
+        halve = due & (oscillating | stalled)
+        torch.where(due, halve, state.reduced, out=state.reduced)
+        torch.where(due, state.loss_best, state.loss_at_check, out=state.loss_at_check)
+        torch.where(halve, state.step_size / 2, state.step_size, out=state.step_size)
+        copy_rows(state.x_adv, state.x_best, halve)
+        copy_rows(state.direction, state.direction_best, halve)
+        shorter = torch.maximum(state.check_every - state.check_decrease, state.min_check)
+        torch.where(due, shorter, state.check_every, out=state.check_every)
+        state.since_check.masked_fill_(due, 0)
+        state.n_increases.masked_fill_(due, 0)
 
 
-def absorb(state: ApgdState, x_new: Tensor, loss: Tensor, grad: Tensor, schedule: ApgdSchedule) -> None:
-    """Take in the loss and the gradient at `x_new`, keep the best point, and review the step size where that is due."""
-    starting = state.iteration == 0
-    better = starting | (loss > state.loss_best)
-    better_image = per_image(better, state.x)
-    state.x_prev = torch.where(per_image(starting, state.x), x_new, state.x_adv)
-    state.x_adv, state.grad = x_new, grad
-    state.x_best = torch.where(better_image, x_new, state.x_best)
-    state.grad_best = torch.where(better_image, grad, state.grad_best)
-    state.loss_best = torch.where(better, loss, state.loss_best)
-    state.loss_at_check = torch.where(starting, loss, state.loss_at_check)
-    # The published code compares the first step's loss with 0, not with the start's: kept, so that iterates agree.
-    state.n_increases = state.n_increases + (~starting & (loss > state.loss_prev))
-    state.loss_prev = torch.where(starting, torch.zeros_like(loss), loss)
-    state.since_check = state.since_check + ~starting
-    state.iteration = state.iteration + 1
-    _review(state, schedule)
+@ATTACKS("apgd-ce", describes="APGD on cross-entropy", options=("n_iter",), order=1)
+class ApgdCe(Apgd):
+    """APGD on the cross-entropy of the label, from one random start."""
+
+    name = "apgd-ce"
+
+    @staticmethod
+    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+        return budget.n_iter + 1, budget.n_iter + 1
+
+    def phases(self) -> Sequence[Phase]:
+        return [ApgdPhase(self.name, self.name, self, loss="ce", n_iter=self.setting.budget.n_iter)]
 
 
-def _review(state: ApgdState, schedule: ApgdSchedule) -> None:
-    """Conditions 1 and 2: halve the step and go back to the best point where the loss rose too seldom or stalled."""
-    due = state.since_check == state.check_every
-    if not anyone(due):
-        return
-    oscillating = state.n_increases <= state.check_every * schedule.rho
-    stalled = ~state.reduced & (state.loss_at_check >= state.loss_best)
-    halve = due & (oscillating | stalled)
-    halve_image = per_image(halve, state.x)
-    state.reduced = torch.where(due, halve, state.reduced)
-    state.loss_at_check = torch.where(due, state.loss_best, state.loss_at_check)
-    state.step_size = torch.where(halve, state.step_size / 2, state.step_size)
-    state.x_adv = torch.where(halve_image, state.x_best, state.x_adv)
-    state.grad = torch.where(halve_image, state.grad_best, state.grad)
-    shorter = (state.check_every - schedule.check_decrease).clamp(min=schedule.min_check)
-    state.check_every = torch.where(due, shorter, state.check_every)
-    state.since_check = torch.where(due, 0, state.since_check)
-    state.n_increases = torch.where(due, 0, state.n_increases)
+@ATTACKS("apgd-t", describes="APGD on the targeted DLR loss", options=("n_iter", "n_target_classes"), order=2)
+class ApgdT(Apgd):
+    """APGD on the targeted DLR loss, one run a target."""
+
+    name = "apgd-t"
+
+    @staticmethod
+    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+        steps = (budget.n_iter + 1) * budget.n_targets(n_classes)
+        return steps, steps
+
+    def phases(self) -> Sequence[Phase]:
+        budget = self.setting.budget
+        return [
+            ApgdPhase(self.name, "apgd-t/{rank}", self, target=target, loss="dlr", n_iter=budget.n_iter)
+            for target in range(1, budget.n_targets(self.setting.n_classes) + 1)
+        ]
+
+
+def polish_phases(setting: Setting, attack: str) -> list[Phase]:
+    """A few float32 steps for everyone whom coarser gradients left standing, more where they still help."""
+    stepper = ApgdCe(setting)
+
+    def still_helps(known: Known) -> Tensor:
+        return known.gained > POLISH_AGAIN
+
+    return [
+        ApgdPhase(
+            attack, "polish", stepper, in_float32=True, wanted=still_helps if turn else None,
+            loss="margin", n_iter=POLISH_ITERATIONS, from_best=True, first_step=1.0,
+        )
+        for turn in range(POLISH_ROUNDS)
+    ]  # fmt: skip

@@ -116,6 +116,14 @@ class Arrivals:
     names: Sequence[str]  # `Phase.name` with the target's rank on the clean image in place of "{rank}"
     sample_ids: Sequence[int]
 
+    def at(self, index: Sequence[int]) -> "Arrivals":
+        """Some of them."""
+        rows = list(index)
+        return Arrivals(
+            [self.phases[i] for i in rows], self.x[rows], self.best[rows], self.labels[rows], self.targets[rows],
+            [self.names[i] for i in rows], [self.sample_ids[i] for i in rows],
+        )  # fmt: skip
+
     def random_start(self, setting: Setting) -> Tensor:
         """AutoAttack's random start, keyed by (seed, phase, restart, sample id)."""
         keys = [

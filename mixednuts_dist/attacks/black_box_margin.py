@@ -4,18 +4,19 @@ Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..acceleration.batch_shape import ON_CPU, BatchShape
 from ..mixing.margins import log_one_minus_signed_margin
 from ..threat import ThreatModel
-from .engine import begin
-from .minimum_margin import MinimumMarginResult, check_images, first_round, judged_result
-from .published_attacks import KeyedSquare, PassCount
-from .slots import Tracks
-from .victim import Victim
+from .gradient_model import AttackedModel
+from .judge import Judge, check_images
+from .minimum_margin import MinimumMarginResult
+from .published_attacks import KeyedSquare, PassCount, Victim
+from .tracks import is_smaller
 
 
 def black_box_margin_attack(
@@ -28,7 +29,7 @@ def black_box_margin_attack(
     seed: int = 0,
     stop_when_broken: bool = True,
     sample_ids: Sequence[int] | None = None,
-    batch_size: int = 64,
+    batch_size: int | BatchShape = ON_CPU,
 ) -> MinimumMarginResult:
     """Search each image's ball for the smallest signed margin of `model` through its answers alone.
 
@@ -37,24 +38,47 @@ def black_box_margin_attack(
     """
     check_images(x_BCHW, y_B)
     count, ids = PassCount(), list(range(len(x_BCHW)) if sample_ids is None else sample_ids)
-    victim = count.watched(Victim.of(model))
-    tracks, _ = begin(victim, x_BCHW, y_B, batch_size)
-    todo = first_round(tracks, stop_when_broken)
-    for part in torch.split(todo, batch_size) if len(todo) else ():
+    shape = BatchShape.of(batch_size)
+    victim = count.watched(Victim.of(AttackedModel.of(model)))
+    judge = Judge(model, shape)
+    clean = judge.verdicts(x_BCHW, y_B)
+    device = x_BCHW.device
+    tracks = MarginTracks(x_BCHW.clone(), clean.log_gap.to(device), clean.wrong.to(device))
+    todo = (~clean.wrong if stop_when_broken else torch.ones_like(clean.wrong)).nonzero().squeeze(1).to(device)
+    for part in torch.split(todo, shape.rows) if len(todo) else ():
         part_ids = [ids[example] for example in part.tolist()]
         square = MarginSquare(
             victim, threat=threat, n_queries=n_queries, seed=seed, sample_ids=part_ids, device=x_BCHW.device
         )
         square.watch(tracks, part, stop_when_broken=stop_when_broken)
         square.search(x_BCHW[part], y_B[part])
-    result = judged_result(victim, tracks, y_B, batch_size)
-    return replace(result, n_forward=count.n_forward)
+    verdicts = judge.verdicts(tracks.x_adv, y_B)
+    return MinimumMarginResult(
+        tracks.x_adv, verdicts.logits.to(device), verdicts.margin.to(device), verdicts.log_gap.to(device),
+        verdicts.wrong.to(device), count.n_forward + 2 * len(y_B), 0, torch.ones_like(y_B, dtype=torch.bool),
+    )  # fmt: skip
+
+
+@dataclass
+class MarginTracks:
+    """The smallest margin of each image."""
+
+    x_adv: Tensor
+    log_one_minus_margin: Tensor
+    broken: Tensor
+
+    def offer(self, examples: Tensor, x: Tensor, log_gap: Tensor, wrong: Tensor) -> None:
+        """Keep those images whose margin is smaller than the smallest so far."""
+        smaller = is_smaller(log_gap, wrong, self.log_one_minus_margin[examples], self.broken[examples])
+        self.x_adv[examples] = torch.where(smaller.view(-1, *[1] * (x.dim() - 1)), x, self.x_adv[examples])
+        self.log_one_minus_margin[examples] = torch.where(smaller, log_gap, self.log_one_minus_margin[examples])
+        self.broken[examples] |= smaller & wrong
 
 
 class MarginSquare(KeyedSquare):
     """Square that minimises the signed margin and leaves the smallest one of each image, and where, in tracks."""
 
-    def watch(self, tracks: Tracks, examples: Tensor, *, stop_when_broken: bool) -> None:
+    def watch(self, tracks: MarginTracks, examples: Tensor, *, stop_when_broken: bool) -> None:
         """Write to `tracks`, whose rows `examples` are the images of the coming run, in order."""
         self.tracks, self.stop_when_broken = tracks, stop_when_broken
         self._examples = examples  # of the next query: the published loop asks about those not yet fooled, in order

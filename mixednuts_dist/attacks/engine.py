@@ -1,270 +1,321 @@
-"""The engine: a batch whose slots are independent attacks, each example at its own phase and iteration.
+"""The engine: every attack on every image, each image at its own phase, and every pass full.
 
-An example walks through a plan of phases (APGD-CE, then APGD-T on one target after the other). The moment that its fate
-is known it leaves its slot and the next waiting example takes it, so that no pass is spent on a decided image. What a
-fast copy of the classifier believes counts once the judge confirms it: when an image seems broken, and as a phase ends.
+An image walks through a plan of phases (APGD-CE, then APGD-T on one target after the other, ...). Images that are in
+phases of one kind share a lane, which steps them all in one pass of the run's batch shape. As soon as an image's fate
+is decided it leaves, and the next one takes its seat, from the next partition too. Whatever a lane's arithmetic makes
+believe counts once the float32 judge has verified it: when an image seems broken, and as a phase ends.
 
-Shapes: N examples, S slots, K classes, images of C x H x W.
+Groups (partitions) come from an iterator and go out as their last image is decided. An image's outcome depends on the
+image, its sample id, the seed and the batch shape, not on the groups, their order or its company.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..acceleration.arithmetic import tf32_allowed
-from ..acceleration.batch_shape import FEWEST_ROWS, padded
-from ..mixing.margins import log_one_minus_signed_margin
+from ..acceleration.batch_shape import BatchShape, Passes
 from ..threat import ThreatModel
-from .apgd import ApgdSchedule, ApgdState, absorb, propose
-from .losses import MARGIN, UNTARGETED, LossKind, mixed_loss
-from .projections import random_start
-from .slots import Slots, Tracks
-from .victim import Victim, judged_logits, release_memory
+from .attack import Known, Phase, Setting
+from .budget import AttackBudget
+from .gradient_model import AttackedModel, GradientModel
+from .judge import Judge, Verdicts
+from .lane import Lane, Leaving
+from .progress import Progress
+from .tracks import Tracks
 
-_N_SHAPES = 8  # batch sizes that a compiled network may see
+CLEAN, CACHED = "clean", "cached"  # what breaks an image beside the attacks
 
 _logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Phase:
-    """One APGD run: which loss, and for targeted DLR the rank of the target (2 = runner-up on the clean image)."""
-
-    name: str  # part of the random start's key
-    kind: LossKind = "ce"
-    target_rank: int = 0
-    first_step: float = 2.0  # in radii
-
-
-# The margin itself, from the best point so far: what is left to gain in float32 after coarser gradients.
-POLISH = Phase("polish", "margin", first_step=1.0)
-POLISH_SCHEDULE = ApgdSchedule(n_iter=10)
-POLISH_AGAIN, POLISH_ROUNDS = 1e-3, 6  # whose margin fell by more is polished again, so often at most
-
-
-def apgd_plan(attacks: Sequence[str], n_target_classes: int, n_classes: int) -> list[Phase]:
-    """The phases of "apgd-ce" and "apgd-t"; targets are capped to the K - 1 other classes."""
-    targets = range(2, min(n_target_classes, n_classes - 1) + 2)
-    phases = {
-        "apgd-ce": [Phase("apgd-ce")],
-        "apgd-t": [Phase(f"apgd-t/{rank}", "dlr", rank) for rank in targets],
-    }
-    return [phase for attack in attacks for phase in phases[attack]]
+Planner = Callable[[Setting], Sequence[Phase]]
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """How to run a plan. `n_slots` moves speed and memory, never the result."""
+class Group:
+    """Images that come and go together: a partition, or all images of a call."""
 
-    threat: ThreatModel
-    schedule: ApgdSchedule
-    seed: int = 0
-    n_slots: int = 64
-    stop_when_broken: bool = True
+    x: Tensor  # (B, C, H, W) clean images
+    y: Tensor  # (B,) labels
+    sample_ids: Sequence[int]  # key the random numbers
+    known: Tensor | None = None  # (B, C, H, W) points of an earlier stage inside the same balls, tried first
+    key: Any = None  # the caller's
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is known of a group in the end; (B,) each, on the host but for the images."""
+
+    group: Group
+    best: Tensor  # where the smallest margin was verified; for a broken image it fools
+    log_gap: Tensor  # float64, log(1 - margin) there
+    broken: Tensor  # bool
+    broken_by: list[str]  # the attack that broke it, "clean", "cached", or "" for what stands
+    n_forward: int  # passes of real images; rows that fill a batch up are not counted
+    n_backward: int
+    decided: Tensor  # bool: False for images whose attack was interrupted
+
+
+@dataclass
+class _Present:
+    """A group in flight."""
+
+    group: Group
+    rows: Tensor
+    n_open: int
 
 
 @dataclass
 class Engine:
-    """Runs `plan` on examples; the outcome is left in `tracks`."""
+    """Runs a plan on groups of images.
 
-    victim: Victim
-    x: Tensor
-    y: Tensor
-    sample_ids: Sequence[int]
-    plan: Sequence[Phase]
-    settings: EngineSettings
-    targets_NK: Tensor  # each example's classes by rising clean logit, from which ranks are read
-    tracks: Tracks
-    restart: int = 0  # part of the random start's key
-    _slots: Slots = field(init=False)
-    _aside: Slots = field(init=False)  # for which memory was short; resumed where they stopped
-    _capacity: int = field(init=False)
-    _smallest: int = field(init=False)  # batch size: fewer images are padded, while memory allows
-    _pending: tuple[torch.cuda.Event, Tensor, Tensor] | None = field(init=False, default=None)
+    Args:
+        attacked: what is attacked and judged.
+        planner: makes the plan, once the number of classes is known.
+        stop_when_broken: an image leaves as soon as it is verified to be fooled; otherwise it ends its plan.
+        progress: called with a `Progress` whenever images were judged.
+    """
 
-    def run(self, waiting: Tensor) -> None:
-        """Until every example of `waiting` has ended its plan or, with `stop_when_broken`, is broken.
+    attacked: AttackedModel
+    planner: Planner
+    threat: ThreatModel
+    budget: AttackBudget
+    seed: int
+    shape: BatchShape
+    stop_when_broken: bool = True
+    progress: Callable[[Progress], None] | None = None
+    tracks: Tracks = field(init=False, default_factory=Tracks)
+    plan: Sequence[Phase] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        self.judge = Judge(self.attacked.model, self.shape)
+        self._lanes: dict[tuple[str, bool], Lane] = {}
+        self._passes: dict[bool, Passes] = {}
+        self.setting: Setting | None = None
+        self._to_judge: list[Leaving] = []
+        self._present: list[_Present] = []
+        self._group_of: dict[int, _Present] = {}
+        self._n_images = self._n_decided = self._n_broken = self._n_forward = self._n_backward = 0
+
+    def run(self, source: Iterable[Group | None]) -> Iterator[Finished]:
+        """Each group as its last image is decided.
+
+        The source is asked for the next group whenever seats are empty. It may give None, "nothing yet": the engine
+        goes on with what it has, and asks again after the next pass; a source that will have nothing for a while waits
+        a little before it says so. After its end the engine finishes what it has.
 
         Raises:
             torch.OutOfMemoryError: where not even one image fits.
         """
-        waiting = waiting.cpu()
-        if not self.plan or not len(waiting):
-            return
-        self._attack(waiting)
-        if self.victim.finer is not None:
-            self._polish(self.victim.finer, waiting)
+        groups, open_source = iter(source), True
+        while open_source or self._present:
+            while open_source and not self._some_lane_is_full():
+                group = next(groups, _END)
+                if isinstance(group, _End):
+                    open_source = False
+                elif group is None:
+                    break
+                else:
+                    self._admit(group)
+                    yield from self._finished()
+            self._work()
+            yield from self._finished()
 
-    def _attack(self, waiting: Tensor) -> None:
-        self._capacity, self._smallest = self.settings.n_slots, FEWEST_ROWS
-        nobody = waiting[:0]
-        self._slots = self._aside = self._started(waiting[:1], torch.zeros(1, dtype=torch.long)).take(nobody)
-        with tf32_allowed(self.victim.tf32):
-            while len(waiting) or len(self._slots) or len(self._aside):
-                waiting = self._fill(waiting)
-                if self._round():
-                    self._turn_over()
+    def run_one(self, group: Group) -> Finished:
+        """One group; a keyboard interrupt returns what is verified of it by then."""
+        try:
+            return next(self.run([group]))
+        except KeyboardInterrupt:
+            if not self._present:  # not even the clean images were judged
+                raise
+            _logger.warning(
+                "interrupted: what is verified so far is returned, and `decided` says which images are done"
+            )
+            return self._outcome(self._present[0])
 
-    def _polish(self, finer: Victim, examples: Tensor) -> None:
-        """A few float32 steps for everyone whose fate the coarse gradients left open, more where they still help."""
-        tracks, settings = self.tracks, replace(self.settings, schedule=POLISH_SCHEDULE)
-        engine = Engine(finer, self.x, self.y, self.sample_ids, [POLISH], settings, self.targets_NK, tracks)
-        for _ in range(POLISH_ROUNDS):
-            if settings.stop_when_broken:
-                examples = examples[~tracks.broken[examples].cpu()]
-            before = tracks.margin()[examples]
-            engine.run(examples)
-            examples = examples[(before - tracks.margin()[examples] > POLISH_AGAIN).cpu()]
+    def _some_lane_is_full(self) -> bool:
+        return any(lane.n_ready >= self.shape.rows for lane in self._lanes.values())
 
-    def _fill(self, waiting: Tensor) -> Tensor:
-        """Seat those set aside, then those who wait, while there is room; returns who still waits."""
-        room = self._capacity - len(self._slots)
-        resumed = torch.arange(min(room, len(self._aside)))
-        admitted, waiting = waiting[: room - len(resumed)], waiting[max(0, room - len(resumed)) :]
-        if len(resumed):
-            self._slots = Slots.join([self._slots, self._aside.take(resumed)])
-            self._aside = self._aside.take(torch.arange(len(resumed), len(self._aside)))
-        if len(admitted):
-            self._slots = Slots.join([self._slots, self._started(admitted, torch.zeros_like(admitted))])
-        return waiting
+    def _work(self) -> None:
+        """One pass: of the judge where many wait for it, else of the lane that fills its pass best."""
+        n_claims = sum(len(leaving.rows) for leaving in self._to_judge)
+        # A full lane is emptied before the one that feeds it; where none is full, the fullest is stepped.
+        order = {key: position for position, key in enumerate(self._lane_order())}
+        lane = max(
+            self._lanes.items(), key=lambda item: (min(item[1].n_ready, self.shape.rows), order[item[0]]), default=None
+        )
+        n_ready = 0 if lane is None else min(lane[1].n_ready, self.shape.rows)
+        # A verification is a forward pass alone, and gives images back to their lanes: it need not be full.
+        if n_claims and (n_claims >= self.shape.rows or (n_ready < self.shape.rows and 4 * n_claims >= n_ready)):
+            self._verify()
+        elif lane is not None and n_ready:
+            lane[1].step()
+            if (leaving := lane[1].leaving()) is not None:
+                self._to_judge.append(leaving)
 
-    def _started(self, examples: Tensor, phases: Tensor) -> Slots:
-        plan, settings = [self.plan[phase] for phase in phases.tolist()], self.settings
-        x, tracks = self.x[examples], self.tracks
-        if plan[0].kind == "margin":
-            start = tracks.x_adv[examples]
-        else:
-            keys = [
-                (settings.seed, phase.name, self.restart, self.sample_ids[example])
-                for example, phase in zip(examples.tolist(), plan, strict=True)
-            ]
-            start = random_start(x, keys, settings.threat)
-        exact = self.victim.exact
-        gap = tracks.log_one_minus_margin[examples]
-        return Slots(
-            example=examples, phase=phases, left=torch.full_like(phases, settings.schedule.n_iter + 1),
-            labels=self.y[examples], targets=self._targets(examples, plan),
-            state=ApgdState.start(x, start, settings.threat, settings.schedule, plan[0].first_step),
-            x_found=tracks.x_adv[examples] if exact else x,
-            # Beliefs are not compared with claims: each phase brings its own best to the judge.
-            gap_found=gap if exact else torch.full_like(gap, -torch.inf),
-            wrong_found=tracks.broken[examples] & exact,
+    # Coming and going
+
+    def _admit(self, group: Group) -> None:
+        clean = self.judge.verdicts(group.x, group.y)
+        n_classes = clean.logits.shape[1]
+        if self.setting is None:
+            self.setting = Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model)
+            self.plan = self.planner(self.setting)
+        known = None if group.known is None else self.judge.verdicts(group.known, group.y)
+        targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
+        rows = self.tracks.admit(group.x, group.y, group.sample_ids, clean, targets, ranks)
+        self.tracks.n_forward[rows] = 1 + (known is not None)
+        for row in rows[clean.wrong].tolist():
+            self.tracks.broken_by[row] = CLEAN
+        if known is not None and group.known is not None:
+            self.tracks.offer(rows, group.known, known, [CACHED] * len(rows))
+        present = _Present(group, rows, len(rows))
+        self._present.append(present)
+        self._group_of.update(dict.fromkeys(rows.tolist(), present))
+        self._n_images += len(rows)
+        stays = ~self.tracks.broken[rows] if self.stop_when_broken else torch.ones(len(rows), dtype=torch.bool)
+        self._decide(rows[~stays])
+        self._advance(rows[stays])
+
+    def _advance(self, rows: Tensor) -> None:
+        """Send images to the next phase of the plan that wants them; who has none left is decided."""
+        tracks = self.tracks
+        tracks.phase[rows] += 1
+        while len(rows):
+            position = int(tracks.phase[rows].min())
+            here = rows[tracks.phase[rows] == position]
+            rows = rows[tracks.phase[rows] != position]
+            if position >= len(self.plan):
+                self._decide(here)
+                continue
+            phase = self.plan[position]
+            if phase.wanted is not None:
+                wanted = phase.wanted(self._known(here, phase))
+                tracks.phase[here[~wanted]] += 1
+                rows, here = torch.cat([rows, here[~wanted]]), here[wanted]
+            if len(here):
+                tracks.log_gap_before[here] = tracks.log_gap[here]
+                self._lane(phase).waiting.append(here)
+
+    def _known(self, rows: Tensor, phase: Phase) -> Known:
+        tracks = self.tracks
+        targets = tracks.targets[rows, phase.target - 1] if phase.target else tracks.host_labels[rows]
+        clean_margin = -torch.expm1(tracks.clean_log_gap[rows])
+        gained = tracks.log_gap[rows].expm1() - tracks.log_gap_before[rows].expm1()
+        return Known(tracks.margin(rows), clean_margin, gained, targets, rows, tracks.notes)
+
+    def _decide(self, rows: Tensor) -> None:
+        self._n_decided += len(rows)
+        self._n_broken += int(self.tracks.broken[rows].sum())
+        for row in rows.tolist():
+            self._group_of.pop(row).n_open -= 1
+
+    def _finished(self) -> Iterator[Finished]:
+        done = [present for present in self._present if present.n_open == 0]
+        self._present = [present for present in self._present if present.n_open]
+        for present in done:
+            outcome = self._outcome(present)
+            self._n_forward += outcome.n_forward
+            self._n_backward += outcome.n_backward
+            self.tracks.release(present.rows)
+            yield outcome
+
+    def _outcome(self, present: _Present) -> Finished:
+        rows, tracks = present.rows, self.tracks
+        return Finished(
+            present.group, tracks.best[rows], tracks.log_gap[rows], tracks.broken[rows],
+            [tracks.broken_by[row] for row in rows.tolist()],
+            int(tracks.n_forward[rows].sum()), int(tracks.n_backward[rows].sum()),
+            torch.tensor([row not in self._group_of for row in rows.tolist()]),
         )  # fmt: skip
 
-    def _targets(self, examples: Tensor, plan: Sequence[Phase]) -> Tensor:
-        n_classes = self.targets_NK.shape[1]
-        column = torch.tensor([n_classes - max(phase.target_rank, 1) for phase in plan])
-        fixed = torch.tensor([{"ce": UNTARGETED, "dlr": 0, "margin": MARGIN}[phase.kind] for phase in plan])
-        return torch.where((fixed < 0).to(self.y.device), fixed.to(self.y.device), self.targets_NK[examples, column])
+    # Lanes and verdicts
 
-    def _round(self) -> bool:
-        """One forward and one backward for all slots, then the bookkeeping of each; False where memory was short."""
-        slots, settings = self._slots, self.settings
-        x_new = propose(slots.state, settings.threat)
-        outcome = self._climb(x_new)
-        if outcome is None:
-            self._shrink()
-            return False
-        loss, grad, judged = outcome
-        absorb(slots.state, x_new, loss, grad, settings.schedule)
-        wrong = judged.argmax(dim=1) != slots.labels
-        slots.watch(x_new, log_one_minus_signed_margin(judged, slots.labels), wrong, settings.stop_when_broken)
-        slots.left = slots.left - 1
-        self.tracks.n_forward += len(x_new)
-        self.tracks.n_backward += len(x_new)
-        return True
+    def _lane(self, phase: Phase) -> Lane:
+        key = _lane_key(phase)
+        if key not in self._lanes:
+            model = self._gradient_model(phase.in_float32)
+            self._lanes[key] = Lane(
+                phase.stepper, model, self.shape, self._shapes(model, phase), self.tracks, self.plan,
+                self.stop_when_broken,
+            )  # fmt: skip
+        return self._lanes[key]
 
-    def _climb(self, x_new: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """(loss, gradient, the judge's logits as far as the climb can tell), or None where memory was short."""
-        slots, n = self._slots, len(x_new)
-        try:
-            x = padded(x_new, self._shape(n)).detach().requires_grad_()
-            with torch.enable_grad():
-                climbed, judged = self.victim.climb_and_judge(x)
-                kinds = {phase.kind for phase in self.plan}
-                loss = mixed_loss(climbed[:n], slots.labels, slots.targets, kinds)
-                (grad,) = torch.autograd.grad(loss.sum(), x)
-            return loss.detach(), grad[:n].contiguous(), judged[:n].detach()
-        except torch.OutOfMemoryError:
-            if self._shape(n) == 1:
-                raise
-            return None
+    def _gradient_model(self, in_float32: bool) -> GradientModel:
+        finer = self.attacked.float32
+        return finer if in_float32 and finer is not None else self.attacked.fast
 
-    def _shape(self, n: int) -> int:
-        """The batch size in which `n` images are passed: some sizes only where each would be compiled."""
-        smallest = self._smallest
-        step = max(smallest, -(-self.settings.n_slots // _N_SHAPES)) if self.victim.fixed_shapes else 1
-        return max(smallest, min(-(-n // step) * step, self._capacity))
+    def _shapes(self, model: GradientModel, phase: Phase) -> Passes:
+        """The smaller shapes of a gradient model, tried once for all lanes on it."""
+        if phase.in_float32 not in self._passes:
+            shape = self.shape
+            if model.compiled and not shape.fixed:
+                shape.fixed = True  # each shape would be compiled
+            self._passes[phase.in_float32] = Passes(shape, model.probe)
+        return self._passes[phase.in_float32]
 
-    def _shrink(self) -> None:
-        """Halve the batch after it ran out of memory; the slots that are over go on later from where they are."""
-        self._capacity = max(1, len(self._slots) // 2)
-        self._smallest = min(self._smallest, self._capacity)
-        _logger.warning("out of memory with %d images; going on with %d", len(self._slots), self._capacity)
-        order = torch.arange(len(self._slots))
-        self._aside = Slots.join([self._aside, self._slots.take(order[self._capacity :])])
-        self._slots = self._slots.take(order[: self._capacity])
-        release_memory()
+    def _lane_order(self) -> list[tuple[str, bool]]:
+        """Lanes in the order in which the plan comes to them."""
+        return list(dict.fromkeys(_lane_key(phase) for phase in self.plan))
 
-    def _turn_over(self) -> None:
-        """Settle what was found, move ended phases on and retire decided examples."""
-        slots = self._slots
-        over, suspects = slots.left == 0, self._suspects()
-        settled = over | suspects
-        if not bool(settled.any()):
-            return
-        broken = self._settle(settled.nonzero().squeeze(1), suspects)
-        leaving = (over & (slots.phase == len(self.plan) - 1)) | broken
-        moving = (over & ~leaving).nonzero().squeeze(1)
-        # Whom the judge did not find broken goes on; only a smaller margin makes him look again.
-        slots.wrong_found = slots.wrong_found & ~(suspects & ~broken).to(slots.wrong_found.device)
-        parts = [slots.take((~leaving & ~over).nonzero().squeeze(1))]
-        if len(moving):
-            parts.append(self._started(slots.example[moving], slots.phase[moving] + 1))
-        self._slots = Slots.join(parts)
+    def _verify(self) -> None:
+        """The judge on all that has left the lanes, and where each image goes from there."""
+        claims, self._to_judge = self._to_judge, []
+        rows = torch.cat([claim.rows for claim in claims])
+        x = torch.cat([claim.x for claim in claims])
+        verdicts = self.judge.verdicts(x, self.tracks.host_labels[rows])
+        self.tracks.n_forward[rows] += 1
+        attacks = [self.plan[phase].attack for phase in self.tracks.phase[rows].tolist()]
+        self.tracks.offer(rows, x, verdicts, attacks)
+        self._note(rows, x, verdicts)
+        leaves = verdicts.wrong & self.stop_when_broken
+        ended = torch.cat([claim.ended for claim in claims])
+        self._decide(rows[leaves])
+        self._advance(rows[~leaves & ended])
+        for claim, leaves_claim in zip(claims, torch.split(leaves, [len(c.rows) for c in claims]), strict=True):
+            going_on = (~claim.ended & ~leaves_claim)[~claim.ended].nonzero().squeeze(1)
+            if len(going_on):
+                index = going_on.to(x.device)
+                saved = tuple({name: values[index] for name, values in part.items()} for part in claim.saved)
+                claim.lane.resume(claim.rows[~claim.ended][going_on], (saved[0], saved[1]))
+        if self.progress is not None:
+            self.progress(self._progress())
 
-    def _suspects(self) -> Tensor:
-        """(S,) on the host: who leaves if the judge confirms it. An accelerator answers one round late, unasked."""
-        slots = self._slots
-        if not self.settings.stop_when_broken:
-            return torch.zeros(len(slots), dtype=torch.bool)
-        if not slots.wrong_found.is_cuda:
-            return slots.wrong_found.cpu()
-        answer = torch.empty(len(slots), dtype=torch.bool, pin_memory=True)
-        answer.copy_(slots.wrong_found, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        before, self._pending = self._pending, (event, answer, slots.example)
-        if before is None:
-            return torch.zeros(len(slots), dtype=torch.bool)
-        before[0].synchronize()
-        return torch.isin(slots.example, before[2][before[1]])
+    def _note(self, rows: Tensor, x: Tensor, verdicts: Verdicts) -> None:
+        """What attacks want to remember of verified points."""
 
-    def _settle(self, index: Tensor, suspects: Tensor) -> Tensor:
-        """Put what the slots of `index` found on record; returns (S,), on the host, who is broken and may leave."""
-        slots = self._slots
-        found = slots.take(index)
-        log_gap, wrong, broken = found.gap_found, found.wrong_found, suspects.clone()
-        if not self.victim.exact:
-            judged = judged_logits(self.victim, found.x_found, self._capacity)
-            log_gap = log_one_minus_signed_margin(judged, found.labels)
-            wrong = judged.argmax(dim=1) != found.labels
-            broken[index] = wrong.cpu() & self.settings.stop_when_broken
-            self.tracks.n_forward += len(index)
-        self.tracks.offer(found.example, found.x_found, log_gap, wrong)
-        return broken
+    def _progress(self) -> Progress:
+        in_flight = [present.rows for present in self._present]
+        n_forward = sum(int(self.tracks.n_forward[rows].sum()) for rows in in_flight)
+        n_backward = sum(int(self.tracks.n_backward[rows].sum()) for rows in in_flight)
+        return Progress(
+            self._n_images, self._n_decided, self._n_broken, self._n_forward + n_forward, self._n_backward + n_backward
+        )
 
 
-def begin(victim: Victim, x: Tensor, y: Tensor, n_slots: int) -> tuple[Tracks, Tensor]:
-    """Judge the clean images: the tracks start there, and so does the order of the targets (rising logits, (N, K))."""
-    logits = judged_logits(victim, x, n_slots)
-    tracks = Tracks(
-        x_adv=x.clone(),
-        log_one_minus_margin=log_one_minus_signed_margin(logits, y),
-        broken=logits.argmax(dim=1) != y,
-        n_forward=len(x),
-    )
-    return tracks, logits.sort(dim=1).indices
+class _End:
+    """After the last group."""
+
+
+_END = _End()
+
+
+def _lane_key(phase: Phase) -> tuple[str, bool]:
+    return phase.stepper.lane, phase.in_float32
+
+
+def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verdicts | None) -> tuple[Tensor, Tensor]:
+    """Each image's targets, (B, T), and their ranks on the clean image (2 = runner-up).
+
+    The targets are the classes of the clean logits' ranks 2 .. T + 1, as published. They are taken in that order or,
+    where a point of an earlier stage is known, by its logits: the nearest class there is the likeliest to succeed.
+    """
+    by_rank = clean_BK.sort(dim=1, descending=False).indices.flip(1)[:, 1 : n_targets + 1]
+    ranks = torch.arange(2, n_targets + 2).expand_as(by_rank)
+    if known is None:
+        return by_rank, ranks
+    order = known.logits.gather(1, by_rank).sort(dim=1, descending=True, stable=True).indices
+    return by_rank.gather(1, order), ranks.gather(1, order)

@@ -14,9 +14,10 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic, tf32_allowed
+from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
+from ..acceleration.batch_shape import ON_CPU, SMALLEST, largest_rows
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 
@@ -93,21 +94,23 @@ class AttackedModel:
         *,
         arithmetic: Arithmetic | None = None,
         like_BCHW: Tensor | None = None,
+        rows: int = ON_CPU,
         mode: AttackMode = "transfer",
     ) -> "AttackedModel":
         """Any classifier; a `MixedClassifier` is attacked through its surrogate, as `mode` says.
 
-        An `arithmetic` makes fast copies, and tries them on some of the images `like_BCHW`.
+        An `arithmetic` makes fast copies, and tries them on some of the images `like_BCHW`, `rows` at a time. A
+        function that is no torch module is attacked as it is where the arithmetic may choose.
         """
         if mode not in get_args(AttackMode):
             raise InvalidInputError(
                 f"mode={mode!r} is not an attack mode; valid modes: {', '.join(get_args(AttackMode))}"
             )
-        if arithmetic is None:
+        if arithmetic is None or (arithmetic.precision == "auto" and not isinstance(model, nn.Module)):
             return cls(model, GradientModel(_passes_through(model, mode)))
         if like_BCHW is None:
             raise InvalidInputError("an arithmetic needs images to try its copies of the networks on: give like_BCHW")
-        copied = arithmetic.copy_of(model, like_BCHW)
+        copied = arithmetic.copy_of(model, like_BCHW, rows)
         fast = GradientModel(_passes_through(copied.model, mode), copied.tf32, arithmetic.compile)
         finer = GradientModel(_passes_through(copied.finer, mode)) if copied.coarse else None
         return cls(model, fast, finer)
@@ -117,6 +120,16 @@ def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]
     if not isinstance(model, MixedClassifier):
         return lambda x_BCHW: Outputs(model(x_BCHW))
     return lambda x_BCHW: MixedOutputs(model, mode, model.std(x_BCHW), model.rob(x_BCHW))
+
+
+def rows_that_fit(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: PrecisionChoice = "auto") -> int:
+    """The rows of a pass for which memory suffices in every arithmetic that an attack on `model` uses; 64 on a CPU.
+
+    Tried on copies that are not compiled, so that no graphs of other shapes stay behind.
+    """
+    attacked = AttackedModel.of(model, arithmetic=Arithmetic(precision), like_BCHW=x_BCHW, rows=SMALLEST)
+    exact = GradientModel(_passes_through(model, "transfer"))
+    return largest_rows([each.probe for each in (attacked.fast, attacked.float32, exact) if each is not None], x_BCHW)
 
 
 def input_gradient(values: Tensor, x_BCHW: Tensor) -> Tensor:

@@ -1,20 +1,22 @@
 """Adversarial losses, one value an image, each to be *maximised*; all invariant to a shift of the logits.
 
+A registered loss takes a pass's outputs, the labels, the targets (the label where there is none) and a weight an image;
+an attack names it. So one that is added in another file works with APGD at once.
+
 Shapes: B images, K classes.
 """
 
+# ruff: noqa: ARG001 - what is registered is given more than it may need
+
 import math
-from collections.abc import Callable, Collection
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .rows import anyone
-
-LossKind = Literal["ce", "dlr", "margin"]
-UNTARGETED, MARGIN = -1, -2  # in place of a target: cross-entropy, the margin itself
+from ..errors import InvalidInputError
+from ..register import LOSSES
+from .gradient_model import MixedOutputs, Outputs
 
 _TINY = 1e-12  # AutoAttack's guard of DLR's denominator; in float32 it never underflows
 
@@ -57,24 +59,51 @@ def margin_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
     return (others_BK + twice_BK).logsumexp(dim=1) - logits_BK.logsumexp(dim=1)
 
 
-def mixed_loss(
-    logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor, kinds: Collection[LossKind] = ("ce", "dlr", "margin")
-) -> Tensor:
-    """Targeted DLR where `targets_B` is a class, else cross-entropy (`UNTARGETED`) or the margin (`MARGIN`).
+@LOSSES("ce", describes="cross-entropy of the label")
+def ce(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
+    """Untargeted cross-entropy."""
+    return ce_loss(outputs.logits, labels_B)
 
-    `kinds` are those that can occur, where the caller knows: an accelerator is not asked.
+
+@LOSSES("dlr", describes="targeted difference of logits ratio")
+def dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
+    """Targeted DLR."""
+    return targeted_dlr_loss(outputs.logits, labels_B, targets_B)
+
+
+@LOSSES("margin", describes="log(1 - signed margin), which does not saturate")
+def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
+    """The margin itself."""
+    return margin_loss(outputs.logits, labels_B)
+
+
+@LOSSES("joint", describes="rob's gap to the target and std's vote for it, both of a mixture")
+def joint(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
+    """`joint_loss` of the two base classifiers; `weights_B` is rob's weight."""
+    if not isinstance(outputs, MixedOutputs):
+        raise InvalidInputError("the loss 'joint' is that of a mixture; this classifier has no std and rob")
+    return joint_loss(outputs.std_logits.double(), outputs.mapped_logits, labels_B, targets_B, weights_B)
+
+
+def joint_loss(
+    std_logits_BK: Tensor, mapped_logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor
+) -> Tensor:
+    """`w log(1 - (p_y - p_k))` of rob behind its map, plus std's gap to k while it is negative; shape (B,).
+
+    To be maximised. 1 - (p_y - p_k) is a sum of positive terms, 2 p_k and the others but y, so it never saturates.
     """
-    losses: dict[LossKind, Callable[[], Tensor]] = {
-        "ce": lambda: ce_loss(logits_BK, labels_B),
-        "dlr": lambda: targeted_dlr_loss(logits_BK, labels_B, targets_B.clamp(min=0)),
-        "margin": lambda: margin_loss(logits_BK, labels_B),
-    }
-    masks = {"ce": targets_B == UNTARGETED, "dlr": targets_B >= 0, "margin": targets_B == MARGIN}
-    present = [kind for kind in losses if kind in kinds and anyone(masks[kind])]
-    total_B = losses[present[0]]()
-    for kind in present[1:]:
-        total_B = torch.where(masks[kind], losses[kind](), total_B)
-    return total_B
+    log_probs_BK = mapped_logits_BK.log_softmax(dim=1)
+    twice_BK = torch.zeros_like(log_probs_BK).scatter(1, targets_B[:, None], math.log(2))
+    twice_BK = twice_BK.scatter(1, labels_B[:, None], -torch.inf)
+    rob_B = (log_probs_BK + twice_BK).logsumexp(dim=1)
+    best_other_B = _others(std_logits_BK, targets_B).amax(dim=1)
+    std_gap_B = _at(std_logits_BK, targets_B) - best_other_B
+    return weights_B * rob_B + std_gap_B.clamp(max=0)
+
+
+def anyone(mask: Tensor) -> bool:
+    """Whether any entry is set; simply True on an accelerator, where the host would have to wait for the answer."""
+    return mask.device.type != "cpu" or bool(mask.any())
 
 
 def _at(logits_BK: Tensor, index_B: Tensor) -> Tensor:

@@ -3,20 +3,22 @@
 Shapes: B images of C x H x W, K classes.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from ..acceleration.arithmetic import Arithmetic
-from ..errors import InvalidInputError
-from ..mixing.margins import log_one_minus_signed_margin
+from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
+from ..acceleration.batch_shape import ON_CPU, BatchShape
+from ..register import ATTACKS
 from ..threat import ThreatModel
-from .apgd import ApgdSchedule
-from .engine import Engine, EngineSettings, apgd_plan, begin
-from .slots import Tracks
-from .victim import Victim, judged_logits
+from .apgd import polish_phases
+from .attack import Known, Phase, Setting
+from .budget import AttackBudget
+from .engine import Engine, Finished, Group
+from .gradient_model import AttackedModel
+from .judge import check_images
+from .progress import Progress, shown_or
 
 NEAR_BORDER = 0.05  # of the clean margin: whoever is left with less is attacked again from other starts
 
@@ -30,8 +32,9 @@ class MinimumMarginResult:
     margin: Tensor  # (B,) float64, p_y - max_{j != y} p_j at x_adv; below 0 where fooled
     log_one_minus_margin: Tensor  # (B,) float64, where `margin` itself would saturate at 1
     broken: Tensor  # (B,) bool, the class at x_adv is not the label
-    n_forward: int  # images passed forward, all together
+    n_forward: int  # images passed forward, all together; rows that fill a batch up are not counted
     n_backward: int
+    decided: Tensor  # (B,) bool, False for images whose attack a keyboard interrupt has cut short
 
 
 def minimum_margin_attack(
@@ -46,10 +49,15 @@ def minimum_margin_attack(
     stop_when_broken: bool = True,
     border_restarts: int = 2,
     sample_ids: Sequence[int] | None = None,
-    batch_size: int = 64,
+    batch_size: int | BatchShape = ON_CPU,
+    precision: PrecisionChoice = "auto",
     arithmetic: Arithmetic | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    verbose: bool = False,
 ) -> MinimumMarginResult:
     """Search each image's ball for the smallest signed margin of `model` (definition 2.2).
+
+    A keyboard interrupt returns what is verified by then; `decided` says whose search was complete.
 
     Args:
         model: images (B, C, H, W) in [0, 1] -> logits (B, K); for the paper's use rob behind LayerNorm.
@@ -57,68 +65,96 @@ def minimum_margin_attack(
         y_B: labels, int64.
         n_iter: iterations of APGD-CE and of each APGD-T target.
         n_target_classes: targets of APGD-T, capped to K - 1.
-        seed: with `sample_ids` it fixes the random starts, whatever the batch size and the order.
+        seed: with `sample_ids` it fixes the random starts.
         stop_when_broken: leave an image as soon as it is fooled; otherwise go on to the smallest margin.
         border_restarts: repeats of the whole plan, from other random starts, for images that survive with less than 5 %
             of their clean margin: which of them break is the luck of one start. 0 gives the paper's budget.
         sample_ids: the images' ids in their split; 0 .. B-1 by default.
-        batch_size: images under attack at a time; halved where memory ends.
-        arithmetic: how gradients are computed; by default on `model` as it is. Whatever it says, the margins, the
-            logits and what counts as broken are those of `model` in float32.
+        batch_size: rows of every pass, or the `BatchShape` of a run; halved where memory ends. An image's result is
+            the same bits in any order and company for one batch size, and the same up to rounding for another.
+        precision: of the gradients; "auto" takes the fastest that works for this model here, "fp32" stays in float32.
+            Whatever it is, the margins, the logits and what counts as broken are those of `model` in float32.
+        arithmetic: in place of `precision`, copies of the networks that were made before.
+        progress: called with a `Progress` now and then.
+        verbose: show the progress on stderr.
 
     Raises:
         InvalidInputError: where the images and labels do not fit each other or the images leave [0, 1].
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+        >>> x, y = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long)
+        >>> found = minimum_margin_attack(model, x, y, threat=ThreatModel("Linf", 0.1), n_iter=5)
+        >>> bool(((found.x_adv - x).abs() <= 0.1 + 1e-6).all()), len(found.margin)
+        (True, 5)
     """
     check_images(x_BCHW, y_B)
-    victim = Victim.of(model, arithmetic, x_BCHW)
-    tracks, targets_NK = begin(victim, x_BCHW, y_B, batch_size)
-    settings = EngineSettings(threat, ApgdSchedule(n_iter), seed, batch_size, stop_when_broken)
-    plan = apgd_plan(("apgd-ce", "apgd-t"), n_target_classes, targets_NK.shape[1])
-    ids = range(len(x_BCHW)) if sample_ids is None else sample_ids
-    engine = Engine(victim, x_BCHW, y_B, ids, plan, settings, targets_NK, tracks)
-    clean_margin_B = tracks.margin()
-    engine.run(first_round(tracks, stop_when_broken))
-    for restart in range(1, border_restarts + 1):
-        engine.restart = restart
-        near_B = tracks.margin() < NEAR_BORDER * clean_margin_B
-        engine.run((near_B & ~tracks.broken).nonzero().squeeze(1))
-    return judged_result(victim, tracks, y_B, batch_size)
+    budget = AttackBudget(n_iter, n_target_classes, border_restarts=border_restarts)
+    group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
+    engine = margin_engine(
+        model, x_BCHW, threat=threat, budget=budget, seed=seed, stop_when_broken=stop_when_broken,
+        shape=BatchShape.of(batch_size), arithmetic=arithmetic or Arithmetic(precision),
+        progress=shown_or(progress, verbose),
+    )  # fmt: skip
+    return margin_result(engine, engine.run_one(group))
 
 
-def first_round(tracks: Tracks, stop_when_broken: bool) -> Tensor:
-    """The images to attack: all, or those that stand on their clean image."""
-    everyone_B = torch.ones_like(tracks.broken)
-    return (~tracks.broken if stop_when_broken else everyone_B).nonzero().squeeze(1)
+def minimum_margin_attacks(
+    engine: Engine, groups: Iterable[Group | None]
+) -> Iterator[tuple[Group, MinimumMarginResult]]:
+    """The same for groups of images that come one after the other, on `margin_engine`; slots stay full across them."""
+    for finished in engine.run(groups):
+        yield finished.group, margin_result(engine, finished)
 
 
-def judged_result(victim: Victim, tracks: Tracks, y_B: Tensor, batch_size: int) -> MinimumMarginResult:
-    """What the tracks hold, evaluated once more in float32; the passes are those of the tracks and this one."""
-    logits_BK = judged_logits(victim, tracks.x_adv, batch_size)
-    log_gap_B = log_one_minus_signed_margin(logits_BK, y_B)
+def margin_engine(
+    model: Callable[[Tensor], Tensor],
+    like_BCHW: Tensor,
+    *,
+    threat: ThreatModel,
+    budget: AttackBudget,
+    seed: int,
+    stop_when_broken: bool,
+    shape: BatchShape,
+    arithmetic: Arithmetic | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Engine:
+    """An engine with MMAA's plan; fast copies are tried on images like `like_BCHW`."""
+    attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows)
+
+    def planner(setting: Setting) -> list[Phase]:
+        once = [phase for name in ("apgd-ce", "apgd-t") for phase in ATTACKS.get(name)(setting).phases()]
+        if attacked.float32 is not None:
+            once += polish_phases(setting, "apgd-t")
+        restarts = range(1, budget.border_restarts + 1)
+        return once + [near_border_only(replace(phase, restart=restart)) for restart in restarts for phase in once]
+
+    return Engine(attacked, planner, threat, budget, seed, shape, stop_when_broken, progress)
+
+
+def near_border_only(phase: Phase) -> Phase:
+    """The same phase for standing images that are left with less than 5 % of their clean margin."""
+    before = phase.wanted
+
+    def wanted(known: Known) -> Tensor:
+        near = (known.margin < NEAR_BORDER * known.clean_margin) & (known.margin >= 0)
+        return near if before is None else near & before(known)
+
+    return replace(phase, wanted=wanted)
+
+
+def margin_result(engine: Engine, finished: Finished) -> MinimumMarginResult:
+    """What the engine has found, evaluated once more in float32; this pass is counted."""
+    group = finished.group
+    verdicts = engine.judge.verdicts(finished.best, group.y)
+    device = group.x.device
     return MinimumMarginResult(
-        x_adv=tracks.x_adv,
-        logits=logits_BK,
-        margin=-torch.expm1(log_gap_B),
-        log_one_minus_margin=log_gap_B,
-        broken=logits_BK.argmax(dim=1) != y_B,
-        n_forward=tracks.n_forward + len(y_B),
-        n_backward=tracks.n_backward,
+        x_adv=finished.best,
+        logits=verdicts.logits.to(device),
+        margin=verdicts.margin.to(device),
+        log_one_minus_margin=verdicts.log_gap.to(device),
+        broken=verdicts.wrong.to(device),
+        n_forward=finished.n_forward + len(group.y),
+        n_backward=finished.n_backward,
+        decided=finished.decided.to(device),
     )
-
-
-def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:
-    """Refuse what no attack can work on, with the values."""
-    if x_BCHW.dim() != 4 or y_B.shape != x_BCHW.shape[:1]:
-        raise InvalidInputError(
-            f"images of shape {tuple(x_BCHW.shape)} and labels of shape {tuple(y_B.shape)} do not fit: "
-            "give images (B, C, H, W) and labels (B,)"
-        )
-    if not x_BCHW.is_floating_point():
-        raise InvalidInputError(f"images are {x_BCHW.dtype}; give float32 in [0, 1] (divide uint8 by 255)")
-    if not len(x_BCHW):
-        raise InvalidInputError("there is no image to attack: the batch is empty")
-    low, high = float(x_BCHW.min()), float(x_BCHW.max())
-    if not (low >= 0 and high <= 1):
-        raise InvalidInputError(
-            f"images range over [{low:g}, {high:g}]; give them in [0, 1], normalisation inside the model"
-        )

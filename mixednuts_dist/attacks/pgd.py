@@ -1,42 +1,62 @@
 """PGD (Madry et al. 2018) as the field runs it for "PGD-20": 20 steps of eps / 4 on cross-entropy, one random start.
 
-Shapes: B images of C x H x W.
+Shapes: S slots, images of C x H x W.
 """
 
-from collections.abc import Callable, Sequence
+# ruff: noqa: ARG002, ARG004 - what is registered is given more than it may need
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..threat import ThreatModel
+from ..register import ATTACKS
+from .attack import Arrivals, Attack, Seen, SlotArrays
+from .budget import AttackBudget
+from .gradient_model import Outputs
 from .losses import ce_loss
-from .projections import project, random_start, steepest
-from .victim import Victim
+from .projections import project, steepest
 
+N_ITER = 20
 STEP_SHARE = 1 / 4  # of eps, a step: 2/255 of 8/255
 
 
-def pgd_attack(
-    victim: Victim,
-    x_BCHW: Tensor,
-    y_B: Tensor,
-    threat: ThreatModel,
-    *,
-    n_iter: int,
-    keys: Sequence[tuple[object, ...]],
-    watch: Callable[[Tensor, Tensor], None],
-) -> None:
-    """Climb the victim's cross-entropy from one keyed random start an image; every point goes to `watch`.
+@dataclass
+class PgdState(SlotArrays):
+    """What PGD remembers of each slot."""
 
-    The start is APGD's, a random direction of length eps. `watch(x_adv, judged_logits)` sees the start and all
-    iterates, so that the best of them is kept, not the last.
-    """
-    x_adv = random_start(x_BCHW, keys, threat)
-    for step in range(n_iter + 1):
-        x_adv = x_adv.detach().requires_grad_()
-        with torch.enable_grad():
-            climbed, judged = victim.climb_and_judge(x_adv)
-            (grad,) = torch.autograd.grad(ce_loss(climbed, y_B).sum(), x_adv)
-        watch(x_adv.detach(), judged.detach() if victim.exact else victim.judge(x_adv.detach()))
-        if step < n_iter:
-            x_adv = project(x_adv.detach() + STEP_SHARE * threat.eps * steepest(grad, threat.norm), x_BCHW, threat)
+    x: Tensor  # clean image
+    x_adv: Tensor
+    iteration: Tensor  # of the evaluation that is due; 0 is the start's
+
+
+@ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=(), order=5)
+class Pgd(Attack):
+    """From APGD's random start along the gradient of the cross-entropy; the best point is kept, not the last."""
+
+    name = "pgd-20"
+
+    @staticmethod
+    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+        return N_ITER + 1, N_ITER + 1
+
+    def state(self, like_SCHW: Tensor) -> PgdState:
+        iteration = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
+        return PgdState(like_SCHW.new_zeros(like_SCHW.shape), like_SCHW.new_zeros(like_SCHW.shape), iteration)
+
+    def begin(self, state: PgdState, slots: Tensor, arrivals: Arrivals) -> None:
+        state.x[slots], state.x_adv[slots] = arrivals.x, arrivals.random_start(self.setting)
+        state.iteration[slots] = 0
+
+    def propose(self, state: PgdState) -> Tensor:
+        return state.x_adv
+
+    def objective(self, state: PgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+        return ce_loss(outputs.logits, labels)
+
+    def absorb(self, state: PgdState, x_new: Tensor, seen: Seen) -> Tensor:
+        threat = self.setting.threat
+        step = STEP_SHARE * threat.eps * steepest(seen.grad, threat.norm)
+        state.x_adv = project(x_new + step, state.x, threat)
+        state.iteration += 1
+        return state.iteration > N_ITER

@@ -4,7 +4,7 @@ Their own global reseeding is fenced in, and the noise of an image depends on th
 neither the batch nor the partitioning moves a result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,9 +13,62 @@ from pyautoattack.fab_pt import FABAttack_PT
 from pyautoattack.square import SquareAttack
 from torch import Tensor
 
+from ..register import ATTACKS
 from ..threat import ThreatModel
+from .engine import Engine, Finished
+from .gradient_model import AttackedModel
 from .projections import keyed_generator
-from .victim import Victim
+from .tracks import is_smaller
+
+
+@dataclass(frozen=True)
+class Victim:
+    """What the published loops ask."""
+
+    judge: Callable[[Tensor], Tensor]
+    climb_and_judge: Callable[[Tensor], tuple[Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, attacked: AttackedModel) -> "Victim":
+        def both(x: Tensor) -> tuple[Tensor, Tensor]:
+            outputs = attacked.fast.run(x)
+            return outputs.logits, outputs.model_logits
+
+        return cls(attacked.model, both)
+
+
+def with_published(engine: Engine, finished: Finished, attacks: Sequence[str]) -> Finished:
+    """What the published FAB-T and Square add to what the engine has found, where they are not registered."""
+    group, count = finished.group, PassCount()
+    victim = count.watched(Victim.of(AttackedModel.of(engine.attacked.model)))
+    best, broken, broken_by, log_gap = (
+        finished.best,
+        finished.broken.clone(),
+        list(finished.broken_by),
+        finished.log_gap,
+    )
+    assert engine.setting is not None
+    n_targets = engine.budget.n_targets(engine.setting.n_classes)
+    for name in attacks:
+        if name in ATTACKS.names():
+            continue
+        for part in torch.split((~broken).nonzero().squeeze(1), engine.shape.rows) if not bool(broken.all()) else ():
+            x, y, ids = group.x[part], group.y[part], [group.sample_ids[i] for i in part.tolist()]
+            if name == "fab-t":
+                found = fab_attack(victim, x, y, engine.threat, engine.budget.n_iter, n_targets)
+            else:
+                found = square_attack(victim, x, y, engine.threat, engine.budget.n_queries, engine.seed, ids)
+            verdicts = engine.judge.verdicts(found, y)
+            count.n_forward += len(part)
+            smaller = is_smaller(verdicts.log_gap, verdicts.wrong, log_gap[part], broken[part])
+            for i in smaller.nonzero().squeeze(1).tolist():
+                row = int(part[i])
+                best[row], log_gap[row], broken[row] = found[i], verdicts.log_gap[i], verdicts.wrong[i]
+                broken_by[row] = name if verdicts.wrong[i] else ""
+    return replace(
+        finished, best=best, broken=broken, broken_by=broken_by, log_gap=log_gap,
+        n_forward=finished.n_forward + count.n_forward, n_backward=finished.n_backward + count.n_backward,
+    )  # fmt: skip
 
 
 @dataclass

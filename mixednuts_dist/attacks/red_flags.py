@@ -9,29 +9,34 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape
+from .gradient_model import AttackedModel, input_gradient
+from .judge import Judge
 from .losses import ce_loss
-from .victim import Victim, judged_logits
 
-NO_GRADIENT, NO_CLIMB = "no_gradient", "no_climb"
+# The second name is that of a stored column.
+NO_GRADIENT, NO_SURROGATE_GRADIENT = "no_gradient", "no_climb"
 UNREPEATABLE, UNCONFIRMED = "unrepeatable", "unconfirmed"
-FLAGS = (NO_GRADIENT, NO_CLIMB, UNREPEATABLE, UNCONFIRMED)
+FLAGS = (NO_GRADIENT, NO_SURROGATE_GRADIENT, UNREPEATABLE, UNCONFIRMED)
 
 _TOLERANCE = 1e-3  # between the logits of two passes
 
 
 def raised_flags(
-    victim: Victim, x_BCHW: Tensor, y_B: Tensor, unconfirmed_B: Tensor, *, batch_size: int
+    attacked: AttackedModel, x_BCHW: Tensor, y_B: Tensor, unconfirmed_B: Tensor, *, batch_size: int | BatchShape
 ) -> dict[str, Tensor]:
     """Flag -> (B,) bool, in the order of `FLAGS`.
 
     Args:
-        victim: what was attacked; its judge is tried for gradients too, though no attack asks it for any.
+        attacked: the classifier, which is tried for gradients of its own too, though no attack asks it for any.
         unconfirmed_B: what an attack called broken and a second look did not, as `AttackOutcome.unconfirmed`.
     """
-    first_BK, again_BK = (judged_logits(victim, x_BCHW, batch_size) for _ in range(2))
+    shape = BatchShape.of(batch_size)
+    judge = Judge(attacked.model, shape)
+    first_BK, again_BK = judge.logits(x_BCHW), judge.logits(x_BCHW)
     return {
-        NO_GRADIENT: _without_gradient(victim.judge, x_BCHW, y_B, batch_size),
-        NO_CLIMB: _without_gradient(lambda x: victim.climb_and_judge(x)[0], x_BCHW, y_B, batch_size),
+        NO_GRADIENT: _without_gradient(attacked.model, x_BCHW, y_B, shape),
+        NO_SURROGATE_GRADIENT: _without_gradient(lambda x: attacked.fast.run(x).logits, x_BCHW, y_B, shape),
         UNREPEATABLE: ~torch.isclose(first_BK, again_BK, rtol=_TOLERANCE, atol=_TOLERANCE).all(dim=1),
         UNCONFIRMED: unconfirmed_B,
     }
@@ -43,20 +48,22 @@ def has_gradient(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> bool:
     return bool(_gradient(model, x_BCHW, labels_B).any())
 
 
-def _without_gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, batch_size: int) -> Tensor:
+def _without_gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, shape: BatchShape) -> Tensor:
     """Where the input gradient of the cross-entropy is zero in every pixel, or does not exist."""
-    parts = zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True)
-    return torch.cat([~_gradient(logits_of, *part).flatten(1).any(dim=1) for part in parts])
+
+    def gradient(images: Tensor) -> Tensor:
+        return _gradient(logits_of, images[:, 1:], images[:, 0].flatten(1)[:, 0].long())
+
+    # The label travels as one more channel, so that images and labels are split and filled up together.
+    labelled = torch.cat([y.view(-1, 1, 1, 1).expand(-1, 1, *x.shape[2:]).to(x), x], dim=1)
+    passes = Passes(shape, lambda images: (gradient(images),))
+    return ~in_one_shape(gradient, labelled, passes).flatten(1).any(dim=1)
 
 
 def _gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
     x = x.detach().clone().requires_grad_()
     with torch.enable_grad():
-        loss = ce_loss(logits_of(x), y).sum()
-    if not loss.requires_grad:
-        return torch.zeros_like(x)
-    (grad,) = torch.autograd.grad(loss, x, allow_unused=True)
-    return torch.zeros_like(x) if grad is None else grad
+        return input_gradient(ce_loss(logits_of(x), y), x)
 
 
 def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[str]:
@@ -79,7 +86,8 @@ def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[
 _SENTENCES = {
     NO_GRADIENT: "the gradient of {subject}'s own cross-entropy is exactly zero: an attack that follows it is blind "
     "there.",
-    NO_CLIMB: "the gradient that the white-box attacks climb is exactly zero: only Square's verdict counts there.",
+    NO_SURROGATE_GRADIENT: "the gradient that the white-box attacks follow is exactly zero: only Square's "
+    "verdict counts there.",
     UNREPEATABLE: "two passes of {subject} over the same image gave different logits: it is random, and its robust "
     "accuracy is not to be trusted.",
     UNCONFIRMED: "{subject} was fooled by an image and right when it saw the same image again; they count as robust.",

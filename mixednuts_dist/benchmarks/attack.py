@@ -18,12 +18,18 @@ from pyautoattack import AutoAttack
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
+from ..acceleration.batch_shape import BatchShape, Passes
 from ..acceleration.gradient_copy import folded
-from ..attacks.apgd import ApgdSchedule
-from ..attacks.engine import Engine, EngineSettings, apgd_plan, begin
+from ..attacks.apgd import ApgdCe
+from ..attacks.attack import Seen, Setting
+from ..attacks.budget import AttackBudget
+from ..attacks.engine import ordered_targets
+from ..attacks.gradient_model import AttackedModel
+from ..attacks.judge import Judge
+from ..attacks.lane import Found, Lane
 from ..attacks.losses import ce_loss
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
-from ..attacks.victim import Victim
+from ..attacks.tracks import Tracks
 from ..threat import ThreatModel
 from .attack_subjects import Subject, subject
 
@@ -175,11 +181,10 @@ def _published(attacked: Subject) -> Tensor:
         attacked.network, norm="Linf", eps=attacked.eps, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0,
         device=x.device,
     )  # fmt: skip
-    schedule = ApgdSchedule(N_ITER)
     for attack in (ensemble.apgd, ensemble.apgd_targeted):
         attack.n_restarts, attack.n_iter = 1, N_ITER
-        attack.n_iter_2, attack.n_iter_min = schedule.first_check, schedule.min_check
-        attack.size_decr = schedule.check_decrease
+        attack.n_iter_2, attack.n_iter_min = max(int(0.22 * N_ITER), 1), max(int(0.06 * N_ITER), 1)
+        attack.size_decr = max(int(0.03 * N_ITER), 1)
     ensemble.apgd_targeted.n_target_classes = N_TARGETS
     with tf32_allowed(False):
         x_adv = ensemble.run_standard_evaluation(x, y, batch_size=len(x))[0].to(x.device)
@@ -198,30 +203,37 @@ def _attack(
     )  # fmt: skip
 
 
-class _WatchedEngine(Engine):
+class _WatchedLane(Lane):
     """Takes the time of its passes."""
 
-    climbing_s = 0.0
+    passing_s = 0.0
 
-    def _climb(self, x_new: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _pass(self, x_new: Tensor, found: Found) -> Seen | None:
         _wait()
         started = time.perf_counter()
-        outcome = super()._climb(x_new)
+        seen = super()._pass(x_new, found)
         _wait()
-        self.climbing_s += time.perf_counter() - started
-        return outcome
+        self.passing_s += time.perf_counter() - started
+        return seen
 
 
-def _bookkeeping_share(attacked: Subject) -> float:
-    """Of the engine's time, what passes outside of the network's and the loss's forward and backward."""
-    x, y, victim = attacked.x, attacked.y, Victim.of(attacked.network)
-    tracks, targets_NK = begin(victim, x, y, len(x))
-    settings = EngineSettings(ThreatModel("Linf", attacked.eps), ApgdSchedule(10), n_slots=len(x))
-    plan = apgd_plan(("apgd-ce", "apgd-t"), 2, targets_NK.shape[1])
-    engine = _WatchedEngine(victim, x, y, range(len(x)), plan, settings, targets_NK, tracks)
-    started = time.perf_counter()
-    engine.run(torch.arange(len(x)))
-    share = 1 - engine.climbing_s / (time.perf_counter() - started)
+def _bookkeeping_share(attacked: Subject, n_iter: int = 30) -> float:
+    """Of APGD-CE's time, what passes outside of the network's and the loss's forward and backward."""
+    x, y = attacked.x, attacked.y
+    models, shape, tracks = AttackedModel.of(attacked.network), BatchShape(len(x)), Tracks()
+    clean = Judge(models.model, shape).verdicts(x, y)
+    threat, budget = ThreatModel("Linf", attacked.eps), AttackBudget(n_iter=n_iter)
+    plan = ApgdCe(Setting(threat, budget, clean.logits.shape[1])).phases()
+    rows = tracks.admit(x, y, range(len(x)), clean, *ordered_targets(clean.logits, 0, None))
+    tracks.phase[rows] = 0
+    lane = _WatchedLane(plan[0].stepper, models.fast, shape, Passes(shape, models.fast.probe), tracks, plan, False)
+    lane.waiting.append(rows)
+    lane.step()  # seats them
+    lane.passing_s, started = 0.0, time.perf_counter()
+    for _ in range(n_iter - 1):
+        lane.step()
+        lane.leaving()
+    share = 1 - lane.passing_s / (time.perf_counter() - started)
     _say(f"bookkeeping: {share:.1%} of the engine's time in eager float32")
     return share
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from ..attacks.adaptive import AttackBudget
+from ..attacks.budget import AttackBudget
 from ..distributed.pool import Pool, PoolSettings
 from ..distributed.schedule import WorkQueue
 from ..distributed.tasks import Task, WorkerSpec

@@ -3,20 +3,21 @@
 Shapes: B images of a partition, C x H x W, K classes.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic
-from ..attacks.adaptive import AttackBudget, AttackOutcome, adaptive_autoattack, autoattack
+from ..acceleration.batch_shape import BatchShape
+from ..attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack
 from ..attacks.black_box_margin import black_box_margin_attack
-from ..attacks.memory import largest_batch
+from ..attacks.gradient_model import AttackedModel, rows_that_fit
+from ..attacks.judge import Judge
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from ..attacks.red_flags import raised_flags
 from ..attacks.transfer import transferred_attack
-from ..attacks.victim import Victim, judged_logits
 from ..mixing.classifier import MixedClassifier
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture
@@ -41,11 +42,11 @@ class Attacker:
     networks: dict[str, nn.Module]  # "std", where the run has one, and "rob"
     store: Store
     arithmetic: Arithmetic = field(init=False)
-    _batch_size: int | None = field(init=False)
+    _shape: BatchShape | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.arithmetic = Arithmetic(self.spec.precision, compile=self.spec.compile)
-        self._batch_size = None if self.spec.batch_size == "auto" else self.spec.batch_size
+        self._shape = None if self.spec.batch_size == "auto" else BatchShape(self.spec.batch_size)
 
     @property
     def std(self) -> nn.Module:
@@ -60,16 +61,14 @@ class Attacker:
         found = {role: self.arithmetic.network_copy(net, x).precision for role, net in self.networks.items()}
         return ", ".join(f"{role} {precision}" for role, precision in found.items())
 
-    def images_at_a_time(self, x: Tensor) -> int:
-        """As configured, or found once with what needs the most memory: all networks under attack."""
-        if self._batch_size is None:
+    def shape(self, x: Tensor) -> BatchShape:
+        """The batch shape of every pass: as configured, or what fits for all networks under attack, found once."""
+        if self._shape is None:
+            model: nn.Module = self.rob
             if "std" in self.networks:
-                mixed = MixedClassifier(self.std, self.rob, IdentityTransform(), 0.5)
-                victim = Victim.of_mixed(mixed, "transfer", self.arithmetic, x)
-            else:
-                victim = Victim.of(self.rob, self.arithmetic, x)
-            self._batch_size = largest_batch(victim, x)
-        return self._batch_size
+                model = MixedClassifier(self.std, self.rob, IdentityTransform(), 0.5)
+            self._shape = BatchShape(rows_that_fit(model, x, self.spec.precision))
+        return self._shape
 
     def work(self, partition: Partition, x: Tensor, y: Tensor, task: Task) -> tuple[Columns, Summary]:
         """The task on the images of a partition."""
@@ -106,7 +105,7 @@ class Attacker:
 
     def _minimum_margins(self, x: Tensor, y: Tensor, ids: range, task: AttackTask) -> MinimumMarginResult:
         rob = nn.Sequential(self.rob, task.logit_map or LayerNormTransform(self.spec.ln_k))
-        batch, budget = self.images_at_a_time(x), task.budget
+        batch, budget = self.shape(x), task.budget
         if task.method == "square":
             return black_box_margin_attack(
                 rob, x, y, threat=self.spec.threat, n_queries=budget.n_queries, seed=self.spec.seed,
@@ -123,36 +122,38 @@ class Attacker:
     def _std_attacked(
         self, x: Tensor, y: Tensor, ids: range, task: AttackTask, found: MinimumMarginResult
     ) -> AttackOutcome:
-        batch = self.images_at_a_time(x)
+        batch = self.shape(x)
         if is_black_box(str(self.spec.std_uri)):
             return transferred_attack(self.std, x, y, found.x_adv, batch_size=batch)
         return autoattack(
             self.std, x, y, threat=self.spec.threat, attacks=STD_ATTACKS, seed=self.spec.seed, sample_ids=ids,
-            budget=self._budget(task.budget, x), arithmetic=self.arithmetic,
+            budget=task.budget, batch_size=batch, arithmetic=self.arithmetic,
         )  # fmt: skip
 
     def evaluate(self, partition: Partition, x: Tensor, y: Tensor, task: EvaluateTask) -> tuple[Columns, Summary]:
         """The adaptive AutoAttack on the task's mixture; plain AutoAttack where there is rob alone."""
-        ids, budget = range(partition.start, partition.stop), self._budget(task.budget, x)
+        ids, budget = range(partition.start, partition.stop), task.budget
         if task.mixture is None:
             outcome = autoattack(
                 self.rob, x, y, threat=self.spec.threat, attacks=task.attacks, seed=self.spec.seed,
-                sample_ids=ids, budget=budget, arithmetic=self.arithmetic,
+                sample_ids=ids, budget=budget, batch_size=self.shape(x),
+                arithmetic=self.arithmetic,
             )  # fmt: skip
-            return self._outcome_columns("rob", self.rob, Victim.of(self.rob), x, y, outcome)
+            return self._outcome_columns("rob", self.rob, AttackedModel.of(self.rob), x, y, outcome)
         mixed = self.mixed(task.mixture, task).to(x.device)
         cached = self._hardest(mixed, y, self._stored(partition, task.points, x))
         outcome = adaptive_autoattack(
             mixed, x, y, threat=self.spec.threat, attacks=task.attacks, mode=task.mode, seed=self.spec.seed,
-            cached_BCHW=cached, sample_ids=ids, budget=budget, arithmetic=self.arithmetic,
+            cached_BCHW=cached, sample_ids=ids, budget=budget, batch_size=self.shape(x),
+                arithmetic=self.arithmetic,
         )  # fmt: skip
-        return self._outcome_columns("mixed", mixed, Victim.of_mixed(mixed, task.mode), x, y, outcome)
+        return self._outcome_columns("mixed", mixed, AttackedModel.of(mixed, mode=task.mode), x, y, outcome)
 
     def _outcome_columns(
-        self, name: str, model: nn.Module, victim: Victim, x: Tensor, y: Tensor, outcome: AttackOutcome
+        self, name: str, model: nn.Module, attacked: AttackedModel, x: Tensor, y: Tensor, outcome: AttackOutcome
     ) -> tuple[Columns, Summary]:
         clean = self._logits(model, x)
-        flags = raised_flags(victim, x, y, outcome.unconfirmed, batch_size=self.images_at_a_time(x))
+        flags = raised_flags(attacked, x, y, outcome.unconfirmed, batch_size=self.shape(x))
         columns = {
             f"{name}_clean": clean,
             f"{name}_attacked": outcome.logits,
@@ -183,7 +184,7 @@ class Attacker:
             if len(tried) and task.attacks:
                 outcome = adaptive_autoattack(
                     mixed, x[tried], y[tried], threat=self.spec.threat, attacks=task.attacks, mode=task.mode,
-                    seed=self.spec.seed, cached_BCHW=hardest[tried], budget=self._budget(task.budget, x),
+                    seed=self.spec.seed, cached_BCHW=hardest[tried], budget=task.budget, batch_size=self.shape(x),
                     sample_ids=[partition.start + i for i in tried.tolist()], arithmetic=self.arithmetic,
                 )  # fmt: skip
                 found[tried] = outcome.x_adv
@@ -240,11 +241,8 @@ class Attacker:
         )  # fmt: skip
         return mixed.eval()
 
-    def _budget(self, budget: AttackBudget, x: Tensor) -> AttackBudget:
-        return replace(budget, batch_size=self.images_at_a_time(x))
-
     def _logits(self, model: Any, x: Tensor) -> Tensor:
-        return judged_logits(Victim.of(model), x, self.images_at_a_time(x))
+        return Judge(model, self.shape(x)).logits(x)
 
 
 def _summary(name: str, clean: Tensor, y: Tensor, robust: Tensor, n_forward: int, n_backward: int) -> Summary:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..acceleration.arithmetic import PrecisionChoice
-from ..attacks.adaptive import AttackBudget
+from ..attacks.budget import AttackBudget
+from ..attacks.gradient_model import AttackMode
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap
 from ..threat import ThreatModel
@@ -66,7 +67,7 @@ class EvaluateTask(Task):
 
     attacks: tuple[str, ...] = ()
     mixture: Mixture | None = None
-    mode: str = "transfer"
+    mode: AttackMode = "transfer"
     surrogate_alpha: float = 0.5  # alpha_d and r_d of f_aux
     rd: float = 0.9
     points: tuple[StoredPoints, ...] = ()  # tried before any attack
@@ -81,7 +82,7 @@ class RoundTask(Task):
 
     mixtures: tuple[Mixture, ...]
     attacks: tuple[str, ...]
-    mode: str
+    mode: AttackMode
     surrogate_alpha: float
     rd: float
     points: tuple[StoredPoints, ...]

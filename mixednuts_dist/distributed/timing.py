@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attacks.victim import Victim
+from ..attacks.gradient_model import AttackedModel
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
 
@@ -32,22 +32,20 @@ class PassSeconds:
 
 def time_classifiers(networks: Mapping[str, nn.Module], x_BCHW: Tensor) -> dict[str, PassSeconds]:
     """The base classifiers and, of "std" and "rob", their mixture, whose parameters do not change its cost."""
-    victims = {name: Victim.of(network) for name, network in networks.items()}
+    models = {name: AttackedModel.of(network) for name, network in networks.items()}
     if "std" in networks:
         mixed = MixedClassifier(networks["std"], networks["rob"], LogitTransform(1.0, 1.0, 0.0), 0.9).eval()
-        victims["mixed"] = Victim.of_mixed(mixed.to(x_BCHW.device), "transfer")
-    return {name: _time(victim, x_BCHW) for name, victim in victims.items()}
+        models["mixed"] = AttackedModel.of(mixed.to(x_BCHW.device))
+    return {name: _time(model, x_BCHW) for name, model in models.items()}
 
 
-def _time(victim: Victim, x_BCHW: Tensor) -> PassSeconds:
+def _time(attacked: AttackedModel, x_BCHW: Tensor) -> PassSeconds:
     def forward() -> None:
         with torch.no_grad():
-            victim.judge(x_BCHW)
+            attacked.model(x_BCHW)
 
     def both() -> None:
-        x = x_BCHW.clone().requires_grad_()
-        climbed_BK, _ = victim.climb_and_judge(x)
-        torch.autograd.grad(climbed_BK.sum(), x)
+        attacked.fast.probe(x_BCHW)
 
     return PassSeconds(_seconds(forward, x_BCHW) / len(x_BCHW), _seconds(both, x_BCHW) / len(x_BCHW))
 

@@ -17,7 +17,6 @@ import ray
 import torch
 from torch import nn
 
-from ..acceleration.batch_shape import SteadyRows
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..errors import BaseClassifierError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
@@ -91,7 +90,7 @@ class AttackWorker:
                 f"{role}={uri!r} on {platform.node()} has checksum {found[:12]}, the run has {expected[:12]}: "
                 "this machine holds other weights; copy the same files to every node"
             )
-        return SteadyRows(model).to(self.device)
+        return model.to(self.device)
 
     def process(self, partition: Partition, task: Task) -> dict[Partition, Receipt]:
         """Attack one partition, unless another driver's worker has; returns what is written since the last call.
@@ -145,7 +144,7 @@ class AttackWorker:
         """Seconds an image and pass of each network and their mixture, in float32 and in batches of the run's size."""
         x, _ = self.dataset.read(0, min(_TIMED_IMAGES, len(self.dataset)))
         x = x.to(self.device)
-        return time_classifiers(self.attacker.networks, x[: self.attacker.images_at_a_time(x)])
+        return time_classifiers(self.attacker.networks, x[: self.attacker.shape(x).rows])
 
     def _held(self) -> dict[str, Any]:
         """What the worker computes on, for the bill: one accelerator's name and share, or its cores."""

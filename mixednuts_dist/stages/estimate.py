@@ -8,7 +8,7 @@ hair. It gets closer with every finished partition.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..attacks.adaptive import PGD_ITERATIONS
+from ..attacks.pgd import N_ITER as PGD_ITERATIONS
 from ..config import EvaluateConfig, RunConfig
 from ..distributed.cluster import RaySession, connected, pool_settings
 from ..distributed.probe import measure_on_one_worker

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ..attacks.adaptive import AttackBudget
+from ..attacks.budget import AttackBudget
 from ..config import AttackConfig, EvaluateConfig
 from ..distributed.cluster import RaySession, connected, pool_settings
 from ..distributed.pool import Pool

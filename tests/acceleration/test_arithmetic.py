@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.gradient_copy import agrees, folded
-from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
-from mixednuts_dist.attacks.victim import Victim
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
@@ -195,10 +196,9 @@ def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
     assert n_batch_norms(copied.finer) == 0
     assert {weight.dtype for weight in copied.finer.parameters()} == {torch.float32}
     assert agrees(copied.finer, network, x, 1e-5)
-    victim = Victim.of(network, Arithmetic("bf16"), x)
-    assert victim.finer is not None
-    assert not victim.finer.exact, "the judge has to confirm what a copy believes"
-    assert victim.finer.judge is network
+    attacked = AttackedModel.of(network, arithmetic=Arithmetic("bf16"), like_BCHW=x)
+    assert attacked.float32 is not None
+    assert attacked.model is network, "the judge asks the original"
 
 
 def test_what_is_no_module_or_no_precision_is_refused(victim) -> None:

@@ -1,26 +1,152 @@
-"""A batch of one has the bits of a batch of many."""
+"""One batch shape: an image's bits depend on nothing but the shape, and memory that ends costs nothing but rows."""
+
+import logging
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from mixednuts_dist.acceleration.batch_shape import SteadyRows
+from mixednuts_dist.acceleration.batch_shape import ON_CPU, BatchShape, Passes, in_one_shape, largest_rows, tried_rows
+from mixednuts_dist.attacks.gradient_model import AttackedModel
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.arrays import load_digits_split
+from mixednuts_dist.threat import ThreatModel
+
+from .conftest import images, small_net
+
+KERNELS = {
+    "default": {},
+    "AVX2 in oneDNN": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "AVX2 in ATen and MKL": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"},
+}
 
 
 @pytest.mark.parametrize("role", ["std", "rob"])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
-def test_logits_and_gradients_of_few_images_are_those_in_company(role: str, n: int) -> None:
-    model = SteadyRows(load_classifier(f"demo:{role}", role))
-    images = load_digits_split("test")[0][:32]
+@pytest.mark.parametrize("rows", [7, 32])
+def test_an_image_has_the_same_bits_at_any_position_and_in_any_company(role: str, rows: int) -> None:
+    probe = AttackedModel.of(load_classifier(f"demo:{role}", role)).fast.probe
+    x = load_digits_split("test")[0][: 2 * rows]
+    logits, grads = probe(x[:rows])
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    for permuted, values in zip(probe(x[:rows][order]), (logits, grads), strict=True):
+        assert torch.equal(permuted, values[order])
+    company = torch.cat([x[:3], x[rows : 2 * rows - 3]])
+    for beside_others, values in zip(probe(company), (logits, grads), strict=True):
+        assert torch.equal(beside_others[:3], values[:3])
 
-    def passed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x.clone().requires_grad_()
-        logits = model(x)
-        (grad,) = torch.autograd.grad(logits.logsumexp(dim=1).sum() - logits[:, 0].sum(), x)
-        return logits.detach(), grad
 
-    few, many = passed(images[:n]), passed(images)
-    assert torch.equal(few[0], many[0][:n])
-    assert torch.equal(few[1], many[1][:n])
-    assert few[0].shape == (n, 10)
+@pytest.mark.parametrize("n", [1, 5, 8, 20, 33, 64])
+def test_few_images_have_the_bits_that_they_have_in_a_full_batch(n: int) -> None:
+    """Whatever smaller shape the probe allows."""
+    model = load_classifier("demo:rob", "rob")
+    x = load_digits_split("test")[0][:64]
+    passes = Passes(BatchShape(64), lambda images: (model(images),))
+    assert torch.equal(in_one_shape(model, x[:n], passes), in_one_shape(model, x, passes)[:n])
+
+
+class DiffersBelow(nn.Module):
+    """A network whose kernels round differently below so many rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.net, self.rows, self.sizes = small_net(3, (1, 4, 4)), rows, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        return self.net(x) * (1 + (1e-6 if len(x) < self.rows else 0.0))
+
+
+@pytest.mark.parametrize(
+    ("differs_below", "n", "passed"), [(0, 1, 8), (0, 9, 16), (16, 3, 16), (40, 3, 64), (16, 40, 64)]
+)
+def test_a_smaller_shape_is_used_only_where_it_gives_the_same_bits(differs_below: int, n: int, passed: int) -> None:
+    model, x = DiffersBelow(differs_below), images(64, (1, 4, 4))
+    passes = Passes(BatchShape(64), lambda images: (model(images),))
+    assert torch.equal(in_one_shape(model, x[:n], passes), in_one_shape(model, x, passes)[:n])
+    model.sizes.clear()
+    in_one_shape(model, x[:n], passes)
+    assert model.sizes == [passed]
+
+
+def test_a_fixed_shape_tries_no_other() -> None:
+    model, x = DiffersBelow(0), images(3, (1, 4, 4))
+    in_one_shape(model, x, Passes(BatchShape(64, fixed=True), lambda images: (model(images),)))
+    assert model.sizes == [64]
+
+
+def test_after_memory_has_ended_the_rest_goes_on_with_half_of_the_rows(caplog: pytest.LogCaptureFixture) -> None:
+    net, x, sizes = small_net(3, (1, 4, 4)), images(40, (1, 4, 4)), []
+
+    def short(images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        if len(images) > 10:
+            raise torch.OutOfMemoryError
+        return net(images)
+
+    shape = BatchShape(32)
+    with caplog.at_level(logging.WARNING):
+        found = in_one_shape(short, x, Passes(shape, lambda images: (short(images),)))
+    assert torch.allclose(found, net(x), atol=1e-5)
+    assert (shape.asked, shape.rows) == (32, 8)
+    assert sizes == [32, 16, 8, 8, 8, 8, 8]
+    assert "out of memory with 32 images a pass; going on with 16" in caplog.text
+
+
+@pytest.mark.parametrize("room", [1, 3, 10, 40, 100, 10_000])
+def test_the_largest_shape_fits_and_twice_of_it_does_not(room: int) -> None:
+    def wide(x: Tensor) -> tuple[Tensor]:
+        return (x,)
+
+    def narrow(x: Tensor) -> tuple[Tensor]:
+        if len(x) > room:
+            raise torch.OutOfMemoryError
+        return (x,)
+
+    found = tried_rows([wide, narrow], images(5, (1, 4, 4)), most=256)
+    assert found + found // 8 <= room
+    assert found == 256 or 2 * found + found // 4 > room
+
+
+def test_no_room_at_all_is_an_error_and_on_a_cpu_nothing_is_tried() -> None:
+    def never(_: Tensor) -> tuple[Tensor]:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"one image of shape \(1, 4, 4\)"):
+        tried_rows([never], images(5, (1, 4, 4)))
+    assert largest_rows([never], images(5, (1, 4, 4))) == ON_CPU
+    with pytest.raises(InvalidInputError, match="batch_size=0 must be at least 1 image"):
+        BatchShape(0)
+
+
+def same_bits_of_an_attack() -> None:
+    """One shape, three orders and partitions of the same images: the same bits. Run under several kernels."""
+    torch.set_num_threads(1)
+    x, y = (values[:30] for values in load_digits_split("test"))
+    model = load_classifier("demo:rob", "rob")
+
+    def margins(order: list[int]) -> dict[int, Tensor]:
+        found = minimum_margin_attack(
+            model, x[order], y[order], threat=ThreatModel("Linf", 0.15), n_iter=8, n_target_classes=2,
+            sample_ids=order, batch_size=16, precision="fp32",
+        )  # fmt: skip
+        return dict(zip(order, found.x_adv, strict=True))
+
+    whole = margins([*range(30)])
+    parts = margins([29, 3, 11]) | margins([*range(28, 11, -1)]) | margins([10, 9, 8, 7, 6, 5, 4, 2, 1, 0])
+    differing = [i for i in range(30) if not torch.equal(whole[i], parts[i])]
+    assert not differing, f"images {differing} have other bits"
+    print("same bits")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_attacks_give_the_same_bits_in_any_order_and_partition_under_other_kernels(kernels: str) -> None:
+    """The nearest thing to another CPU that one machine can give."""
+    code = "from tests.acceleration.test_batch_shape import same_bits_of_an_attack as run; run()"
+    environment = {**os.environ, **KERNELS[kernels]}
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert shown.stdout.strip() == "same bits", shown.stderr

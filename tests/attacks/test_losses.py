@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
 
-from mixednuts_dist.attacks.losses import MARGIN, ce_loss, dlr_loss, margin_loss, mixed_loss, targeted_dlr_loss
+from mixednuts_dist.attacks.losses import ce_loss, dlr_loss, margin_loss, targeted_dlr_loss
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 
 
@@ -33,8 +32,9 @@ def test_losses_are_finite_with_finite_gradients_even_for_ties(n_classes: int) -
     for logits in (torch.zeros(5, n_classes), logits_and_labels(n_classes, 5)[0], certain):
         leaf = logits.clone().requires_grad_()
         labels, targets = torch.zeros(5, dtype=torch.long), torch.ones(5, dtype=torch.long)
-        mixed = mixed_loss(leaf, labels, torch.tensor([-1, 1, -1, 1, 1]))
-        total = mixed.sum() + dlr_loss(leaf, labels).sum() + targeted_dlr_loss(leaf, labels, targets).sum()
+        total = (
+            ce_loss(leaf, labels).sum() + dlr_loss(leaf, labels).sum() + targeted_dlr_loss(leaf, labels, targets).sum()
+        )
         (grad,) = torch.autograd.grad(total, leaf)
         assert bool(torch.isfinite(total))
         assert bool(torch.isfinite(grad).all())
@@ -48,16 +48,6 @@ def test_a_loss_is_positive_once_the_target_has_won(n_classes: int) -> None:
     assert torch.equal(dlr_loss(logits, labels) > 0, logits.argmax(dim=1) != labels)
 
 
-def test_losses_of_both_kinds_in_one_batch() -> None:
-    logits, labels, targets = logits_and_labels(10)
-    targets[::2] = -1
-    expected = torch.where(targets < 0, F.cross_entropy(logits, labels, reduction="none"), torch.nan)
-    found = mixed_loss(logits, labels, targets)
-    assert torch.equal(found[::2], expected[::2])
-    assert torch.equal(found[1::2], targeted_dlr_loss(logits, labels, targets.clamp(min=0))[1::2])
-    assert torch.equal(ce_loss(logits, labels)[::2], expected[::2])
-
-
 @pytest.mark.parametrize("n_classes", [2, 3, 10])
 @pytest.mark.parametrize("sharpness", [1.0, 1e-3, 1e4])
 def test_the_margin_loss_is_the_margin_and_never_saturates(n_classes: int, sharpness: float) -> None:
@@ -65,7 +55,6 @@ def test_the_margin_loss_is_the_margin_and_never_saturates(n_classes: int, sharp
     leaf = (sharpness * logits.double()).requires_grad_()
     loss = margin_loss(leaf, labels)
     assert torch.allclose(loss, log_one_minus_signed_margin(leaf.detach(), labels), rtol=1e-6, atol=1e-9)
-    assert torch.equal(mixed_loss(leaf, labels, torch.full_like(labels, MARGIN)), loss)
     (grad,) = torch.autograd.grad(loss.sum(), leaf)
     assert bool(torch.isfinite(grad).all())
     assert bool((grad.abs().amax(dim=1)[loss < 0] > 0).all())

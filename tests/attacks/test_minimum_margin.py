@@ -122,7 +122,7 @@ def test_a_constant_classifier_neither_crashes_nor_breaks() -> None:
 
 def test_going_on_after_a_break_finds_smaller_margins(victim) -> None:
     model, x, y = victim()
-    options = {"threat": LINF, "n_iter": 20, "n_target_classes": 3}
+    options = {"threat": LINF, "n_iter": 20, "n_target_classes": 3, "precision": "fp32"}
     first = minimum_margin_attack(model, x, y, stop_when_broken=True, **options)
     last = minimum_margin_attack(model, x, y, stop_when_broken=False, border_restarts=0, **options)
     assert bool((last.margin <= first.margin + 1e-6).all())

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.attacks.red_flags import FLAGS, findings, has_gradient, raised_flags
-from mixednuts_dist.attacks.victim import Victim
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
 
@@ -14,13 +14,13 @@ from .conftest import images, small_net
 SHAPE = (1, 6, 9)
 
 
-def flags_of(victim: Victim, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    return raised_flags(victim, x, y, torch.zeros_like(y, dtype=torch.bool), batch_size=4)
+def flags_of(attacked: AttackedModel, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    return raised_flags(attacked, x, y, torch.zeros_like(y, dtype=torch.bool), batch_size=4)
 
 
 def test_nothing_is_raised_for_a_sound_classifier() -> None:
     net, x = small_net(5, SHAPE), images(6, SHAPE)
-    raised = flags_of(Victim.of(net), x, net(x).argmax(dim=1))
+    raised = flags_of(AttackedModel.of(net), x, net(x).argmax(dim=1))
     assert tuple(raised) == FLAGS
     assert not any(bool(flag.any()) for flag in raised.values())
     assert findings(raised, 5, "rob") == []
@@ -34,7 +34,9 @@ def test_gradients_that_vanish_are_counted_image_by_image() -> None:
         logits: Tensor = net(x)
         return torch.where(dark[: len(x)], logits.detach(), logits)
 
-    raised = raised_flags(Victim.of(masked), x, net(x).argmax(dim=1), torch.zeros(6, dtype=torch.bool), batch_size=6)
+    raised = raised_flags(
+        AttackedModel.of(masked), x, net(x).argmax(dim=1), torch.zeros(6, dtype=torch.bool), batch_size=6
+    )
     assert torch.equal(raised["no_gradient"], dark.squeeze(1))
     assert torch.equal(raised["no_climb"], dark.squeeze(1))
     n_dark = int(dark.sum())
@@ -48,7 +50,7 @@ def test_a_mixture_that_hides_its_own_gradient_is_told_apart_from_its_surrogate(
     std, x = small_net(5, SHAPE, seed=1), images(4, SHAPE)
     hidden = torch.nn.Sequential(torch.nn.Flatten(), Constant())
     mixed = MixedClassifier(std, hidden, LogitTransform(1.0, 1.0, 0.0), 0.4)
-    raised = flags_of(Victim.of_mixed(mixed, "transfer"), x, mixed(x).argmax(dim=1))
+    raised = flags_of(AttackedModel.of(mixed), x, mixed(x).argmax(dim=1))
     assert bool(raised["no_gradient"].all())
     assert not bool(raised["no_climb"].any())
 
@@ -56,7 +58,7 @@ def test_a_mixture_that_hides_its_own_gradient_is_told_apart_from_its_surrogate(
 def test_a_random_forward_is_noticed() -> None:
     net, x = small_net(5, SHAPE), images(6, SHAPE)
     generator = torch.Generator().manual_seed(0)
-    noisy = Victim.of(lambda x: net(x) + torch.randn(len(x), 5, generator=generator))
+    noisy = AttackedModel.of(lambda x: net(x) + torch.randn(len(x), 5, generator=generator))
     raised = flags_of(noisy, x, net(x).argmax(dim=1))
     assert bool(raised["unrepeatable"].all())
     assert "6 of 6 images two passes of rob" in findings(raised, 5, "rob")[0]

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from mixednuts_dist.attacks.adaptive import AttackBudget
+from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config import RunConfig
 from mixednuts_dist.distributed.schedule import Merge, WorkQueue
 from mixednuts_dist.distributed.tasks import EvaluateTask, StoredPoints, Task

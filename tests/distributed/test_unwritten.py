@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 
-from mixednuts_dist.attacks.adaptive import AttackBudget
+from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.distributed.pool import Pool, PoolSettings
 from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixednuts_dist.attacks.adaptive import AttackBudget
+from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks.adaptive import AttackBudget, adaptive_autoattack
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.cli.sizing import estimate_json, print_estimate
 from mixednuts_dist.config import EvaluateConfig, RunConfig
@@ -53,7 +54,7 @@ def test_the_ensembles_passes_of_a_surviving_image(
     mixed = MixedClassifier(std, rob, LogitTransform(1.0, 1.0, 0.0), 0.9).eval()
     outcome = adaptive_autoattack(
         mixed, torch.rand(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64), threat=THREAT, attacks=attacks,
-        budget=AttackBudget(n_iter, n_targets, n_queries, 8),
+        budget=AttackBudget(n_iter, n_targets, n_queries),
     )  # fmt: skip
     assert outcome.robust.all()
     settings = EvaluateConfig(attacks=attacks, n_iter=n_iter, n_target_classes=n_targets, n_queries=n_queries)

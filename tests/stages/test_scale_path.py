@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from mixednuts_dist.attacks.adaptive import AttackBudget
+from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import Normalized, classifier_checksum, load_classifier
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker

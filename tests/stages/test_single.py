@@ -11,7 +11,8 @@ import torch
 from click.testing import CliRunner
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.attacks.adaptive import AttackBudget, autoattack
+from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.demo_classifiers import demo_rob
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import run_status

@@ -1,0 +1,293 @@
+"""A lane: slots of one kind of attack that step together, in passes of one fixed shape.
+
+The arrays have as many rows as a pass; they are written in place, and no row moves before many are free. Rows that
+nobody sits in hold old values, are passed along as filling, and are never looked at.
+
+Shapes: S slots (rows of a pass), images of C x H x W, K classes.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..acceleration.arithmetic import tf32_allowed
+from ..acceleration.batch_shape import BatchShape, Passes
+from ..mixing.margins import log_one_minus_signed_margin
+from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
+from .gradient_model import GradientModel, input_gradient
+from .tracks import Tracks, is_smaller
+
+_INSIDE = 1 + 1e-6  # of the radius: float32 rounds the points on the sphere to both sides of it
+
+
+@dataclass
+class Found(SlotArrays):
+    """The best point of each slot in its phase, as far as the passes' arithmetic can tell."""
+
+    x: Tensor  # the clean image, for attacks that leave the ball; otherwise no pixels
+    labels: Tensor
+    targets: Tensor  # the label where the phase has none
+    x_found: Tensor  # where the smallest margin was seen
+    log_gap: Tensor  # float64, log(1 - margin) there
+    wrong: Tensor  # bool: it fools
+    ended: Tensor  # bool: its phase is over, or nobody sits here
+
+
+@dataclass
+class Leaving:
+    """Slots that leave their seats until the judge has looked at what they found."""
+
+    lane: "Lane"
+    rows: Tensor  # of the tracks
+    x: Tensor
+    ended: Tensor  # bool: the phase is over; the others only seem broken, and go on if they are not
+    saved: tuple[dict[str, Tensor], dict[str, Tensor]]  # to go on with
+
+
+class Lane:
+    """Slots of one stepper on one gradient model."""
+
+    def __init__(
+        self,
+        stepper: Attack,
+        model: GradientModel,
+        shape: BatchShape,
+        passes: Passes,
+        tracks: Tracks,
+        plan: Sequence[Phase],
+        stop_when_broken: bool,
+    ) -> None:
+        self.stepper, self.model, self.shape, self.tracks, self.plan = stepper, model, shape, tracks, plan
+        self._passes, self._stop = passes, stop_when_broken
+        self.waiting: deque[Tensor] = deque()  # rows that begin a phase
+        self._resuming: deque[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]] = deque()
+        self.rows = torch.zeros(0, dtype=torch.long)  # of the tracks, -1 where nobody sits
+        self.n_seated = 0
+        self._sittings = torch.zeros(0, dtype=torch.long)  # a number of its own for each time that someone sits down
+        self._n_sittings = 0
+        self._state: SlotArrays | None = None
+        self._found: Found | None = None
+        self._heard: tuple[torch.cuda.Event, Tensor, Tensor] | None = None  # the flags of the round before
+
+    @property
+    def n_ready(self) -> int:
+        """Images in seats or waiting for one."""
+        return self.n_seated + sum(map(len, self.waiting)) + sum(len(rows) for rows, *_ in self._resuming)
+
+    def resume(self, rows: Tensor, saved: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
+        """Images that go on from where they were."""
+        self._resuming.append((rows, *saved))
+
+    def step(self) -> None:
+        """Seat who waits, one pass for all, and the bookkeeping of each; images that memory ends for wait again."""
+        self._seat()
+        assert self._state is not None and self._found is not None
+        x_new = self.stepper.propose(self._state)
+        seen = self._pass(x_new, self._found)
+        if seen is None:
+            self.shape.shrink(len(self.rows))
+            self._set_aside()
+            return
+        self._watch(self._found, x_new, seen)
+        self._found.ended |= self.stepper.absorb(self._state, x_new, seen)
+        seated = self.rows[self.rows >= 0]
+        self.tracks.n_forward[seated] += 1
+        if self.stepper.takes_gradient:
+            self.tracks.n_backward[seated] += 1
+
+    def _pass(self, x_new: Tensor, found: Found) -> Seen | None:
+        """One forward and, where the attack takes it, one backward; None where memory was short."""
+        labels, targets = found.labels, found.targets
+        objective, grad = x_new.new_zeros(0), x_new.new_zeros(0)
+        try:
+            if self.model.compiled:
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            with tf32_allowed(self.model.tf32):
+                if self.stepper.takes_gradient:
+                    x_leaf = x_new.detach().requires_grad_()
+                    with torch.enable_grad():
+                        outputs = self.model.run(x_leaf)
+                        objective = self.stepper.objective(self._state, outputs, labels, targets)
+                        grad = input_gradient(objective, x_leaf)
+                else:
+                    with torch.no_grad():
+                        outputs = self.model.run(x_new)
+                logits = outputs.model_logits.detach().float()
+        except torch.OutOfMemoryError:
+            if len(x_new) == 1:
+                raise
+            return None
+        log_gap, wrong = log_one_minus_signed_margin(logits, labels), logits.argmax(dim=1) != labels
+        return Seen(logits, labels, targets, log_gap, wrong, objective.detach(), grad)
+
+    def _watch(self, found: Found, x_new: Tensor, seen: Seen) -> None:
+        """Keep the smallest margin's point; with `stop_when_broken` the first success stands."""
+        better = is_smaller(seen.log_gap, seen.wrong, found.log_gap, found.wrong) & ~found.ended
+        if self._stop:
+            better &= ~found.wrong
+        if not self.stepper.stays_inside:
+            better &= _inside(x_new, found.x, self.stepper.setting)
+        copy_rows(found.x_found, x_new, better)
+        torch.where(better, seen.log_gap, found.log_gap, out=found.log_gap)
+        torch.where(better, seen.wrong, found.wrong, out=found.wrong)
+
+    # Seats
+
+    def _seat(self) -> None:
+        """Give seats to those who go on and those who begin, in the shape that they need."""
+        n = min(self.n_ready, self.shape.rows)
+        self._reshape(self._passes.rows_for(n, self.tracks.x[:n]))
+        assert self._state is not None and self._found is not None
+        while self._resuming and (free := self._free_seats()) is not None:
+            rows, state, found = self._resuming.popleft()
+            if len(free) < len(rows):
+                rest = _part(state, len(free), None), _part(found, len(free), None)
+                self._resuming.appendleft((rows[len(free) :], *rest))
+                rows, state, found = rows[: len(free)], _part(state, 0, len(free)), _part(found, 0, len(free))
+            slots = free[: len(rows)].to(self._found.labels.device, non_blocking=True)
+            self._state.put(slots, state)
+            self._found.put(slots, found)
+            self._sit(free[: len(rows)], rows)
+        while self.waiting and (free := self._free_seats()) is not None:
+            rows = self.waiting.popleft()
+            if len(free) < len(rows):
+                self.waiting.appendleft(rows[len(free) :])
+                rows = rows[: len(free)]
+            self._begin(free[: len(rows)], rows)
+
+    def _free_seats(self) -> Tensor | None:
+        free = (self.rows < 0).nonzero().squeeze(1)
+        return free if len(free) else None
+
+    def _begin(self, seats: Tensor, rows: Tensor) -> None:
+        assert self._found is not None
+        tracks, device = self.tracks, self._found.labels.device
+        slots, there = seats.to(device, non_blocking=True), rows.to(device, non_blocking=True)
+        phases = [self.plan[phase] for phase in tracks.phase[rows].tolist()]
+        which = torch.tensor([phase.target for phase in phases])
+        picked = tracks.targets[rows, (which - 1).clamp(min=0)] if tracks.targets.shape[1] else tracks.host_labels[rows]
+        targets = torch.where(which > 0, picked, tracks.host_labels[rows]).to(device, non_blocking=True)
+        names = [
+            phase.name.format(rank=int(tracks.ranks[row, phase.target - 1])) if phase.target else phase.name
+            for row, phase in zip(rows.tolist(), phases, strict=True)
+        ]
+        arrivals = Arrivals(
+            phases, tracks.x[there], tracks.best[there], tracks.labels[there], targets, names,
+            [tracks.sample_ids[row] for row in rows.tolist()],
+        )  # fmt: skip
+        found = self._found
+        if not self.stepper.stays_inside:
+            found.x[slots] = arrivals.x
+        found.labels[slots], found.targets[slots] = arrivals.labels, targets
+        # What passes in other arithmetic have shown is not comparable: each phase brings its own best to the judge.
+        found.x_found[slots] = arrivals.x
+        found.log_gap[slots] = -torch.inf
+        found.wrong[slots] = False
+        found.ended[slots] = False
+        self.stepper.begin(self._state, slots, arrivals)
+        self._sit(seats, rows)
+
+    def _sit(self, seats: Tensor, rows: Tensor) -> None:
+        self.rows[seats] = rows
+        self._sittings[seats] = self._n_sittings + torch.arange(len(rows))
+        self._n_sittings += len(rows)
+        self.n_seated += len(rows)
+
+    def _reshape(self, n_slots: int) -> None:
+        """As many slots as the next pass has rows; those who sit move together."""
+        if self._state is None or self._found is None:
+            like = self.tracks.x[:1].expand(n_slots, *self.tracks.x.shape[1:])
+            self._state, self._found = self.stepper.state(like), _nobody(like, pixels=not self.stepper.stays_inside)
+            self.rows, self._sittings = torch.full((n_slots,), -1), torch.full((n_slots,), -1)
+        elif n_slots != len(self.rows):
+            self._keep((self.rows >= 0).nonzero().squeeze(1), n_slots)
+
+    def _keep(self, seats: Tensor, n_slots: int) -> None:
+        assert self._state is not None and self._found is not None
+        slots = seats.to(self._found.labels.device)
+        self._state.resize(slots, n_slots)
+        self._found.resize(slots, n_slots)
+        self._found.ended[len(seats) :] = True
+        nobody = torch.full((n_slots - len(seats),), -1)
+        self.rows = torch.cat([self.rows[seats], nobody])
+        self._sittings = torch.cat([self._sittings[seats], nobody])
+        self.n_seated = len(seats)
+
+    def _set_aside(self) -> None:
+        """After memory ran out: those beyond the smaller shape go on later from where they are."""
+        assert self._state is not None and self._found is not None
+        seats = (self.rows >= 0).nonzero().squeeze(1)
+        staying, going = seats[: self.shape.rows], seats[self.shape.rows :]
+        if len(going):
+            slots = going.to(self._found.labels.device)
+            self.resume(self.rows[going], (self._state.take(slots), self._found.take(slots)))
+        self._keep(staying, self.shape.rows)
+
+    # Leaving
+
+    def leaving(self) -> Leaving | None:
+        """Who leaves a seat after the round: phases that have ended and, to be verified, images that seem broken."""
+        assert self._state is not None and self._found is not None
+        found = self._found
+        leaves, ended = self._flags()
+        leaves &= self.rows >= 0
+        if not bool(leaves.any()):
+            return None
+        seats = leaves.nonzero().squeeze(1)
+        slots = seats.to(found.labels.device, non_blocking=True)
+        x, rows, ended = found.x_found[slots], self.rows[seats], ended[seats]
+        going_on = slots[(~ended).to(slots.device)] if bool((~ended).any()) else slots[:0]
+        saved = self._state.take(going_on), found.take(going_on)
+        saved[1]["wrong"].zero_()  # if the judge does not confirm it, only a smaller margin counts
+        found.ended[slots] = True
+        self.rows[seats] = self._sittings[seats] = -1
+        self.n_seated -= len(seats)
+        return Leaving(self, rows, x, ended, saved)
+
+    def _flags(self) -> tuple[Tensor, Tensor]:
+        """(S,) on the host: who leaves, and whose phase has ended.
+
+        On a GPU the flags are copied asynchronously and read one round later, so that no round waits for them.
+        """
+        assert self._found is not None
+        found = self._found
+        leaves = (found.ended | found.wrong) if self._stop else found.ended
+        if not leaves.is_cuda:
+            return leaves.clone(), found.ended.clone()
+        flags = torch.empty(2, len(leaves), dtype=torch.bool, pin_memory=True)
+        flags.copy_(torch.stack([leaves, found.ended]), non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        before, self._heard = self._heard, (event, flags, self._sittings.clone())
+        nobody = torch.zeros(2, len(leaves), dtype=torch.bool)
+        if before is None or len(before[2]) != len(self.rows):
+            return nobody[0], nobody[1]
+        before[0].synchronize()
+        same = before[2] == self._sittings  # who has come to the seat since is answered in the next round
+        return before[1][0] & same, before[1][1] & same
+
+
+def _inside(x_new: Tensor, x: Tensor, setting: Setting) -> Tensor:
+    delta = (x_new - x).flatten(1)
+    length = delta.abs().amax(dim=1) if setting.threat.norm == "Linf" else delta.square().sum(dim=1).sqrt()
+    return length <= setting.threat.eps * _INSIDE
+
+
+def _nobody(like: Tensor, *, pixels: bool) -> Found:
+    n = len(like)
+    return Found(
+        x=torch.zeros_like(like, memory_format=torch.contiguous_format) if pixels else like.new_zeros(n, 0),
+        labels=torch.zeros(n, dtype=torch.long, device=like.device),
+        targets=torch.zeros(n, dtype=torch.long, device=like.device),
+        x_found=torch.zeros_like(like, memory_format=torch.contiguous_format),
+        log_gap=torch.zeros(n, dtype=torch.float64, device=like.device),
+        wrong=torch.zeros(n, dtype=torch.bool, device=like.device),
+        ended=torch.ones(n, dtype=torch.bool, device=like.device),
+    )
+
+
+def _part(rows: dict[str, Tensor], first: int, stop: int | None) -> dict[str, Tensor]:
+    return {name: values[first:stop] for name, values in rows.items()}

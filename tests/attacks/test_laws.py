@@ -1,0 +1,192 @@
+"""The laws of every attack: whoever registers one inherits these tests."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixednuts_dist.attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.register import ATTACKS, load_extensions
+from mixednuts_dist.threat import ThreatModel
+
+from .conftest import images, small_net
+from .test_engine import ShortOfMemory
+
+SHAPE = (3, 8, 8)
+QUICK = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, border_restarts=1)
+ALL = ATTACKS.names()
+ON_ONE = [name for name in ALL if name != "joint"]  # the joint attack is one on mixtures
+every_attack = pytest.mark.parametrize("attack", ALL)
+LINF, L2 = ThreatModel("Linf", 0.08), ThreatModel("L2", 0.8)
+
+
+def mixture() -> MixedClassifier:
+    std, rob = small_net(10, SHAPE, seed=1, sharpness=8), small_net(10, SHAPE, seed=0, sharpness=3)
+    return MixedClassifier(std, rob, LogitTransform(2.0, 2.0, -0.5), 0.6, surrogate_alpha=0.8)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[MixedClassifier, Tensor, Tensor]:
+    mixed, x = mixture(), images(20, SHAPE)
+    with torch.no_grad():
+        return mixed, x, mixed(x).argmax(dim=1)
+
+
+def attacked(pair: tuple[MixedClassifier, Tensor, Tensor], attack: str, order: list[int], **options) -> AttackOutcome:
+    mixed, x, y = pair
+    settings = {"threat": LINF, "budget": QUICK, "batch_size": 8, "precision": "fp32", **options}
+    return adaptive_autoattack(mixed, x[order], y[order], attacks=(attack,), sample_ids=order, **settings)
+
+
+@every_attack
+@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_points_lie_in_the_ball_and_in_the_pixel_range_and_the_judge_confirms_them(
+    pair, attack: str, threat: ThreatModel, precision
+) -> None:
+    mixed, x, y = pair
+    found = attacked(pair, attack, [*range(20)], threat=threat, precision=precision)
+    delta = (found.x_adv - x).flatten(1)
+    length = delta.abs().amax(dim=1) if threat.norm == "Linf" else delta.norm(dim=1)
+    assert float(length.max()) <= threat.eps * (1 + 1e-5)
+    assert 0 <= float(found.x_adv.min()) <= float(found.x_adv.max()) <= 1
+    with torch.no_grad():
+        assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
+    assert torch.equal(found.survived[attack], found.robust)
+    assert bool((~found.robust).any()), "an attack that breaks nothing here shows nothing"
+
+
+@every_attack
+def test_results_are_the_same_bits_in_any_order_and_partition(pair, attack: str) -> None:
+    whole = attacked(pair, attack, [*range(20)])
+    for order in ([*range(19, -1, -1)], [4, 17, 9], [2]):
+        part = attacked(pair, attack, order)
+        assert torch.equal(part.x_adv, whole.x_adv[order])
+        assert torch.equal(part.logits, whole.logits[order])
+
+
+@every_attack
+def test_memory_that_ends_loses_nothing(pair, attack: str) -> None:
+    _, x, y = pair
+    expected = attacked(pair, attack, [*range(20)])
+    short = mixture()
+    short.rob = ShortOfMemory(short.rob, 5)
+    found = attacked((short, x, y), attack, [*range(20)])
+    assert short.rob.refused > 0
+    assert torch.equal(found.robust, expected.robust)
+
+
+@pytest.mark.parametrize("attack", ON_ONE)
+def test_every_pass_of_a_real_image_is_counted(attack: str) -> None:
+    """One row a pass, so that none is filling."""
+    net, x = small_net(4, (1, 6, 9)), images(5, (1, 6, 9))
+    seen = {"forward": 0, "backward": 0}
+
+    def counting(x: Tensor) -> Tensor:
+        seen["forward"] += len(x)
+        logits: Tensor = net(x)
+        if logits.requires_grad:
+            logits.register_hook(lambda grad: seen.__setitem__("backward", seen["backward"] + len(grad)))
+        return logits
+
+    y = net(x).argmax(dim=1)
+    found = autoattack(
+        counting, x, y, threat=ThreatModel("Linf", 0.1), attacks=(attack,), budget=QUICK, batch_size=1
+    )  # fmt: skip
+    assert (found.n_forward, found.n_backward) == (seen["forward"], seen["backward"])
+
+
+@pytest.mark.parametrize("attack", ON_ONE)
+def test_an_image_that_survives_costs_what_the_register_says(attack: str) -> None:
+    """Beside verifications: of the clean image, of each phase's end and of the result."""
+    net, x = small_net(10, SHAPE), images(4, SHAPE)
+    y = net(x).argmax(dim=1)
+    found = autoattack(net, x, y, threat=ThreatModel("Linf", 1e-6), attacks=(attack,), budget=QUICK, precision="fp32")
+    assert bool(found.robust.all())
+    forward, backward = ATTACKS.get(attack).passes(QUICK, 10)
+    assert found.n_backward <= 4 * backward
+    assert found.n_backward >= 4 * backward * 0.9
+    assert 4 * forward * 0.9 <= found.n_forward <= 4 * (forward + 2 + QUICK.n_targets(10))
+
+
+@pytest.mark.parametrize("attack", ON_ONE)
+@pytest.mark.parametrize("n_classes", [2, 3, 4])
+def test_few_classes_and_images_that_are_not_square(attack: str, n_classes: int) -> None:
+    net, x = small_net(n_classes, (1, 6, 9)), images(5, (1, 6, 9))
+    y = net(x).argmax(dim=1)
+    found = autoattack(net, x, y, threat=ThreatModel("Linf", 0.4), attacks=(attack,), budget=QUICK)
+    assert bool((~found.robust).any())
+    assert torch.equal(found.robust, net(found.x_adv).argmax(dim=1) == y)
+
+
+@pytest.mark.parametrize("attack", ON_ONE)
+def test_a_constant_classifier_is_not_broken_and_nothing_is_nan(attack: str) -> None:
+    def constant(x: Tensor) -> Tensor:
+        return torch.tensor([[2.0, 1.0, 0.0, -1.0]]) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
+
+    x = images(3, (1, 6, 9))
+    found = autoattack(constant, x, torch.zeros(3).long(), threat=LINF, attacks=(attack,), budget=QUICK)
+    assert bool(found.robust.all())
+    assert bool(torch.isfinite(found.x_adv).all())
+
+
+TOY = """
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mixednuts_dist.attacks.attack import Attack, SlotArrays
+from mixednuts_dist.attacks.projections import keyed_generator
+from mixednuts_dist.register import ATTACKS
+
+
+@dataclass
+class DarkerState(SlotArrays):
+    x: Tensor
+    share: Tensor
+
+
+@ATTACKS("toy-darker", describes="all pixels darker, in ten steps", options=())
+class Darker(Attack):
+    name = "toy-darker"
+    takes_gradient = False
+
+    @staticmethod
+    def passes(budget, n_classes):
+        return 10, 0
+
+    def state(self, like):
+        return DarkerState(torch.zeros_like(like), like.new_zeros(len(like)))
+
+    def begin(self, state, slots, arrivals):
+        state.x[slots], state.share[slots] = arrivals.x, 0.1
+
+    def propose(self, state):
+        return (state.x - self.setting.threat.eps * state.share.view(-1, 1, 1, 1)).clamp(0, 1)
+
+    def absorb(self, state, x_new, seen):
+        state.share += 0.1
+        return state.share > 1.05
+"""
+
+
+def test_an_attack_from_a_users_file_runs_in_the_ensemble(tmp_path: Path) -> None:
+    file = tmp_path / "toy_attack.py"
+    file.write_text(TOY)
+    try:
+        load_extensions([str(file)])
+        net, x = small_net(10, SHAPE), images(30, SHAPE)
+        y = net(x).argmax(dim=1)
+        found = autoattack(net, x, y, threat=ThreatModel("Linf", 0.3), attacks=("toy-darker", "apgd-ce"), budget=QUICK)
+        assert list(found.survived) == ["toy-darker", "apgd-ce"]
+        darkest = (x - 0.3).clamp(0, 1)
+        assert bool((found.survived["toy-darker"] <= (net(darkest).argmax(dim=1) == y)).all())
+        assert 0 < int(found.survived["toy-darker"].sum()) < 30
+    finally:
+        ATTACKS._made.pop("toy-darker", None)
+        ATTACKS._added.pop("toy-darker", None)
