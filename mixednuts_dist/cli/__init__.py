@@ -2,6 +2,7 @@
 
 import click
 
+from .deploy import export, serve
 from .options import examples
 from .setup import check, init, list_entries
 from .stages import attack, evaluate, report, run, search, status
@@ -14,6 +15,7 @@ SECTIONS = {
     "Before a run": (init, check, describe, estimate, prepare),
     "A run, whole or stage by stage": (run, attack, search, evaluate, report),
     "Elsewhere, and later": (submit, status),
+    "With what came out": (export, serve),
     "Around it": (study, benchmark, list_entries, schema),
 }
 

@@ -39,6 +39,10 @@ def run(config: str, overrides: tuple[str, ...], address: str | None, as_json: b
 
         results = on_ray(console, address, partial(pipeline.run, loaded))
         show(results, as_json)
+        if loaded.std is not None:
+            from ..deployment.loading import loading_line
+
+            console.print(loading_line(f"{loaded.storage}/{loaded.run_id()}"), highlight=False, soft_wrap=True)
 
 
 @click.command(epilog=examples("attack mine.yaml"))

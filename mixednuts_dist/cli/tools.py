@@ -128,7 +128,7 @@ def study(
 
 
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))
-@click.argument("name", type=click.Choice(["search", "distribution", "attack"]))
+@click.argument("name", type=click.Choice(["search", "distribution", "attack", "serve"]))
 @click.option("--data", metavar="URI", help="attack: images; CIFAR-10 where it is at hand, else made-up ones.")
 @click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10 or wrn-70-16 (where there is a GPU).")
 @click.option("-n", "n_images", type=click.IntRange(min=1), help="attack: how many images.")

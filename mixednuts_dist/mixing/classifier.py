@@ -4,6 +4,7 @@ Shapes: B images, C H W channels and pixels, K classes. Mixing happens in float6
 classifiers' dtype.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from ..errors import InvalidInputError
 from .mixture import log_mixture, log_or_minus_inf, log_surrogate, tempered_log_probs
-from .pretrained import load_mixture, save_mixture
 from .transforms import LogitMap
 
 __all__ = ["BypassClassifier", "MixedClassifier", "MixtureParameters", "StdUse"]
@@ -152,7 +152,7 @@ class MixedClassifier(nn.Module):
         Rob decides alone where its class wins even against a std that is certain of any other class; `std_use` counts.
         """
         rob_logits_BK = self.rob(x_BCHW)
-        decided_B, classes_B = self._decided_by_rob(rob_logits_BK)
+        decided_B, classes_B = self.decided_by_rob(rob_logits_BK)
         if not bool(decided_B.all()):
             open_B = ~decided_B
             mixed_BK = self.mix_logits(self.std(x_BCHW[open_B]), rob_logits_BK[open_B])
@@ -161,23 +161,62 @@ class MixedClassifier(nn.Module):
         self.std_use = StdUse(self.std_use.evaluated + len(decided_B) - n_skipped, self.std_use.skipped + n_skipped)
         return classes_B
 
+    def decided_by_rob(self, rob_logits_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Where rob decides alone, shape (B,), and its classes after the transformation.
+
+        That is where `log(alpha p_1) > log(1 - alpha + alpha p_2)` beyond rounding: std's whole vote, given to rob's
+        second class, would not change the answer.
+        """
+        log_probs_BK = self.transform(rob_logits_BK.double()).log_softmax(dim=1)
+        top_B2, classes_B2 = log_probs_BK.topk(2, dim=1)
+        top_B2 = top_B2 + log_or_minus_inf(self.alpha)
+        std_vote = top_B2.new_tensor(log_or_minus_inf(self.one_minus_alpha))
+        rival_B = torch.logaddexp(std_vote, top_B2[:, 1])
+        slack_B = _LAZY_SLACK * (1 + top_B2[:, 0].abs())
+        return top_B2[:, 0] > rival_B + slack_B, classes_B2[:, 0].clone()
+
     def save_pretrained(self, folder: str | Path, *, std_uri: str | None = None, rob_uri: str | None = None) -> None:
         """Writes `mixed_classifier.json` and, for each base classifier without a URI, its weights as safetensors."""
-        bases = {"std": (self.std, std_uri), "rob": (self.rob, rob_uri)}
-        save_mixture(Path(folder), bases=bases, transform=self.transform, settings=self.settings())
+        _deployment("pretrained").save_pretrained(self, Path(folder), std_uri=std_uri, rob_uri=rob_uri)
+
+    @classmethod
+    def from_run(cls, uri: str, beta: float | None = None) -> "MixedClassifier":
+        """The mixture that a run chose, on the CPU: both base classifiers and the parameters at `beta`.
+
+        Args:
+            uri: the run's folder, `<storage>/<run id>`: a path or any fsspec URI.
+            beta: another of the searched ones than the deployed one.
+
+        Raises:
+            MissingArtifact: where there is no run, or its search has not been done.
+            InvalidInputError: for a beta that was not searched (the valid ones are listed), or a run without std.
+            FingerprintMismatch: where a base classifier's weights are not those that the run was made with.
+        """
+        loaded: MixedClassifier = _deployment("loading").load_run(uri, beta=beta)
+        return loaded
 
     @classmethod
     def from_pretrained(
         cls,
-        folder: str | Path,
+        source: str | Path,
         *,
         std: nn.Module | None = None,
         rob: nn.Module | None = None,
         resolve: Callable[[str], nn.Module] | None = None,
     ) -> "MixedClassifier":
-        """Reads what `save_pretrained` wrote: saved weights go into the given modules, URIs through `resolve`."""
-        std, rob, transform, settings = load_mixture(Path(folder), std=std, rob=rob, resolve=resolve)
-        return cls(std, rob, transform, **settings)
+        """Reads what `save_pretrained` or `mixednuts export` wrote.
+
+        Args:
+            source: a folder, an fsspec URI of one, or `hf:ORG/NAME`.
+            std, rob: modules to use instead of what the folder names; saved weights go into them.
+            resolve: makes modules of URIs; `classifiers.load_classifier` by default.
+
+        Raises:
+            InvalidInputError: where `source` holds no mixed classifier, or a base classifier's weights do not fit.
+            BaseClassifierError: where a URI cannot be built here.
+        """
+        loaded: MixedClassifier = _deployment("pretrained").load_pretrained(source, std=std, rob=rob, resolve=resolve)
+        return loaded
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments, beside the base classifiers and the transformation, that build this mixture again."""
@@ -204,16 +243,6 @@ class MixedClassifier(nn.Module):
         )
         return surrogate_BK.to(rob_logits_BK.dtype)
 
-    def _decided_by_rob(self, rob_logits_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """Where `log(alpha p_1) > log(1 - alpha + alpha p_2)` beyond rounding, shape (B,), and rob's classes."""
-        log_probs_BK = self.transform(rob_logits_BK.double()).log_softmax(dim=1)
-        top_B2, classes_B2 = log_probs_BK.topk(2, dim=1)
-        top_B2 = top_B2 + log_or_minus_inf(self.alpha)
-        std_vote = top_B2.new_tensor(log_or_minus_inf(self.one_minus_alpha))
-        rival_B = torch.logaddexp(std_vote, top_B2[:, 1])
-        slack_B = _LAZY_SLACK * (1 + top_B2[:, 0].abs())
-        return top_B2[:, 0] > rival_B + slack_B, classes_B2[:, 0].clone()
-
 
 class BypassClassifier(nn.Module):
     """A mixed classifier whose forward is `MixedClassifier.bypass`."""
@@ -237,6 +266,11 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
         return grad_outputs[0], None
+
+
+def _deployment(module: str) -> Any:
+    """A module of the room that reads and writes files; it imports this one, so it is found by name when it is used."""
+    return importlib.import_module(f"mixednuts_dist.deployment.{module}")
 
 
 def _complement(alpha: float, one_minus_alpha: float | None) -> float:

@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pyautoattack
 import pytest
@@ -172,43 +171,6 @@ def test_one_minus_alpha_is_kept_where_float64_would_lose_it() -> None:
 def test_bad_weights_are_errors(settings: dict[str, float], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         mixed(**settings)
-
-
-def test_saved_weights_come_back(tmp_path: Path) -> None:
-    model = mixed(0.97, temperature=0.2, surrogate_alpha=0.8, rd=0.5)
-    model.save_pretrained(tmp_path)
-    loaded = MixedClassifier.from_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(10, 9))
-    assert torch.equal(loaded(images()), model(images()))
-    assert loaded.settings() == model.settings()
-    assert repr(loaded.transform) == repr(model.transform)
-    with pytest.raises(InvalidInputError, match="std is saved as weights: pass std="):
-        MixedClassifier.from_pretrained(tmp_path, rob=CountingNet(10, 9))
-
-
-@pytest.mark.parametrize(
-    "transform", [LogitTransform.identity(), LogitTransform.temperature(0.3), LogitTransform.layer_norm(5)]
-)
-def test_base_classifiers_can_stay_references(tmp_path: Path, transform: LogitMap) -> None:
-    model = mixed(transform=transform)
-    model.save_pretrained(tmp_path, std_uri="demo:std", rob_uri="demo:rob")
-    assert [path.name for path in tmp_path.iterdir()] == ["mixed_classifier.json"]
-    bases = {"demo:std": model.std, "demo:rob": model.rob}
-    loaded = MixedClassifier.from_pretrained(tmp_path, resolve=bases.__getitem__)
-    assert torch.equal(loaded(images()), model(images()))
-    with pytest.raises(InvalidInputError, match="saved as the URI 'demo:std'"):
-        MixedClassifier.from_pretrained(tmp_path)
-
-
-def test_files_that_hold_no_mixture_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"mixed_classifier\.json does not exist"):
-        MixedClassifier.from_pretrained(tmp_path)
-    (tmp_path / "mixed_classifier.json").write_text('{"version": 99}')
-    with pytest.raises(InvalidInputError, match="has version 99, this package reads version 1"):
-        MixedClassifier.from_pretrained(tmp_path)
-    own = mixed()
-    own.transform = type("Mine", (LogitMap,), {})()
-    with pytest.raises(InvalidInputError, match="a transform of type Mine cannot be saved"):
-        own.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(("dataset", "n_classes"), [("cifar10", 10), ("cifar100", 100), ("imagenet", 1000)])

@@ -1,0 +1,191 @@
+"""`mixednuts export --robustbench`: the adversarial images as RobustBench takes them, and its forms filled in.
+
+RobustBench takes evaluations of others as one `.pt` tensor of the size and in the order of the test set, with a form;
+models are proposed with a second form (the templates ".github/ISSUE_TEMPLATE/new-external-evaluations.md" and
+"new-model.md" of its repository). What a run cannot know, the authors and where the files lie, stays in angle brackets.
+
+Shapes: N images of the run, C x H x W each.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInputError, MissingArtifact
+from ..images.datasets import open_dataset
+from ..images.parquet_images import ParquetImages, read_part
+from ..storage.partitions import Partition, split_images
+from ..storage.tables import read_columns, read_footer
+from .card import threat_words
+from .loading import DeployedRun
+
+TENSOR = "x_adv.pt"
+EVALUATION, NEW_MODEL = "new_evaluation.md", "new_model.md"
+_TEST_SETS = {"cifar10": 10_000, "cifar100": 10_000, "imagenet": 5_000}
+_ROUNDING = 1e-6  # of float32 pixels in [0, 1]: x + eps - x is eps to 6e-8
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The evaluate stage's rows that a submission speaks of."""
+
+    x_adv_NCHW: Tensor  # float32, in the order of the source
+    n_clean: int  # right on the clean image
+    n_robust: int
+
+    @property
+    def total(self) -> int:
+        return len(self.x_adv_NCHW)
+
+
+def export_submission(run: DeployedRun, folder: Path) -> list[str]:
+    """Write the tensor and both forms; returns the files' names.
+
+    Raises:
+        MissingArtifact: where the evaluate stage has not finished.
+        InvalidInputError: where the images' order in the test set is not known, or a stored image breaks the threat
+            model.
+    """
+    if not run.is_deployed:
+        raise InvalidInputError(
+            f"beta={run.chosen.beta:g} of run {run.run_id} was not attacked; the deployed one, "
+            f"beta={run.searched.deployed_beta:g}, was"
+        )
+    found = _evaluated(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(found.x_adv_NCHW, folder / TENSOR)
+    (folder / EVALUATION).write_text(_evaluation_form(run, found), encoding="utf-8")
+    (folder / NEW_MODEL).write_text(_model_form(run, found), encoding="utf-8")
+    return [TENSOR, EVALUATION, NEW_MODEL]
+
+
+def missing_images(run: DeployedRun) -> int:
+    """How many images of RobustBench's test set the run has left out; 0 for other data sets."""
+    scheme = _source(run).partition(":")[0]
+    return max(0, _TEST_SETS.get(scheme, 0) - run.n_images)
+
+
+def _evaluated(run: DeployedRun) -> Evaluated:
+    dataset = open_dataset(run.config["data"]["uri"])
+    order_N = _order(dataset, run.n_images)
+    x_adv_NCHW = torch.empty(len(order_N), *run.image_shape)
+    n_clean = n_robust = 0
+    for part in split_images(len(order_N), run.config["partition_size"]):
+        rows = _rows(run, part)
+        clean_BCHW, labels_B = dataset.read(part.start, part.stop)
+        _check_threat(run, rows["x_adv"], clean_BCHW, part)
+        x_adv_NCHW[order_N[part.start : part.stop]] = rows["x_adv"].float()
+        n_clean += int((rows["mixed_clean"].argmax(dim=1) == labels_B).sum())
+        # What is claimed is what the stored images show, not a flag beside them.
+        right_B = (rows["mixed_clean"].argmax(dim=1) == labels_B) & (rows["mixed_attacked"].argmax(dim=1) == labels_B)
+        if not torch.equal(right_B, rows["robust"]):
+            raise InvalidInputError(f"{part}: the stored attacked images do not show the stored verdicts")
+        n_robust += int(right_B.sum())
+    return Evaluated(x_adv_NCHW, n_clean, n_robust)
+
+
+def _rows(run: DeployedRun, part: Partition) -> dict[str, Tensor]:
+    path = f"evaluate/{part.file_name}"
+    footer = read_footer(run.store, path) if run.store.exists(path) else None
+    if footer is None:
+        raise MissingArtifact(f"{run.store.address(path)} is missing or damaged. Run: mixednuts run, then export again")
+    columns = ["sample_id", "x_adv", "mixed_clean", "mixed_attacked", "robust"]
+    return read_columns(run.store, "evaluate", [part], footer.fingerprint, columns)
+
+
+def _check_threat(run: DeployedRun, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partition) -> None:
+    eps, norm = run.config["threat"]["eps"], run.config["threat"]["norm"]
+    distance_B = (x_adv_BCHW - clean_BCHW).flatten(1).norm(p=torch.inf if norm == "Linf" else 2, dim=1)
+    rounding = _ROUNDING if norm == "Linf" else _ROUNDING * x_adv_BCHW[0].numel() ** 0.5
+    worst = float(distance_B.max())
+    if worst > eps + rounding or float(x_adv_BCHW.min()) < 0 or float(x_adv_BCHW.max()) > 1:
+        raise InvalidInputError(
+            f"{part}: a stored image is {worst:.6g} away from the clean one ({norm}; eps is {eps:g}) or outside "
+            "[0, 1]; are the images of the data set still the same?"
+        )
+
+
+def _order(dataset: Any, n_images: int) -> Tensor:
+    """Place in the source's order of each of the run's images; only prepared sets have another order."""
+    if not isinstance(dataset, ParquetImages):
+        return torch.arange(n_images)
+    names = [name for part in dataset.manifest.parts for name in read_part(dataset.store, part).names][:n_images]
+    matches = [re.fullmatch(r"[a-z0-9]+/(\d+)", name) for name in names]
+    if not all(matches):
+        raise InvalidInputError(
+            f"{dataset.uri} holds its images in a balanced order, and their names ({names[0]!r}) do not say which of "
+            f"the test set they are; run on {dataset.manifest.source!r} itself"
+        )
+    indices = torch.tensor([int(match[1]) for match in matches if match])
+    return indices.argsort().argsort()  # the rank among those that are there: all of them, where the set is whole
+
+
+def _source(run: DeployedRun) -> str:
+    uri: str = run.config["data"]["uri"]
+    dataset = open_dataset(uri)
+    return dataset.manifest.source if isinstance(dataset, ParquetImages) else uri
+
+
+def _attacks(run: DeployedRun) -> str:
+    evaluate = run.config["evaluate"]
+    return (
+        f"adaptive AutoAttack of MixedNUTS: the minimum-margin images of the robust base classifier, then "
+        f"{', '.join(evaluate['attacks'])} ({evaluate['n_iter']} iterations, {evaluate['n_target_classes']} target "
+        f"classes, {evaluate['n_queries']} queries of Square), gradients of the differentiable surrogate "
+        f"(mode {evaluate['mode']}), every verdict that of the mixture itself in float32; run {run.run_id} of "
+        "mixednuts-dist, seed "
+        f"{run.config['seed']}"
+    )
+
+
+def _percent(count: int, total: int) -> str:
+    return f"{100 * count / total:.2f} % ({count} of {total} images)"
+
+
+def _evaluation_form(run: DeployedRun, found: Evaluated) -> str:
+    scheme = _source(run).partition(":")[0]
+    return "\n".join([
+        "## Target model",
+        f"+ **Model identifier(s):** {_identifier(run)}",
+        f"+ **Leaderboard(s):** {scheme}, {threat_words(run)}",
+        "",
+        "## New evaluation",
+        f"+ **Link to adversarial images:** <where you have put {TENSOR}>",
+        f"+ **Robust accuracy:** {_percent(found.n_robust, found.total)}",
+        "+ **Author(s):** <you>",
+        f"+ **Description of the method used:** {_attacks(run)}",
+        "",
+    ])  # fmt: skip
+
+
+def _identifier(run: DeployedRun) -> str:
+    """The zoo has one mixture of this kind, and its name covers the published pairs alone."""
+    if "Bai2024MixedNUTS" in run.config["std"]:
+        return "Bai2024MixedNUTS"
+    return f"<as in the Model Zoo> (a MixedNUTS mixture of {run.config['std']} and {run.config['rob']})"
+
+
+def _model_form(run: DeployedRun, found: Evaluated) -> str:
+    threat = run.config["threat"]
+    return "\n".join([
+        "# Paper Information", "",
+        "- **Paper Title**: <title>", "- **Paper URL**: <URL>", "- **Paper authors**: <authors>", "",
+        "# Leaderboard Claim(s)", "", "## Model 1", "",
+        f"- **Architecture**: MixedNUTS of {run.config['std']} and {run.config['rob']}",
+        f"- **Threat Model**: {threat['norm']}",
+        f"- **eps**: {threat_words(run).partition('eps = ')[2]}",
+        f"- **Clean accuracy**: {_percent(found.n_clean, found.total)}",
+        f"- **Robust accuracy**: {_percent(found.n_robust, found.total)}",
+        "- **Additional data**: <true or false, of either base classifier>",
+        f"- **Evaluation method**: {_attacks(run)}",
+        "- **Checkpoint and code**: <URL of the folder that `mixednuts export --to` writes>", "",
+        "# Model Zoo:", "",
+        "- [ ] I want to add my models to the Model Zoo (check if true)",
+        "- [ ] I use an architecture that is **not** included among those of the zoo (check if true)",
+        "- [ ] I agree to release my model(s) under MIT license (check if true) **OR**",
+        "- [ ] I want my models to be released under a custom license, located here: <URL>", "",
+    ])  # fmt: skip

@@ -1,0 +1,118 @@
+"""`mixednuts export`: a folder that others can load and read, and what RobustBench takes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner, Result
+
+from mixednuts_dist import MixedClassifier
+from mixednuts_dist.cli import main
+from mixednuts_dist.images.datasets import open_dataset
+
+from .conftest import OLD_RUN
+
+
+def export(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["export", *arguments])
+
+
+def test_the_exported_folder_is_the_classifier_of_the_run(run_folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "mixture"
+    shown = export(str(run_folder), "--to", str(target))
+    assert shown.exit_code == 0, shown.output
+    images, _ = open_dataset("digits").read(0, 32)
+    loaded = eval(shown.stdout.strip(), {"MixedClassifier": MixedClassifier})
+    assert torch.equal(loaded(images), MixedClassifier.from_run(str(run_folder))(images))
+    assert sorted(path.name for path in target.iterdir()) == [
+        "README.md", "mixed_classifier.json", "rob.safetensors", "std.safetensors", "tradeoff.png",
+    ]  # fmt: skip
+
+
+def test_the_card_has_what_was_measured_and_against_what(run_folder: Path, tmp_path: Path) -> None:
+    assert export(str(run_folder), "--to", str(tmp_path), "--format", "torch").exit_code == 0
+    _, front, text = (tmp_path / "README.md").read_text().split("---\n", 2)
+    accuracy = yaml.safe_load((run_folder / "report/results.json").read_text())["accuracy"]
+    (result,) = yaml.safe_load(front)["model-index"][0]["results"]
+    assert [metric["value"] for metric in result["metrics"]] == [
+        round(accuracy["mixed"][images]["percent"], 2) for images in ("clean", "robust")
+    ]
+    assert result["metrics"][1]["name"] == "robust accuracy (Linf, eps = 0.15)"
+    for name, row in accuracy.items():
+        assert f"| {name} | {row['clean']['percent']:.2f} [" in text
+        assert row["attack"] in text
+    assert "| 0.9 (this one) |" in text
+    assert "![Clean against robust accuracy](tradeoff.png)" in text
+    assert "| `rob.pt2` |" in text
+
+
+def test_another_beta_is_said_not_to_have_been_attacked(run_folder: Path, tmp_path: Path) -> None:
+    assert export(str(run_folder), "--to", str(tmp_path), "--beta", "0.5").exit_code == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "This beta has not been attacked" in text
+    assert "| 0.5 (this one) |" in text
+    assert not (tmp_path / "tradeoff.png").exists()
+    assert MixedClassifier.from_pretrained(tmp_path).alpha == MixedClassifier.from_run(str(run_folder), beta=0.5).alpha
+
+
+def test_a_run_of_the_release_before_is_exported(tmp_path: Path) -> None:
+    shown = export(OLD_RUN, "--to", str(tmp_path / "old"))
+    assert shown.exit_code == 0, shown.output
+    assert "| 0.9 (this one) | 95.83 | 45.83 |" in (tmp_path / "old/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--to", "there"], "nowhere holds no run (no run.yaml)"),
+        ([OLD_RUN, "--to", __file__], "test_export.py is a file; give the name of a folder"),
+        ([OLD_RUN, "--to", "hf:org/name"], "hf:org/name: there is no token to upload with; run `hf auth login`"),
+        ([OLD_RUN, "--to", "hf:name"], "--to hf:name is not of the form hf:ORG/NAME"),
+        ([OLD_RUN, "--to", "there", "--beta", "2"], "beta=2 was not searched"),
+        ([OLD_RUN, "--to", "there", "--robustbench"], "evaluate/part-00000.parquet is missing"),
+        ([OLD_RUN, "--to", "hf:org/name", "--robustbench"], "--robustbench writes a folder"),
+    ],
+)
+def test_what_cannot_be_exported_is_told_in_a_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    shown = export(*arguments)
+    assert shown.exit_code != 0
+    assert message in " ".join(shown.output.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_robustbench_gets_the_stored_images_in_the_order_of_the_test_set(run_folder: Path, tmp_path: Path) -> None:
+    shown = export(str(run_folder), "--to", str(tmp_path), "--robustbench")
+    assert shown.exit_code == 0, shown.output
+    x_adv = torch.load(tmp_path / "x_adv.pt", weights_only=True)
+    images, labels = open_dataset("digits").read(0, 24)
+    assert x_adv.shape == images.shape
+    assert x_adv.dtype == torch.float32
+    assert float((x_adv - images).abs().max()) <= 0.15 + 1e-6
+    robust = json.loads((run_folder / "report/results.json").read_text())["accuracy"]["mixed"]["robust"]["correct"]
+    recounted = int((MixedClassifier.from_run(str(run_folder)).predict(x_adv) == labels).sum())
+    assert abs(recounted - robust) <= 1  # in another batch, an image at the border may tip over
+    form = (tmp_path / "new_evaluation.md").read_text()
+    assert f"**Robust accuracy:** {100 * robust / 24:.2f} % ({robust} of 24 images)" in form
+    assert "**Leaderboard(s):** digits, Linf, eps = 0.15" in form
+    assert "apgd-ce, apgd-t, fab-t, square (5 iterations, 2 target classes, 20 queries of Square)" in form
+    assert "- **eps**: 0.15" in (tmp_path / "new_model.md").read_text()
+
+
+def test_images_that_break_the_threat_model_are_not_handed_in(copied: Callable[[], Path], tmp_path: Path) -> None:
+    """As they would after the data set's files were exchanged, or with a smaller radius."""
+    folder = copied()
+    described = yaml.safe_load((folder / "run.yaml").read_text())
+    described["config"]["threat"]["eps"] = 0.1
+    (folder / "run.yaml").write_text(yaml.safe_dump(described))
+    shown = export(str(folder), "--to", str(tmp_path / "there"), "--robustbench")
+    assert shown.exit_code == 1
+    assert "partition 0 (images 0-7): a stored image is 0.15 away from the clean one" in " ".join(shown.output.split())
+    shutil.rmtree(folder)

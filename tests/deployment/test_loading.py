@@ -1,0 +1,135 @@
+"""A run's folder becomes its classifier in one line; what is missing, other or damaged is told."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from mixednuts_dist import MixedClassifier
+from mixednuts_dist.deployment.loading import loading_line, read_run
+from mixednuts_dist.errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import read_columns, read_footer
+
+from .conftest import OLD_RUN
+
+
+def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Path) -> None:
+    mixed = MixedClassifier.from_run(str(run_folder))
+    store, part = Store(str(run_folder)), Partition(0, 0, 8)
+    footer = read_footer(store, "evaluate/part-00000.parquet")
+    assert footer is not None
+    stored = read_columns(store, "evaluate", [part], footer.fingerprint, ["mixed_clean", "mixed_attacked", "x_adv"])
+    images, _ = open_dataset("digits").read(0, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(mixed(images), stored["mixed_clean"], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(mixed(stored["x_adv"]), stored["mixed_attacked"], rtol=1e-4, atol=1e-4)
+
+
+def test_the_line_that_is_printed_loads_the_run(run_folder: Path) -> None:
+    loaded = eval(loading_line(str(run_folder)), {"MixedClassifier": MixedClassifier})
+    selected = json.loads((run_folder / "search/selected.json").read_text())["result"]
+    assert loaded.surrogate_alpha == selected["surrogate_alpha"]
+    chosen = next(entry for entry in selected["entries"] if entry["beta"] == selected["deployed_beta"])
+    assert (loaded.transform.scale, loaded.alpha) == (chosen["scale"], chosen["alpha"])
+
+
+def test_another_beta_gives_its_own_parameters(run_folder: Path) -> None:
+    entries = json.loads((run_folder / "search/selected.json").read_text())["result"]["entries"]
+    for entry in entries:
+        mixed = MixedClassifier.from_run(str(run_folder), beta=entry["beta"])
+        assert (mixed.alpha, mixed.one_minus_alpha) == (entry["alpha"], entry["one_minus_alpha"])
+        assert mixed.transform.settings()["bias"] == entry["bias"]
+
+
+def test_a_beta_that_was_not_searched_lists_those_that_were(run_folder: Path) -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"beta=0\.95 was not searched in run tiny-\w+; these were: 1, 0\.9, 0\.5"
+    ):
+        MixedClassifier.from_run(str(run_folder), beta=0.95)
+
+
+def test_a_run_in_a_bucket_loads_like_one_in_a_folder(run_folder: Path, object_store: object) -> None:
+    uri = object_store.uri(f"deployed/{run_folder.name}")  # type: ignore[attr-defined]
+    bucket = Store(uri)
+    for name in ("run.yaml", "search/selected.json"):
+        bucket.write(name, (run_folder / name).read_bytes())
+    images, _ = open_dataset("digits").read(0, 4)
+    there, here = MixedClassifier.from_run(uri), MixedClassifier.from_run(str(run_folder))
+    assert torch.equal(there(images), here(images))
+
+
+def test_a_run_of_the_release_before_still_loads() -> None:
+    mixed = MixedClassifier.from_run(OLD_RUN)
+    assert mixed.alpha == pytest.approx(0.9644157)
+    assert mixed.transform.settings()["clamp"] == "gelu"
+
+
+def test_a_folder_without_a_run_names_those_below_it(run_folder: Path) -> None:
+    with pytest.raises(MissingArtifact, match=rf"holds no run .*below it do: .*{run_folder.name}"):
+        MixedClassifier.from_run(str(run_folder.parent))
+    with pytest.raises(MissingArtifact, match=r"holds no run \(no run\.yaml\)\. Give the folder"):
+        MixedClassifier.from_run(str(run_folder / "nothing"))
+
+
+def test_a_run_without_a_search_says_so(copied: Callable[[], Path]) -> None:
+    folder = copied()
+    (folder / "search/selected.json").unlink()
+    with pytest.raises(MissingArtifact, match=r"has not been searched yet: .*Run: mixednuts run"):
+        MixedClassifier.from_run(str(folder))
+
+
+def test_a_run_of_rob_alone_has_no_mixture(copied: Callable[[], Path]) -> None:
+    folder = copied()
+    described = yaml.safe_load((folder / "run.yaml").read_text())
+    described["config"]["std"] = None
+    (folder / "run.yaml").write_text(yaml.safe_dump(described))
+    with pytest.raises(InvalidInputError, match="attacks rob alone; without std there is no mixture"):
+        MixedClassifier.from_run(str(folder))
+
+
+def test_other_weights_than_the_runs_are_refused(copied: Callable[[], Path]) -> None:
+    folder = copied()
+    described = yaml.safe_load((folder / "run.yaml").read_text())
+    described["inputs"]["checksums"]["rob"] = 64 * "a"
+    (folder / "run.yaml").write_text(yaml.safe_dump(described))
+    with pytest.raises(
+        FingerprintMismatch, match=r"rob='demo:rob': its weights are not those .*was aaaaaaaaaaaa and is"
+    ):
+        MixedClassifier.from_run(str(folder))
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:100], lambda text: text.replace('"scale": 5', '"scale": 4', 1)])
+def test_a_damaged_choice_is_refused_and_kept(copied: Callable[[], Path], damage: Callable[[str], str]) -> None:
+    folder = copied()
+    path = folder / "search/selected.json"
+    damaged = damage(path.read_text())
+    assert damaged != path.read_text()
+    path.write_text(damaged)
+    with pytest.raises(DamagedFile, match=r"selected\.json is damaged"):
+        MixedClassifier.from_run(str(folder))
+    assert path.read_text() == damaged
+
+
+def test_a_cut_run_yaml_is_refused(copied: Callable[[], Path]) -> None:
+    folder = copied()
+    (folder / "run.yaml").write_text((folder / "run.yaml").read_text()[:200])
+    with pytest.raises(DamagedFile, match=r"run\.yaml is damaged"):
+        MixedClassifier.from_run(str(folder))
+
+
+def test_half_of_the_lazy_pair_loads_alone(run_folder: Path) -> None:
+    """rob's half decides without std's weights."""
+    run = read_run(str(run_folder))
+    half, whole = run.classifier("rob"), run.classifier()
+    images, _ = open_dataset("digits").read(0, 50)
+    assert not list(half.std.parameters())
+    for found, expected in zip(
+        half.decided_by_rob(half.rob(images)), whole.decided_by_rob(whole.rob(images)), strict=True
+    ):
+        assert torch.equal(found, expected)

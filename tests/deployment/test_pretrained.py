@@ -1,0 +1,114 @@
+"""A mixed classifier as files: weights, references, both; what does not fit is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.deployment.pretrained import StoredBase, write_folder
+from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.transforms import LogitMap, LogitTransform
+from mixednuts_dist.storage.store import Store
+from tests.mixing.test_classifier import CountingNet, images, mixed
+
+
+def test_saved_weights_come_back(tmp_path: Path) -> None:
+    model = mixed(0.97, temperature=0.2, surrogate_alpha=0.8, rd=0.5)
+    model.save_pretrained(tmp_path)
+    loaded = MixedClassifier.from_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(10, 9))
+    assert torch.equal(loaded(images()), model(images()))
+    assert loaded.settings() == model.settings()
+    assert repr(loaded.transform) == repr(model.transform)
+    with pytest.raises(InvalidInputError, match="std is saved as weights: pass std="):
+        MixedClassifier.from_pretrained(tmp_path, rob=CountingNet(10, 9))
+    with pytest.raises(InvalidInputError, match=r"rob\.safetensors does not fit rob, a CountingNet"):
+        MixedClassifier.from_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(7, 9))
+
+
+@pytest.mark.parametrize(
+    "transform", [LogitTransform.identity(), LogitTransform.temperature(0.3), LogitTransform.layer_norm(5)]
+)
+def test_base_classifiers_can_stay_references(tmp_path: Path, transform: LogitMap) -> None:
+    model = mixed(transform=transform)
+    model.save_pretrained(tmp_path, std_uri="demo:std", rob_uri="demo:rob")
+    assert [path.name for path in tmp_path.iterdir()] == ["mixed_classifier.json"]
+    bases = {"demo:std": model.std, "demo:rob": model.rob}
+    loaded = MixedClassifier.from_pretrained(tmp_path, resolve=bases.__getitem__)
+    assert torch.equal(loaded(images()), model(images()))
+
+
+def test_references_are_resolved_without_being_told_how(tmp_path: Path) -> None:
+    std, rob = load_classifier("demo:std", "std"), load_classifier("demo:rob", "rob")
+    model = MixedClassifier(std, rob, LogitTransform(5, 4, -1.1), 0.99)
+    model.save_pretrained(tmp_path, std_uri="demo:std", rob_uri="demo:rob")
+    digits = torch.rand(4, 1, 8, 8)
+    assert torch.equal(MixedClassifier.from_pretrained(str(tmp_path))(digits), model(digits))
+
+
+def test_saved_weights_go_into_the_architecture_that_the_uri_names(tmp_path: Path) -> None:
+    """Without the checkpoint that the URI names: it may not exist where the folder is loaded."""
+    weights = tmp_path / "resnet.pt"
+    net = load_classifier("torchvision:resnet18?weights=none&num_classes=10&seed=3", "std")
+    torch.save(net.net.state_dict(), weights)  # type: ignore[union-attr]
+    uri = f"torchvision:resnet18?checkpoint={weights}&num_classes=10"
+    model = MixedClassifier(load_classifier(uri, "std"), load_classifier(uri, "rob"), LogitTransform(1, 2, 0), 0.9)
+    folder = tmp_path / "saved"
+    write_folder(model, folder, {role: StoredBase(uri, f"{role}.safetensors") for role in ("std", "rob")})
+    weights.unlink()
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(MixedClassifier.from_pretrained(folder)(x), model(x))
+
+
+def test_other_weights_than_were_saved_are_refused(tmp_path: Path) -> None:
+    std, rob = load_classifier("demo:std", "std"), load_classifier("demo:rob", "rob")
+    model = MixedClassifier(std, rob, LogitTransform(5, 4, -1.1), 0.99)
+    write_folder(model, tmp_path, {"std": StoredBase("demo:std"), "rob": StoredBase("demo:rob", sha256=64 * "b")})
+    with pytest.raises(FingerprintMismatch, match=r"rob='demo:rob': its weights are not those that were saved"):
+        MixedClassifier.from_pretrained(tmp_path)
+    assert MixedClassifier.from_pretrained(tmp_path, rob=rob).rob is rob
+
+
+def test_a_folder_in_a_bucket_loads(tmp_path: Path, object_store: object) -> None:
+    model = mixed()
+    model.save_pretrained(tmp_path)
+    uri = object_store.uri("pretrained")  # type: ignore[attr-defined]
+    for path in tmp_path.iterdir():
+        Store(uri).write(path.name, path.read_bytes())
+    loaded = MixedClassifier.from_pretrained(uri, std=CountingNet(10, 8), rob=CountingNet(10, 9))
+    assert torch.equal(loaded(images()), model(images()))
+
+
+def test_files_of_the_release_before_are_read(tmp_path: Path) -> None:
+    model = mixed()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "mixed_classifier.json"
+    content = json.loads(path.read_text())
+    content |= {"version": 1, "base_classifiers": {"std": None, "rob": "demo:rob"}}
+    path.write_text(json.dumps(content))
+    loaded = MixedClassifier.from_pretrained(tmp_path, std=CountingNet(10, 8), rob=model.rob)
+    assert torch.equal(loaded(images()), model(images()))
+
+
+def test_files_that_hold_no_mixture_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"mixed_classifier\.json does not exist"):
+        MixedClassifier.from_pretrained(tmp_path)
+    (tmp_path / "mixed_classifier.json").write_text('{"version": 99}')
+    with pytest.raises(InvalidInputError, match="has version 99, this package reads versions 1 and 2"):
+        MixedClassifier.from_pretrained(tmp_path)
+    (tmp_path / "mixed_classifier.json").write_text("{")
+    with pytest.raises(InvalidInputError, match=r"mixed_classifier\.json is damaged"):
+        MixedClassifier.from_pretrained(tmp_path)
+    own = mixed()
+    own.transform = type("Mine", (LogitMap,), {})()
+    with pytest.raises(InvalidInputError, match="a transform of type Mine cannot be saved"):
+        own.save_pretrained(tmp_path)
+
+
+def test_a_model_of_the_hub_that_is_not_at_hand_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(InvalidInputError, match=r"hf:org/no-such-model is not in the local cache and cannot"):
+        MixedClassifier.from_pretrained("hf:org/no-such-model")

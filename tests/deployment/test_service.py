@@ -1,0 +1,137 @@
+"""`mixednuts serve` on loopback: the classifier's answers, who gave them, and what it refuses."""
+
+import io
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import torch
+
+from mixednuts_dist import MixedClassifier
+from mixednuts_dist.deployment.service import (
+    BOTH,
+    MOST_IMAGES,
+    ROB,
+    ServiceOptions,
+    application,
+    decoded_images,
+    serving,
+)
+from mixednuts_dist.errors import ClusterError, InvalidInputError, MissingArtifact
+from mixednuts_dist.images.datasets import open_dataset
+from tests.ports import free_ports
+
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def url(run_folder: Path, ray_session: Any) -> Iterator[str]:
+    """The run, served."""
+    ray_session.ensure()
+    (port,) = free_ports(1)
+    options = ServiceOptions(num_cpus=0.1)
+    with serving({"/": application(str(run_folder), None, options)}, host="127.0.0.1", port=port):
+        yield f"http://127.0.0.1:{port}/"
+
+
+def npy(images: Any) -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, np.asarray(images))
+    return sink.getvalue()
+
+
+def test_a_load_of_concurrent_requests_is_answered_as_the_classifier_does(url: str, run_folder: Path) -> None:
+    """300 requests of 1 to 3 images on 8 connections; std is asked for the images that rob leaves open, no others."""
+    images, _ = open_dataset("digits").read(0, 600)
+    parts = list(images.split([1, 2, 3] * 100))
+    mixed = MixedClassifier.from_run(str(run_folder))
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda part: requests.post(url, npy(part), timeout=60).json(), parts))
+    classes = [found for answer in answers for found in answer["classes"]]
+    assert classes == mixed.predict(images).tolist()
+    decided_by = [found for answer in answers for found in answer["decided_by"]]
+    assert set(decided_by) == {ROB, BOTH}
+    assert decided_by.count(ROB) == mixed.std_use.skipped
+
+
+def test_json_and_a_single_image_are_taken_too(url: str, run_folder: Path) -> None:
+    images, _ = open_dataset("digits").read(0, 5)
+    expected = MixedClassifier.from_run(str(run_folder)).predict(images).tolist()
+    assert requests.post(url, json={"images": images.tolist()}, timeout=60).json()["classes"] == expected
+    assert requests.post(url, npy(images[3].double()), timeout=60).json()["classes"] == expected[3:4]
+
+
+def test_it_says_what_is_served(url: str, run_folder: Path) -> None:
+    told = requests.get(url, timeout=60).json()
+    assert told["run"] == run_folder.name
+    assert (told["std"], told["rob"], told["beta"]) == ("demo:std", "demo:rob", 0.9)
+    assert (told["image_shape"], told["classes"], told["threat"]) == ([1, 8, 8], 10, "Linf, eps = 0.15")
+
+
+def test_a_bad_request_is_refused_and_the_next_one_answered(url: str) -> None:
+    refused = requests.post(url, npy(np.full((1, *SHAPE), 255.0)), timeout=60)
+    assert refused.status_code == 400
+    assert refused.json()["error"] == "pixel values must lie in [0, 1]; divide bytes by 255"
+    too_long = requests.post(url, b"{" + b" " * (MOST_IMAGES * 64 * 33), timeout=60)
+    assert too_long.status_code == 400
+    assert "send at most 1024 images" in too_long.json()["error"]
+    assert requests.post(url, npy(np.zeros((1, *SHAPE))), timeout=60).status_code == 200
+
+
+def huge_header() -> bytes:
+    """Says that 2.9 TiB follow."""
+    sink = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        sink, {"descr": "<f4", "fortran_order": False, "shape": (800_000_000_000, 1, 8, 8)}
+    )
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "neither an .npy file nor JSON"),
+        (b"hello", "neither an .npy file nor JSON"),
+        (b"[" * 100_000, "neither an .npy file nor JSON"),
+        (b'{"pictures": []}', "KeyError"),
+        (b'{"images": [[1, 2], [3]]}', "ValueError"),
+        (b'{"images": []}', r"the images have the shape \(0,\); it must be \(B, 1, 8, 8\)"),
+        (json.dumps({"images": [[[[None] * 8] * 8]]}).encode(), r"must lie in \[0, 1\]"),
+        (npy(np.zeros((1, 3, 8, 8))), r"the images have the shape \(1, 3, 8, 8\)"),
+        (npy(np.zeros((2, *SHAPE), np.uint8)), "says uint8 of shape"),
+        (npy(np.full((1, *SHAPE), np.nan)), r"must lie in \[0, 1\]"),
+        (npy(np.zeros((1, *SHAPE)))[:-8], "bytes came"),
+        (huge_header(), "bytes came"),
+        (npy(np.zeros((MOST_IMAGES + 1, *SHAPE), np.float32)), "with 1 to 1024 images"),
+        (b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': __import__('os'), }".ljust(118), "cannot be read as floats"),
+    ],
+)
+def test_what_is_no_batch_of_images_is_told(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        decoded_images(body, SHAPE)
+
+
+def test_decoded_images_are_float32_batches() -> None:
+    images = torch.rand(3, *SHAPE).numpy()
+    assert np.array_equal(decoded_images(npy(images), SHAPE), images)
+    assert decoded_images(npy(images[0].astype(">f8")), SHAPE).shape == (1, *SHAPE)
+    assert decoded_images(json.dumps({"images": images.tolist()}).encode(), SHAPE).dtype == np.float32
+
+
+def test_a_port_that_is_taken_and_a_run_that_is_not_there_are_told_at_once(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingArtifact, match="holds no run"):
+        application(str(tmp_path), None, ServiceOptions())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        made = {"/": application(str(run_folder), None, ServiceOptions())}
+        with (
+            pytest.raises(ClusterError, match=rf"cannot serve on 127\.0\.0\.1:{port}"),
+            serving(made, host="127.0.0.1", port=port),
+        ):
+            pass
