@@ -1,7 +1,7 @@
 """What the lazy pair costs a request: the served mixture beside rob alone, in one process, one cluster and one proxy.
 
 Run: `mixednuts benchmark serve`. Single-image requests go to the two services in turn, so that what else the machine
-does falls on both alike. Where rob decides, the mixture should cost what rob alone costs; where it does not, std and one
+does falls on both alike. Where rob decides, the mixture should cost what rob alone costs; elsewhere std and one
 more hop come on top.
 """
 
