@@ -3,24 +3,26 @@
 A criterion is a class that registers itself. It reads the rows of a run (`from_rows`) and scores the candidates of a
 slab (`score`): the cutoff of each, the count of its objective there, and how many images it keeps.
 
-Shapes: B images of the run, N rows of logits, K classes, P powers, S scales, b betas.
+Shapes: B images of the run, N rows of logits, M attacked points of n images, E clean rows that are counted, K classes,
+P powers, S scales, b betas.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp, clamp_logits, clamp_shape
 from ..mixing.margins import class_indices
 from ..register import CRITERIA
-from .inputs import CachedLogits, normed_logits
-from .kernel import Duels, Slab, sort_rows
+from .inputs import AttackedPoints, CachedLogits, Owners, normed_logits
+from .kernel import GapRows, Slab, sort_rows
 from .screening import decisive_log_gaps
 
 
@@ -36,7 +38,7 @@ class Scores(NamedTuple):
 class Images:
     """LayerNormed logits in descending order.
 
-    Every clamp first falls (GELU) or stays, then rises: over a row it is largest at the largest or the smallest logit.
+    Each clamp rises, or falls then rises, so its maximum over a row is at the largest or at the smallest logit.
     """
 
     descending_NK: Tensor
@@ -44,19 +46,14 @@ class Images:
     def __len__(self) -> int:
         return len(self.descending_NK)
 
-    def extremes(self, bias: float, clamp: Clamp) -> tuple[Tensor, Tensor]:
-        """The clamped values of the largest and the smallest logit."""
-        top_N, bottom_N = clamp_logits(self.descending_NK[:, [0, -1]] + bias, clamp).unbind(dim=1)
-        return top_N, bottom_N
-
     def flipped(self, bias: float, clamp: Clamp) -> Tensor:
         """Where the smallest logit becomes the largest mapped one, whatever the scale and the power."""
-        top_N, bottom_N = self.extremes(bias, clamp)
+        top_N, bottom_N = clamp_logits(self.descending_NK[:, [0, -1]] + bias, clamp).unbind(dim=1)
         return bottom_N > top_N
 
-    def class_changes(self, bias: float, clamp: Clamp) -> int:
-        """Images whose top class is another one after the transformation."""
-        return int(self.flipped(bias, clamp).sum())
+    def top_ranks(self, bias: float, clamp: Clamp) -> Tensor:
+        """The rank, in the row, of the class of the largest mapped logit: the first or the last."""
+        return self.flipped(bias, clamp).long() * (self.descending_NK.shape[1] - 1)
 
     def largest_inputs(self, biases: Sequence[float], clamp: Clamp) -> Tensor:
         """The largest |v| at each bias: at an end of the range or where the clamp turns; 0 without images."""
@@ -68,6 +65,38 @@ class Images:
         return clamp_logits(inputs_2b, clamp).abs().amax(dim=0).clamp_min(abs(lowest) if math.isfinite(lowest) else 0.0)
 
 
+@dataclass(frozen=True)
+class Attacked(Images):
+    """The attacked points of the constraint's images: one a row, in the order of `owners`."""
+
+    owners: Owners
+    label_ranks_M: Tensor  # int64: the label's rank in the row, 0 where rob is right
+    rivals_M: Tensor  # float64: the LayerNormed logit of the class to lead over, NaN for the best one
+
+    @classmethod
+    def of_correct(cls, descending_NK: Tensor) -> Self:
+        """One point an image, each right for rob."""
+        owners, _ = Owners.of(len(descending_NK), torch.empty(0, dtype=torch.int64, device=descending_NK.device))
+        ranks_N = torch.zeros(len(descending_NK), dtype=torch.int64, device=descending_NK.device)
+        return cls(descending_NK, owners, ranks_N, torch.full_like(descending_NK[:, 0], torch.nan))
+
+    def with_points(self, points: "Attacked", image_P: Tensor) -> "Attacked":
+        """These, which are one point of every image, and further ones of the images `image_P`."""
+        if not len(points):
+            return self
+        owners, order_P = Owners.of(len(self), image_P)
+        return Attacked(
+            torch.cat([self.descending_NK, points.descending_NK[order_P]]),
+            owners,
+            torch.cat([self.label_ranks_M, points.label_ranks_M[order_P]]),
+            torch.cat([self.rivals_M, points.rivals_M[order_P]]),
+        )
+
+    def first(self) -> Images:
+        """One point of every image: the minimum-margin one."""
+        return Images(self.descending_NK[: self.owners.n_images])
+
+
 class Criterion(ABC):
     """How candidates are measured and compared.
 
@@ -77,7 +106,7 @@ class Criterion(ABC):
     name: ClassVar[str]
     maximised: ClassVar[bool]
     inequality: ClassVar[bool] = False  # whether `score` looks for the best cutoff that keeps at least beta
-    attacked: Images  # of the constraint
+    attacked: Attacked  # of the constraint
     clean: Images  # of the objective
     clamp: Clamp
 
@@ -93,7 +122,7 @@ class Criterion(ABC):
     @property
     def n_attacked(self) -> int:
         """Images of the constraint."""
-        return len(self.attacked)
+        return self.attacked.owners.n_images
 
     def largest_inputs(self, biases: Sequence[float]) -> Tensor:
         """The largest |v| of any image at each bias: what decides whether a candidate overflows float32."""
@@ -101,7 +130,7 @@ class Criterion(ABC):
 
     def class_changes(self, bias: float) -> int:
         """Images whose top class the transformation changes (violations of assumption 4.2)."""
-        return sum(images.class_changes(bias, self.clamp) for images in (self.attacked, self.clean))
+        return sum(int(images.flipped(bias, self.clamp).sum()) for images in (self.attacked.first(), self.clean))
 
     def only_rob_right(self, bias: float) -> int | None:  # noqa: ARG002
         """Clean images that M(rob) gets right and std wrong (violations of assumption 4.1); None where unknown."""
@@ -118,7 +147,7 @@ class PaperCriterion(Criterion):
     `attacked` are the attacked images that rob gets right, `clean` the clean images that it gets wrong.
     """
 
-    attacked: Images
+    attacked: Attacked
     clean: Images
     clamp: Clamp
     name: ClassVar[str] = "paper"
@@ -126,10 +155,12 @@ class PaperCriterion(Criterion):
 
     @classmethod
     def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
-        """Rob's classes are those of its float32 logits; LayerNorm does not change them."""
         survived_B = rows.rob_attacked_BK.argmax(dim=1) == rows.labels_B
         wrong_B = rows.rob_clean_BK.argmax(dim=1) != rows.labels_B
-        return cls.of(rows.rob_attacked_BK[survived_B], rows.rob_clean_BK[wrong_B], clamp=clamp, ln_k=ln_k)
+        points = None if rows.points is None else rows.points.of_images(survived_B)
+        return cls.of(
+            rows.rob_attacked_BK[survived_B], rows.rob_clean_BK[wrong_B], clamp=clamp, ln_k=ln_k, points=points
+        )
 
     @classmethod
     def of(
@@ -140,6 +171,7 @@ class PaperCriterion(Criterion):
         clamp: Clamp,
         ln_k: int | None,
         std_correct_B: Tensor | None = None,
+        points: AttackedPoints | None = None,
     ) -> Self:
         """The checked inputs of `select_parameters`."""
         _, attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
@@ -147,16 +179,26 @@ class PaperCriterion(Criterion):
         _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
         if std_correct_B is not None:
             wrong_BK = wrong_BK[_mask("std_correct_B", std_correct_B, wrong_BK)]
-        return cls(Images(attacked_BK), Images(wrong_BK), clamp)
+        attacked = Attacked.of_correct(attacked_BK)
+        if points is not None:
+            _, points_PK = normed_logits("points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
+            attacked = attacked.with_points(Attacked.of_correct(points_PK), _rows_of(points, attacked_BK))
+        return cls(attacked, Images(wrong_BK), clamp)
 
     def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
-        descending_NK = torch.cat([images.descending_NK for images in (self.attacked, self.clean)])
-        flipped_N = torch.cat([images.flipped(slab.bias, slab.clamp) for images in (self.attacked, self.clean)])
-        duels = Duels(descending_NK, flipped_N, torch.full_like(descending_NK[:, 0], torch.nan))
-        gaps_PSN = decisive_log_gaps(duels, slab, n_attacked=len(self.attacked), kept=kept)
-        attacked_PSN, wrong_PSN = gaps_PSN.tensor_split([len(self.attacked)], dim=-1)
-        cutoffs_bPS = order_statistics(attacked_PSN, kept)
-        return Scores(cutoffs_bPS, *(_reached(gaps, cutoffs_bPS) for gaps in (wrong_PSN, attacked_PSN)))
+        attacked_NK, wrong_NK = self.attacked.descending_NK, self.clean.descending_NK
+        gap_rows = GapRows(
+            torch.cat([attacked_NK, wrong_NK]),
+            torch.cat([images.top_ranks(slab.bias, slab.clamp) for images in (self.attacked, self.clean)]),
+            attacked_NK.new_full((len(attacked_NK) + len(wrong_NK),), torch.nan),
+        )
+        attacked_PSn, wrong_PSE = decisive_log_gaps(gap_rows, slab, owners=self.attacked.owners, kept=kept)
+        cutoffs_bPS = sort_rows(attacked_PSn)[..., [k - 1 for k in kept]].movedim(-1, 0)
+        counts, n_kept = (
+            torch.stack([(gaps <= cutoff_PS[..., None]).sum(dim=-1) for cutoff_PS in cutoffs_bPS])
+            for gaps in (wrong_PSE, attacked_PSn)
+        )
+        return Scores(cutoffs_bPS, counts, n_kept)
 
 
 @CRITERIA(
@@ -166,11 +208,13 @@ class PaperCriterion(Criterion):
 class ExactCriterion(Criterion):
     """Signed margins in the constraint; the most clean images that the T = 0 mixture gets right, in closed form.
 
-    `attacked` are the attacked images that rob gets right, `clean` all clean images. The mixture's class is M(rob)'s
-    top class t where `alpha (p_t - p_k) > 1 - alpha`, else std's class k.
+    `attacked` are the points of the images on which rob is robust, `clean` all clean images. The mixture's class is
+    M(rob)'s top class t where `alpha (p_t - p_k) > 1 - alpha`, else std's class k. So, as the cutoff falls, a clean
+    image changes where only one of M(rob) and std is right, once, where the cutoff passes its gap `p_t - p_k`: the
+    count is a step function of the cutoff, and the best cutoff that keeps at least beta is taken (`best_cutoffs`).
     """
 
-    attacked: Images
+    attacked: Attacked
     clean: Images
     clamp: Clamp
     clean_labels_N: Tensor
@@ -180,12 +224,13 @@ class ExactCriterion(Criterion):
     std_logits_N: Tensor  # rob's LayerNormed clean logits of std's classes
     name: ClassVar[str] = "exact"
     maximised: ClassVar[bool] = True
+    inequality: ClassVar[bool] = True
 
     @classmethod
     def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
         return cls.of(
             rows.rob_attacked_BK, rows.labels_B, rows.rob_clean_BK, rows.labels_B, rows.std_pred_B,
-            clamp=clamp, ln_k=ln_k,
+            clamp=clamp, ln_k=ln_k, points=rows.points,
         )  # fmt: skip
 
     @classmethod
@@ -199,6 +244,7 @@ class ExactCriterion(Criterion):
         *,
         clamp: Clamp,
         ln_k: int | None,
+        points: AttackedPoints | None = None,
     ) -> Self:
         """The checked inputs of `select_parameters_exact`."""
         normed_BK, descending_BK = normed_logits("attacked_BK", attacked_BK, clamp=clamp, ln_k=ln_k)
@@ -208,9 +254,15 @@ class ExactCriterion(Criterion):
         labels_B = class_indices("attacked_labels_B", attacked_labels_B, normed_BK)
         right_B = normed_BK.argmax(dim=1) == labels_B
         require_attacked(int(right_B.sum()))
+        attacked = Attacked.of_correct(descending_BK[right_B])
+        if points is not None:
+            _rows_of(points, normed_BK)
+            further = points.of_images(right_B)
+            signed = _signed_points(further, labels_B[right_B], clamp=clamp, ln_k=ln_k, like=normed_BK)
+            attacked = attacked.with_points(signed, further.image_P.to(normed_BK.device))
         std_pred_B = class_indices("std_pred_B", std_pred_B, clean_BK)
         return cls(
-            Images(descending_BK[right_B]),
+            attacked,
             Images(clean_descending_BK),
             clamp,
             clean_labels_N=class_indices("clean_labels_B", clean_labels_B, clean_BK),
@@ -224,18 +276,20 @@ class ExactCriterion(Criterion):
         flipped_N = self.clean.flipped(slab.bias, slab.clamp)
         rob_right_N, std_right_N = self._rob_right(flipped_N), self.std_pred_N == self.clean_labels_N
         open_N = rob_right_N ^ std_right_N  # both right or both wrong: no weight changes that
-        attacked_NK = self.attacked.descending_NK
-        duels = Duels(
-            torch.cat([attacked_NK, self.clean.descending_NK[open_N]]),
-            torch.cat([torch.zeros(len(attacked_NK), dtype=torch.bool, device=attacked_NK.device), flipped_N[open_N]]),
-            torch.cat([torch.full_like(attacked_NK[:, 0], torch.nan), self.std_logits_N[open_N]]),
+        gains_E = torch.where(rob_right_N[open_N], 1, -1)  # of one more image that rob decides
+        # At a point where the transformation moves rob's class off the top, std may answer what it likes.
+        rivals_M = self.attacked.rivals_M.masked_fill(self.attacked.flipped(slab.bias, slab.clamp), torch.nan)
+        gap_rows = GapRows(
+            torch.cat([self.attacked.descending_NK, self.clean.descending_NK[open_N]]),
+            torch.cat([self.attacked.label_ranks_M, self.clean.top_ranks(slab.bias, slab.clamp)[open_N]]),
+            torch.cat([rivals_M, self.std_logits_N[open_N]]),
         )
-        gaps_PSN = decisive_log_gaps(duels, slab, n_attacked=len(self.attacked), kept=kept)
-        attacked_PSN, open_PSN = gaps_PSN.tensor_split([len(self.attacked)], dim=-1)
-        cutoffs_bPS = order_statistics(attacked_PSN, kept)
-        counts = [((open_PSN < cutoff_PS[..., None]) == rob_right_N[open_N]).sum(dim=-1) for cutoff_PS in cutoffs_bPS]
-        n_both_right = int((rob_right_N & std_right_N).sum())
-        return Scores(cutoffs_bPS, torch.stack(counts) + n_both_right, _reached(attacked_PSN, cutoffs_bPS))
+        attacked_PSn, open_PSE = decisive_log_gaps(
+            gap_rows, slab, owners=self.attacked.owners, kept=kept, gains_E=gains_E
+        )
+        log_cutoffs, gained, n_kept = best_cutoffs(attacked_PSn, open_PSE, gains_E, kept)
+        n_std_right = int(std_right_N.sum())  # the count where rob decides nothing
+        return Scores(log_cutoffs, gained + n_std_right, n_kept)
 
     def only_rob_right(self, bias: float) -> int | None:
         rob_right_N = self._rob_right(self.clean.flipped(bias, self.clamp))
@@ -245,14 +299,44 @@ class ExactCriterion(Criterion):
         return torch.where(flipped_N, self.bottom_N, self.top_N) == self.clean_labels_N
 
 
-def order_statistics(log_gaps_PSN: Tensor, kept: Sequence[int]) -> Tensor:
-    """The largest log(1 - margin) of so many images with the largest margins, shape (b, P, S)."""
-    return sort_rows(log_gaps_PSN)[..., [k - 1 for k in kept]].movedim(-1, 0)
+def best_cutoffs(
+    attacked_PSn: Tensor, open_PSE: Tensor, gains_E: Tensor, kept: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log(1 - cutoff), sum of gains, images kept) of the best cutoff that keeps so many images; each (b, P, S).
 
-
-def _reached(log_gaps_PSN: Tensor, cutoffs_bPS: Tensor) -> Tensor:
-    """How many images have a margin of at least the cutoff, int64, shape (b, P, S)."""
-    return torch.stack([(log_gaps_PSN <= cutoff_PS[..., None]).sum(dim=-1) for cutoff_PS in cutoffs_bPS])
+    With L = log(1 - cutoff), rob decides the rows with a value below L, and an image is kept where its value is at most
+    L. Let `v_1 <= ... <= v_E` be the open rows' values. For L in `(v_j, v_{j+1}]` the sum is that of the first j gains,
+    so the search is over j. L starts at the order statistic a that keeps just enough, and ends at 0, a cutoff of 0.
+    Among equal sums the most images kept, which is the largest j; then the smallest L that has both.
+    """
+    values, order = open_PSE.clamp(max=0.0).sort(dim=-1)
+    sums = pad(gains_E[order].cumsum(dim=-1), (1, 0))  # of the first 0, 1, ... E
+    starts, ends = pad(values, (1, 0), value=-torch.inf), pad(values, (0, 1))  # v_j; v_{j+1}, or 0 for the last
+    # One number that orders by the sum and then by j, either way. Intervals that equal values make empty come last.
+    n_ends = ends.shape[-1]
+    j, lowest_key = torch.arange(n_ends, device=sums.device), -2 * n_ends**2
+    latest, earliest = sums * n_ends + j, sums * n_ends + (n_ends - 1 - j)
+    latest_from, earliest_from = (
+        pad(keys.masked_fill(starts >= ends, lowest_key), (0, 1), value=lowest_key)
+        .flip(-1)
+        .cummax(dim=-1)
+        .values.flip(-1)
+        for keys in (latest, earliest)
+    )
+    attacked = sort_rows(attacked_PSn)
+    a = attacked[..., [k - 1 for k in kept]].contiguous()
+    at = torch.searchsorted(values, a)  # the interval that holds a, so it is not empty
+    best = torch.maximum(latest.gather(-1, at), latest_from.gather(-1, at + 1))
+    gained, last = best.div(n_ends, rounding_mode="floor"), best.remainder(n_ends)
+    feasible = a <= 0
+    n_kept = torch.searchsorted(attacked, torch.where(feasible, ends.gather(-1, last), a), right=True)
+    lowest = attacked.gather(-1, (n_kept - 1).clamp_min(0))  # the smallest L that keeps so many
+    first = torch.searchsorted(values, lowest)
+    # Where the sum is only reached further on, no image's value lies there: L is put in the middle of the interval.
+    later = (n_ends - 1) - earliest_from.gather(-1, first + 1).remainder(n_ends)
+    middle = (starts.gather(-1, later) + ends.gather(-1, later)) / 2
+    log_cutoffs = torch.where((sums.gather(-1, first) == gained) | ~feasible, lowest, middle)
+    return log_cutoffs.movedim(-1, 0), gained.movedim(-1, 0), n_kept.movedim(-1, 0)
 
 
 def require_attacked(n_images: int) -> None:
@@ -261,6 +345,35 @@ def require_attacked(n_images: int) -> None:
         raise InvalidInputError(
             "no attacked image is classified correctly by rob: there is no margin to set the cutoff from"
         )
+
+
+def _signed_points(
+    points: AttackedPoints, labels_B: Tensor, *, clamp: Clamp, ln_k: int | None, like: Tensor
+) -> Attacked:
+    """The points with their labels' ranks, and with the class to lead over where std's are given."""
+    normed_PK, descending_PK = normed_logits("points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=like)
+    label_P1 = labels_B[points.image_P.to(like.device)][:, None]
+    ranks_P = (normed_PK > normed_PK.gather(1, label_P1)).sum(dim=1)
+    rivals_P = torch.full_like(normed_PK[:, 0], torch.nan)
+    if points.std_pred_P is not None:
+        std_P1 = class_indices("points.std_pred_P", points.std_pred_P, normed_PK)[:, None]
+        leads_P = (ranks_P == 0) & (std_P1 != label_P1).squeeze(1)
+        rivals_P = torch.where(leads_P, normed_PK.gather(1, std_P1).squeeze(1), rivals_P)
+    return replace(Attacked.of_correct(descending_PK), label_ranks_M=ranks_P, rivals_M=rivals_P)
+
+
+def _rows_of(points: AttackedPoints, logits_BK: Tensor) -> Tensor:
+    """`points.image_P` on the device of the images' logits; raises InvalidInputError where it names no row of them."""
+    image_P, n_points = points.image_P.to(logits_BK.device), len(points.rob_logits_PK)
+    if image_P.shape != (n_points,):
+        raise InvalidInputError(
+            f"points.image_P has shape {tuple(image_P.shape)}, expected ({n_points},): one image a point"
+        )
+    if len(image_P) and not 0 <= int(image_P.min()) <= int(image_P.max()) < len(logits_BK):
+        raise InvalidInputError(
+            f"points.image_P spans {int(image_P.min())} to {int(image_P.max())}, there are {len(logits_BK)} images"
+        )
+    return image_P
 
 
 def _mask(name: str, mask_B: Tensor, logits_BK: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Shapes: B images, K classes, P attacked points.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,6 +17,40 @@ from .kernel import sort_rows
 
 
 @dataclass(frozen=True)
+class AttackedPoints:
+    """Attacked images beyond the first one of each image: counterexamples that attacks on a mixture have found.
+
+    An image's margin under a candidate is the smallest over all its points. Of a point it is the signed margin of
+    M(rob): what remains for any class that std may answer. Where `std_pred_P` is given, it is the lead over std's class
+    at that very point instead, unless rob itself is wrong there.
+    """
+
+    rob_logits_PK: Tensor  # rob's raw logits
+    image_P: Tensor  # int64: the row of the point's image in the tables that it goes with
+    std_pred_P: Tensor | None = None  # int64: std's classes at the points
+
+    def __len__(self) -> int:
+        return len(self.image_P)
+
+    def of_images(self, mask_B: Tensor) -> "AttackedPoints":
+        """The points of the images where `mask_B` is true, with rows counted among those images."""
+        mask_B = mask_B.to(self.image_P.device)
+        mine_P = mask_B[self.image_P]
+        row_B = mask_B.long().cumsum(0) - 1
+        std_pred_P = None if self.std_pred_P is None else self.std_pred_P[mine_P]
+        return AttackedPoints(self.rob_logits_PK[mine_P], row_B[self.image_P[mine_P]], std_pred_P)
+
+    def joined(self, other: "AttackedPoints") -> "AttackedPoints":
+        """These points and others; std's classes are kept where both have them."""
+        both = self.std_pred_P is not None and other.std_pred_P is not None
+        return AttackedPoints(
+            torch.cat([self.rob_logits_PK, other.rob_logits_PK]),
+            torch.cat([self.image_P, other.image_P]),
+            torch.cat([self.std_pred_P, other.std_pred_P]) if both else None,  # type: ignore[list-item]
+        )
+
+
+@dataclass(frozen=True)
 class CachedLogits:
     """Everything that a search and its predictions are made from; one row an image, clean and attacked alike."""
 
@@ -23,6 +58,47 @@ class CachedLogits:
     rob_attacked_BK: Tensor
     labels_B: Tensor
     std_pred_B: Tensor  # std's classes of the clean images
+    points: AttackedPoints | None = None  # further attacked images; `image_P` are rows of these tables
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Which image each row of attacked points belongs to, ordered so that a maximum over points is a few slices.
+
+    The rows come in layers: first one point of every image in the images' order, then the second points of the images
+    that have one, and so on.
+    """
+
+    n_images: int
+    image_M: Tensor  # int64, the image of each row
+    starts: tuple[int, ...]  # where the second and every further layer begins
+
+    @classmethod
+    def of(cls, n_images: int, image_P: Tensor) -> tuple[Self, Tensor]:
+        """The owners of one point an image and of further points of `image_P`, and the order to bring the latter in."""
+        by_image_P = image_P.argsort(stable=True)
+        sorted_P = image_P[by_image_P]
+        first_P = torch.searchsorted(sorted_P, sorted_P)  # where the points of the same image begin
+        layer_P = torch.arange(len(image_P), device=image_P.device) - first_P
+        order_P = by_image_P[layer_P.argsort(stable=True)]
+        sizes = torch.bincount(layer_P).tolist() if len(image_P) else []
+        starts = tuple(n_images + sum(sizes[:i]) for i in range(len(sizes)))
+        image_M = torch.cat([torch.arange(n_images, device=image_P.device), image_P[order_P]])
+        return cls(n_images, image_M, starts), order_P
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest of each image's values, last axis M -> n."""
+        largest = values[..., : self.n_images]
+        if self.starts:
+            largest = largest.clone()
+        for start, stop in zip(self.starts, (*self.starts[1:], values.shape[-1]), strict=False):
+            image_L = self.image_M[start:stop]
+            largest[..., image_L] = torch.maximum(largest[..., image_L], values[..., start:stop])
+        return largest
+
+    def of_points(self, values: Tensor) -> Tensor:
+        """Each image's value for all its points, last axis n -> M."""
+        return values if not self.starts else values[..., self.image_M]
 
 
 def normed_logits(

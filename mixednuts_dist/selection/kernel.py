@@ -60,43 +60,42 @@ class SignedPowers:
 
 
 @dataclass(frozen=True)
-class Duels:
+class GapRows:
     """Rows of LayerNormed logits with the two classes whose gap is asked for.
 
-    The winner is the class of the largest logit, or of the smallest where `flipped_N`; `rivals_N` are the rivals'
+    The winner is named by its rank in the row: 0 for the class of the largest logit. `rivals_N` are the rivals'
     LayerNormed logits, NaN for the best class beside the winner.
     """
 
     descending_NK: Tensor  # float64, each row sorted
-    flipped_N: Tensor  # bool
+    winner_ranks_N: Tensor  # int64
     rivals_N: Tensor  # float64
 
     def __len__(self) -> int:
         return len(self.descending_NK)
 
-    def select(self, rows: slice | Tensor) -> "Duels":
+    def select(self, rows: slice | Tensor) -> "GapRows":
         """Some of the rows."""
-        return Duels(self.descending_NK[rows], self.flipped_N[rows], self.rivals_N[rows])
+        return GapRows(self.descending_NK[rows], self.winner_ranks_N[rows], self.rivals_N[rows])
 
     def winners(self) -> Tensor:
         """The winners' logits, shape (N,)."""
-        return torch.where(self.flipped_N, self.descending_NK[:, -1], self.descending_NK[:, 0])
+        return self.descending_NK.gather(1, self.winner_ranks_N[:, None]).squeeze(1)
 
     def others(self) -> Tensor:
         """The logits beside the winners', descending, shape (N, K - 1)."""
-        if not bool(self.flipped_N.any()):
+        if not bool(self.winner_ranks_N.any()):
             return self.descending_NK[:, 1:]
-        return torch.where(self.flipped_N[:, None], self.descending_NK[:, :-1], self.descending_NK[:, 1:])
+        return self.others_at(range(self.descending_NK.shape[1] - 1))
 
     def others_at(self, ranks: Sequence[int]) -> Tensor:
-        """Some columns of `others`, shape (N, len(ranks))."""
-        index = torch.tensor(ranks, dtype=torch.int64, device=self.descending_NK.device)
-        after_N1 = 1 - self.flipped_N[:, None].long()
-        return self.descending_NK.gather(1, index + after_N1)
+        """Some columns of `others`, shape (N, len(ranks)): from the winner's rank on they are one further right."""
+        index_R = torch.tensor(ranks, dtype=torch.int64, device=self.descending_NK.device)
+        return self.descending_NK.gather(1, index_R + (index_R >= self.winner_ranks_N[:, None]).long())
 
 
 @dataclass(frozen=True)
-class Standing:
+class RelativeLogits:
     """Winner and rival relative to the best class beside the winner, at scale 1, each of shape (P, N)."""
 
     best: Tensor  # not relative
@@ -104,13 +103,13 @@ class Standing:
     behind: Tensor
 
     @classmethod
-    def of(cls, duels: Duels, slab: Slab) -> "Standing":
-        """The best class is the first or the last of the others: a clamp has no peak in between.
+    def of(cls, rows: GapRows, slab: Slab) -> "RelativeLogits":
+        """Each clamp rises, or falls then rises: the best of the others has the largest or the smallest logit.
 
         Equal logits are given equal values: vectorised functions may round them differently by their place in memory.
         """
-        first_N, last_N = duels.others_at([0, duels.descending_NK.shape[1] - 2]).unbind(dim=1)
-        winner_N, rival_N = duels.winners(), duels.rivals_N
+        first_N, last_N = rows.others_at([0, rows.descending_NK.shape[1] - 2]).unbind(dim=1)
+        winner_N, rival_N = rows.winners(), rows.rivals_N
         first_PN, last_PN, winner_PN, rival_PN = slab.mapped(torch.stack([first_N, last_N, winner_N, rival_N])).unbind(
             1
         )
@@ -121,32 +120,32 @@ class Standing:
         return cls(best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0))
 
 
-def log_one_minus_gaps(duels: Duels, slab: Slab, standing: Standing, entries_W: Tensor) -> Tensor:
+def log_one_minus_gaps(rows: GapRows, slab: Slab, relative: RelativeLogits, entries_W: Tensor) -> Tensor:
     """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (W,), float64.
 
     `entries_W` are ascending indices into the flattened (P, S, N) table. Where the rival is the winner itself the
     result means nothing.
     """
-    n_images, n_scales = len(duels), len(slab.scales)
+    n_images, n_scales = len(rows), len(slab.scales)
     rows_W = entries_W % n_images
     powers_W = entries_W // (n_images * n_scales)
-    scales_W = standing.best.new_tensor(slab.scales)[entries_W // n_images % n_scales]
-    rest_W = _exp_sums(duels, slab, standing, powers_W=powers_W, scales_W=scales_W, rows_W=rows_W)
-    lead_W, behind_W = standing.lead[powers_W, rows_W], standing.behind[powers_W, rows_W]
+    scales_W = relative.best.new_tensor(slab.scales)[entries_W // n_images % n_scales]
+    rest_W = _exp_sums(rows, slab, relative, powers_W=powers_W, scales_W=scales_W, rows_W=rows_W)
+    lead_W, behind_W = relative.lead[powers_W, rows_W], relative.behind[powers_W, rows_W]
     return log_one_minus_gap_from_parts(rest_W, scales_W * lead_W, scales_W * behind_W)
 
 
 def _exp_sums(
-    duels: Duels, slab: Slab, standing: Standing, *, powers_W: Tensor, scales_W: Tensor, rows_W: Tensor
+    rows: GapRows, slab: Slab, relative: RelativeLogits, *, powers_W: Tensor, scales_W: Tensor, rows_W: Tensor
 ) -> Tensor:
     """`sum_{j != a} exp(s (z_j - z_best))`, shape (W,), for ascending indices of powers, scales and indices of rows."""
-    used_N = torch.zeros(len(duels), dtype=torch.bool, device=rows_W.device).index_fill_(0, rows_W, True)
-    others = SignedPowers.of(slab.clamped(duels.select(used_N).others()))
+    used_N = torch.zeros(len(rows), dtype=torch.bool, device=rows_W.device).index_fill_(0, rows_W, True)
+    others = SignedPowers.of(slab.clamped(rows.select(used_N).others()))
     (n_rows, n_others), rows_W = others.log2.shape, (used_N.cumsum(0) - 1)[rows_W]
     factors_W1 = (scales_W / math.log(2))[:, None]
     sums_W = torch.empty_like(scales_W)
-    for powers in row_blocks(standing.best, max(1, n_rows * n_others)):
-        ahead_PNK = others.to_all(slab.powers[powers]).sub_(standing.best[powers][:, used_N, None])
+    for powers in row_blocks(relative.best, max(1, n_rows * n_others)):
+        ahead_PNK = others.to_all(slab.powers[powers]).sub_(relative.best[powers][:, used_N, None])
         first, last = torch.searchsorted(powers_W, powers_W.new_tensor([powers.start, powers.stop])).tolist()
         entries_W = (powers_W - powers.start) * n_rows + rows_W
         for part in row_blocks(rows_W[first:last], n_others):

@@ -19,6 +19,7 @@ from ..mixing.margins import log_one_minus_top2_margin, require_logits
 from .choice import Selection
 from .criteria import Criterion, ExactCriterion, PaperCriterion, Scores, require_attacked
 from .grid import Grid, kept_images, require_beta
+from .inputs import AttackedPoints
 from .kernel import Slab
 
 __all__ = [
@@ -46,6 +47,7 @@ def select_parameters(
     clamp: Clamp = "gelu",
     ln_k: int | None = None,
     std_correct_B: Tensor | None = None,
+    points: AttackedPoints | None = None,
 ) -> Selection:
     """Algorithm 1 to the letter (criterion `paper`).
 
@@ -55,6 +57,7 @@ def select_parameters(
             candidates and the ties decide.
         std_correct_B: where given, which clean-and-wrong images std gets right; only those enter the objective (the
             relaxed objective of appendix D).
+        points: further attacked images; each image counts with the smallest margin of all its points.
 
     Returns:
         A `Selection` whose objective, the share of clean-and-wrong images at or above the cutoff, is minimised.
@@ -64,7 +67,7 @@ def select_parameters(
     """
     grid = Grid.checked(scales=scales, powers=powers, biases=biases, betas=betas, clamp=clamp, ln_k=ln_k)
     criterion = PaperCriterion.of(
-        attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k, std_correct_B=std_correct_B
+        attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k, std_correct_B=std_correct_B, points=points
     )
     return search_grid(criterion, grid)
 
@@ -82,12 +85,14 @@ def select_parameters_exact(
     betas: Iterable[float],
     clamp: Clamp = "gelu",
     ln_k: int | None = None,
+    points: AttackedPoints | None = None,
 ) -> Selection:
     """Algorithm 1 with signed margins and the mixture's exact clean accuracy (criterion `exact`).
 
     Args:
         attacked_BK: rob's raw logits of attacked images; those that rob gets wrong are left out.
         clean_BK: rob's raw logits of all clean images; `std_pred_B` are std's classes of the same images.
+        points: further attacked images; each image counts with the smallest margin of all its points.
 
     Returns:
         A `Selection` whose objective, the share of clean images that the T = 0 mixture gets right, is maximised among
@@ -98,7 +103,7 @@ def select_parameters_exact(
     """
     grid = Grid.checked(scales=scales, powers=powers, biases=biases, betas=betas, clamp=clamp, ln_k=ln_k)
     criterion = ExactCriterion.of(
-        attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k
+        attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k, points=points
     )
     return search_grid(criterion, grid)
 

@@ -78,6 +78,7 @@ class Answer:
     log_cutoff: Any
     objective: float
     usable: bool
+    kept: int = 0  # counts only where the best cutoff is looked for
 
 
 def kth_largest_margin(log_gaps: Row, beta: float) -> Any:
@@ -122,14 +123,36 @@ def exact_answers(
         clean_rows = [mapped(row, *candidate) for row in normed]
         gaps = [log_one_minus_margin(row, label) for row, (_, label) in zip(attacked_rows, kept, strict=True)]
         probs = [softmax(row) for row in clean_rows]
+        rows = attacked_rows + clean_rows
+        counted = [
+            (log_cutoff, clean_count(probs, labels, std_pred, log_cutoff), sum(gap <= log_cutoff for gap in gaps))
+            for log_cutoff in thresholds(gaps, clean_rows, std_pred.tolist())
+        ]
         for i, beta in enumerate(grid.betas):
-            log_cutoff = kth_largest_margin(gaps, beta)
-            cutoff = -mpmath.expm1(log_cutoff)
-            classes = [mixed_class(row, std, cutoff) for row, std in zip(probs, std_pred.tolist(), strict=True)]
-            share = sum(a == b for a, b in zip(classes, labels.tolist(), strict=True)) / len(classes)
-            usable = log_cutoff <= 0 and deployable(log_cutoff, attacked_rows + clean_rows)
-            answers[i].append(Answer(log_cutoff, share, usable))
+            lowest = kth_largest_margin(gaps, beta)
+            allowed = [(count, kept, -log_cutoff) for log_cutoff, count, kept in counted if log_cutoff >= lowest]
+            if lowest > 0:
+                answers[i].append(Answer(lowest, math.nan, usable=False))
+                continue
+            count, n_kept, negative = max(allowed)
+            usable = deployable(-negative, rows)
+            answers[i].append(Answer(-negative, count / len(probs), usable=usable, kept=n_kept))
     return answers
+
+
+def thresholds(gaps: Row, clean_rows: list[Row], std_pred: list[int]) -> Row:
+    """Every attacked image's log(1 - margin), and one value inside each interval on which no image changes sides."""
+    clean = [log_one_minus_gap(row, top(row), k) for row, k in zip(clean_rows, std_pred, strict=True)]
+    breaks = sorted({value for value in gaps + clean if value <= 0} | {mpmath.mpf(0)})
+    inside = [(a + b) / 2 for a, b in itertools.pairwise(breaks)]
+    return [value for value in gaps if value <= 0] + inside
+
+
+def clean_count(probs: list[Row], labels: Tensor, std_pred: Tensor, log_cutoff: Any) -> int:
+    """Images that the mixture with this cutoff gets right."""
+    cutoff = -mpmath.expm1(log_cutoff)
+    classes = [mixed_class(row, std, cutoff) for row, std in zip(probs, std_pred.tolist(), strict=True)]
+    return sum(a == b for a, b in zip(classes, labels.tolist(), strict=True))
 
 
 def softmax(row: Row) -> Row:
@@ -148,7 +171,7 @@ def mixed_class(probs: Row, std: int, cutoff: Any) -> int:
 def chosen(answers: list[Answer], grid: Grid, *, maximised: bool) -> tuple[float, float, float] | None:
     sign = -1 if maximised else 1
     ranked = [
-        ((sign * answer.objective, answer.log_cutoff, power, scale, abs(bias)), (scale, power, bias))
+        ((sign * answer.objective, -answer.kept, answer.log_cutoff, power, scale, abs(bias)), (scale, power, bias))
         for answer, (scale, power, bias) in zip(answers, grid.candidates(), strict=True)
         if answer.usable
     ]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mixednuts_dist.mixing.clamps import Clamp
 from mixednuts_dist.selection import screening
-from mixednuts_dist.selection.kernel import Duels, Slab, Standing
+from mixednuts_dist.selection.kernel import GapRows, RelativeLogits, Slab
 from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact
 
 BETAS = (1, 0.99, 0.985, 0.97, 0.9, 0.5, 0)
@@ -43,7 +43,7 @@ def test_screening_changes_nothing(clamp: Clamp, n_classes: int, monkeypatch: py
     exact_inputs = (attacked, attacked.argmax(1), wrong, labels, std_pred)
     screened = select_parameters(attacked, wrong, **grid, clamp=clamp)
     screened_exact = select_parameters_exact(*exact_inputs, **grid, clamp=clamp)
-    monkeypatch.setattr(screening, "_undecided", lambda low, *_: torch.ones_like(low, dtype=torch.bool))
+    monkeypatch.setattr(screening, "_FEW_BETAS", 0)
     same(screened, select_parameters(attacked, wrong, **grid, clamp=clamp))
     same(screened_exact, select_parameters_exact(*exact_inputs, **grid, clamp=clamp))
 
@@ -52,9 +52,9 @@ def test_screening_measures_few_margins(monkeypatch: pytest.MonkeyPatch) -> None
     measured = []
     plain = screening.log_one_minus_gaps
 
-    def counted(duels: Duels, slab: Slab, standing: Standing, entries: Tensor) -> Tensor:
-        measured.append(len(entries) / (len(duels) * len(slab.powers) * len(slab.scales)))
-        return plain(duels, slab, standing, entries)
+    def counted(gap_rows: GapRows, slab: Slab, relative: RelativeLogits, entries: Tensor) -> Tensor:
+        measured.append(len(entries) / (len(gap_rows) * len(slab.powers) * len(slab.scales)))
+        return plain(gap_rows, slab, relative, entries)
 
     monkeypatch.setattr(screening, "log_one_minus_gaps", counted)
     select_parameters(

@@ -1,0 +1,170 @@
+"""The best cutoff that keeps at least beta, and points sets, against a plain loop over every cutoff that differs."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.closed_forms import mixed_clean_correct
+from mixednuts_dist.mixing.margins import log_one_minus_signed_margin, log_one_minus_top2_margin
+from mixednuts_dist.mixing.mixture import Mixture
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.selection.grid import Grid, kept_images
+from mixednuts_dist.selection.inputs import AttackedPoints, CachedLogits
+from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact
+
+GRID = Grid((0.05, 0.4, 2.0), (0.8, 1.5, 3.0), (-1.6, -0.7, 0.2), betas=(1.0, 0.97, 0.9, 0.7, 0.3, 0.0))
+AXES = {"scales": GRID.scales, "powers": GRID.powers, "biases": GRID.biases, "betas": GRID.betas}
+
+
+def rows(n: int = 150, n_classes: int = 10, *, seed: int = 0) -> CachedLogits:
+    """Rob is right on most images, std on most others and wrong on some that rob gets right."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(n_classes, (n,), generator=generator)
+    clean = torch.randn(n, n_classes, generator=generator)
+    clean[torch.arange(n), labels] += 1 + 3 * torch.rand(n, generator=generator)
+    attacked = clean + 0.5 * torch.randn(n, n_classes, generator=generator)
+    attacked[torch.arange(n), labels] -= 0.4
+    wrong = torch.rand(n, generator=generator) < 0.25
+    std_pred = torch.where(wrong, torch.randint(n_classes, (n,), generator=generator), labels)
+    return CachedLogits(clean, attacked, labels, std_pred)
+
+
+def with_points(cached: CachedLogits, n_points: int, *, seed: int = 1) -> AttackedPoints:
+    """Up to several points of some images, on a few of which rob itself is wrong."""
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randint(len(cached.labels_B) // 2, (n_points,), generator=generator)
+    logits = cached.rob_attacked_BK[image] + 0.4 * torch.randn(
+        n_points, cached.rob_attacked_BK.shape[1], generator=generator
+    )
+    logits[torch.arange(n_points), cached.labels_B[image]] -= 0.3
+    return AttackedPoints(logits, image)
+
+
+def exact(cached: CachedLogits, points: AttackedPoints | None = None, **changes: str) -> Selection:
+    return select_parameters_exact(
+        cached.rob_attacked_BK, cached.labels_B, cached.rob_clean_BK, cached.labels_B, cached.std_pred_B,
+        **AXES, points=points, **changes,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def smallest_margins(cached: CachedLogits, points: AttackedPoints | None, transform: LogitTransform) -> Tensor:
+    """log(1 - signed margin) of each image that rob keeps, the largest over its points."""
+    values = log_one_minus_signed_margin(transform(cached.rob_attacked_BK.double()), cached.labels_B)
+    if points is not None:
+        found = log_one_minus_signed_margin(
+            transform(points.rob_logits_PK.double()), cached.labels_B[points.image_P]
+        ).tolist()
+        for image, value in zip(points.image_P.tolist(), found, strict=True):
+            values[image] = max(float(values[image]), value)
+    return values[cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B]
+
+
+def outcome(cached: CachedLogits, margins: Tensor, transform: LogitTransform, log_cutoff: float) -> tuple[int, int]:
+    """(clean images right, images kept) at a cutoff."""
+    cutoff = -float(torch.expm1(torch.tensor(log_cutoff, dtype=torch.float64)))
+    mixture = Mixture(transform, 1 / (1 + cutoff), cutoff / (1 + cutoff))
+    clean = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, mixture)
+    return int(clean.sum()), int((margins <= log_cutoff + 1e-12 * abs(log_cutoff)).sum())
+
+
+def every_outcome(cached: CachedLogits, margins: Tensor, transform: LogitTransform) -> list[tuple[int, int, float]]:
+    """Of every cutoff that differs from the others: at each margin, and just above each clean image's gap."""
+    mapped = transform(cached.rob_clean_BK.double())
+    top, probs = mapped.argmax(dim=1), mapped.softmax(dim=1)
+    index = torch.arange(len(top))
+    gaps = torch.log1p(-(probs[index, top] - probs[index, cached.std_pred_B]))
+    breaks = sorted({*margins[margins <= 0].tolist(), *gaps.tolist(), 0.0})
+    tried = [*margins[margins <= 0].tolist(), *((a + b) / 2 for a, b in itertools.pairwise(breaks))]
+    return [(*outcome(cached, margins, transform, value), value) for value in tried]
+
+
+@pytest.mark.parametrize("n_points", [0, 90])
+@pytest.mark.parametrize(("n_classes", "seed"), [(10, 0), (10, 3), (60, 1), (2, 2)])
+def test_every_candidate_has_the_best_cutoff_of_a_plain_loop(n_classes: int, seed: int, n_points: int) -> None:
+    cached = rows(n_classes=n_classes, seed=seed)
+    points = with_points(cached, n_points) if n_points else None
+    found = exact(cached, points)
+    n_better = 0
+    for index, (scale, power, bias) in enumerate(GRID):
+        transform = LogitTransform(scale, power, bias)
+        margins = smallest_margins(cached, points, transform)
+        everything = every_outcome(cached, margins, transform)
+        for i, beta in enumerate(GRID.betas):
+            need = kept_images(beta, len(margins))
+            at_the_quantile = float(margins.sort().values[need - 1])
+            cutoff = float(found.log_one_minus_cutoffs[i].flatten()[index])
+            if at_the_quantile > 0:
+                assert bool(found.infeasible[i].flatten()[index])
+                continue
+            if bool(found.undeployable[i].flatten()[index]):
+                continue
+            clean, kept, _ = max((clean, kept, -value) for clean, kept, value in everything if kept >= need)
+            assert round(float(found.objectives[i].flatten()[index]) * len(cached.labels_B)) == clean
+            assert int(found.kept[i].flatten()[index]) == kept
+            assert outcome(cached, margins, transform, cutoff) == (clean, kept)
+            assert cutoff >= at_the_quantile * (1 + 1e-12)
+            n_better += clean > outcome(cached, margins, transform, at_the_quantile)[0]
+    assert n_better > 0  # the inequality is worth something on this data
+
+
+@pytest.mark.parametrize("n_points", [1, 200])
+def test_the_papers_criterion_takes_the_smallest_margin_of_each_image(n_points: int) -> None:
+    cached = rows()
+    right = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
+    wrong = cached.rob_clean_BK.argmax(dim=1) != cached.labels_B
+    points = with_points(cached, n_points).of_images(right)
+    found = select_parameters(cached.rob_attacked_BK[right], cached.rob_clean_BK[wrong], **AXES, points=points)
+    for index, at in enumerate(GRID):
+        transform = LogitTransform(*at)
+        values = log_one_minus_top2_margin(transform(cached.rob_attacked_BK[right].double()))
+        of_points = log_one_minus_top2_margin(transform(points.rob_logits_PK.double()))
+        values = values.scatter_reduce(0, points.image_P, of_points, "amax")
+        for i, beta in enumerate(GRID.betas):
+            expected = float(values.sort().values[kept_images(beta, len(values)) - 1])
+            assert float(found.log_one_minus_cutoffs[i].flatten()[index]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_repeated_points_change_nothing() -> None:
+    cached = rows()
+    points = AttackedPoints(cached.rob_attacked_BK.repeat(2, 1), torch.arange(300) % 150)
+    one, other = exact(cached), exact(cached, points)
+    torch.testing.assert_close(one.log_one_minus_cutoffs, other.log_one_minus_cutoffs, rtol=1e-12, atol=0)
+    assert torch.equal(one.objectives.nan_to_num(), other.objectives.nan_to_num())
+    assert torch.equal(one.kept, other.kept)
+
+
+def test_a_point_on_which_rob_is_wrong_loses_its_image_and_stays_in_the_denominator() -> None:
+    cached = rows()
+    kept = (cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B).nonzero().squeeze(1)
+    broken = cached.rob_attacked_BK[kept[:3]].clone()
+    broken[torch.arange(3), cached.labels_B[kept[:3]]] = -9
+    selection = exact(cached, AttackedPoints(broken, kept[:3]), clamp="linear")
+    assert selection.n_attacked == len(kept)
+    assert bool(selection.infeasible[0].all())  # beta = 1 cannot be had
+    assert int(selection.kept[2].max()) <= len(kept) - 3
+
+
+def test_stds_own_class_at_a_point_asks_for_less_than_any_class() -> None:
+    cached = rows()
+    points = with_points(cached, 90)
+    worst = exact(cached, points)
+    std_pred = points.rob_logits_PK.argsort(dim=1)[:, 3]
+    actual = exact(cached, AttackedPoints(points.rob_logits_PK, points.image_P, std_pred))
+    runner_up = exact(
+        cached, AttackedPoints(points.rob_logits_PK, points.image_P, points.rob_logits_PK.topk(2).indices[:, 1])
+    )
+    usable = ~(worst.infeasible | actual.infeasible)
+    assert (actual.objectives[usable].nan_to_num() >= worst.objectives[usable].nan_to_num()).all()
+    assert (actual.objectives[usable] > worst.objectives[usable]).any()
+    assert worst.for_beta(0.9).objective == runner_up.for_beta(0.9).objective
+
+
+def test_bad_points_are_errors() -> None:
+    cached = rows()
+    with pytest.raises(InvalidInputError, match="image_P spans 150 to 150, there are 150 images"):
+        exact(cached, AttackedPoints(cached.rob_attacked_BK[:1], torch.tensor([150])))
+    with pytest.raises(InvalidInputError, match=r"image_P has shape \(2,\), expected \(1,\): one image a point"):
+        exact(cached, AttackedPoints(cached.rob_attacked_BK[:1], torch.tensor([0, 1])))
