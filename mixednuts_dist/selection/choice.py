@@ -145,7 +145,7 @@ class Selection:
     def of(cls, criterion: Criterion, grid: Grid, scores: Scores) -> "Selection":
         """Excludes, ranks and annotates the candidates."""
         infeasible = scores.log_cutoffs > 0
-        undeployable = _undeployable(criterion, grid, scores.log_cutoffs)
+        undeployable = undeployable_candidates(criterion, grid, scores.log_cutoffs)
         hidden = infeasible | undeployable if criterion.inequality else infeasible
         chosen = tuple(
             _best(criterion, grid, scores, i, left=~(infeasible[i] | undeployable[i])) for i in range(len(grid.betas))
@@ -179,20 +179,40 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, *, left: 
     left &= log_cutoffs == log_cutoffs[left].min()
     ties = [(grid.powers[p], grid.scales[s], abs(grid.biases[b]), (s, p, b)) for s, p, b in left.nonzero().tolist()]
     s, p, b = index = min(ties)[-1]
-    at = grid.scales[s], grid.powers[p], grid.biases[b]
-    cutoff = -math.expm1(log_cutoffs[index])
-    count = int(counts[index])
+    return choice_of(
+        criterion,
+        grid,
+        (grid.scales[s], grid.powers[p], grid.biases[b]),
+        beta=grid.betas[beta],
+        log_cutoff=float(log_cutoffs[index]),
+        count=int(counts[index]),
+        kept=int(kept[index]),
+    )
+
+
+def choice_of(
+    criterion: Criterion,
+    grid: Grid,
+    at: tuple[float, float, float],
+    *,
+    beta: float,
+    log_cutoff: float,
+    count: int,
+    kept: int,
+) -> Choice:
+    """The choice of a candidate with this cutoff and these counts."""
+    cutoff = -math.expm1(log_cutoff)
     return Choice(
         *at,
         alpha=1 / (1 + cutoff),
         one_minus_alpha=cutoff / (1 + cutoff),
         clamp=grid.clamp,
         ln_k=grid.ln_k,
-        beta=grid.betas[beta],
-        log_one_minus_cutoff=float(log_cutoffs[index]),
+        beta=beta,
+        log_one_minus_cutoff=log_cutoff,
         objective=count / max(1, len(criterion.clean)),
         objective_count=count,
-        kept_predicted=int(kept[index]),
+        kept_predicted=kept,
         n_robust=criterion.n_attacked,
         on_grid_edge=grid.on_edge(at),
         refinement=grid.refinement,
@@ -201,7 +221,7 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, *, left: 
     )
 
 
-def _undeployable(criterion: Criterion, grid: Grid, log_cutoffs: Tensor) -> Tensor:
+def undeployable_candidates(criterion: Criterion, grid: Grid, log_cutoffs: Tensor) -> Tensor:
     """Candidates whose logits overflow float32, or whose cutoff or 1 - alpha float32 would round to 1 or 0."""
     largest_B = criterion.largest_inputs(grid.biases).cpu()
     powers_P1 = torch.tensor(grid.powers, dtype=torch.float64)[:, None]

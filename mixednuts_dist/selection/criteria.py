@@ -273,10 +273,32 @@ class ExactCriterion(Criterion):
         )
 
     def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
+        gap_rows, _, gains_E = self._gap_rows(slab)
+        attacked_PSn, open_PSE = decisive_log_gaps(
+            gap_rows, slab, owners=self.attacked.owners, kept=kept, gains_E=gains_E
+        )
+        log_cutoffs, gained, n_kept = best_cutoffs(attacked_PSn, open_PSE, gains_E, kept)
+        n_std_right = int((self.std_pred_N == self.clean_labels_N).sum())  # the count where rob decides nothing
+        return Scores(log_cutoffs, gained + n_std_right, n_kept)
+
+    def values(self, slab: Slab) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Everything that the one candidate of a slab is judged by, exact.
+
+        Returns:
+            Every attacked image's log(1 - margin) (n,); which clean images only one of M(rob) and std gets right, bool
+            (N,); whether it is M(rob), bool (E,); their log(1 - gap) (E,).
+        """
+        gap_rows, open_N, gains_E = self._gap_rows(slab)
+        attacked_11n, open_11E = decisive_log_gaps(
+            gap_rows, slab, owners=self.attacked.owners, kept=range(1, self.n_attacked + 1), screened=False
+        )
+        return attacked_11n[0, 0], open_N, gains_E > 0, open_11E[0, 0]
+
+    def _gap_rows(self, slab: Slab) -> tuple[GapRows, Tensor, Tensor]:
+        """The rows to measure, which clean images are among them, and what rob's deciding each of these gains."""
         flipped_N = self.clean.flipped(slab.bias, slab.clamp)
         rob_right_N, std_right_N = self._rob_right(flipped_N), self.std_pred_N == self.clean_labels_N
         open_N = rob_right_N ^ std_right_N  # both right or both wrong: no weight changes that
-        gains_E = torch.where(rob_right_N[open_N], 1, -1)  # of one more image that rob decides
         # At a point where the transformation moves rob's class off the top, std may answer what it likes.
         rivals_M = self.attacked.rivals_M.masked_fill(self.attacked.flipped(slab.bias, slab.clamp), torch.nan)
         gap_rows = GapRows(
@@ -284,12 +306,7 @@ class ExactCriterion(Criterion):
             torch.cat([self.attacked.label_ranks_M, self.clean.top_ranks(slab.bias, slab.clamp)[open_N]]),
             torch.cat([rivals_M, self.std_logits_N[open_N]]),
         )
-        attacked_PSn, open_PSE = decisive_log_gaps(
-            gap_rows, slab, owners=self.attacked.owners, kept=kept, gains_E=gains_E
-        )
-        log_cutoffs, gained, n_kept = best_cutoffs(attacked_PSn, open_PSE, gains_E, kept)
-        n_std_right = int(std_right_N.sum())  # the count where rob decides nothing
-        return Scores(log_cutoffs, gained + n_std_right, n_kept)
+        return gap_rows, open_N, torch.where(rob_right_N[open_N], 1, -1)
 
     def only_rob_right(self, bias: float) -> int | None:
         rob_right_N = self._rob_right(self.clean.flipped(bias, self.clamp))

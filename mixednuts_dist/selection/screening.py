@@ -33,7 +33,13 @@ _BLOCK = 128 * 1024  # float32 elements on a CPU, 512 kB
 
 
 def decisive_log_gaps(
-    gap_rows: GapRows, slab: Slab, *, owners: Owners, kept: Sequence[int], gains_E: Tensor | None = None
+    gap_rows: GapRows,
+    slab: Slab,
+    *,
+    owners: Owners,
+    kept: Sequence[int],
+    gains_E: Tensor | None = None,
+    screened: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """`log(1 - gap)` of images (P, S, n) and of the other rows (P, S, E), exact wherever a score depends on it.
 
@@ -47,7 +53,7 @@ def decisive_log_gaps(
     low_PSN, high_PSN = _bound_odds(gap_rows, slab, relative)
     low_PSn, high_PSn = (owners.largest(bound[..., :n_points]) for bound in (low_PSN, high_PSN))
     low_PSE, high_PSE = low_PSN[..., n_points:], high_PSN[..., n_points:]
-    if len(kept) > _FEW_BETAS:  # nearly every entry matters to one of so many cutoffs
+    if not screened or len(kept) > _FEW_BETAS:  # nearly every entry matters to one of so many cutoffs
         undecided_PSN = torch.ones_like(low_PSN, dtype=torch.bool)
     else:
         ranks = [k - 1 for k in kept]

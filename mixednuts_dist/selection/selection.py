@@ -130,16 +130,18 @@ def search_grid(criterion: Criterion, grid: Grid) -> Selection:
     return found
 
 
-def score_candidates(criterion: Criterion, grid: Grid) -> Scores:
+def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[int] | None = None) -> Scores:
     """The scores of every candidate, tensors of `grid.shape`.
 
-    `Selection.of` makes the choice; scores of a grid cut along its biases are concatenated along the last axis.
+    `Selection.of` makes the choice; scores of a grid cut along its biases are concatenated along the last axis. Where
+    `kept` is given, the first dimension is for these numbers of images to keep instead of those of the betas.
     """
-    kept = [kept_images(beta, criterion.n_attacked) for beta in grid.betas]
+    kept = kept or [kept_images(beta, criterion.n_attacked) for beta in grid.betas]
+    shape = (len(kept), *grid.shape[1:])
     scores = Scores(
-        torch.empty(grid.shape, dtype=torch.float64),
-        torch.empty(grid.shape, dtype=torch.int64),
-        torch.empty(grid.shape, dtype=torch.int64),
+        torch.empty(shape, dtype=torch.float64),
+        torch.empty(shape, dtype=torch.int64),
+        torch.empty(shape, dtype=torch.int64),
     )
 
     def score(part: _Part) -> None:
@@ -151,7 +153,7 @@ def score_candidates(criterion: Criterion, grid: Grid) -> Scores:
     logits_NK, n_images = criterion.attacked.descending_NK, len(criterion.attacked) + len(criterion.clean)
     n_logits = n_images * logits_NK.shape[1] * len(grid.powers) * len(grid.biases)
     worth_it = logits_NK.device.type == "cpu" and n_logits > _WORTH_THREADS
-    _in_threads(score, _parts(criterion, grid), n_helpers=torch.get_num_threads() - 1 if worth_it else 0)
+    _in_threads(score, _parts(criterion, grid, len(kept)), n_helpers=torch.get_num_threads() - 1 if worth_it else 0)
     return scores
 
 
@@ -178,9 +180,9 @@ def _in_threads(score: Callable[[_Part], None], parts: Sequence[_Part], *, n_hel
         torch.set_num_threads(n_threads)
 
 
-def _parts(criterion: Criterion, grid: Grid) -> list[_Part]:
+def _parts(criterion: Criterion, grid: Grid, n_kept: int) -> list[_Part]:
     """The slabs: as many powers at a time as memory allows."""
-    n_images = len(criterion.attacked) + len(criterion.clean)
+    n_images = len(criterion.attacked) + len(criterion.clean) + n_kept
     width = max(1, _MEASURED // (n_images * len(grid.scales)))
     starts = range(0, len(grid.powers), width)
     return [(slice(start, start + width), bias) for bias in range(len(grid.biases)) for start in starts]

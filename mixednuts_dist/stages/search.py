@@ -14,10 +14,11 @@ from ..distributed.cluster import RaySession
 from ..distributed.optuna_rounds import OptunaRounds
 from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
+from ..register import CRITERIA
 from ..selection.choice import Choice, Exploration, Selection
 from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid, Pair
-from ..selection.inputs import CachedLogits
+from ..selection.inputs import AttackedPoints, CachedLogits
 from ..selection.prediction import compare_candidates, trade_off_point
 from ..selection.refinement import GridRefinements, Proposer
 from ..selection.selection import score_candidates, search_grid, surrogate_alpha
@@ -25,7 +26,6 @@ from ..storage.records import AttackRecords, SearchResult
 from ..storage.tables import read_attack_records
 from .adoption import adopt_attack
 from .candidates_table import candidates_table
-from .point_sets import points_criterion
 from .progress import Progress, Silent
 from .rounds import Points, Rounds, eased
 from .runs import Run, open_run, require_complete, stage_clock
@@ -167,8 +167,11 @@ def _scoring(
         session.ensure()
         criteria: dict[Pair, Criterion] = {pair: inputs.criterion(search.criterion, *pair) for pair in search.pairs()}
         return criteria, SlabTuner(inputs, task).scores
+    further = slice(len(rows.labels_B), None)  # behind the attack stage's points, one an image
+    rows = replace(rows, points=AttackedPoints(points.rob_PK[further], points.image_P[further]))
     sets: dict[Pair, Criterion] = {
-        (clamp, ln_k): points_criterion(points, rows, clamp=clamp, ln_k=ln_k) for clamp, ln_k in search.pairs()
+        (clamp, ln_k): CRITERIA.get(search.criterion).from_rows(rows, clamp=clamp, ln_k=ln_k)
+        for clamp, ln_k in search.pairs()
     }
     return sets, lambda grids: [score_candidates(sets[grid.pair], grid) for grid in grids]
 

@@ -1,0 +1,77 @@
+"""Predictions that repeat the search on resamples: on made-up data, whose truth can be drawn as often as one likes."""
+
+import pytest
+import torch
+
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.closed_forms import mixed_clean_correct, robust_lower_bound
+from mixednuts_dist.selection.choice import Choice
+from mixednuts_dist.selection.criteria import ExactCriterion
+from mixednuts_dist.selection.grid import Grid
+from mixednuts_dist.selection.inputs import CachedLogits
+from mixednuts_dist.selection.resampling import HonestPrediction, honest_prediction
+from mixednuts_dist.selection.selection import search_grid
+
+GRID = Grid((0.05, 0.2, 0.6, 2.0, 6.0), (0.6, 1.0, 1.8, 2.6, 3.5), (-2.4, -1.8, -1.2, -0.6, 0.0, 0.6), betas=(0.95,))
+N_IMAGES, N_TRIALS = 120, 40
+
+
+def rows(n: int, *, seed: int, n_classes: int = 10) -> CachedLogits:
+    """Few images, much noise and 150 candidates: a search that fits its images."""
+    generator = torch.Generator().manual_seed(seed)
+    labels, index = torch.randint(n_classes, (n,), generator=generator), torch.arange(n)
+    clean = torch.randn(n, n_classes, generator=generator)
+    clean[index, labels] += 0.3 + 3 * torch.rand(n, generator=generator)
+    attacked = torch.randn(n, n_classes, generator=generator)
+    attacked[index, labels] += 0.3 + 2.5 * torch.rand(n, generator=generator)
+    wrong = torch.rand(n, generator=generator) < 0.35
+    return CachedLogits(
+        clean, attacked, labels, torch.where(wrong, torch.randint(n_classes, (n,), generator=generator), labels)
+    )
+
+
+def robust(cached: CachedLogits) -> torch.Tensor:
+    return cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
+
+
+def predicted(cached: CachedLogits, n_resamples: int = 100) -> tuple[Choice, HonestPrediction]:
+    criterion = ExactCriterion.from_rows(cached, clamp="gelu", ln_k=None)
+    selection = search_grid(criterion, GRID)
+    choice = selection.for_beta(0.95)
+    return choice, honest_prediction(choice, [(criterion, selection)], robust(cached), n_resamples=n_resamples)
+
+
+def truth(choice: Choice, everything: CachedLogits) -> dict[str, float]:
+    mixture = choice.mixture()
+    clean = mixed_clean_correct(everything.rob_clean_BK, everything.labels_B, everything.std_pred_B, mixture)
+    kept = robust(everything) & robust_lower_bound(everything.rob_attacked_BK, everything.labels_B, mixture)
+    return {"clean": float(clean.double().mean()), "kept": float(kept.double().mean())}
+
+
+def test_intervals_cover_and_the_correction_takes_the_flattery_out() -> None:
+    everything = rows(40_000, seed=1000)
+    covered = {"clean": 0, "kept": 0}
+    raw_errors, corrected_errors = [], []
+    for trial in range(N_TRIALS):
+        choice, found = predicted(rows(N_IMAGES, seed=trial))
+        expected = truth(choice, everything)
+        for name in covered:
+            share = getattr(found, name)
+            covered[name] += share.low <= expected[name] <= share.high
+        raw_errors.append(found.clean.raw - expected["clean"])
+        corrected_errors.append(found.clean.corrected - expected["clean"])
+    raw, corrected = (torch.tensor(errors, dtype=torch.float64).mean() for errors in (raw_errors, corrected_errors))
+    assert min(covered.values()) >= 0.85 * N_TRIALS  # 95 % in the long run; less than this has a chance below 1 %
+    assert raw > 0.005
+    assert abs(corrected) < raw / 2
+
+
+def test_the_same_seed_gives_the_same_interval_and_bad_confidence_is_an_error() -> None:
+    cached = rows(N_IMAGES, seed=0)
+    (choice, one), (_, other) = predicted(cached), predicted(cached)
+    assert one == other
+    assert one.clean.raw == choice.objective
+    assert one.kept.raw == choice.kept_predicted / N_IMAGES
+    assert one.clean.low < one.clean.corrected < one.clean.high
+    with pytest.raises(InvalidInputError, match="confidence=95 must be between 0 and 1"):
+        honest_prediction(choice, [], robust(cached), confidence=95)
