@@ -7,7 +7,6 @@ from .distributed.cluster import RaySession
 from .errors import DamagedFile
 from .reports import report
 from .reports.results import RunResults
-from .reports.single import SingleResults
 from .stages import attack, evaluate, search
 from .stages.progress import Progress, Silent
 from .stages.runs import Run, open_run
@@ -19,7 +18,7 @@ _REPAIRS = 5
 
 def run(
     config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None
-) -> RunResults | SingleResults:
+) -> RunResults:
     """Attack, search, evaluate, report (without std: the last two), on one Ray session; errors as in the stages.
 
     A stage that finds a file damaged has removed it; then all of them once more fill the gap.
@@ -35,7 +34,7 @@ def run(
         return _complete(opened, used, watched)
 
 
-def _complete(opened: Run, session: RaySession, progress: Progress) -> RunResults | SingleResults:
+def _complete(opened: Run, session: RaySession, progress: Progress) -> RunResults:
     if opened.config.std is not None:
         attack.complete(opened, session, progress)
         search.complete(opened, session, progress)

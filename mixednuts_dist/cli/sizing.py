@@ -4,12 +4,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ..classifiers.model_size import ModelSize, measure_uri
 from ..config import RunConfig
 from ..images.datasets import open_dataset
-from ..reports.wording import seconds_text
+from ..reports.counts import seconds_text
+from ..reports.table import Table, print_table
 from ..stages.estimate import Estimate, StageEstimate
 from ..uris import known_image_shape
 
@@ -53,13 +53,12 @@ def _sum(std: ModelSize | None, rob: ModelSize | None) -> ModelSize | None:
 def print_description(found: Description, config: RunConfig, console: Console) -> None:
     """The table, with what its numbers count."""
     size = " x ".join(map(str, found.image_shape))
-    table = Table(title=f"{found.run_id}: {config.data.uri}, images {size}", title_justify="left", box=None)
-    for name in ("", "parameters", "GFLOPs"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, model in found.sizes.items():
-        numbers = ("?", "?") if model is None else (f"{model.parameters / 1e6:,.4g} M", f"{model.flops / 1e9:,.4g}")
-        table.add_row(name, *numbers)
-    console.print(table, highlight=False)
+    rows = [
+        (name, *(("?", "?") if model is None else (f"{model.parameters / 1e6:,.4g} M", f"{model.flops / 1e9:,.4g}")))
+        for name, model in found.sizes.items()
+    ]
+    table = Table(("classifier", "parameters", "GFLOPs"), rows)
+    print_table(table, console, f"{found.run_id}: {config.data.uri}, images {size}")
     std = "" if config.std is None else f"std: {config.std}\n"
     console.print(f"{std}rob: {config.rob}", highlight=False, markup=False, soft_wrap=True)
     console.print("GFLOPs: one image, one pass; a multiply-accumulate counts as two (torch.utils.flop_counter).")

@@ -71,11 +71,12 @@ def search(config: str, overrides: tuple[str, ...], address: str | None, verbose
         if beta is not None:
             overrides = (*overrides, f"search.beta={beta}")
         loaded = prepared(config, overrides, console)
-        from ..reports.search_table import search_table
+        from ..reports.table import print_table
+        from ..reports.tables import search_table
         from ..stages import search as stage
 
         result = on_ray(console, address, partial(stage.run, loaded))
-        Console().print(search_table(result))
+        print_table(search_table(result), Console(), f"criterion {result.criterion}")
         console.print(f"run {loaded.run_id()} in {loaded.storage}", highlight=False, markup=False, soft_wrap=True)
 
 

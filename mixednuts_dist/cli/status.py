@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ..config import RunConfig
-from ..reports.intervals import Count, outcome_counts
-from ..reports.wording import interval_text, percent_text, seconds_text
+from ..reports.counts import Count, outcome_counts, seconds_text
+from ..reports.table import Cell, Table, print_table
 from ..stages.evaluate import autoattack_fingerprint, evaluate_fingerprint
 from ..stages.runs import Run, finished_partitions, reopen_run
 from ..stages.search import read_search_result
@@ -105,12 +104,8 @@ def run_status(config: RunConfig) -> RunStatus:
 def print_status(status: RunStatus, console: Console) -> None:
     """A table of the stages, their pace, then what failed."""
     console.print(f"run {status.run_id}  {status.uri}", highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("stage", "partitions", "images", "of", "clean", "robust", "95 % interval", "worker time"):
-        table.add_column(heading)
-    for stage in status.stages:
-        table.add_row(*_cells(stage))
-    console.print(table)
+    columns = ("stage", "partitions", "of", "clean", "robust", "worker time")
+    print_table(Table(columns, [_cells(stage) for stage in status.stages]), console)
     for stage in status.stages:
         console.print(f"{stage.stage:<8} {_pace_text(stage)}", highlight=False, soft_wrap=True)
     console.print(f"search   {'done' if status.searched else 'not done'}", highlight=False)
@@ -137,20 +132,9 @@ def _stage(opened: Run, stage: str, subject: str, fingerprint: str) -> StageStat
     )
 
 
-def _cells(stage: StageStatus) -> list[str]:
-    counts = f"{stage.done}/{stage.total}"
-    if not stage.clean.total:
-        return [stage.stage, counts, "0", stage.subject, "-", "-", "-", "-"]
-    return [
-        stage.stage,
-        counts,
-        str(stage.clean.total),
-        stage.subject,
-        percent_text(stage.clean),
-        percent_text(stage.robust),
-        interval_text(stage.robust),
-        seconds_text(stage.worker_seconds),
-    ]
+def _cells(stage: StageStatus) -> list[Cell]:
+    time_held = seconds_text(stage.worker_seconds) if stage.clean.total else None
+    return [stage.stage, f"{stage.done}/{stage.total}", stage.subject, stage.clean, stage.robust, time_held]
 
 
 def _pace_text(stage: StageStatus) -> str:

@@ -20,8 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from ..distributed.preparation import PartDone
-from ..reports.intervals import Count
-from ..reports.wording import percent_text, seconds_text
+from ..reports.counts import Count, percent_text, seconds_text
 from ..storage.records import Receipt
 
 logger = logging.getLogger(__name__)

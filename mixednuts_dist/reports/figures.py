@@ -1,91 +1,310 @@
-"""The figures by name, and their static SVG, PNG and PDF. A new figure is a function and one line in `FIGURES`."""
+"""The charts of a run, by their names in the register `CHARTS`.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+An entry is a function from a run's results to a chart, or to None where the run has nothing for it. A chart of a
+user's file appears on the page after these, and as files beside it.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
-import vl_convert
 
-from .chart_style import Layout, dark_config, light_config
-from .margin_chart import margin_chart
-from .results import RunResults
-from .sensitivity_chart import sensitivity_chart
-from .survival_chart import survival_chart
-from .tradeoff_chart import tradeoff_chart
+from ..register import CHARTS
+from .charts import (
+    CLASSIFIER_COLOURS,
+    PALETTE,
+    RING,
+    Chart,
+    Frame,
+    Row,
+    Span,
+    accuracy_axis,
+    bars,
+    beside,
+    described,
+    lines,
+    maps,
+    point,
+    scatter_panel,
+    values,
+    window,
+)
+from .counts import Count, percent_text
+from .margins import margin_histograms
+from .results import (
+    MIXED_ATTACK,
+    RunResults,
+    kept_by_rounds,
+    kept_predicted,
+    parameter_values,
+    predicted,
+    rounds_table,
+)
+from .tables import sensitivity_rows
 
-PNG_SCALE = 2.0  # 144 dpi: sharp on paper at column width
-
-
-@dataclass(frozen=True)
-class Figure:
-    """How a figure is drawn and what stands under it."""
-
-    draw: Callable[[RunResults, Layout], alt.TopLevelMixin]
-    caption: str
-    drawable: Callable[[RunResults], bool] = lambda _: True  # whether the run has what it shows
-
-
-FIGURES: Mapping[str, Figure] = {
-    "tradeoff": Figure(
-        tradeoff_chart,
-        "Line: what the search predicts for every beta without a new attack, exact clean accuracy against the robust "
-        "accuracy that is guaranteed under the stored perturbations. Ring: the beta of the slider, dotted: its 95 % "
-        "bootstrap interval. Marks with whiskers: measured, with 95 % intervals; diamonds are other parameters, "
-        "measured in runs beside this one.",
-    ),
-    "margins": Figure(
-        margin_chart,
-        "Share of each group's images by confidence margin (top probability minus runner-up). Bars: prediction right. "
-        "Dashed outline: prediction wrong. Vertical lines: medians. Each panel has its own vertical scale.",
-    ),
-    "sensitivity": Figure(
-        sensitivity_chart,
-        "The search’s objective over scale s and bias c, one map for each power p, at the deployed beta. Darker is "
-        "better; the ring is what was selected; × cannot be used. A wide dark region means that the exact values "
-        "hardly matter, a dark cell at the border that the grid should be wider.",
-        lambda results: bool(results.candidates),
-    ),
-    "survival": Figure(
-        survival_chart,
-        "Images that the mixture still has right after each step; in brackets, how many the step took. Each step "
-        "attacks only what is still standing.",
-    ),
+SELECTED_BETA = "selected_beta"  # the signal that the page's slider sets
+MAXIMISED = ("exact",)  # criteria whose objective is the better the larger
+_MEANINGS = {
+    "exact": "clean accuracy of the mixture (%)",
+    "paper": "clean and wrong images above the cutoff (%)",
+}
+_PREDICTED, _CHOSEN = "predicted, every beta", "predicted, chosen beta"
+_ROUNDS, _OTHERS = "measured in the search", "measured, other runs"
+_MARKS = {
+    "std": ("square", CLASSIFIER_COLOURS["std"]),
+    "rob": ("triangle-up", CLASSIFIER_COLOURS["rob"]),
+    "mixed": ("circle", CLASSIFIER_COLOURS["mixed"]),
+    _PREDICTED: ("stroke", CLASSIFIER_COLOURS["mixed"]),
+    _CHOSEN: (RING, CLASSIFIER_COLOURS["mixed"]),
+    _ROUNDS: ("diamond", PALETTE[3]),
+    _OTHERS: ("cross", PALETTE[3]),
 }
 
 
-def build_figures(results: RunResults, *, layout: Layout = "wide") -> dict[str, alt.TopLevelMixin]:
-    """Every figure that the run has something for, by name, drawn for a desktop column or for a phone."""
-    return {name: figure.draw(results, layout) for name, figure in FIGURES.items() if figure.drawable(results)}
+def figures(results: RunResults) -> dict[str, Chart]:
+    """Every registered chart that the run has something for, by name."""
+    made: Mapping[str, Chart | None] = {name: CHARTS.get(name)(results) for name in CHARTS.names()}
+    return {name: chart for name, chart in made.items() if chart is not None}
 
 
-def figure_spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    """The chart as a Vega-Lite specification without any address in it: `$schema` is the only one Altair writes."""
-    spec: dict[str, Any] = chart.to_dict()
-    spec.pop("$schema", None)
-    spec.pop("config", None)
-    return spec
+def caption(name: str) -> str:
+    """What stands under a figure."""
+    entry = CHARTS.entries()[name]
+    return str(entry.facts.get("caption", entry.describes))
 
 
-def static_files(name: str, wide: dict[str, Any], narrow: dict[str, Any]) -> dict[str, bytes]:
-    """The figure in every static form, by file name; drawn in this process, no browser and no network."""
-    svg = static_svg(wide)
-    return {
-        f"{name}.svg": svg,
-        f"{name}.png": vl_convert.svg_to_png(svg.decode(), scale=PNG_SCALE),
-        f"{name}.pdf": vl_convert.svg_to_pdf(svg.decode()),
-        f"{name}-narrow.svg": static_svg(narrow),
-        f"{name}-dark.svg": static_svg(wide, dark_config()),
-    }
+@CHARTS(
+    "tradeoff",
+    describes="Clean against robust accuracy: predicted for every beta, and measured",
+    caption="Line: what the search predicts for every beta, clean accuracy against the robust images that stay right "
+    "under the stored perturbations. Ring: the beta of the slider, dotted: its 95 % interval. Marks with whiskers: "
+    "measured under attack, with 95 % intervals.",
+    order=1,
+)
+def tradeoff(results: RunResults) -> Chart | None:
+    """Two panels: everything from 0 up, and the part around the curve that decides."""
+    if results.found is None:
+        return None
+    curve, marks = _curve(results), _measured_marks(results)
+    shown = [name for name in _MARKS if name in {_PREDICTED, _CHOSEN, *(mark["series"] for mark in marks)}]
+    close = _close_window(curve, marks)
+    left = min([*(mark["clean_low"] for mark in marks), *(step["clean"] for step in curve)])
+    whole = (max(0.0, left - 4), 100.0), (0.0, 100.0)
+    legend = alt.Legend(title=None, orient="top", columns=4, labelLimit=0)
+
+    def draw(frame: Frame) -> alt.TopLevelMixin:
+        shapes, colours = ([_MARKS[name][i] for name in shown] for i in (0, 1))
+        few = replace_columns(legend, 2 if frame.narrow else 4)
+        colour = alt.Color("series:N", scale=alt.Scale(domain=shown, range=colours), legend=few)
+        shape = alt.Shape("series:N", scale=alt.Scale(domain=shown, range=shapes), legend=few)
+        columns, gap = (1 if frame.narrow else 2), 5.5 * frame.font
+        side = frame.panel(columns, gap=gap)
+        panels = [
+            scatter_panel(
+                marks if i else [{**mark, "name": mark["name"] if mark["series"] in ("std", "rob", "mixed") else ""}
+                                 for mark in marks],
+                {_PREDICTED: curve}, (colour, shape), window_, (side, side), frame, title=title,
+                layers=[*_ring_layers(curve, window_, (colour, shape), frame), *([] if i else [_frame(close)])],
+            )
+            for i, (window_, title) in enumerate(
+                ((whole, "All of it (frame: the other panel)"), (close, "Around the curve"))
+            )
+        ]  # fmt: skip
+        chosen = alt.param(name=SELECTED_BETA, value=results.parameters.beta)
+        chart = alt.concat(*panels, columns=columns, spacing=gap, bounds="flush").add_params(chosen)
+        shared: alt.TopLevelMixin = chart.resolve_scale(color="shared", shape="shared")
+        return shared
+
+    return described(draw, _tradeoff_words(results))
 
 
-def static_svg(spec: dict[str, Any], config: dict[str, Any] | None = None) -> bytes:
-    """The figure as SVG, on white by default."""
-    svg: str = vl_convert.vegalite_to_svg(spec, config=config or light_config(), allowed_base_urls=[])
-    return svg.encode()
+def replace_columns(legend: alt.Legend, columns: int) -> alt.Legend:
+    """The same key in this many columns."""
+    return alt.Legend(**{**legend.to_dict(), "columns": columns})
 
 
-def static_png(spec: dict[str, Any]) -> bytes:
-    """The figure as PNG on white."""
-    png: bytes = vl_convert.svg_to_png(static_svg(spec).decode(), scale=PNG_SCALE)
-    return png
+def _curve(results: RunResults) -> list[Row]:
+    return [{**parameter_values(entry), **point(_CHOSEN, "", *predicted(entry))} for entry in results.search.entries]
+
+
+def _measured_marks(results: RunResults) -> list[Row]:
+    """std, rob and mixed; what the rounds measured at each beta; the mixtures of other runs."""
+    own = [point(row.classifier, row.classifier, row.clean, row.robust, attack=row.attack) for row in results.accuracy]
+    by_beta = {entry.beta: entry for entry in results.search.entries}
+    rounds = [
+        point(_ROUNDS, f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_images), beta=beta)
+        for beta, kept in kept_by_rounds(results.search).items()
+        if beta != results.parameters.beta
+    ]
+    others = [
+        point(_OTHERS, f"β {other.parameters.beta:g}", other.clean, other.robust, run=other.run_id, attack=MIXED_ATTACK)
+        for other in results.measured
+        if other.run_id != results.run_id
+    ]
+    return [*own, *rounds, *others]
+
+
+def _close_window(curve: list[Row], marks: list[Row]) -> tuple[Span, Span]:
+    """Holds rob and mixed with their intervals and the curve as far down as 10 points below them."""
+    near = [mark for mark in marks if mark["series"] != "std"]
+    floor = min(mark["robust_low"] for mark in near) - 10
+    steps = [{"clean": step["clean"], "robust": step["robust"]} for step in curve if step["robust"] >= floor]
+    return window([*near, *steps])
+
+
+def _ring_layers(
+    curve: list[Row], shown: tuple[Span, Span], colour_and_shape: tuple[Any, Any], frame: Frame
+) -> list[Any]:
+    """Every beta as a dot, and around the slider's a ring with its intervals."""
+    colour, shape = colour_and_shape
+    x, y = accuracy_axis("clean", shown[0]), accuracy_axis("robust", shown[1])
+    numbers = ("beta", "s", "p", "c", "alpha", "clean", "robust")
+    tooltip = [alt.Tooltip(f"{name}:Q", format=".4~g") for name in numbers]
+    base = alt.Chart(values(curve))
+    chosen = base.transform_filter(f"datum.beta === {SELECTED_BETA}")
+    rule = chosen.mark_rule(clip=True, strokeWidth=1.5, strokeDash=[2, 2])
+    return [
+        base.mark_circle(clip=True, size=0.18 * frame.font**2, opacity=1, color=CLASSIFIER_COLOURS["mixed"]).encode(
+            x=x, y=y, tooltip=tooltip
+        ),
+        rule.encode(x=accuracy_axis("clean_low", shown[0]), x2="clean_high:Q", y=y, color=colour),
+        rule.encode(x=x, y=accuracy_axis("robust_low", shown[1]), y2="robust_high:Q", color=colour),
+        chosen.mark_point(clip=True, filled=True, size=0.6 * frame.font**2, opacity=1).encode(
+            x=x, y=y, color=colour, shape=shape, tooltip=tooltip
+        ),
+    ]  # fmt: skip
+
+
+def _frame(close: tuple[Span, Span]) -> alt.Chart:
+    (left, right), (bottom, top) = close
+    corners = {"clean": left, "clean_to": right, "robust": bottom, "robust_to": top}
+    frame = alt.Chart(values([corners])).mark_rect(fillOpacity=0, stroke="#8b929b", strokeDash=[3, 3], strokeWidth=1)
+    drawn: alt.Chart = frame.encode(x="clean:Q", x2="clean_to:Q", y="robust:Q", y2="robust_to:Q")
+    return drawn
+
+
+def _tradeoff_words(results: RunResults) -> str:
+    def pair(clean: Count, robust: Count) -> str:
+        return f"{percent_text(clean)} % clean and {percent_text(robust)} % robust"
+
+    first, last = results.search.entries[0], results.search.entries[-1]
+    measured = ", ".join(f"{row.classifier} {pair(row.clean, row.robust)}" for row in results.accuracy)
+    return (
+        f"Clean against robust accuracy. Measured: {measured}. The predicted curve runs from {pair(*predicted(first))} "
+        f"at beta {first.beta:g} to {pair(*predicted(last))} at beta {last.beta:g}."
+    )
+
+
+@CHARTS(
+    "rounds",
+    describes="What each round of the search predicted and measured",
+    caption="Each round attacks the choice, and the search chooses again with the perturbations that were found. Left: "
+    "the share of rob’s robust images that the choice keeps. Right: its clean accuracy. Last: the whole adaptive attack "
+    "on what was deployed.",
+    order=2,
+)
+def rounds(results: RunResults) -> Chart | None:
+    """Rounds against kept, predicted and measured, and against clean accuracy, at the deployed beta."""
+    if results.found is None or results.kept is None or not rounds_table(results).rows:
+        return None
+    chosen = results.parameters
+    steps: list[tuple[str, Count, Count, Count]] = [
+        (f"round {row[0]}", row[2], row[3], row[4])  # type: ignore[misc]
+        for row in rounds_table(results).rows
+        if row[1] == chosen.beta
+    ]
+    last = ("attack", results.row("mixed").clean, kept_predicted(results, chosen), results.kept)
+    return described(rounds_chart([*steps, last], chosen.beta), _rounds_words([*steps, last]))
+
+
+def rounds_chart(steps: list[tuple[str, Count, Count, Count]], beta: float) -> Chart:
+    """Steps by name, with what is clean right, predicted to be kept, and measured."""
+    kept = [
+        {"x": name, "y": count.percent, "series": series}
+        for name, _, foreseen, measured in steps
+        for series, count in (("predicted", foreseen), ("measured", measured))
+    ]
+    clean = [{"x": name, "y": count.percent, "series": "clean"} for name, count, *_ in steps]
+    level = (100 * beta, f"β = {beta:g}")
+    return beside(
+        lines(kept, x="", y="kept of rob’s robust images (%)", named=True, rule=level),
+        lines(clean, x="", y="clean accuracy (%)", named=True),
+    )
+
+
+def _rounds_words(steps: list[tuple[str, Count, Count, Count]]) -> str:
+    said = [
+        f"{name}: {clean.correct} of {clean.total} clean, {foreseen.correct} predicted and {measured.correct} measured "
+        f"of {measured.total} kept"
+        for name, clean, foreseen, measured in steps
+    ]
+    return f"Rounds of the search. {'; '.join(said)}."
+
+
+@CHARTS(
+    "margins",
+    describes="Confidence margins, right against wrong",
+    caption="Share of each group’s images by confidence margin (top probability minus runner-up), on a logarithmic "
+    "axis; margins below 0.0001 are counted at its left end. Bars: prediction right. Dashed outline: prediction wrong. "
+    "Vertical lines: medians. Each panel has its own vertical scale.",
+    order=3,
+)
+def margins(results: RunResults) -> Chart | None:
+    """Histograms of each classifier, clean and attacked."""
+    if not results.margins:
+        return None
+    medians = [
+        f"{group.classifier} on {group.images} images, {group.side}: {group.median:.3g}"
+        for group in results.margins
+        if group.median is not None
+    ]
+    words = f"Histograms of confidence margins between 0 and 1. Medians: {'; '.join(medians)}."
+    return described(margin_histograms(results.margins), words)
+
+
+@CHARTS(
+    "sensitivity",
+    describes="The objective over s and c, for each p",
+    caption="The search’s objective over scale s and bias c, one map for each power p, at the deployed beta. Darker is "
+    "better; the ring is what was selected; × cannot be used. A wide dark region means that the exact values hardly "
+    "matter, a dark cell at the border that the grid should be wider.",
+    order=4,
+)
+def sensitivity(results: RunResults) -> Chart | None:
+    """One map for each power, all in one colour scale."""
+    rows, chosen = sensitivity_rows(results) if results.candidates else [], None
+    if not rows:
+        return None
+    chosen, criterion = results.parameters, results.search.criterion
+    meaning = _MEANINGS.get(criterion, "objective (%)")
+    found = [float(str(row["objective"])) for row in rows if row["objective"] is not None]
+    span = f"between {min(found):.1f} and {max(found):.1f} %" if found else "nowhere defined"
+    unusable = f"; {len(rows) - len(found)} cannot be used" if len(rows) > len(found) else ""
+    words = (
+        f"Colour maps of the objective, {meaning}, over scale s and bias c, one for each power p, at beta "
+        f"{chosen.beta:g}. Over {len(rows)} candidates it lies {span}{unusable}. Selected: s {chosen.scale:.4g}, "
+        f"p {chosen.power:.4g}, c {chosen.bias:.4g}."
+    )
+    return described(maps(rows, meaning=meaning, maximised=criterion in MAXIMISED), words)
+
+
+@CHARTS(
+    "survival",
+    describes="What each step of the attack leaves standing",
+    caption="Images still right after each step; in brackets, how many the step took. Each step attacks only what is "
+    "still standing.",
+    order=5,
+)
+def survival(results: RunResults) -> Chart:
+    """One bar a step: the share of images that are still right after it."""
+    rows = [
+        {
+            "name": step.step,
+            "value": step.standing.percent,
+            "label": f"{step.standing.correct}" + (f"  (−{step.lost})" if step.lost and number else ""),
+        }
+        for number, step in enumerate(results.survival)
+    ]
+    steps = ", ".join(f"{step.step} {step.standing.correct}" for step in results.survival)
+    words = f"Images of {results.n_images} that are right after each step: {steps}."
+    return described(bars(rows, value="right after this step (%)", within=(0.0, 100.0)), words)

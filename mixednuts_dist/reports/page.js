@@ -13,7 +13,8 @@
   function showStop() {
     const stop = page.curve[Number(slider.value)];
     for (const [field, words] of Object.entries(stop.words)) {
-      document.getElementById(`at-${field}`).textContent = words;
+      const place = document.getElementById(`at-${field}`);
+      if (place) place.textContent = words;
     }
     slider.setAttribute("aria-valuetext", `beta ${stop.words.beta}`);
     clearTimeout(telling); // told once the slider rests, not at every stop on the way
@@ -23,7 +24,7 @@
 
   function tell(words) {
     document.getElementById("at-all").textContent =
-      `Predicted clean accuracy ${words.clean}; guaranteed robust bound ${words.robust_bound}; ` +
+      `Predicted clean accuracy ${words.clean}; kept of the robust images ${words.kept_predicted}; measured: ${words.measured}; ` +
       `s ${words.s}, p ${words.p}, c ${words.c}, alpha ${words.alpha}.`;
   }
 
@@ -31,21 +32,30 @@
     const specs = page.specs[narrow.matches ? "narrow" : "wide"];
     const config = { ...page.configs[dark.matches ? "dark" : "light"], background: "transparent" };
     const drawn = {};
+    let state = "yes";
     for (const [name, spec] of Object.entries(specs)) {
-      const place = document.querySelector(`[data-chart="${name}"]`);
-      const still = place.querySelector("img");
-      const target = document.createElement("div");
-      const embedded = await vegaEmbed(target, structuredClone(spec), { ...options, config });
-      if (still) still.hidden = true;
-      place.querySelectorAll(".drawn").forEach((old) => old.remove());
-      target.classList.add("drawn");
-      place.append(target);
-      drawn[name] = embedded.view;
+      try {
+        drawn[name] = await draw(document.querySelector(`[data-chart="${CSS.escape(name)}"]`), spec, config);
+      } catch (error) {
+        state = "failed"; // this chart's static figure stays, the others are drawn
+        console.error(`chart ${name}:`, error);
+      }
     }
     Object.values(views).forEach((view) => view.finalize());
     views = drawn;
-    showStop();
-    document.body.dataset.drawn = "yes";
+    if (slider) showStop();
+    document.body.dataset.drawn = state;
+  }
+
+  async function draw(place, spec, config) {
+    if (!place) throw new Error("the page has no place for it");
+    const target = document.createElement("div");
+    const embedded = await vegaEmbed(target, structuredClone(spec), { ...options, config });
+    place.querySelectorAll("img").forEach((still) => { still.hidden = true; });
+    place.querySelectorAll(".drawn").forEach((old) => old.remove());
+    target.classList.add("drawn");
+    place.append(target);
+    return embedded.view;
   }
 
   function redraw() {
@@ -59,10 +69,12 @@
     link.href = document.querySelector(`[data-chart="${link.dataset.still}"] img`).src;
     link.hidden = false;
   });
-  slider.addEventListener("input", showStop);
   dark.addEventListener("change", redraw);
   narrow.addEventListener("change", redraw);
-  document.getElementById("slider").hidden = false;
-  showStop();
+  if (slider) { // a run without std has no curve to move along
+    slider.addEventListener("input", showStop);
+    document.getElementById("slider").hidden = false;
+    showStop();
+  }
   redraw();
 })();

@@ -1,5 +1,6 @@
 """The report page: one HTML file that opens without a network, and its figures and tables as files beside it."""
 
+import base64
 import functools
 import json
 from typing import Any
@@ -8,81 +9,191 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from . import wording
-from .chart_style import dark_config, light_config
-from .confidence import medians_table
-from .exports import exported_files
-from .figures import FIGURES, build_figures, figure_spec, static_files
-from .page_parts import cost_rows, data_uri, picture_groups, slider_stops
-from .pictures import contact_sheet
-from .results import RunResults
-from .single import SingleResults
-from .tradeoff_chart import SELECTED_BETA
+from ..selection.choice import Choice
+from . import counts
+from .charts import NARROW, WIDE, Row, chart_files, drawn, vega_config
+from .figures import SELECTED_BETA, caption, figures
+from .margins import medians_table, ratio_sentence
+from .results import (
+    RunResults,
+    candidates_sentence,
+    kept_by_rounds,
+    kept_predicted,
+    predicted,
+    rounds_sentence,
+    rounds_table,
+)
+from .tables import accuracy_table, cost_table, search_table, survival_table, table_files
+from .worst_images import Reason, WorstImage, contact_sheet, perturbation_png, pixels_of, png
 
 # The page may run what is written in it and show what is written in it; it may fetch nothing, from anywhere.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
+PLACED = ("tradeoff", "rounds", "margins", "sensitivity", "survival")  # charts with a place of their own on the page
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
+_MEDIA_TYPES = {
+    "csv": "text/csv",
+    "json": "application/json",
+    "png": "image/png",
+    "svg": "image/svg+xml",
+    "tex": "application/x-tex",
+}
+_REASONS: dict[Reason, tuple[str, str]] = {
+    "lost": (
+        "Lost, though both are right on the clean image",
+        "Where rob alone survives its own attack, the image is the price of mixing; these come first.",
+    ),
+    "narrow": ("Held by a hair", "The smallest margins that the adaptive attack left on the right side."),
+}
 
 
-def render_page(results: RunResults) -> dict[str, bytes]:
+def report_files(results: RunResults) -> dict[str, bytes]:
     """Every file of `report/` by name.
 
-    `index.html` needs none of the others. For papers and scripts: each of `FIGURES` as `<figure>.svg`, `.png`, `.pdf`,
-    in column width as `<figure>-narrow.svg` and on dark as `<figure>-dark.svg`; each table and each figure's data as
-    `.csv` and `.tex` (`table.*` is the accuracy table); `worst_images.png`; `results.json` (`RunResults.to_json`).
+    `index.html` needs none of the others. For papers and scripts: each figure as `<figure>.svg`, on dark as
+    `<figure>-dark.svg`, and with 8 pt text as `<figure>-3.25in.pdf`, `<figure>-5.5in.pdf` and `.png` (300 dpi); each
+    table and each figure's data as `.csv` and `.tex` (`table.*` is the accuracy table); `worst_images.png`;
+    `results.json` (`RunResults.to_json`).
     """
-    wide = {name: figure_spec(chart) for name, chart in build_figures(results, layout="wide").items()}
-    narrow = {name: figure_spec(chart) for name, chart in build_figures(results, layout="narrow").items()}
-    files = {name: content.encode() for name, content in exported_files(results).items()}
+    charts = figures(results)
+    wide = {name: drawn(chart, WIDE) for name, chart in charts.items()}
+    narrow = {name: drawn(chart, NARROW)[0] for name, chart in charts.items()}
+    files = {name: content.encode() for name, content in table_files(results).items()}
     files["results.json"] = (json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n").encode()
-    for name, spec in wide.items():
-        files |= static_files(name, spec, narrow[name])
+    for name, chart in charts.items():
+        files |= chart_files(name, chart, wide[name])
     if results.worst:
-        files["worst_images.png"] = contact_sheet([(i.clean_CHW, i.attacked_CHW, i.caption()) for i in results.worst])
-    return {"index.html": _html(results, wide, narrow, files).encode(), **files}
+        files["worst_images.png"] = contact_sheet(results.worst)
+    return {
+        "index.html": _html(results, {name: spec for name, (spec, _) in wide.items()}, narrow, files).encode(),
+        **files,
+    }
 
 
-def _html(
-    results: RunResults, wide: dict[str, dict[str, Any]], narrow: dict[str, dict[str, Any]], files: dict[str, bytes]
-) -> str:
-    stops = slider_stops(results)
+def _html(results: RunResults, wide: dict[str, Row], narrow: dict[str, Row], files: dict[str, bytes]) -> str:
+    stops = slider_stops(results) if results.found else []
     scripted = {
         "specs": {"wide": wide, "narrow": narrow},
-        "configs": {"light": light_config(), "dark": dark_config()},
+        "configs": {"light": vega_config(), "dark": vega_config(dark=True)},
         "curve": stops,
         "selectedBeta": SELECTED_BETA,
     }
-    content = {
+    content: dict[str, Any] = {
         "results": results,
         "facts": results.to_json(),
         "stops": stops,
-        "deployed_stop": [stop["beta"] for stop in stops].index(results.parameters.beta),
-        "medians": medians_table(results.margins),
-        "costs": cost_rows(results),
-        "pictures": picture_groups(results),
-        "figures": {name: FIGURES[name] for name in wide},
-        "alt_texts": {name: spec["description"] for name, spec in wide.items()},
+        "alt_texts": {name: spec.get("description", caption(name)) for name, spec in wide.items()},
+        "captions": {name: caption(name) for name in wide},
+        "more": [name for name in wide if name not in PLACED],
         "stills": {name: data_uri(f"{name}.svg", files[f"{name}.svg"]) for name in wide},
         "downloads": {name: data_uri(name, files[name]) for name in files if name.endswith(("csv", "tex", "json"))},
+        "pictures": picture_groups(results),
         "data": _script_json(scripted),
         "bundle": Markup(_javascript_bundle()),
         "policy": CONTENT_SECURITY_POLICY,
-        "words": wording,
+        "words": counts,
+        "accuracy": accuracy_table(results),
+        "survival": survival_table(results),
+        "costs": cost_table(results).turned(),
     }
+    if results.found:
+        content |= {
+            "deployed_stop": [stop["beta"] for stop in stops].index(results.parameters.beta),
+            "betas": search_table(results.search),
+            "rounds": rounds_table(results),
+            "rounds_sentence": rounds_sentence(results),
+            "candidates_sentence": candidates_sentence(results.search),
+            "medians": medians_table(results.margins),
+            "ratio_sentence": ratio_sentence(results.margins),
+        }
     return _environment().get_template("page.html.j2").render(content)
 
 
-def render_single_page(results: SingleResults) -> dict[str, bytes]:
-    """`index.html` and `results.json` of AutoAttack on one classifier."""
-    content = {"results": results, "words": wording, "policy": CONTENT_SECURITY_POLICY}
-    page = _environment().get_template("single.html.j2").render(content)
+def slider_stops(results: RunResults) -> list[dict[str, Any]]:
+    """The predicted curve in the slider's order, beta growing to the right.
+
+    `words` is what the slider shows of each, by the element's id.
+    """
+    entries = sorted(results.search.entries, key=lambda entry: entry.beta)
+    return [{"beta": entry.beta, "words": _stop_words(entry, results)} for entry in entries]
+
+
+def _stop_words(entry: Choice, results: RunResults) -> dict[str, str]:
+    clean, _ = predicted(entry)
+    kept = kept_predicted(results, entry)
     return {
-        "index.html": page.encode(),
-        "results.json": (json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n").encode(),
+        "beta": f"{entry.beta:g}",
+        "s": counts.minus(f"{entry.scale:.5g}"),
+        "p": counts.minus(f"{entry.power:.5g}"),
+        "c": counts.minus(f"{entry.bias:.5g}"),
+        "alpha": counts.weight_text(entry.alpha, entry.one_minus_alpha),
+        "one_minus_alpha": f"{entry.one_minus_alpha:.4g}",
+        "clamp": entry.clamp,
+        "clean": counts.percent_first(clean),
+        "kept_predicted": counts.percent_first(kept),
+        "clean_interval": counts.interval_text(clean),
+        "kept_interval": counts.interval_text(kept),
+        "measured": _measured_words(entry, results),
     }
+
+
+def _measured_words(entry: Choice, results: RunResults) -> str:
+    """What is known of exactly these parameters: from this run's attack, from a round of its search, from another run."""
+    if results.kept is not None and entry == results.parameters:
+        clean = counts.percent_first(results.row("mixed").clean)
+        return f"clean {clean}, kept {counts.percent_first(results.kept)}, by the whole adaptive attack"
+    by_rounds = kept_by_rounds(results.search)
+    if entry.beta in by_rounds:
+        return f"kept {counts.percent_first(by_rounds[entry.beta])}, by the search’s own attack"
+    for point in results.measured:
+        if point.parameters.mixture() == entry.mixture():
+            clean, robust = (counts.percent_first(count) for count in (point.clean, point.robust))
+            return f"clean {clean}, robust {robust}, in run {point.run_id}"
+    return "not attacked yet"
+
+
+def picture_groups(results: RunResults) -> list[dict[str, Any]]:
+    """The worst images by reason: a title, what to see, and the cards."""
+    groups: list[dict[str, Any]] = []
+    for reason, (title, hint) in _REASONS.items():
+        cards = [_card(image) for image in results.worst if image.reason == reason]
+        groups.append({"title": title, "hint": hint if cards else "None.", "cards": cards})
+    return groups
+
+
+def _card(image: WorstImage) -> dict[str, Any]:
+    clean_CHW, attacked_CHW = pixels_of(image)
+    perturbation, factor = perturbation_png(clean_CHW, attacked_CHW)
+    name = f"Image {image.sample_id}, class {image.label}"
+    *before, after = image.verdicts
+    return {
+        "title": name,
+        "kind": "pixels" if max(clean_CHW.shape[1:]) <= 96 else "photo",
+        "pictures": [
+            ("clean", data_uri("a.png", png(clean_CHW)), f"{name}: the clean image"),
+            (
+                f"change × {factor:.3g}", data_uri("a.png", perturbation),
+                f"{name}: the perturbation, {factor:.3g} times amplified around mid-grey",
+            ),
+            (
+                "attacked", data_uri("a.png", png(attacked_CHW)),
+                f"{name}: the attacked image, which the mixture takes for class {after.predicted}",
+            ),
+        ],
+        "sentence": image.sentence(),
+        "verdicts": [
+            (f"{verdict.classifier}, {verdict.images}", verdict.words(), verdict.predicted != image.label)
+            for verdict in (*before, after)
+        ],
+    }  # fmt: skip
+
+
+def data_uri(name: str, content: bytes) -> str:
+    """The content as an address that fetches nothing; its kind by the name's ending."""
+    media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
 @functools.cache

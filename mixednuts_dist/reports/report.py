@@ -1,25 +1,57 @@
-"""The report stage: from the stored rows to counts, tables, figures and the page."""
+"""The report stage: reads a finished run batch by batch, and leaves the page, tables and figures in its folder."""
 
+import logging
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
 
 from ..attacks.red_flags import FLAGS, findings
-from ..config import RunConfig
-from ..errors import DatasetError
-from ..stages.evaluate import CACHED, evaluate_fingerprint
+from ..config import RunConfig, parse_config
+from ..errors import DatasetError, MixedNutsError
+from ..images.datasets import open_dataset
+from ..stages.adoption import siblings
+from ..stages.evaluate import CACHED, autoattack_fingerprint, evaluate_fingerprint
 from ..stages.progress import Progress, Silent
-from ..stages.runs import Run, reopen_run, require_complete, stage_clock, stage_seconds
+from ..stages.runs import Run, finished_partitions, reopen_run, require_complete, stage_clock, stage_seconds
 from ..stages.search import read_candidates, read_search_result
+from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords
-from ..storage.tables import FLAG, read_attack_records, read_columns, read_evaluate_records
-from .cost import stage_costs
-from .measured import measured_points
-from .page import render_page, render_single_page
-from .results import RunResults, gather_results
-from .single import SingleResults, collect_single
-from .worst_images import WorstImage, worst_images
+from ..storage.store import Store
+from ..storage.tables import (
+    FLAG,
+    SURVIVED,
+    read_attack_records,
+    read_columns,
+    read_evaluate_records,
+    read_rows,
+)
+from .counts import Count, outcome_counts
+from .page import report_files
+from .results import (
+    AccuracyRow,
+    MeasuredPoint,
+    RunResults,
+    gather_results,
+    square_note,
+    stage_costs,
+    survival_of,
+    survival_steps,
+)
+from .worst_images import WorstImage, with_pixels
+
+logger = logging.getLogger(__name__)
+
+_IMAGES_AT_A_TIME = 20_000  # rows whose logits are held at once
 
 
-def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults | SingleResults:
+def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
     """Write the report of a finished run and return its results.
 
     Raises:
@@ -27,10 +59,9 @@ def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults | 
         FingerprintMismatch: where stored rows are not this run's.
     """
     opened = reopen_run(config)
-    results = collect_single(opened) if config.std is None else collect(opened)
+    results = collect(opened)
     with stage_clock(opened.store, "report"):
-        files = render_single_page(results) if isinstance(results, SingleResults) else render_page(results)
-        for name, content in files.items():
+        for name, content in report_files(results).items():
             opened.store.write(f"report/{name}", content)
     (progress or Silent()).stage_finished("report", opened.store.address("report/index.html"))
     return results
@@ -38,45 +69,155 @@ def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults | 
 
 def collect(opened: Run) -> RunResults:
     """The results of a finished run, read from its files alone; errors as in `run`."""
+    return _autoattack_results(opened) if opened.config.std is None else _mixture_results(opened)
+
+
+def _mixture_results(opened: Run) -> RunResults:
     config, store = opened.config, opened.store
     receipts = {"attack": require_complete(opened, "attack", opened.attack_fingerprint)}
     search = read_search_result(opened)
     fingerprint = evaluate_fingerprint(opened, search)
     receipts["evaluate"] = require_complete(opened, "evaluate", fingerprint)
-    seconds = {stage: value for stage, value in stage_seconds(store).items() if stage != "report"}
-    attack = read_attack_records(store, opened.partitions, opened.attack_fingerprint)
-    evaluate = read_evaluate_records(store, opened.partitions, fingerprint, [CACHED, *config.evaluate.attacks])
-    results = gather_results(
-        run_id=config.run_id(),
-        name=config.name,
-        dataset=config.data.uri,
-        std=config.required_std,
-        rob=config.rob,
-        threat=config.threat.threat_model(),
-        attack=attack,
-        search=search,
-        evaluate=evaluate,
-        seconds=seconds,
-    )
-    worst, missing = _pictures(opened, attack, evaluate, fingerprint)
-    columns = [f"{FLAG}{flag}" for flag in FLAGS]
-    flags = read_columns(store, "evaluate", opened.partitions, fingerprint, columns)
-    raised = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}
+    results = gather_results(_batches(opened, fingerprint), search=search, **_description(opened))
+    worst, missing = _pictures(opened, results.worst, fingerprint)
     return replace(
         results,
-        notes=(*results.notes, *findings(raised, opened.inputs.n_classes, "the mixture"), *missing),
+        notes=(*results.notes, *_red_flags(opened, fingerprint, "the mixture"), *missing),
         measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, config.search.beta)),
-        costs=stage_costs({stage: list(found.values()) for stage, found in receipts.items()}, seconds),
+        costs=stage_costs({stage: list(found.values()) for stage, found in receipts.items()}, results.seconds),
         worst=worst,
+        provenance=_provenance(config, store),
     )
+
+
+def _autoattack_results(opened: Run) -> RunResults:
+    """AutoAttack on rob alone, where the run has no std."""
+    fingerprint, attacks = autoattack_fingerprint(opened), opened.config.evaluate.attacks
+    receipts = require_complete(opened, "evaluate", fingerprint)
+    columns = ["label", "rob_clean", "robust", *(f"{SURVIVED}{attack}" for attack in attacks)]
+    standing, n_robust, n_images = Counter[str](), 0, opened.inputs.n_images
+    for partitions in _parts(opened):
+        rows = read_columns(opened.store, "evaluate", partitions, fingerprint, columns)
+        survived = {attack: rows[f"{SURVIVED}{attack}"] for attack in attacks}
+        steps = survival_steps(rows["rob_clean"].argmax(dim=1) == rows["label"], survived)
+        standing.update({step.step: step.standing.correct for step in steps})
+        n_robust += int(rows["robust"].sum())
+    survival = survival_of(standing, n_images)
+    description = _description(opened)
+    return RunResults(
+        **description,
+        accuracy=(AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), ", ".join(attacks)),),
+        survival=survival,
+        notes=(*square_note(survival), *_red_flags(opened, fingerprint, "rob")),
+        costs=stage_costs({"evaluate": list(receipts.values())}, description["seconds"]),
+        provenance=_provenance(opened.config, opened.store),
+    )
+
+
+def _description(opened: Run) -> dict[str, Any]:
+    """What was run, as the configuration says it, and the wall-clock seconds of each stage."""
+    config = opened.config
+    return {
+        "run_id": config.run_id(),
+        "name": config.name,
+        "dataset": config.data.uri,
+        "std": config.std,
+        "rob": config.rob,
+        "threat": config.threat.threat_model(),
+        "seconds": {stage: value for stage, value in stage_seconds(opened.store).items() if stage != "report"},
+    }
+
+
+def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
+    """What somebody needs who wants to do it again."""
+    versions = yaml.safe_load(store.read("run.yaml"))["versions"]
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return {
+        "run": config.run_id(),
+        "folder": store.uri,
+        "report made by": command,
+        "seed": str(config.seed),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+
+
+def _parts(opened: Run) -> Iterator[list[Partition]]:
+    """The partitions in groups of about as many images as are held at once."""
+    each = max(1, _IMAGES_AT_A_TIME // opened.config.partition_size)
+    for start in range(0, len(opened.partitions), each):
+        yield opened.partitions[start : start + each]
+
+
+def _batches(opened: Run, fingerprint: str) -> Iterator[tuple[AttackRecords, EvaluateRecords]]:
+    steps = [CACHED, *opened.config.evaluate.attacks]
+    for partitions in _parts(opened):
+        yield (
+            read_attack_records(opened.store, partitions, opened.attack_fingerprint),
+            read_evaluate_records(opened.store, partitions, fingerprint, steps),
+        )
+
+
+def _red_flags(opened: Run, fingerprint: str, classifier: str) -> tuple[str, ...]:
+    columns = [f"{FLAG}{flag}" for flag in FLAGS]
+    flags = read_columns(opened.store, "evaluate", opened.partitions, fingerprint, columns)
+    raised = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}
+    return tuple(findings(raised, opened.inputs.n_classes, classifier))
 
 
 def _pictures(
-    opened: Run, attack: AttackRecords, evaluate: EvaluateRecords, fingerprint: str
+    opened: Run, chosen: tuple[WorstImage, ...], fingerprint: str
 ) -> tuple[tuple[WorstImage, ...], tuple[str, ...]]:
     """The images to look at; none, and a note, on a machine that the data set is not on."""
     try:
-        return worst_images(opened, attack, evaluate, fingerprint), ()
+        dataset, found = open_dataset(opened.config.data.uri), []
+        for image in chosen:
+            partition = next(part for part in opened.partitions if part.start <= image.sample_id < part.stop)
+            attacked = read_rows(opened.store, "evaluate", partition, fingerprint, "x_adv", [image.sample_id])
+            clean, _ = dataset.read(image.sample_id, image.sample_id + 1)
+            found.append(with_pixels(image, clean[0], torch.as_tensor(attacked[0])))
     except DatasetError as error:
         return (), (f"No images are shown: {error}",)
+    return tuple(found), ()
+
+
+# --- other runs ------------------------------------------------------------------------------------------------------
+
+
+def measured_points(opened: Run) -> tuple[MeasuredPoint, ...]:
+    """This run's point and those of its finished siblings, largest beta first.
+
+    Siblings have the same name, stand in the same storage, and share the attack rows to the bit and the settings of the
+    adaptive attack, so that their points belong into one picture. Counts come from the files' footers; no row is read.
+    """
+    points = [point for run in (opened, *_siblings(opened)) if (point := _point(run)) is not None]
+    return tuple(sorted(points, key=lambda point: -point.parameters.beta))
+
+
+def _siblings(opened: Run) -> Iterator[Run]:
+    config = opened.config
+    for name, store in siblings(config).items():
+        try:
+            content = yaml.safe_load(store.read("run.yaml"))["config"]
+            address = store.address("run.yaml")
+            sibling = reopen_run(parse_config({**content, "storage": config.storage}, address))
+        except (MixedNutsError, yaml.YAMLError, KeyError, TypeError) as error:
+            logger.info("%s is left out of the report: %s", name, error)
+            continue
+        same_attack = sibling.attack_fingerprint == opened.attack_fingerprint
+        if same_attack and sibling.config.run_id() == name and sibling.config.evaluate == config.evaluate:
+            yield sibling
+
+
+def _point(run: Run) -> MeasuredPoint | None:
+    """None where the run is not finished, or its files are not its own."""
+    try:
+        search = read_search_result(run)
+        receipts = list(finished_partitions(run, "evaluate", evaluate_fingerprint(run, search)).values())
+    except MixedNutsError as error:
+        logger.info("%s is left out of the report: %s", run.config.run_id(), error)
+        return None
+    if len(receipts) < len(run.partitions):
+        return None
+    clean, robust = outcome_counts(receipts)
+    return MeasuredPoint(run.config.run_id(), search.criterion, search.clamp, search.deployed(), clean, robust)

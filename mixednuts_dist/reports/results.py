@@ -1,24 +1,27 @@
-"""One run's results: computed once from the stored rows; tables, figures, page and JSON only show them."""
+"""One run's results: counted once, batch by batch, from the stored rows; tables, figures, page and JSON show them.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Shapes: N images of a batch, K classes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
 from ..selection.choice import Choice
-from ..storage.records import AttackRecords, EvaluateRecords, SearchResult
+from ..storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
 from ..threat import ThreatModel
 from ..uris import is_black_box
-from .confidence import CLASSIFIERS, MarginGroup, margin_gap, margin_groups
-from .cost import StageCost
-from .intervals import Count
-from .json_form import results_json
-from .measured import MeasuredPoint
-from .worst_images import WorstImage
+from .counts import Count, percent_text, share_text
+from .margins import CLASSIFIERS, MarginGroup, MarginTally, margin_gap, margin_ratio
+from .table import Cell, Table
+from .worst_images import WorstImage, WorstTally
 
+FORMAT = "mixednuts-results/2"
 BASE_ATTACK = "APGD-CE + APGD-T"
 TRANSFER_ATTACK = "the images attacked on rob (std is a black box)"
 BLACK_BOX_NOTE = (
@@ -42,7 +45,7 @@ class AccuracyRow:
 
 @dataclass(frozen=True)
 class SurvivalStep:
-    """How many images the mixture still has right after one step of the adaptive attack; the first is `clean`."""
+    """How many images are still right after one step of the attack; the first is `clean`."""
 
     step: str
     standing: Count
@@ -50,25 +53,91 @@ class SurvivalStep:
 
 
 @dataclass(frozen=True)
+class StageCost:
+    """The bill of one stage; rows that were taken over from another run count with what they cost there."""
+
+    stage: str
+    images: int
+    partitions: int
+    nodes: int
+    devices: tuple[str, ...]  # names of accelerators, or "cpu"
+    core_hours: float  # of workers without an accelerator: cores held x time
+    gpu_hours: float  # of the others: accelerators, or shares of one, held x time
+    wall_seconds: float | None  # on this run's own clock; None where it computed none of the rows
+    n_forward: int  # images passed forward
+    n_backward: int
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Images of the stage by its wall-clock seconds, all workers together."""
+        return self.images / self.wall_seconds if self.wall_seconds else None
+
+    @property
+    def passes_per_image(self) -> float:
+        """Forward and backward passes that one image took on average."""
+        return (self.n_forward + self.n_backward) / self.images
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """The deployed mixture of one finished run: its parameters, and what the adaptive attack left of it."""
+
+    run_id: str
+    criterion: str
+    clamp: str
+    parameters: Choice
+    clean: Count
+    robust: Count
+
+    def to_json(self) -> dict[str, Any]:
+        """`run`, `criterion`, `clamp`, the parameters, and the two counts."""
+        return {
+            "run": self.run_id,
+            "criterion": self.criterion,
+            "clamp": self.clamp,
+            **parameter_values(self.parameters),
+            "clean": self.clean.to_json(),
+            "robust": self.robust.to_json(),
+        }
+
+
+@dataclass(frozen=True)
 class RunResults:
-    """Everything a report shows about one run; `to_json` documents the fields."""
+    """Everything a report shows about one run; `to_json` documents the fields.
+
+    A run without std has AutoAttack on rob alone: one row of accuracy, no search, no margins.
+    """
 
     run_id: str
     name: str
     dataset: str
-    std: str
+    std: str | None
     rob: str
     threat: ThreatModel
     accuracy: tuple[AccuracyRow, ...]
-    search: SearchResult
     survival: tuple[SurvivalStep, ...]
-    margins: tuple[MarginGroup, ...]
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
+    found: SearchResult | None = None
+    kept: Count | None = None  # of rob's robust images: those that the mixture keeps right under the adaptive attack
+    n_only_mixed: int = 0  # images right under attack of the mixture, but not of rob
+    margins: tuple[MarginGroup, ...] = ()
     measured: tuple[MeasuredPoint, ...] = ()  # this run's point and those of its siblings, largest beta first
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
     worst: tuple[WorstImage, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)  # command, seed, versions: what to cite
+
+    @property
+    def search(self) -> SearchResult:
+        """What the search chose.
+
+        Raises:
+            InvalidInputError: for a run without std, which has no search.
+        """
+        if self.found is None:
+            raise InvalidInputError(f"run {self.run_id} has no std, so nothing was searched")
+        return self.found
 
     @property
     def parameters(self) -> Choice:
@@ -84,135 +153,320 @@ class RunResults:
         """The accuracy row of `std`, `rob` or `mixed`."""
         return next(row for row in self.accuracy if row.classifier == classifier)
 
-    def gaps(self) -> dict[str, float | None]:
-        """The paper's margin gap of each classifier; None where it cannot be computed."""
-        return {classifier: margin_gap(self.margins, classifier) for classifier in CLASSIFIERS}
-
     def to_json(self) -> dict[str, Any]:
         """A plain dict for `mixednuts run --json` and `results.json`; no NaN or infinity, None instead.
 
-        - `format`: "mixednuts-results/1"; `run`: `id`, `name`, `dataset`, `std`, `rob`, `threat` {`norm`, `eps`};
-          `n_images`; `summary`: two plain sentences.
+        - `format`: "mixednuts-results/2"; `run`: `id`, `name`, `dataset`, `std`, `rob`, `threat` {`norm`, `eps`};
+          `n_images`; `summary`: plain sentences; `provenance`.
         - `accuracy`: `std`, `rob`, `mixed` -> `clean`, `robust` -> `correct`, `total`, `percent`, `low`, `high` (95 %
           interval in percent); `attack`: what `robust` was measured under.
+        - `survival`: in order, from `clean` on: `step`, `lost` and the count of images still right after it.
+        - `costs`, one entry a stage: `images`, `partitions`, `nodes`, `devices`, `core_hours`, `gpu_hours`,
+          `wall_seconds`, `n_forward`, `n_backward`; `seconds`: stage -> seconds; `seconds_total`; `notes`: sentences.
+
+        With a std also:
+
         - `parameters`: `s`, `p`, `c`, `alpha`, `one_minus_alpha`, `beta`, `cutoff`, `objective`, `criterion`, `clamp`,
           `ln_k`, `surrogate_alpha`, `on_grid_edge`, `n_candidates`, `n_undeployable`.
+        - `kept`: `beta`, `asked` images of rob's robust ones, `predicted` and `measured` counts, `only_mixed`.
+        - `rounds`: one entry a round of the search and beta: `round`, `beta`, `clean`, `kept_predicted`,
+          `kept_measured`, `passes`.
         - `tradeoff`: `predicted`, one entry a beta, largest first: `beta`, `s`, `p`, `c`, `alpha`, `one_minus_alpha`,
-          `clean` and `robust_bound` (counts as above), `clean_bootstrap` and `robust_bootstrap` (95 % intervals in
-          percent); `measured`: `beta`, `clean`, `robust`;
-          `measured_runs`: the same of every finished run beside this one, with `run`, `criterion`, `clamp`, s, p, c.
-        - `survival`: in order, from `clean` on: `step`, `lost` and the count of images still right after it.
-        - `margins`: `medians`, a list of `classifier`, `images`, `correct`, `n`, `median`; `gaps`: classifier -> gap.
-        - `worst_images`: `sample_id`, `label`, `reason` ("lost", "narrow"), `verdicts` (`classifier`, `images`,
-          `predicted`, `margin`); `costs`, one entry a stage: `images`, `partitions`, `nodes`, `devices`, `core_hours`,
-          `gpu_hours`, `wall_seconds`, `images_per_second`, `n_forward`, `n_backward`.
-        - `seconds`: stage -> seconds; `seconds_total`; `notes`: plain sentences.
+          `clean`, `kept_predicted` (counts of all images, with the prediction's own 95 % interval);
+          `measured_runs`: `beta`, `clean`, `robust`, `run`, `criterion`, `clamp`, s, p, c of every finished run
+          beside this one.
+        - `margins`: `medians`, a list of `classifier`, `images`, `correct`, `n`, `median`; `ratios` and `gaps` by
+          classifier. `worst_images`: `sample_id`, `label`, `reason`, `verdicts`.
         """
-        return results_json(self)
+        content: dict[str, Any] = {
+            "format": FORMAT,
+            "run": {
+                "id": self.run_id, "name": self.name, "dataset": self.dataset, "std": self.std, "rob": self.rob,
+                "threat": {"norm": self.threat.norm, "eps": self.threat.eps},
+            },
+            "n_images": self.n_images,
+            "summary": summary_sentence(self),
+            "provenance": dict(self.provenance),
+            "accuracy": {
+                row.classifier: {"clean": row.clean.to_json(), "robust": row.robust.to_json(), "attack": row.attack}
+                for row in self.accuracy
+            },
+            "survival": [{"step": step.step, "lost": step.lost, **step.standing.to_json()} for step in self.survival],
+            "costs": [{**vars(cost), "images_per_second": cost.images_per_second} for cost in self.costs],
+            "seconds": dict(self.seconds),
+            "seconds_total": sum(self.seconds.values()),
+            "notes": list(self.notes),
+            **(self._searched_json() if self.found else {}),
+        }  # fmt: skip
+        return {name: _finite(value) for name, value in content.items()}
+
+    def _searched_json(self) -> dict[str, Any]:
+        """What only a run with std has."""
+        chosen, search, rounds = self.parameters, self.search, rounds_table(self)
+        return {
+            "parameters": {
+                **parameter_values(chosen),
+                "cutoff": chosen.cutoff,
+                "objective": chosen.objective,
+                "criterion": search.criterion,
+                "clamp": search.clamp,
+                "ln_k": search.ln_k,
+                "surrogate_alpha": search.surrogate_alpha,
+                "on_grid_edge": list(chosen.on_grid_edge),
+                "n_candidates": search.n_candidates,
+                "n_undeployable": search.n_undeployable,
+            },
+            "kept": {
+                "beta": chosen.beta,
+                "asked": asked(self),
+                "predicted": kept_predicted(self, chosen).to_json(),
+                "measured": self.kept.to_json() if self.kept else None,
+                "only_mixed": self.n_only_mixed,
+            },
+            "rounds": [dict(zip(rounds.columns, row, strict=True)) for row in rounds.to_json()],
+            "tradeoff": {
+                "predicted": [
+                    {**parameter_values(entry), "clean": clean.to_json(), "kept_predicted": kept.to_json()}
+                    for entry in search.entries
+                    for clean, kept in [predicted(entry)]
+                ],
+                "measured_runs": [point.to_json() for point in self.measured],
+            },
+            "margins": {
+                "medians": [
+                    {name: value for name, value in vars(group).items() if name != "counts"} for group in self.margins
+                ],
+                "ratios": {name: margin_ratio(self.margins, name) for name in CLASSIFIERS},
+                "gaps": {name: margin_gap(self.margins, name) for name in CLASSIFIERS},
+            },
+            "worst_images": [image.to_json() for image in self.worst],
+        }
 
 
 def gather_results(  # the run's own description and one argument a stage
+    batches: Iterable[tuple[AttackRecords, EvaluateRecords]],
     *,
-    run_id: str,
-    name: str,
-    dataset: str,
-    std: str,
-    rob: str,
-    threat: ThreatModel,
-    attack: AttackRecords,
     search: SearchResult,
-    evaluate: EvaluateRecords,
-    seconds: Mapping[str, float],
+    **description: Any,
 ) -> RunResults:
     """Count what the stages stored.
 
     Args:
-        run_id, name, dataset, std, rob, threat: what was run, as the configuration says it.
-        attack, search, evaluate: what the three stages left; attack and evaluate about the same images.
-        seconds: wall-clock seconds of each stage, in the order to be shown.
+        batches: rows of the attack and of the evaluate stage about the same images, in the same order.
+        search: what the search chose.
+        description: fields of `RunResults` that say what was run.
 
     Raises:
-        InvalidInputError: where the two sets of rows are empty or not about the same images.
+        InvalidInputError: where there are no rows, or two sets of rows are not about the same images.
     """
-    evaluate = _same_images(attack, evaluate)
-    black_box = is_black_box(std)
-    accuracy = _accuracy(attack, evaluate, TRANSFER_ATTACK if black_box else BASE_ATTACK)
-    survival = _survival(evaluate)
-    return RunResults(
-        run_id=run_id,
-        name=name,
-        dataset=dataset,
-        std=std,
-        rob=rob,
-        threat=threat,
-        accuracy=accuracy,
-        search=search,
-        survival=survival,
-        margins=margin_groups(attack, search),
-        seconds=dict(seconds),
-        notes=(
-            *search.notes,
-            *([BLACK_BOX_NOTE] if black_box else []),
-            *_observations(accuracy, survival, search.deployed()),
-        ),
-    )
-
-
-def _same_images(attack: AttackRecords, evaluate: EvaluateRecords) -> EvaluateRecords:
-    """Check that both are about the same images, and return the evaluate rows in the attack rows' order."""
-    attacked, evaluated = attack.sample_ids_N, evaluate.sample_ids_N
-    if attacked.numel() == 0:
+    chosen, hits, steps = search.deployed(), Counter[str](), Counter[str]()
+    margins, worst = MarginTally(chosen.transform(), search.ln_k), WorstTally()
+    for attack, evaluate in batches:
+        if attack.sample_ids_N.tolist() != evaluate.sample_ids_N.tolist():
+            raise InvalidInputError(
+                f"a batch of {attack.sample_ids_N.numel()} attack rows and {evaluate.sample_ids_N.numel()} evaluate "
+                "rows is not about the same images. Run: mixednuts evaluate CONFIG"
+            )
+        hits.update(_hits(attack, evaluate))
+        mixed_right_N = evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N
+        steps.update(_standing(mixed_right_N, evaluate.survived))
+        margins.add(attack)
+        worst.add(attack, evaluate)
+    if not hits["images"]:
         raise InvalidInputError("the attack stage's rows hold 0 images; nothing to report")
-    attack_order, evaluate_order = attacked.argsort(), evaluated.argsort()
-    if not torch.equal(attacked[attack_order], evaluated[evaluate_order]):
-        common = int(torch.isin(attacked, evaluated).sum())
-        raise InvalidInputError(
-            f"the attack stage has {attacked.numel()} rows and the evaluate stage {evaluated.numel()}, "
-            f"with {common} images in common; both must be about the same images. Rerun: mixednuts evaluate CONFIG"
-        )
-    order = torch.empty_like(attack_order)
-    order[attack_order] = evaluate_order
-    return EvaluateRecords(
-        sample_ids_N=evaluated[order],
-        labels_N=evaluate.labels_N[order],
-        mixed_clean_NK=evaluate.mixed_clean_NK[order],
-        mixed_attacked_NK=evaluate.mixed_attacked_NK[order],
-        robust_N=evaluate.robust_N[order],
-        survived={step: alive_N[order] for step, alive_N in evaluate.survived.items()},
+    black_box = is_black_box(str(description["std"]))
+    std_attack = TRANSFER_ATTACK if black_box else BASE_ATTACK
+    accuracy = tuple(
+        AccuracyRow(name, Count(hits[f"{name} clean"], hits["images"]), Count(hits[f"{name} robust"], hits["images"]),
+                    attack_name)
+        for name, attack_name in (("std", std_attack), ("rob", MINIMUM_MARGIN_ATTACK), ("mixed", MIXED_ATTACK))
+    )  # fmt: skip
+    results = RunResults(
+        **description,
+        accuracy=accuracy,
+        survival=survival_of(steps, hits["images"]),
+        notes=(),
+        found=search,
+        kept=Count(hits["kept"], hits["rob robust"]),
+        n_only_mixed=hits["mixed robust"] - hits["kept"],
+        margins=margins.groups(),
+        worst=worst.chosen(),
     )
+    notes = (*search.notes, *([BLACK_BOX_NOTE] if black_box else []), *_observations(results))
+    return RunResults(**{**vars(results), "notes": notes})
 
 
-def _accuracy(attack: AttackRecords, evaluate: EvaluateRecords, std_attack: str) -> tuple[AccuracyRow, ...]:
-    labels_N = attack.labels_N
+def _hits(attack: AttackRecords, evaluate: EvaluateRecords) -> dict[str, int]:
+    labels_N, robust_N = attack.labels_N, evaluate.robust_N
+    found = {
+        "std clean": attack.std_clean_NK.argmax(dim=1) == labels_N,
+        "std robust": ~attack.std_broken_N,
+        "rob clean": attack.rob_clean_NK.argmax(dim=1) == labels_N,
+        "rob robust": ~attack.rob_broken_N,
+        "mixed clean": evaluate.mixed_clean_NK.argmax(dim=1) == labels_N,
+        "mixed robust": robust_N,
+        "kept": robust_N & ~attack.rob_broken_N,
+    }
+    return {"images": labels_N.numel(), **{name: int(hits_N.sum()) for name, hits_N in found.items()}}
 
-    def row(classifier: str, clean_NK: Tensor, robust_N: Tensor, attack_name: str) -> AccuracyRow:
-        return AccuracyRow(classifier, _count(clean_NK.argmax(dim=1) == labels_N), _count(robust_N), attack_name)
 
-    return (
-        row("std", attack.std_clean_NK, ~attack.std_broken_N, std_attack),
-        row("rob", attack.rob_clean_NK, ~attack.rob_broken_N, MINIMUM_MARGIN_ATTACK),
-        row("mixed", evaluate.mixed_clean_NK, evaluate.robust_N, MIXED_ATTACK),
+def _standing(standing_N: Tensor, survived: Mapping[str, Tensor]) -> dict[str, int]:
+    """Images standing after each step, from those right on the clean image on."""
+    found = {"clean": int(standing_N.sum())}
+    for step, alive_N in survived.items():
+        standing_N = standing_N & alive_N
+        found[step] = int(standing_N.sum())
+    return found
+
+
+def survival_of(standing: Mapping[str, int], n_images: int) -> tuple[SurvivalStep, ...]:
+    """The steps in order, each with what it took from the one before."""
+    before = [n_images, *standing.values()]
+    return tuple(
+        SurvivalStep(step, Count(n, n_images), was - n)
+        for (step, n), was in zip(standing.items(), before, strict=False)
     )
-
-
-def _survival(evaluate: EvaluateRecords) -> tuple[SurvivalStep, ...]:
-    return survival_steps(evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N, evaluate.survived)
 
 
 def survival_steps(standing_N: Tensor, survived: Mapping[str, Tensor]) -> tuple[SurvivalStep, ...]:
     """Counts after each step, from those right on the clean image and who stood after each attack."""
-    steps = [SurvivalStep("clean", _count(standing_N), int((~standing_N).sum()))]
-    for step, alive_N in survived.items():
-        lost = int((standing_N & ~alive_N).sum())
-        standing_N = standing_N & alive_N
-        steps.append(SurvivalStep(step, _count(standing_N), lost))
-    return tuple(steps)
+    return survival_of(_standing(standing_N, survived), standing_N.numel())
 
 
-def _observations(accuracy: tuple[AccuracyRow, ...], survival: tuple[SurvivalStep, ...], chosen: Choice) -> list[str]:
+def stage_costs(receipts: Mapping[str, Sequence[Receipt]], seconds: Mapping[str, float]) -> tuple[StageCost, ...]:
+    """One bill for each stage that has receipts, in their order.
+
+    Args:
+        receipts: stage -> one receipt a partition.
+        seconds: stage -> wall-clock seconds of this run.
+    """
+    return tuple(_bill(stage, found, seconds.get(stage)) for stage, found in receipts.items() if found)
+
+
+def _bill(stage: str, receipts: Sequence[Receipt], wall_seconds: float | None) -> StageCost:
+    hours = {True: 0.0, False: 0.0}  # on the CPU, on accelerators
+    for receipt in receipts:
+        hours[receipt.device == "cpu"] += receipt.n_devices * receipt.seconds / 3600
+    return StageCost(
+        stage=stage,
+        images=sum(receipt.n_images for receipt in receipts),
+        partitions=len(receipts),
+        nodes=len({receipt.node for receipt in receipts}),
+        devices=tuple(sorted({receipt.device for receipt in receipts})),
+        core_hours=hours[True],
+        gpu_hours=hours[False],
+        wall_seconds=wall_seconds,
+        n_forward=sum(receipt.n_forward for receipt in receipts),
+        n_backward=sum(receipt.n_backward for receipt in receipts),
+    )
+
+
+# --- predicted and measured ------------------------------------------------------------------------------------------
+
+
+def parameter_values(chosen: Choice) -> dict[str, float]:
+    """beta, s, p, c, alpha and 1 - alpha under the names that every file of the report uses."""
+    return {
+        "beta": chosen.beta,
+        "s": chosen.scale,
+        "p": chosen.power,
+        "c": chosen.bias,
+        "alpha": chosen.alpha,
+        "one_minus_alpha": chosen.one_minus_alpha,
+    }
+
+
+def predicted(entry: Choice) -> tuple[Count, Count]:
+    """Of all images: right on the clean image, and kept under the stored perturbations; with the search's intervals."""
+    (clean_low, clean_high), (low, high) = entry.clean_interval, entry.kept_interval
+    return (
+        Count(entry.clean_correct, entry.total, (100 * clean_low, 100 * clean_high)),
+        Count(entry.kept_predicted, entry.total, (100 * low, 100 * high)),
+    )
+
+
+def kept_predicted(results: RunResults, entry: Choice) -> Count:
+    """Of rob's robust images: those that stay right under the stored perturbations."""
+    total = results.row("rob").robust.correct
+    return Count(min(entry.kept_predicted, total), total)
+
+
+def asked(results: RunResults) -> int:
+    """How many of rob's robust images the deployed beta asks to keep."""
+    return math.ceil(results.parameters.beta * results.row("rob").robust.correct - 1e-9)
+
+
+def kept_by_rounds(search: SearchResult) -> dict[float, Count]:
+    """beta -> what the last round that attacked this beta's present choice measured, of rob's robust images."""
+    found: dict[float, Count] = {}
+    for done in getattr(search, "rounds", ()):
+        for entry, kept in zip(done.attacked, done.kept, strict=True):
+            if any(entry.beta == now.beta and entry.mixture() == now.mixture() for now in search.entries):
+                found[entry.beta] = Count(kept, done.of)
+    return found
+
+
+def rounds_table(results: RunResults) -> Table:
+    """Each round of the search and beta: what was predicted of the choice, and what the round measured."""
+    rows: list[list[Cell]] = []
+    for done in getattr(results.search, "rounds", ()):
+        passes = done.n_forward + done.n_backward
+        for entry, kept in zip(done.attacked, done.kept, strict=True):
+            clean, _ = predicted(entry)
+            rows.append(
+                [done.round, entry.beta, clean, Count(min(entry.kept_predicted, done.of), done.of),
+                 Count(kept, done.of), passes]
+            )  # fmt: skip
+            passes = 0  # of the round as a whole; told once
+    return Table(["round", "beta", "clean", "kept_predicted", "kept_measured", "passes"], rows)
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+
+def summary_sentence(results: RunResults) -> str:
+    """What came out, in plain sentences for somebody who reads nothing else."""
+    rob = results.row("rob")
+    if results.kept is None:
+        return (
+            f"The classifier is right on {share_text(rob.clean)} clean images, and on {share_text(rob.robust)} under "
+            "attack."
+        )
+    std, mixed = results.row("std"), results.row("mixed")
+    clean = (
+        f"The mixture is right on {share_text(mixed.clean)} clean images; rob alone on {share_text(rob.clean)}, "
+        f"std alone on {share_text(std.clean)}."
+    )
+    if not rob.robust.correct:
+        return f"{clean} Under attack rob is right on none of {rob.robust.total}, so there is no robustness to keep."
+    only = f" and {results.n_only_mixed} that rob loses" if results.n_only_mixed else ""
+    return (
+        f"{clean} Under attack it keeps {results.kept.correct} of rob's {results.kept.total} robust images "
+        f"({percent_text(results.kept)} %; beta = {results.parameters.beta:g} asks for {asked(results)}){only}: "
+        f"{share_text(mixed.robust)} are right. std alone is right on {std.robust.correct}."
+    )
+
+
+def rounds_sentence(results: RunResults) -> str:
+    """How many rounds the search took, and whether they reached beta."""
+    n_rounds = len(getattr(results.search, "rounds", ()))
+    if results.kept is None or not n_rounds:
+        return "The search attacked no choice of its own (rounds: 0, as in the paper)."
+    reached = "reached" if results.kept.correct >= asked(results) else "not reached"
+    plural = "" if n_rounds == 1 else "s"
+    return f"{n_rounds} round{plural} of attacking the choice and choosing again; beta is {reached} when measured."
+
+
+def candidates_sentence(search: SearchResult) -> str:
+    """How many candidates were tried, and how many were left out."""
+    left_out = f"; {search.n_undeployable} left out because float32 could not carry them" * bool(search.n_undeployable)
+    return f"{search.n_candidates:,} candidates tried{left_out}."
+
+
+def _observations(results: RunResults) -> list[str]:
     """Where the measurement does not say what the prediction, the assumptions or the attacks' design let expect."""
-    std, rob, mixed = accuracy
-    notes = []
+    std, rob, mixed = (results.row(name) for name in ("std", "rob", "mixed"))
+    chosen, notes = results.parameters, []
     if std.clean.correct <= rob.clean.correct:
         notes.append(
             f"std is not more accurate than rob on clean images ({std.clean.correct} against "
@@ -223,13 +477,14 @@ def _observations(accuracy: tuple[AccuracyRow, ...], survival: tuple[SurvivalSte
             f"The search predicted {chosen.clean_correct} of {chosen.total} clean images right; the deployed "
             f"mixture has {mixed.clean.correct} of {mixed.clean.total}."
         )
-    if mixed.robust.percent < 100 * chosen.kept_predicted / chosen.total:
+    kept, foreseen = results.kept, kept_predicted(results, chosen)
+    if kept is not None and kept.correct < foreseen.correct:
         notes.append(
-            f"The adaptive attack left {mixed.robust.correct} of {mixed.robust.total} standing, fewer than the "
-            f"{chosen.kept_predicted} of {chosen.total} guaranteed under the stored perturbations: it found "
-            f"perturbations that the attack stage had not."
+            f"The mixture keeps {kept.correct} of rob's {kept.total} robust images when measured, and "
+            f"{foreseen.correct} under the stored perturbations: the adaptive attack found perturbations that the "
+            "search had not seen."
         )
-    return [*notes, *square_note(survival)]
+    return [*notes, *square_note(results.survival)]
 
 
 def square_note(survival: tuple[SurvivalStep, ...]) -> list[str]:
@@ -243,5 +498,12 @@ def square_note(survival: tuple[SurvivalStep, ...]) -> list[str]:
     ]
 
 
-def _count(hits_N: Tensor) -> Count:
-    return Count(int(hits_N.sum()), hits_N.numel())
+def _finite(value: Any) -> Any:
+    """The same tree with None for every float that strict JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,143 +1,198 @@
-"""Tables for the terminal (and for a log file that was one), as CSV and as LaTeX."""
+"""A run's tables: which there are, as files for scripts and papers, and the report as the terminal shows it."""
 
-import csv
-import io
-import re
+from collections.abc import Callable, Mapping
 
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
-from .results import MIXED_ATTACK, AccuracyRow, RunResults
-from .single import SingleResults, render_single
-from .wording import (
-    interval_text,
-    layer_norm_text,
-    percent_text,
-    seconds_text,
+from ..storage.records import SearchResult
+from .counts import layer_norm_text, seconds_text, threat_text, weight_text
+from .margins import EDGES, medians_table
+from .results import (
+    RunResults,
+    candidates_sentence,
+    parameter_values,
+    predicted,
+    rounds_sentence,
+    rounds_table,
     summary_sentence,
-    threat_text,
-    weight_text,
 )
+from .table import Cell, Table
 
-
-def render_tables(results: RunResults) -> Group:
-    """The whole report for a terminal, in 80 columns: summary, accuracy, parameters, survival, seconds, notes."""
-    title = f"{results.name}  ({results.run_id})"
-    setting = f"{results.dataset}, {results.n_images} images, {threat_text(results.threat)}"
-    parts: list[RenderableType] = [
-        Text(title, style="bold"),
-        Text(setting),
-        Text(f"std = {results.std}\nrob = {results.rob}"),
-        Text(),
-        Text(summary_sentence(results)),
-        Text(),
-        accuracy_table(results),
-        Text(_attack_line(results), style="dim"),
-        Text(),
-        Text(parameter_lines(results)),
-        Text(),
-        survival_table(results),
-        Text(),
-        Text(f"Time: {_seconds_line(results)}"),
-        *_note_lines(results),
-    ]
-    return Group(*parts)
-
-
-def print_results(results: RunResults | SingleResults, console: Console | None = None) -> None:
-    """Print the report to `console`, by default to the standard output."""
-    report = render_single(results) if isinstance(results, SingleResults) else render_tables(results)
-    (console or Console(highlight=False)).print(report)
+_PARAMETERS = ("beta", "s", "p", "c", "alpha", "one_minus_alpha")
 
 
 def accuracy_table(results: RunResults) -> Table:
-    """std, rob and mixed: counts, percentages and 95 % intervals, clean and robust."""
-    table = _table("")
-    for heading in ("clean", "%", "95 % interval", "robust", "%", "95 % interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in results.accuracy:
-        table.add_row(*_accuracy_cells(row), style="bold" if row.classifier == "mixed" else "")
-    return table
+    """std, rob and mixed, clean and attacked."""
+    rows = [[row.classifier, row.clean, row.robust, row.attack] for row in results.accuracy]
+    columns = ["classifier", "clean", "robust", "attack"]
+    return Table(columns, rows, bold="mixed", printed=columns[:3])
+
+
+def search_table(search: SearchResult) -> Table:
+    """The choice of every beta and what is predicted of it; the deployed one stands out."""
+    several = len({(entry.clamp, entry.ln_k) for entry in search.entries}) > 1
+    rows: list[list[Cell]] = [
+        [
+            *parameter_values(entry).values(),
+            *((entry.clamp, str(entry.ln_k or "all logits")) if several else ()),
+            *predicted(entry),
+        ]
+        for entry in search.entries
+    ]
+    columns = [*_PARAMETERS, *(("clamp", "ln_k") if several else ()), "clean", "kept_predicted"]
+    return Table(
+        [*columns], [[f"{row[0]:g}", *row[1:]] for row in rows], bold=f"{search.deployed_beta:g}",
+        printed=["beta", "s", "p", "c", "clean", "kept_predicted"],
+    )  # fmt: skip
 
 
 def survival_table(results: RunResults) -> Table:
-    """What each step of the adaptive attack left standing."""
-    table = _table("mixed, after")
-    for heading in ("right", "lost", "%", "95 % interval"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for step in results.survival:
-        table.add_row(
-            Text(step.step),
-            f"{step.standing.correct}/{step.standing.total}",
-            str(step.lost),
-            percent_text(step.standing),
-            interval_text(step.standing),
-        )
-    return table
+    """What each step of the attack left standing."""
+    return Table(["after", "standing", "lost"], [[step.step, step.standing, step.lost] for step in results.survival])
+
+
+def _measured(results: RunResults) -> Table:
+    rows = [
+        [point.run_id, point.criterion, point.clamp, *parameter_values(point.parameters).values(), point.clean,
+         point.robust]
+        for point in results.measured
+    ]  # fmt: skip
+    columns = ["run", "criterion", "clamp", *_PARAMETERS, "clean", "robust"]
+    return Table(columns, rows, printed=["run", "beta", "clean", "robust"])
+
+
+def _histograms(results: RunResults) -> Table:
+    rows = [
+        [group.classifier, group.images, group.side, left, right, n]
+        for group in results.margins
+        for left, right, n in zip(EDGES, EDGES[1:], group.counts, strict=False)
+    ]
+    return Table(["classifier", "images", "prediction", "margin_from", "margin_to", "n"], rows)
+
+
+def sensitivity_rows(results: RunResults) -> list[dict[str, object]]:
+    """Every candidate at the deployed beta: s, p, c, the objective in percent (None: it cannot be used), selected."""
+    chosen = results.parameters
+    return [
+        {
+            "s": row["scale"],
+            "p": row["power"],
+            "c": row["bias"],
+            "objective": 100 * row["objective"] if row["feasible"] and row["deployable"] else None,
+            "selected": (row["scale"], row["power"], row["bias"]) == (chosen.scale, chosen.power, chosen.bias),
+        }
+        for row in results.candidates
+    ]
+
+
+def _sensitivity(results: RunResults) -> Table:
+    columns = ["s", "p", "c", "objective", "selected"]
+    rows: list[list[Cell]] = [[row[name] for name in columns] for row in sensitivity_rows(results)]  # type: ignore[misc]
+    return Table([*columns[:3], "objective_percent", "selected"], rows)
+
+
+def cost_table(results: RunResults) -> Table:
+    """The bill of each stage with receipts."""
+    rows: list[list[Cell]] = [
+        [
+            cost.stage, cost.images, cost.partitions, cost.nodes, ", ".join(cost.devices), cost.gpu_hours,
+            cost.core_hours, cost.wall_seconds, cost.images_per_second, cost.n_forward, cost.n_backward,
+            cost.passes_per_image,
+        ]
+        for cost in results.costs
+    ]  # fmt: skip
+    columns = [
+        "stage", "images", "partitions", "nodes", "computed on", "GPU-hours", "core-hours", "seconds", "images/s",
+        "passes forward", "passes backward", "passes an image",
+    ]  # fmt: skip
+    empty = {i for i, name in enumerate(columns) if name.endswith("hours") and not any(row[i] for row in rows)}
+    kept = [name for i, name in enumerate(columns) if i not in empty]
+    printed = [name for name in kept if name in ("stage", "images", "GPU-hours", "core-hours", "passes an image")]
+    return Table(kept, [[cell for i, cell in enumerate(row) if i not in empty] for row in rows], printed=printed)
+
+
+def _worst_images(results: RunResults) -> Table:
+    rows = [
+        [image.sample_id, image.label, image.reason, verdict.classifier, verdict.images, verdict.predicted,
+         verdict.margin]
+        for image in results.worst
+        for verdict in image.verdicts
+    ]  # fmt: skip
+    return Table(["sample_id", "label", "reason", "classifier", "images", "predicted", "margin"], rows)
+
+
+TABLES: Mapping[str, Callable[[RunResults], Table]] = {
+    "table": accuracy_table,
+    "tradeoff": lambda results: search_table(results.search),
+    "rounds": rounds_table,
+    "measured": _measured,
+    "margins": _histograms,
+    "medians": lambda results: medians_table(results.margins),
+    "sensitivity": _sensitivity,
+    "survival": survival_table,
+    "costs": cost_table,
+    "worst_images": _worst_images,
+}
+DATA_ONLY = ("margins", "sensitivity", "worst_images")  # the numbers behind a figure: nobody prints those
+WITHOUT_SEARCH = ("table", "survival", "costs")
+
+
+def table_files(results: RunResults) -> dict[str, str]:
+    """File name -> content, as CSV and LaTeX: `table.*` is the accuracy table, the others are named by what they show."""
+    files = {}
+    for name in TABLES if results.found else WITHOUT_SEARCH:
+        table = TABLES[name](results)
+        if table.rows:
+            files[f"{name}.csv"] = table.as_csv()
+            if name not in DATA_ONLY:
+                comment = f"{results.name}, {name}: {results.n_images} images, {threat_text(results.threat)}"
+                files[f"{name}.tex"] = table.as_latex(f"{comment}; run {results.run_id}")
+    return files
+
+
+def print_results(results: RunResults, console: Console | None = None) -> None:
+    """The whole report in 80 columns, by default on the standard output."""
+    console = console or Console()
+    console.print(_report(results), highlight=False)
+
+
+def _report(results: RunResults) -> Group:
+    setting = f"{results.dataset}, {results.n_images} images, {threat_text(results.threat)}"
+    std = f"std = {results.std}\n" if results.std else ""
+    accuracy = accuracy_table(results).only(["classifier", "clean", "robust"])
+    attacks = ", ".join(f"{row.attack} for {row.classifier}" for row in results.accuracy)
+    parts: list[RenderableType] = [
+        Text(f"{results.name}  ({results.run_id})", style="bold"),
+        Text(setting),
+        Text(f"{std}rob = {results.rob}"),
+        Text(),
+        Text(summary_sentence(results)),
+        Text(),
+        accuracy.terminal(),
+        Text(f"robust: under {attacks}; percent and 95 % interval behind each count", style="dim"),
+        Text(),
+    ]
+    if results.found:
+        parts += [Text(parameter_lines(results)), Text()]
+        rounds = rounds_table(results)
+        parts += [rounds.terminal(), Text()] if rounds.rows else []
+    return Group(
+        *parts, survival_table(results).terminal(), Text(), Text(f"Time: {_seconds_line(results)}"), *_notes(results)
+    )
 
 
 def parameter_lines(results: RunResults) -> str:
-    """beta and what the search chose for it, in three lines."""
+    """beta and what the search chose for it, in a few lines."""
     chosen, search = results.parameters, results.search
     return (
         f"beta = {chosen.beta:g}: s = {chosen.scale:.5g}, p = {chosen.power:.5g}, c = {chosen.bias:.5g}, "
         f"alpha = {weight_text(chosen.alpha, chosen.one_minus_alpha)} "
         f"(1 - alpha = {chosen.one_minus_alpha:.4g})\n"
         f"criterion {search.criterion}, clamp {search.clamp}, {layer_norm_text(search.ln_k)}\n"
-        f"{search.n_candidates} candidates tried; float32 could not deploy {search.n_undeployable} of them"
+        f"{candidates_sentence(search)} {rounds_sentence(results)}"
     )
-
-
-def csv_table(results: RunResults) -> str:
-    """The accuracy table with one line a figure; percentages unrounded."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["classifier", "images", "attack", "correct", "total", "percent", "low", "high"])
-    for row in results.accuracy:
-        for images, attack, count in (("clean", "", row.clean), ("robust", row.attack, row.robust)):
-            writer.writerow(
-                [row.classifier, images, attack, count.correct, count.total, count.percent, *count.interval]
-            )
-    return file.getvalue()
-
-
-def latex_table(results: RunResults) -> str:
-    """The accuracy table for `\\input`; needs the booktabs package."""
-    lines = [
-        r"\begin{tabular}{lrlrl}",
-        r"  \toprule",
-        r"  & \multicolumn{2}{c}{Clean (\%)} & \multicolumn{2}{c}{Robust (\%)} \\",
-        r"  \cmidrule(lr){2-3} \cmidrule(lr){4-5}",
-    ]
-    for row in results.accuracy:
-        cells = [
-            row.classifier,
-            *(cell(count) for count in (row.clean, row.robust) for cell in (percent_text, interval_text)),
-        ]
-        lines.append(f"  {' & '.join(cells)} " + r"\\")
-    lines += [r"  \bottomrule", r"\end{tabular}"]
-    caption = f"{results.name}: {results.n_images} images, {threat_text(results.threat)}; run {results.run_id}"
-    return "\n".join([f"% {_one_line(caption)}", *lines, ""])
-
-
-def _table(first_heading: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    table.add_column(first_heading, no_wrap=True)
-    return table
-
-
-def _accuracy_cells(row: AccuracyRow) -> list[str]:
-    cells = [row.classifier]
-    for count in (row.clean, row.robust):
-        cells += [f"{count.correct}/{count.total}", percent_text(count), interval_text(count)]
-    return cells
-
-
-def _attack_line(results: RunResults) -> str:
-    names = {row.classifier: row.attack for row in results.accuracy}
-    return f"robust = right under: {names['std']} for std, {names['rob']} for rob, {MIXED_ATTACK} for mixed"
 
 
 def _seconds_line(results: RunResults) -> str:
@@ -145,14 +200,10 @@ def _seconds_line(results: RunResults) -> str:
     return ", ".join([*stages, f"in all {seconds_text(sum(results.seconds.values()))}"])
 
 
-def _note_lines(results: RunResults) -> list[RenderableType]:
+def _notes(results: RunResults) -> list[RenderableType]:
     if not results.notes:
         return []
-    notes = Table.grid(padding=(0, 1))
+    notes = Grid.grid(padding=(0, 1))
     for note in results.notes:
         notes.add_row("-", Text(note))
     return [Text(), Text("Notes", style="bold"), notes]
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text)

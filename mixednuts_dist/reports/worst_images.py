@@ -1,22 +1,24 @@
-"""The images that a person should look at: lost although nothing had to be, and held by a hair.
+"""The images that a person should look at: lost although nothing had to be, and held by a hair; and their pictures.
 
-Shapes: N images of the run, K classes, C x H x W pixels.
+Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with values in [0, 1].
 """
 
-from dataclasses import dataclass
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ..images.datasets import open_dataset
 from ..mixing.margins import log_one_minus_signed_margin
-from ..stages.runs import Run
 from ..storage.records import AttackRecords, EvaluateRecords
-from ..storage.tables import read_rows
+from .counts import minus
 
 Reason = Literal["lost", "narrow"]
 N_EACH = 4
+LARGEST_SIDE = 112  # a larger picture is made smaller: the page stays one file of a few megabytes
 
 
 @dataclass(frozen=True)
@@ -28,23 +30,29 @@ class Verdict:
     predicted: int
     margin: float
 
+    def words(self) -> str:
+        """`3 (−0.058)`."""
+        return f"{self.predicted} ({minus(f'{self.margin:+.3f}')})"
+
 
 @dataclass(frozen=True)
 class WorstImage:
-    """One image before and after the adaptive attack on the mixture."""
+    """One image before and after the adaptive attack on the mixture; the pixels are read last."""
 
     sample_id: int
     label: int
     reason: Reason
-    verdicts: tuple[Verdict, ...]  # std, rob, mixed on the clean image; rob on its own minimum-margin image; mixed last
-    clean_CHW: Tensor
-    attacked_CHW: Tensor
+    rob_survives: bool  # its own minimum-margin attack
+    verdicts: tuple[Verdict, ...]  # std, rob, mixed on the clean image; mixed on the attacked one
+    clean_CHW: Tensor | None = None
+    attacked_CHW: Tensor | None = None
 
-    def caption(self) -> str:
-        """`lost: 526, class 9, mixed 3 (-0.058)`."""
-        after = self.verdicts[-1]
-        says = f"mixed {after.predicted} ({after.margin:+.3f})"
-        return f"{self.reason}: {self.sample_id}, class {self.label}, {says}"
+    def sentence(self) -> str:
+        """What happened to it."""
+        mixed = self.verdicts[-1]
+        became = f"the mixture takes it for {mixed.predicted}" if self.reason == "lost" else "the mixture holds it"
+        rob = "rob survives its own attack" if self.rob_survives else "rob is broken by its own attack"
+        return f"Attacked, {became} (margin of class {self.label}: {minus(f'{mixed.margin:+.3f}')}); {rob}."
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the pixels."""
@@ -52,64 +60,120 @@ class WorstImage:
             "sample_id": self.sample_id,
             "label": self.label,
             "reason": self.reason,
+            "rob_survives": self.rob_survives,
             "verdicts": [vars(verdict) for verdict in self.verdicts],
         }
 
 
-def worst_images(
-    opened: Run, attack: AttackRecords, evaluate: EvaluateRecords, evaluate_fingerprint: str
-) -> tuple[WorstImage, ...]:
-    """A handful of images, read one by one from the data set and from the evaluate stage's rows.
+class WorstTally:
+    """Keeps the few images of all batches that stand out."""
 
-    Raises:
-        DatasetError: where the data set cannot be opened from here.
-    """
-    dataset, found = open_dataset(opened.config.data.uri), []
-    for row, reason in choose(attack, evaluate):
-        sample_id = int(attack.sample_ids_N[row])
-        partition = next(part for part in opened.partitions if part.start <= sample_id < part.stop)
-        attacked = read_rows(opened.store, "evaluate", partition, evaluate_fingerprint, "x_adv", [sample_id])
-        clean, _ = dataset.read(sample_id, sample_id + 1)
-        verdicts = _verdicts(attack, evaluate, row)
-        found.append(WorstImage(sample_id, int(attack.labels_N[row]), reason, verdicts, clean[0], attacked[0]))
-    return tuple(found)
+    def __init__(self) -> None:
+        self._found: dict[Reason, list[tuple[tuple[bool, float], WorstImage]]] = {"lost": [], "narrow": []}
 
+    def add(self, attack: AttackRecords, evaluate: EvaluateRecords) -> None:
+        """One more batch, both about the same images in the same order.
 
-def choose(attack: AttackRecords, evaluate: EvaluateRecords) -> list[tuple[int, Reason]]:
-    """Rows (of both, which are about the same images in the same order) and why each was chosen.
+        "lost": std and rob are right on the clean image, the mixture is not once it is attacked; those that rob alone
+        holds first, then the most clearly lost. "narrow": the smallest margins that the attack left positive.
+        """
+        labels_B = attack.labels_N
+        right_B = (attack.std_clean_NK.argmax(dim=1) == labels_B) & (attack.rob_clean_NK.argmax(dim=1) == labels_B)
+        margins_B = _margins(evaluate.mixed_attacked_NK, labels_B)
+        masks: dict[Reason, Tensor] = {"lost": right_B & ~evaluate.robust_N, "narrow": evaluate.robust_N}
+        for reason, mask_B in masks.items():
+            rows = mask_B.nonzero().squeeze(1).tolist()
+            keys = {row: (reason == "lost" and bool(attack.rob_broken_N[row]), float(margins_B[row])) for row in rows}
+            best = sorted(rows, key=keys.__getitem__)[:N_EACH]
+            self._found[reason] += [(keys[row], _image(attack, evaluate, row, reason)) for row in best]
+            self._found[reason] = sorted(self._found[reason], key=lambda found: found[0])[:N_EACH]
 
-    "lost": std and rob are right on the clean image, the mixture is not once it is attacked; those that rob alone
-    holds first, then the most clearly lost. "narrow": the smallest margins that the attack left positive.
-    """
-    labels_N = attack.labels_N
-    both_right_N = (attack.std_clean_NK.argmax(dim=1) == labels_N) & (attack.rob_clean_NK.argmax(dim=1) == labels_N)
-    margins_N = _margins(evaluate.mixed_attacked_NK, labels_N)
-    lost_N, narrow_N = both_right_N & ~evaluate.robust_N, evaluate.robust_N
-    lost = sorted(_rows(lost_N), key=lambda row: (bool(attack.rob_broken_N[row]), float(margins_N[row])))
-    narrow = sorted(_rows(narrow_N), key=lambda row: float(margins_N[row]))
-    return [*((row, "lost") for row in lost[:N_EACH]), *((row, "narrow") for row in narrow[:N_EACH])]
+    def chosen(self) -> tuple[WorstImage, ...]:
+        """The lost ones, then the narrow ones."""
+        return tuple(image for found in self._found.values() for _, image in found)
 
 
-def _rows(mask_N: Tensor) -> list[int]:
-    rows: list[int] = mask_N.nonzero().squeeze(1).tolist()
-    return rows
-
-
-def _margins(logits_NK: Tensor, labels_N: Tensor) -> Tensor:
-    return -torch.expm1(log_one_minus_signed_margin(logits_NK, labels_N))
-
-
-def _verdicts(attack: AttackRecords, evaluate: EvaluateRecords, row: int) -> tuple[Verdict, ...]:
+def _image(attack: AttackRecords, evaluate: EvaluateRecords, row: int, reason: Reason) -> WorstImage:
     label_1 = attack.labels_N[row : row + 1]
 
     def verdict(classifier: str, images: str, logits_NK: Tensor) -> Verdict:
         logits_1K = logits_NK[row : row + 1]
         return Verdict(classifier, images, int(logits_1K.argmax()), float(_margins(logits_1K, label_1)))
 
-    return (
+    verdicts = (
         verdict("std", "clean", attack.std_clean_NK),
         verdict("rob", "clean", attack.rob_clean_NK),
         verdict("mixed", "clean", evaluate.mixed_clean_NK),
-        verdict("rob", "its own attack", attack.rob_attacked_NK),
         verdict("mixed", "attacked", evaluate.mixed_attacked_NK),
     )
+    survives = not bool(attack.rob_broken_N[row])
+    return WorstImage(int(attack.sample_ids_N[row]), int(label_1), reason, survives, verdicts)
+
+
+def _margins(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
+    return -torch.expm1(log_one_minus_signed_margin(logits_BK, labels_B))
+
+
+def with_pixels(image: WorstImage, clean_CHW: Tensor, attacked_CHW: Tensor) -> WorstImage:
+    """The image with what is to be shown of it."""
+    return replace(image, clean_CHW=clean_CHW, attacked_CHW=attacked_CHW)
+
+
+def pixels_of(image: WorstImage) -> tuple[Tensor, Tensor]:
+    """The clean and the attacked image; only for one that has them."""
+    assert image.clean_CHW is not None
+    assert image.attacked_CHW is not None
+    return image.clean_CHW, image.attacked_CHW
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def png(image_CHW: Tensor) -> bytes:
+    """The image as PNG; larger ones are reduced to `LARGEST_SIDE` pixels, smaller ones keep theirs."""
+    return _encoded(image_CHW, Image.Resampling.BOX)
+
+
+def perturbation_png(clean_CHW: Tensor, attacked_CHW: Tensor) -> tuple[bytes, float]:
+    """The perturbation around mid-grey as PNG, and the factor that brings its largest change to black or white.
+
+    A larger one is thinned out, not averaged: neighbouring changes would cancel.
+    """
+    change_CHW = attacked_CHW - clean_CHW
+    largest = float(change_CHW.abs().max())
+    factor = 0.5 / largest if largest > 0 else 1.0
+    return _encoded(0.5 + factor * change_CHW, Image.Resampling.NEAREST), factor
+
+
+def contact_sheet(images: Sequence[WorstImage]) -> bytes:
+    """Clean image, perturbation and attacked image side by side, a caption above, one row each, as one PNG."""
+    side, gap, text = LARGEST_SIDE, 8, 20
+    sheet = Image.new("RGB", (3 * side + 4 * gap, len(images) * (side + text + gap) + gap), "white")
+    pen = ImageDraw.Draw(sheet)
+    for i, image in enumerate(images):
+        top = gap + i * (side + text + gap)
+        clean_CHW, attacked_CHW = pixels_of(image)
+        perturbation, factor = perturbation_png(clean_CHW, attacked_CHW)
+        caption = f"{image.reason}: {image.sample_id}, class {image.label}, mixed {image.verdicts[-1].words()}"
+        pen.text((gap, top), f"{caption}; change x {factor:.3g}", fill="black", font=ImageFont.load_default(12))
+        for j, content in enumerate((png(clean_CHW), perturbation, png(attacked_CHW))):
+            picture = Image.open(io.BytesIO(content))
+            scale = side / max(picture.size)
+            size = (round(picture.width * scale), round(picture.height * scale))
+            sheet.paste(picture.resize(size, Image.Resampling.NEAREST), (gap + j * (side + gap), top + text))
+    return _png(sheet)
+
+
+def _encoded(image_CHW: Tensor, resampling: Image.Resampling) -> bytes:
+    pixels_HWC = image_CHW.detach().cpu().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    picture = Image.fromarray(pixels_HWC[:, :, 0] if pixels_HWC.shape[2] == 1 else pixels_HWC)
+    if max(picture.size) > LARGEST_SIDE:
+        scale = LARGEST_SIDE / max(picture.size)
+        picture = picture.resize((round(picture.width * scale), round(picture.height * scale)), resampling)
+    return _png(picture)
+
+
+def _png(picture: Image.Image) -> bytes:
+    sink = io.BytesIO()
+    picture.save(sink, format="PNG", optimize=True)
+    return sink.getvalue()

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from mixednuts_dist.cli.status import Pace, RunStatus, StageStatus, print_status
-from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.reports.counts import Count
 
 RUNNING = Pace(
     images_left=300, images_per_second=2.5, seconds_left=120.0, last_finished=8.0,

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
-from mixednuts_dist.reports.cost import StageCost, stage_costs
-from mixednuts_dist.reports.intervals import Count
-from mixednuts_dist.reports.measured import MeasuredPoint
-from mixednuts_dist.reports.results import RunResults, gather_results
+from mixednuts_dist.reports.counts import Count
+from mixednuts_dist.reports.results import MeasuredPoint, RunResults, StageCost, gather_results, stage_costs
 from mixednuts_dist.reports.worst_images import Verdict, WorstImage
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
 from mixednuts_dist.threat import ThreatModel
 
+Batches = list[tuple[AttackRecords, EvaluateRecords]]
 BETAS = (1.0, 0.99, 0.985, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5)
 N_CLASSES = 10
 SCALE, POWER, BIAS = 5.0, 4.0, -1.1
@@ -117,22 +116,20 @@ def made_up_search(attack: AttackRecords, *, betas: tuple[float, ...] = BETAS) -
 
 
 def made_up_evaluate(attack: AttackRecords, *, alpha: float) -> EvaluateRecords:
-    """Evaluate rows in another order than the attack's, as partitions may come."""
+    """Evaluate rows about the same images."""
     clean_NK = mixed_logits(attack, alpha=alpha, attacked=False)
     attacked_NK = mixed_logits(attack, alpha=alpha, attacked=True)
     right_N = clean_NK.argmax(dim=1) == attack.labels_N
     cached_N = right_N & (attacked_NK.argmax(dim=1) == attack.labels_N)
     ce_N = cached_N & (attack.sample_ids_N % 50 != 7)
     t_N = ce_N & (attack.sample_ids_N % 60 != 11)
-    order = attack.sample_ids_N.flip(0)
-    steps = {"cached": cached_N, "apgd-ce": ce_N, "apgd-t": t_N, "fab-t": t_N, "square": t_N}
     return EvaluateRecords(
-        sample_ids_N=attack.sample_ids_N[order],
-        labels_N=attack.labels_N[order],
-        mixed_clean_NK=clean_NK[order],
-        mixed_attacked_NK=attacked_NK[order],
-        robust_N=t_N[order],
-        survived={step: alive_N[order] for step, alive_N in steps.items()},
+        sample_ids_N=attack.sample_ids_N,
+        labels_N=attack.labels_N,
+        mixed_clean_NK=clean_NK,
+        mixed_attacked_NK=attacked_NK,
+        robust_N=t_N,
+        survived={"cached": cached_N, "apgd-ce": ce_N, "apgd-t": t_N, "fab-t": t_N, "square": t_N},
     )
 
 
@@ -166,12 +163,12 @@ def made_up_worst(side: int = 8, channels: int = 1) -> tuple[WorstImage, ...]:
     clean_CHW = torch.rand(channels, side, side, generator=generator)
     change_CHW = 0.1 * torch.rand(channels, side, side, generator=generator).sub(0.5).sign()
     verdicts = (Verdict("std", "clean", 3, 0.9), Verdict("rob", "clean", 3, 0.4), Verdict("mixed", "clean", 3, 0.6))
-    lost = (*verdicts, Verdict("rob", "its own attack", 3, 0.1), Verdict("mixed", "attacked", 7, -0.2))
-    held = (*verdicts, Verdict("rob", "its own attack", 3, 0.2), Verdict("mixed", "attacked", 3, 0.01))
+    lost = (*verdicts, Verdict("mixed", "attacked", 7, -0.2))
+    held = (*verdicts, Verdict("mixed", "attacked", 3, 0.01))
     attacked_CHW = (clean_CHW + change_CHW).clamp(0, 1)
     return (
-        WorstImage(17, 3, "lost", lost, clean_CHW, attacked_CHW),
-        WorstImage(23, 3, "narrow", held, clean_CHW, attacked_CHW),
+        WorstImage(17, 3, "lost", True, lost, clean_CHW, attacked_CHW),
+        WorstImage(23, 3, "narrow", True, held, clean_CHW, attacked_CHW),
     )
 
 
@@ -191,21 +188,34 @@ def made_up_measured(search: SearchResult, run_id: str) -> tuple[MeasuredPoint, 
     )
 
 
+def in_batches(attack: AttackRecords, evaluate: EvaluateRecords, size: int = 70) -> Batches:
+    """The same rows, some at a time, as the report reads them."""
+
+    def part(records: Any, rows: slice) -> Any:
+        cut = {
+            name: {step: alive_N[rows] for step, alive_N in value.items()} if isinstance(value, dict) else value[rows]
+            for name, value in vars(records).items()
+        }
+        return type(records)(**cut)
+
+    cuts = [slice(start, start + size) for start in range(0, len(attack.labels_N), size)]
+    return [(part(attack, rows), part(evaluate, rows)) for rows in cuts]
+
+
 def made_up_results(n_images: int = 300, *, name: str = "made-up", betas: tuple[float, ...] = BETAS) -> RunResults:
     """All of the above, gathered."""
     run_id, seconds = f"{name}-3f2a1c9e", {"attack": 163.4, "search": 21.07, "evaluate": 412.9}
     attack = made_up_attack(n_images)
     search = made_up_search(attack, betas=betas)
     results = gather_results(
+        in_batches(attack, made_up_evaluate(attack, alpha=search.deployed().alpha)),
+        search=search,
         run_id=run_id,
         name=name,
         dataset="npz:cifar10_first_2048.npz",
         std="py:zoo.py:std_c10_resnet18",
         rob="py:zoo.py:rob_c10_resnet4b",
         threat=ThreatModel("Linf", 2 / 255),
-        attack=attack,
-        search=search,
-        evaluate=made_up_evaluate(attack, alpha=search.deployed().alpha),
         seconds=seconds,
     )
     return replace(
@@ -214,4 +224,5 @@ def made_up_results(n_images: int = 300, *, name: str = "made-up", betas: tuple[
         candidates=made_up_candidates(search.deployed_beta),
         costs=made_up_costs({"evaluate": seconds["evaluate"]}),
         worst=made_up_worst(),
+        provenance={"run": run_id, "seed": "0", "versions": "mixednuts-dist 0.1, torch 2.9"},
     )

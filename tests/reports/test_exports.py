@@ -6,7 +6,7 @@ import io
 import pytest
 
 from mixednuts_dist.reports.exports import TABLES, DataTable, exported_files
-from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.reports.results import RunResults
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mixednuts_dist.errors import InvalidInputError
-from mixednuts_dist.reports.intervals import Count, wilson_interval
+from mixednuts_dist.reports.counts import Count, wilson_interval
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config import RunConfig, load_config
 from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.reports.single import SingleResults
+from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.threat import ThreatModel
 
@@ -35,12 +35,12 @@ SMALL = (
 @pytest.fixture(scope="module")
 def finished(
     tmp_path_factory: pytest.TempPathFactory, ray_session: Any
-) -> tuple[RunConfig, Path, SingleResults, Watcher]:
+) -> tuple[RunConfig, Path, RunResults, Watcher]:
     """The example of `jobs/configs`, made small and run; tests leave it as they found it."""
     storage = tmp_path_factory.mktemp("single")
     config, watcher = load_config(EXAMPLE, [*SMALL, f"storage={storage}"]), Watcher()
     results = pipeline.run(config, session=ray_session, progress=watcher)
-    assert isinstance(results, SingleResults)
+    assert isinstance(results, RunResults)
     return config, storage / config.run_id(), results, watcher
 
 

@@ -3,7 +3,7 @@
 from itertools import combinations
 from typing import Any
 
-from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.studies.charts import accuracy_chart
 
 

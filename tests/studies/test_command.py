@@ -19,7 +19,7 @@ from mixednuts_dist.config import RunConfig, load_config, parse_config
 from mixednuts_dist.errors import ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies import command, paper_numbers
 from mixednuts_dist.studies.bench import Bench

@@ -12,7 +12,7 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.reports.intervals import Count
+from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.storage.records import AttackRecords
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies.bench import Bench

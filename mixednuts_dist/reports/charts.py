@@ -1,0 +1,586 @@
+"""The kinds of chart that reports and studies draw: scatter, lines, bars, histograms, maps; and their files.
+
+A chart is a function of the frame that it is drawn for, so that the same data fill a desktop column, a phone, and a
+column or a page of a paper with text of the right size. On paper one pixel is one point (1/72 inch).
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import altair as alt
+import vl_convert
+from altair.utils.schemapi import debug_mode
+
+from .counts import Count
+
+Row = dict[str, Any]
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a figure is drawn for."""
+
+    name: str
+    width: int  # of the whole figure, in pixels
+    font: int  # of every text in it, in pixels
+    narrow: bool = False  # half as many panels beside each other
+    stretch: float = 0.0  # what the panels together are wider than planned, so that the figure has its width
+
+    def panel(self, columns: int, *, gap: float = 0, beside: float = 60) -> int:
+        """The width of one of `columns` panels with a gap between two of them and `beside` for axes and the like."""
+        return max(20, int((self.width - beside - gap * (columns - 1) + self.stretch) / columns))
+
+
+Chart = Callable[[Frame], alt.TopLevelMixin]
+
+WIDE = Frame("wide", 760, 12)
+NARROW = Frame("narrow", 340, 12, narrow=True)
+# A column and the text width of a paper; vl_convert takes 72 pixels for an inch, so that 8 pixels are 8 points.
+PAPER = (Frame("3.25in", 234, 8, narrow=True), Frame("5.5in", 396, 8))
+PAPER_PPI = 300
+
+# Each has a contrast of at least 3:1 against both page backgrounds; a second cue (shape, dash, label) goes with each.
+CLASSIFIER_COLOURS = {"std": "#7b8087", "rob": "#2f7fc1", "mixed": "#cb5a1d"}
+PALETTE = ("#2f7fc1", "#cb5a1d", "#0f8f84", "#8a5fb0", "#b5761a", "#7b8087", "#b0457a", "#4c6a2e")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
+DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
+RIGHT_AND_WRONG = {"right": "#0f8f84", "wrong": "#b5761a"}
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+
+
+def vega_config(*, dark: bool = False, font: int = 12) -> Row:
+    """Vega-Lite configuration for a light or a dark page, or for paper."""
+    ink, muted, line, background = (
+        ("#e6e8eb", "#a3abb5", "#3a4049", "#15181c") if dark else ("#1f2328", "#57606a", "#d5d9de", "#ffffff")
+    )
+    sizes = {"labelFontSize": font, "titleFontSize": font, "titleFontWeight": "normal"}
+    return {
+        "background": background,
+        "font": FONT,
+        "padding": 2,
+        "view": {"stroke": line},
+        "axis": {
+            **sizes, "labelColor": muted, "titleColor": ink, "gridColor": line, "gridOpacity": 0.6,
+            "domainColor": line, "tickColor": line, "tickSize": font / 3,
+        },
+        "header": {"labelColor": ink, "titleColor": ink, "labelFontSize": font},
+        "legend": {
+            **sizes, "labelColor": ink, "titleColor": ink, "symbolSize": 5 * font, "labelLimit": 30 * font,
+            "symbolStrokeWidth": 1.5, "symbolOpacity": 1, "columnPadding": font, "rowPadding": 2, "offset": font,
+        },
+        "title": {"color": ink, "fontSize": font, "fontWeight": "normal", "anchor": "start", "frame": "group"},
+        "text": {"color": ink, "fontSize": font},
+    }  # fmt: skip
+
+
+def values(rows: Iterable[Row]) -> alt.NamedData:
+    """Rows for the layers of the chart that is being drawn; they travel in its specification.
+
+    By name, because Altair copies rows that stand in a layer at every step, which takes longer than drawing.
+    """
+    name = f"rows-{len(_rows_being_drawn)}"
+    _rows_being_drawn[name] = list(rows)
+    return alt.NamedData(name=name)
+
+
+_rows_being_drawn: dict[str, list[Row]] = {}  # of the call of `drawn` that is under way
+
+
+def described(chart: Chart, words: str) -> Chart:
+    """The chart with its content in words, for people who cannot see it."""
+    return lambda frame: chart(frame).properties(description=words)  # type: ignore[attr-defined, no-any-return]
+
+
+def key(names: Sequence[str], field: str = "series", colours: Mapping[str, str] | None = None) -> tuple[Any, Any]:
+    """Colour and shape of each name, with one key for both above the chart where there are several names."""
+    colours = colours or dict(zip(names, PALETTE * 4, strict=False))
+    legend = alt.Legend(title=None, orient="top", columns=3, labelLimit=0) if len(names) > 1 else None
+    shapes = [_SHAPE_OF.get(name, SHAPES[i % len(SHAPES)]) for i, name in enumerate(names)]
+    colour = alt.Color(f"{field}:N", scale=alt.Scale(domain=names, range=[colours[n] for n in names]), legend=legend)
+    return colour, alt.Shape(f"{field}:N", scale=alt.Scale(domain=names, range=shapes), legend=legend)
+
+
+# A circle with a hole; the inner arc runs the other way round, so that it is not filled.
+RING = "M1.3,0A1.3,1.3,0,1,0,-1.3,0A1.3,1.3,0,1,0,1.3,0ZM0.9,0A0.9,0.9,0,1,1,-0.9,0A0.9,0.9,0,1,1,0.9,0Z"
+_SHAPE_OF = {"std": "square", "rob": "triangle-up", "mixed": "circle"}
+
+
+# --- scatter: clean against robust accuracy --------------------------------------------------------------------------
+
+
+def point(series: str, name: str, clean: Count, robust: Count, **more: Any) -> Row:
+    """A mark of `scatter`, with its 95 % intervals as whiskers and `more` for its tooltip."""
+    (clean_low, clean_high), (robust_low, robust_high) = clean.interval, robust.interval
+    return {
+        "series": series, "name": name, "clean": clean.percent, "clean_low": clean_low, "clean_high": clean_high,
+        "robust": robust.percent, "robust_low": robust_low, "robust_high": robust_high, **more,
+    }  # fmt: skip
+
+
+def scatter(marks: Sequence[Row], *, curves: Mapping[str, Sequence[Span]] | None = None) -> Chart:
+    """Clean against robust accuracy in percent: marks with whiskers, one colour and shape a series, curves behind.
+
+    Args:
+        marks: made by `point`.
+        curves: (clean %, robust %) by a series' name, drawn as lines.
+    """
+    names = list(dict.fromkeys([*(mark["series"] for mark in marks), *(curves or {})]))
+    lines = {name: [{"clean": x, "robust": y} for x, y in curve] for name, curve in (curves or {}).items()}
+    rows = [*marks, *(step for curve in lines.values() for step in curve)]
+
+    def draw(frame: Frame) -> alt.TopLevelMixin:
+        width = min(frame.panel(1), 480)
+        return scatter_panel(marks, lines, key(names), window(rows), (width, round(0.68 * width)), frame)
+
+    return draw
+
+
+def window(rows: Sequence[Row]) -> tuple[Span, Span]:
+    """The part of [0, 100] x [0, 100] that holds these rows with their whiskers, and a little more."""
+
+    def span(field: str) -> Span:
+        found = [row[name] for row in rows for name in (field, f"{field}_low", f"{field}_high") if name in row]
+        room = max(1.5, 0.08 * (max(found) - min(found)))
+        return max(0.0, min(found) - room), min(100.0, max(found) + room)
+
+    return span("clean"), span("robust")
+
+
+def scatter_panel(
+    marks: Sequence[Row],
+    curves: Mapping[str, Sequence[Row]],
+    colour_and_shape: tuple[Any, Any],
+    shown: tuple[Span, Span],
+    size: tuple[int, int],
+    frame: Frame,
+    *,
+    layers: Sequence[Any] = (),
+    title: str = "",
+) -> alt.LayerChart:
+    """One panel; marks inside the window are drawn whole also where they lie on its edge.
+
+    Args:
+        layers: more of them, drawn behind the labels.
+    """
+    (left, right), (bottom, top) = shown
+    colour, shape = colour_and_shape
+    inside = [row for row in marks if left <= row["clean"] <= right and bottom <= row["robust"] <= top]
+    x, y = accuracy_axis("clean", shown[0]), accuracy_axis("robust", shown[1])
+    rule = alt.Chart(values(inside)).mark_rule(clip=True, opacity=0.7)
+    steps = [{**row, "series": name, "order": i} for name, curve in curves.items() for i, row in enumerate(curve)]
+    parts: list[Any] = [
+        alt.Chart(values(steps)).mark_line(clip=True, strokeWidth=1.3).encode(x=x, y=y, color=colour, order="order:Q"),
+        rule.encode(x=accuracy_axis("clean_low", shown[0]), x2="clean_high:Q", y=y, color=colour),
+        rule.encode(x=x, y=accuracy_axis("robust_low", shown[1]), y2="robust_high:Q", color=colour),
+        *layers,
+        alt.Chart(values(inside)).mark_point(filled=True, size=0.6 * frame.font**2, opacity=1).encode(
+            x=x, y=y, color=colour, shape=shape, tooltip=_tooltip(inside)
+        ),
+    ]  # fmt: skip
+    obstacles = [row for row in steps if left <= row["clean"] <= right and bottom <= row["robust"] <= top]
+    for place, labels in placed(inside, obstacles, shown, size, frame.font).items():
+        text = alt.Chart(values(labels)).mark_text(align=place[0], dx=place[1], dy=place[2])
+        parts.append(text.encode(x=x, y=y, text="name:N"))
+    if not steps:
+        parts.pop(0)
+    width, height = size
+    return alt.layer(*parts).properties(width=width, height=height, **({"title": title} if title else {}))
+
+
+def accuracy_axis(field: str, domain: Span) -> Any:
+    """The horizontal axis for clean fields, the vertical one for all others, both in percent."""
+    axis = alt.X if field.startswith("clean") else alt.Y
+    title = "clean accuracy (%)" if field.startswith("clean") else "robust accuracy (%)"
+    return axis(f"{field}:Q", title=title, scale=alt.Scale(domain=list(domain), nice=False), axis=alt.Axis(tickCount=6))
+
+
+def _tooltip(rows: Sequence[Row]) -> list[alt.Tooltip]:
+    named = [name for name in ("name", "run", "attack", "beta", "s", "p", "c", "alpha") if any(name in r for r in rows)]
+    numbers = [alt.Tooltip(f"{name}:Q", title=f"{name} (%)", format=".2f") for name in ("clean", "robust")]
+    return [*(alt.Tooltip(f"{name}:N", title=name) for name in named), *numbers]
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+Place = tuple[str, int, int]  # of a label beside its mark: alignment, dx, dy
+Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
+
+
+def placed(
+    marks: Sequence[Row], others: Sequence[Row], shown: tuple[Span, Span], size: tuple[int, int], font: int
+) -> dict[Place, list[Row]]:
+    """The marks' names by the place beside the mark that they get.
+
+    One label after the other takes the place where it covers least of marks, curves and earlier labels, and reaches
+    least beyond the panel. Marks that coincide share a label; marks without a name have none.
+    """
+    (left, right), (bottom, top) = shown
+    width, height = size
+
+    def pixels(row: Row) -> tuple[float, float]:
+        x = (row["clean"] - left) / max(right - left, 1e-9) * width
+        return x, (top - row["robust"]) / max(top - bottom, 1e-9) * height
+
+    radius = 0.45 * font
+    taken: list[Box] = []
+    for row in (*marks, *others):
+        x, y = pixels(row)
+        taken.append((x - radius, y - radius, x + radius, y + radius))
+    names: dict[Span, list[str]] = {}
+    for row in marks:
+        if row["name"]:
+            names.setdefault((row["clean"], row["robust"]), []).append(row["name"])
+    near, far = round(0.65 * font), round(0.9 * font)
+    places: tuple[Place, ...] = (
+        ("left", near, -near), ("left", near, near), ("right", -near, -near), ("right", -near, near),
+        ("left", far, 0), ("right", -far, 0), ("center", 0, -far - 2), ("center", 0, far + 3),
+    )  # fmt: skip
+    found: dict[Place, list[Row]] = {}
+    for (clean, robust), same in names.items():
+        label = {"clean": clean, "robust": robust, "name": ", ".join(dict.fromkeys(same))}
+        boxes = {place: _box(pixels(label), label["name"], place, font) for place in places}
+        costs = {
+            place: sum(_overlap(box, other) for other in taken) + 3 * _outside(box, size)
+            for place, box in boxes.items()
+        }
+        best = min(places, key=lambda place: costs[place])
+        taken.append(boxes[best])
+        found.setdefault(best, []).append(label)
+    return found
+
+
+def _box(mark: tuple[float, float], text: str, place: Place, font: int) -> Box:
+    """What a label covers, about: letters of system fonts are 0.55 as wide as they are high."""
+    (x, y), (align, dx, dy) = mark, place
+    width = 0.55 * font * len(text)
+    left = x + dx - {"left": 0.0, "right": width, "center": width / 2}[align]
+    return left, y + dy - 0.6 * font, left + width, y + dy + 0.6 * font
+
+
+def _overlap(one: Box, other: Box) -> float:
+    """The area that both cover."""
+    width, height = min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, width) * max(0.0, height)
+
+
+def _outside(box: Box, size: tuple[int, int]) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1]) - _overlap(box, (0, 0, *size))
+
+
+# --- lines, bars -----------------------------------------------------------------------------------------------------
+
+
+def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tuple[float, str] | None = None) -> Chart:
+    """Lines with marks; rows hold `x`, `y`, `series` and, where known, `low` and `high` for a band.
+
+    Args:
+        x, y: the axes' titles.
+        named: the values of x are names in their order, not numbers.
+        rule: a level of y that is drawn across, and what it is.
+    """
+    names = list(dict.fromkeys(str(row["series"]) for row in rows))
+
+    def draw(frame: Frame) -> alt.TopLevelMixin:
+        colour, shape = key(names)
+        scale = alt.Scale(zero=False, nice=False, padding=0.8 * frame.font)
+        across: Any = alt.X("x:Q", title=x, scale=scale, axis=alt.Axis(tickCount=6))
+        if named:
+            across = alt.X(
+                "x:N", title=x, sort=list(dict.fromkeys(row["x"] for row in rows)), axis=alt.Axis(labelAngle=0)
+            )
+        up = alt.Y("y:Q", title=y, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+        dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=list(DASHES)[: len(names)]), legend=None)
+        base = alt.Chart(values(rows))
+        layers: list[Any] = [
+            base.mark_line(strokeWidth=1.5).encode(x=across, y=up, color=colour, strokeDash=dash),
+            base.mark_point(filled=True, size=0.5 * frame.font**2, opacity=1).encode(
+                x=across, y=up, color=colour, shape=shape
+            ),
+        ]
+        if all("low" in row for row in rows):
+            layers.insert(
+                0, base.mark_area(opacity=0.18).encode(x=across, y=alt.Y("low:Q", title=y), y2="high:Q", color=colour)
+            )
+        if rule is not None:
+            level = alt.Chart(values([{"y": rule[0], "words": rule[1]}]))
+            layers.append(level.mark_rule(strokeDash=[2, 3], strokeWidth=1.2).encode(y=up))
+            text = level.mark_text(align="left", dx=3, dy=-0.7 * frame.font)
+            layers.append(text.encode(y=up, x=alt.value(0), text="words:N"))
+        width = min(frame.panel(1), 480)
+        return alt.layer(*layers).properties(width=width, height=round(0.62 * width))
+
+    return draw
+
+
+def beside(*charts: Chart) -> Chart:
+    """Charts beside each other, on a narrow frame below each other."""
+
+    def draw(frame: Frame) -> alt.TopLevelMixin:
+        columns, gap = (1 if frame.narrow else len(charts)), 2 * frame.font
+        width = (frame.width - gap * (columns - 1)) // columns
+        each = replace(frame, width=width, stretch=frame.stretch / columns)
+        chart = alt.concat(*(chart(each) for chart in charts), columns=columns, spacing=gap)
+        apart: alt.TopLevelMixin = chart.resolve_scale(color="independent", shape="independent")
+        return apart
+
+    return draw
+
+
+def bars(rows: Sequence[Row], *, value: str, within: Span | None = None, group: str | None = None) -> Chart:
+    """Horizontal bars; rows hold `name`, `value`, and where known `group`, `low` and `high`, and a `label`.
+
+    Args:
+        value: the axis' title.
+        within: the axis' ends; from 0 to the largest number by default.
+        group: the title of the key.
+    """
+    shown = [{"group": "", **row} for row in rows if row["value"] is not None]
+    names, groups = (list(dict.fromkeys(str(row[field]) for row in shown)) for field in ("name", "group"))
+    smallest, largest = (pick([row.get(end, row["value"]) for row in shown] or [0.0]) for pick, end in _EXTREMES)
+    ends = within or (min(0.0, smallest), largest or 1.0)
+
+    def draw(frame: Frame) -> alt.TopLevelMixin:
+        x = alt.X(
+            "value:Q", title=value, scale=alt.Scale(domain=list(ends), nice=within is None), axis=alt.Axis(tickCount=5)
+        )
+        axis = alt.Axis(ticks=False, domain=False, labelLimit=0.42 * frame.width)
+        y = alt.Y("name:N", sort=names, title=None, axis=axis)
+        offset = alt.YOffset("group:N", sort=groups, scale=alt.Scale(domain=groups))
+        legend = alt.Legend(title=group, orient="top", columns=3, symbolType="square", labelLimit=0)
+        scale = alt.Scale(domain=groups, range=list((PALETTE * 4)[: len(groups)]))
+        one = {"color": alt.value(CLASSIFIER_COLOURS["mixed"])}
+        several = {"color": alt.Color("group:N", scale=scale, legend=legend), "yOffset": offset}
+        base, step = alt.Chart(values(shown)), 1.5 * frame.font
+        tooltip = [alt.Tooltip("name:N"), alt.Tooltip("group:N"), alt.Tooltip("value:Q", title=value, format=".4~g")]
+        layers: list[Any] = [base.mark_bar().encode(x=x, y=y, tooltip=tooltip, **(several if groups[1:] else one))]
+        places = {"yOffset": offset} if groups[1:] else {}
+        if shown and all("low" in row for row in shown):
+            rule = base.mark_rule(strokeWidth=1.2, color="#57606a")
+            layers.append(rule.encode(y=y, x=alt.X("low:Q"), x2="high:Q", **places))
+        if shown and all("label" in row for row in shown):
+            text = base.mark_text(align="left", dx=0.5 * frame.font, baseline="middle")
+            layers.append(text.encode(x=x, y=y, text="label:N", **places))
+        height = round(len(names) * step * max(1, 0.75 * len(groups)) + 0.6 * step * len(names))
+        return alt.layer(*layers).properties(width=min(frame.panel(1, beside=0.3 * frame.width), 560), height=height)
+
+    return draw
+
+
+_EXTREMES: tuple[tuple[Any, str], ...] = ((min, "low"), (max, "high"))
+
+
+def count_bars(rows: Sequence[tuple[str, str, Count]], *, value: str = "images (%)") -> Chart:
+    """`bars` of (name, group, count) in percent with 95 % intervals."""
+    return bars(
+        [
+            {"name": name, "group": group, "value": each.percent, "low": each.interval[0], "high": each.interval[1]}
+            for name, group, each in rows
+        ],
+        value=value,
+    )
+
+
+# --- histograms ------------------------------------------------------------------------------------------------------
+
+
+def histograms(
+    panels: Mapping[str, Sequence[Row]], edges: Sequence[float], *, x: str, columns: int, empty: str = "no data"
+) -> Chart:
+    """Shares of groups over a logarithmic axis, a panel each; `right` as bars, `wrong` as a dashed outline.
+
+    Args:
+        panels: title -> groups, each with `series` ("right" or "wrong"), `counts` (images a bin), `n` and `median`.
+        edges: of the bins, one more than there are counts, all above 0.
+        columns: panels beside each other, on a wide frame.
+    """
+
+    def draw(frame: Frame) -> alt.TopLevelMixin:
+        beside, gap = (columns // 2 if frame.narrow else columns), round(3 * frame.font)
+        order = list(panels)
+        if frame.narrow:  # panels that stand beside each other on a wide frame then stand below each other
+            half = len(order) // 2
+            order = [name for pair in zip(order[:half], order[half:], strict=True) for name in pair]
+        width = frame.panel(beside, gap=gap)
+        parts = [
+            _histogram(panels[name], edges, x, "" if i % beside else "share (%)", empty).properties(
+                width=width, height=round(0.7 * width), title=name
+            )
+            for i, name in enumerate(order)
+        ]
+        chart = alt.concat(*parts, columns=beside, spacing={"row": 5.2 * frame.font, "column": gap}, bounds="flush")
+        shared: alt.TopLevelMixin = chart.resolve_scale(color="shared", strokeDash="shared")
+        return shared
+
+    return draw
+
+
+def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, empty: str) -> alt.LayerChart:
+    names = list(RIGHT_AND_WRONG)
+    rows = [row for group in groups for row in _bins(group, edges)]
+    if not rows:
+        return alt.layer(alt.Chart(values([{"words": empty}])).mark_text(fontStyle="italic").encode(text="words:N"))
+    top = 1.1 * max(row["share"] for row in rows)
+    colour = alt.Color(
+        "series:N", scale=alt.Scale(domain=names, range=list(RIGHT_AND_WRONG.values())),
+        legend=alt.Legend(title="prediction", orient="top", symbolType="stroke", titleOrient="left"),
+    )  # fmt: skip
+    dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=[[1, 0], [4, 2]]), legend=None)
+    ticks = [10.0**n for n in range(math.ceil(math.log10(edges[0]) - 1e-9), math.floor(math.log10(edges[-1])) + 1)]
+    scale = alt.Scale(type="log", domain=[edges[0], edges[-1]], nice=False)
+    across = alt.X("left:Q", title=x, scale=scale, axis=alt.Axis(values=ticks, format="~g", labelOverlap=True))
+    up = alt.Y("share:Q", title=y or None, scale=alt.Scale(domain=[0, top], nice=False))
+    up.axis = alt.Axis(tickCount=3)
+    medians = [
+        {"series": group["series"], "left": max(group["median"], edges[0]), "n": group["n"]}
+        for group in groups
+        if group["median"] is not None
+    ]
+    base = alt.Chart(values(rows))
+    tooltip = [alt.Tooltip("series:N"), alt.Tooltip("n:Q", title="images"), alt.Tooltip("left:Q", title="median")]
+    return alt.layer(
+        base.mark_bar(opacity=0.6).transform_filter("datum.series === 'right'").encode(
+            x=across, x2="right:Q", y=up, y2=alt.datum(0), color=colour
+        ),
+        base.mark_line(interpolate="step-after", strokeWidth=1.3).transform_filter("datum.series === 'wrong'")
+        .encode(x=across, y=up, color=colour, strokeDash=dash),
+        alt.Chart(values(medians)).mark_rule(strokeWidth=1.5).encode(
+            x=across, color=colour, strokeDash=dash, tooltip=tooltip
+        ),
+    )  # fmt: skip
+
+
+def _bins(group: Row, edges: Sequence[float]) -> list[Row]:
+    """The share of the group in each bin; the last bin's once more at the end, where the outline ends."""
+    if not group["n"]:
+        return []
+    shares = [100 * n / group["n"] for n in group["counts"]]
+    steps = [*zip(edges, edges[1:], shares, strict=False), (edges[-1], edges[-1], shares[-1])]
+    return [
+        {"series": group["series"], "left": float(f"{left:.4g}"), "right": float(f"{right:.4g}"), "share": share}
+        for left, right, share in steps
+    ]
+
+
+# --- maps ------------------------------------------------------------------------------------------------------------
+
+_MOST_MAPS = 12
+
+
+def maps(cells: Sequence[Row], *, meaning: str, maximised: bool) -> Chart:
+    """The objective over s (across) and c (up), one map for each p, all in one colour scale; darker is better.
+
+    Args:
+        cells: rows of `s`, `p`, `c`, `objective` (None: cannot be used) and `selected`, which gets a ring.
+        meaning: what the objective is, with its unit.
+    """
+    found = [row["objective"] for row in cells if row["objective"] is not None]
+    powers = _shown_powers(cells)
+
+    def draw(frame: Frame) -> alt.TopLevelMixin:
+        columns, gap = (2 if frame.narrow else 4), 1.2 * frame.font
+        legend = alt.Legend(
+            title=f"{meaning}; darker is better", orient="top", gradientLength=16 * frame.font,
+            gradientThickness=0.8 * frame.font, titleLimit=0, format=".3~g",
+        )  # fmt: skip
+        ends = [min(found, default=0.0), max(found, default=1.0)]
+        scale = alt.Scale(scheme="viridis", reverse=maximised, domain=ends, nice=False)
+        colour = alt.Color("objective:Q", scale=scale, legend=legend)
+        width = frame.panel(min(columns, len(powers)), gap=gap)
+        panels = [
+            _map([row for row in cells if row["p"] == power], colour, min(width, 220), frame, first=not i % columns)
+            for i, power in enumerate(powers)
+        ]
+        spacing = {"row": 5 * frame.font, "column": gap}
+        chart = alt.concat(*panels, columns=columns, spacing=spacing, bounds="flush")
+        shared: alt.TopLevelMixin = chart.resolve_scale(color="shared")
+        return shared
+
+    return draw
+
+
+def _shown_powers(cells: Sequence[Row]) -> list[float]:
+    """All of them, or an even choice of them with the selected one among them."""
+    powers = sorted({row["p"] for row in cells})
+    if len(powers) <= _MOST_MAPS:
+        return powers
+    picked = {powers[round(i * (len(powers) - 1) / (_MOST_MAPS - 1))] for i in range(_MOST_MAPS)}
+    for chosen in {row["p"] for row in cells if row["selected"]}:
+        picked = (picked - {min(picked, key=lambda power: abs(power - chosen))}) | {chosen}
+    return sorted(picked)
+
+
+def _map(rows: Sequence[Row], colour: alt.Color, width: int, frame: Frame, *, first: bool) -> alt.LayerChart:
+    """One map; only the first of a row carries the labels of c, the grid is the same in all."""
+
+    def axis(*, shown: bool) -> alt.Axis:
+        return alt.Axis(
+            format=".2~g", labels=shown, labelOverlap=True, labelAngle=0, grid=False, ticks=False, domain=False
+        )
+
+    x = alt.X("s:O", title="scale s", axis=axis(shown=True))
+    y = alt.Y("c:O", title="bias c" if first else None, sort="descending", axis=axis(shown=first))
+    columns, steps = (len({row[name] for row in rows}) for name in ("s", "c"))
+    tooltip = [alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("s", "p", "c", "objective")]
+    usable = [row for row in rows if row["objective"] is not None]
+    unusable = [row for row in rows if row["objective"] is None]
+    cells = alt.Chart(values(usable)).mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
+    crosses = alt.Chart(values(unusable)).mark_text(opacity=0.6).encode(x=x, y=y, text=alt.value("×"))
+    ring = alt.Chart(values(row for row in rows if row["selected"])).encode(x=x, y=y, tooltip=tooltip)
+    rings = [
+        ring.mark_point(size=0.6 * frame.font**2, stroke=ink, strokeWidth=wide)
+        for ink, wide in (("#1f2328", 0.35 * frame.font), ("#ffffff", 0.17 * frame.font))
+    ]
+    sides = {"width": max(1, width // columns) * columns, "height": max(1, round(0.8 * width) // steps) * steps}
+    power = f"p = {rows[0]['p']:.4g}"
+    return alt.layer(cells, crosses, *rings).properties(title=power, **sides)  # whole pixels a cell: no seams
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def drawn(chart: Chart, frame: Frame) -> tuple[Row, bytes]:
+    """The chart as a Vega-Lite specification without any address in it, and as SVG; as wide as the frame.
+
+    How much room axes and keys take is known only once the chart is drawn, so it is drawn, measured and drawn again,
+    until it is at most two pixels narrower than the frame.
+    """
+    used = frame
+    for _ in range(4):
+        _rows_being_drawn.clear()
+        with debug_mode(False):  # nothing is held against the schema: that takes longer than drawing
+            spec: Row = chart(used).to_dict(validate=False)
+        spec.pop("$schema", None)  # the only address that Altair writes
+        spec.pop("config", None)
+        spec["datasets"] = {**spec.get("datasets", {}), **_rows_being_drawn}
+        picture = svg(spec, vega_config(font=frame.font))
+        found = re.search(rb'<svg[^>]* width="([\d.]+)"', picture)
+        left = frame.width - float(found[1]) if found else 0.0
+        if 0 <= left <= 2:
+            break
+        used = replace(used, stretch=used.stretch + math.floor(left))
+    return spec, picture
+
+
+def chart_files(name: str, chart: Chart, wide: tuple[Row, bytes] | None = None) -> dict[str, bytes]:
+    """The figure as files: NAME.svg, NAME-dark.svg, and for papers PDF and PNG (300 dpi) in both widths, 8 pt text.
+
+    Args:
+        wide: the chart as drawn for `WIDE`, where that has been done.
+    """
+    spec, picture = wide or drawn(chart, WIDE)
+    files = {f"{name}.svg": picture, f"{name}-dark.svg": svg(spec, vega_config(dark=True))}
+    for frame in PAPER:
+        paper = drawn(chart, frame)[1].decode()
+        files[f"{name}-{frame.name}.pdf"] = vl_convert.svg_to_pdf(paper)
+        files[f"{name}-{frame.name}.png"] = vl_convert.svg_to_png(paper, ppi=PAPER_PPI)
+    return files
+
+
+def svg(spec: Row, config: Row | None = None) -> bytes:
+    """The figure as SVG, on white by default; drawn in this process, no browser and no network."""
+    drawn: str = vl_convert.vegalite_to_svg(spec, config=config or vega_config(), allowed_base_urls=[])
+    return drawn.encode()

@@ -1,0 +1,183 @@
+"""Counts of images with their 95 % intervals, and how numbers are written in the terminal, on the page and in LaTeX.
+
+Shapes: N images.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import InvalidInputError
+from ..storage.records import Receipt
+from ..threat import ThreatModel
+
+Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
+
+
+def wilson_interval(correct: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
+    """The Wilson score interval of a share, as two fractions in [0, 1].
+
+    It solves |share - p| = z sqrt(p (1 - p) / total) for p. Unlike `share ± z sqrt(share (1 - share) / total)` it stays
+    inside [0, 1] and has a width also where nothing, or everything, is correct.
+
+    >>> [round(edge, 4) for edge in wilson_interval(0, 1000)]
+    [0.0, 0.0038]
+
+    Raises:
+        InvalidInputError: unless `0 <= correct <= total` and `total > 0`.
+    """
+    if total <= 0 or not 0 <= correct <= total:
+        raise InvalidInputError(f"{correct} of {total} is not a count; need 0 <= correct <= total and total > 0")
+    share = correct / total
+    spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    centre = share + z * z / (2 * total)
+    scale = 1 + z * z / total
+    low = 0.0 if correct == 0 else (centre - spread) / scale
+    high = 1.0 if correct == total else (centre + spread) / scale
+    return low, high
+
+
+@dataclass(frozen=True)
+class Count:
+    """`correct` of `total` images, with the percentages that follow from it."""
+
+    correct: int
+    total: int
+    resampled: tuple[float, float] | None = None  # a 95 % interval in percent that takes the place of Wilson's
+
+    @property
+    def percent(self) -> float:
+        """The share in percent; 0 of no images."""
+        return 100 * self.correct / self.total if self.total else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval in percent; from 0 to 100 of no images."""
+        if self.resampled is not None:
+            return self.resampled
+        low, high = wilson_interval(self.correct, self.total) if self.total else (0.0, 1.0)
+        return 100 * low, 100 * high
+
+    @property
+    def decimals(self) -> int:
+        """One, and two from 1000 images on, where the first no longer holds all that was measured."""
+        return 1 if self.total < 1000 else 2
+
+    def to_json(self) -> dict[str, int | float]:
+        """`correct`, `total`, `percent`, `low`, `high` (the last three in percent)."""
+        low, high = self.interval
+        return {"correct": self.correct, "total": self.total, "percent": self.percent, "low": low, "high": high}
+
+
+def count(hits_N: Tensor) -> Count:
+    """How many are True."""
+    return Count(int(hits_N.sum()), hits_N.numel())
+
+
+def outcome_counts(receipts: Sequence[Receipt]) -> tuple[Count, Count]:
+    """Clean and robust, of all images of these partitions."""
+    total = sum(receipt.n_images for receipt in receipts)
+    clean = sum(receipt.clean_correct for receipt in receipts)
+    return Count(clean, total), Count(sum(receipt.robust for receipt in receipts), total)
+
+
+def difference_interval(first_N: Tensor, second_N: Tensor) -> tuple[float, float]:
+    """95 % interval, in points, of the share of `first` minus that of `second` on the same images (paired, Wald).
+
+    The difference of one image is -1, 0 or 1; its variance is the share of images that differ minus the squared mean.
+    """
+    total = first_N.numel()
+    only_first, only_second = int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum())
+    difference = (only_first - only_second) / total
+    spread = Z_95 * math.sqrt(max(0.0, (only_first + only_second) / total - difference**2) / total)
+    return 100 * (difference - spread), 100 * (difference + spread)
+
+
+def compared(what: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -> str:
+    """One sentence: both counts, on how many images they differ, and whether that is more than chance."""
+    (first_name, first_N), (second_name, second_N) = first, second
+    counts = f"{what}: {first_name} {share_text(count(first_N))}, {second_name} {share_text(count(second_N))}"
+    only_first, only_second = int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum())
+    if not only_first + only_second:
+        return f"{counts}; both are right on the same images."
+    low, high = difference_interval(first_N, second_N)
+    verdict = "no difference is shown" if low <= 0 <= high else "a difference is shown"
+    sides = [
+        f"{images_text(n)} right only for {name}"
+        for n, name in ((only_first, first_name), (only_second, second_name))
+        if n
+    ]
+    return (
+        f"{counts}; {', '.join(sides)}: {points_text(100 * (only_first - only_second) / first_N.numel())}, "
+        f"95 % interval [{minus(f'{low:.2f}')}, {minus(f'{high:.2f}')}], {verdict}."
+    )
+
+
+def percent_text(shown: Count) -> str:
+    """`77.3`, with the decimals of the count."""
+    return f"{shown.percent:.{shown.decimals}f}"
+
+
+def interval_text(shown: Count) -> str:
+    """`[74.6, 79.8]`, in percent, with the decimals of the count."""
+    low, high = shown.interval
+    return f"[{low:.{shown.decimals}f}, {high:.{shown.decimals}f}]"
+
+
+def share_text(shown: Count) -> str:
+    """`773 of 1000 (77.30 %)`."""
+    return f"{shown.correct} of {shown.total} ({percent_text(shown)} %)" if shown.total else "0 of 0"
+
+
+def percent_first(shown: Count) -> str:
+    """`77.3 % (773 of 1000)`, which breaks before the bracket and nowhere else."""
+    return f"{percent_text(shown)}\u00a0% ({shown.correct}\u00a0of\u00a0{shown.total})"
+
+
+def minus(number: str) -> str:
+    """The number with a true minus sign, and without a sign where it is zero as it is written."""
+    plain = number.removeprefix("+").removeprefix("-")
+    return plain if not plain.strip("0.") else number.replace("-", "−")
+
+
+def points_text(points: float) -> str:
+    """`+1.25 points`, `−0.50 points`, `0.00 points`."""
+    return f"{minus(f'{points:+.2f}')} points"
+
+
+def images_text(n: int) -> str:
+    """`1 image`, `no images`, `12 images`."""
+    return "1 image" if n == 1 else f"{n or 'no'} images"
+
+
+def threat_text(threat: ThreatModel) -> str:
+    """`Linf, eps = 8/255`, or the plain radius where it is no whole number of grey levels."""
+    levels = threat.eps * 255
+    whole = threat.norm == "Linf" and abs(levels - round(levels)) < 1e-6
+    return f"{threat.norm}, eps = {f'{round(levels)}/255' if whole else f'{threat.eps:g}'}"
+
+
+def seconds_text(seconds: float) -> str:
+    """`41.3 s`, `12 min 05 s`, `3 h 20 min`."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if round(seconds) < 3600:
+        return f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def weight_text(alpha: float, one_minus_alpha: float) -> str:
+    """`0.9987`, with as many decimals as it takes to tell alpha from 1, as far as a float can."""
+    decimals = 4
+    while decimals < 12 and one_minus_alpha > 0 and one_minus_alpha < 10 ** (2 - decimals):
+        decimals += 1
+    return f"{alpha:.{decimals}f}"
+
+
+def layer_norm_text(ln_k: int | None) -> str:
+    """Which logits LayerNorm's mean and variance are taken over."""
+    every = "LayerNorm over all logits (the top 250 of more)"
+    return every if ln_k is None else f"LayerNorm over the top {ln_k} logits"

@@ -1,0 +1,152 @@
+"""Confidence margins of std, rob, rob+LN and rob+M, grouped as the paper groups them (section 5.1, appendix C.3).
+
+Shapes: B images of a batch, K classes. "Right" is each classifier's own prediction against the label.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..mixing.margins import log_one_minus_top2_margin
+from ..mixing.transforms import LogitTransform, layer_norm_logits
+from ..storage.records import AttackRecords
+from .charts import Chart, Row, histograms
+from .table import Cell, Table
+
+Images = Literal["clean", "attacked"]
+IMAGES: tuple[Images, ...] = ("clean", "attacked")
+CLASSIFIERS = ("std", "rob", "rob+LN", "rob+M")
+# Margins pile up near 0 and near 1: 8 bins a decade from 1e-4; smaller ones count in the first bin.
+EDGES: tuple[float, ...] = tuple(10 ** (n / 8 - 4) for n in range(33))
+
+
+@dataclass(frozen=True)
+class MarginGroup:
+    """Top-2 margins in [0, 1] of one classifier on the clean or attacked images that it gets right, or wrong."""
+
+    classifier: str
+    images: Images
+    correct: bool
+    counts: tuple[int, ...]  # images in each bin of EDGES
+    n: int
+    median: float | None  # None where no image falls into the group
+
+    @property
+    def side(self) -> str:
+        return "right" if self.correct else "wrong"
+
+
+class MarginTally:
+    """Collects the groups batch by batch; keeps one number an image and group, no logits.
+
+    Args:
+        transform: M, as deployed.
+    """
+
+    def __init__(self, transform: LogitTransform, ln_k: int | None) -> None:
+        self._maps: dict[str, Callable[[Tensor], Tensor]] = {
+            "rob": lambda logits_BK: logits_BK,
+            "rob+LN": lambda logits_BK: layer_norm_logits(logits_BK, ln_k=ln_k),
+            "rob+M": transform,
+        }
+        self._found: dict[tuple[str, Images, bool], list[Tensor]] = defaultdict(list)
+
+    def add(self, rows: AttackRecords) -> None:
+        """One more batch of the attack stage's rows."""
+        self._split("std", "clean", rows.std_clean_NK, rows.labels_N)
+        self._split("std", "attacked", rows.std_attacked_NK, rows.labels_N)
+        for classifier, logit_map in self._maps.items():
+            self._split(classifier, "clean", logit_map(rows.rob_clean_NK), rows.labels_N)
+            self._split(classifier, "attacked", logit_map(rows.rob_attacked_NK), rows.labels_N)
+
+    def groups(self) -> tuple[MarginGroup, ...]:
+        """Every group: each classifier on clean images and on those of its own attack, right and wrong."""
+        kinds = [(name, images, right) for name in CLASSIFIERS for images in IMAGES for right in (True, False)]
+        return tuple(_group(*kind, self._found.get(kind, [])) for kind in kinds)
+
+    def _split(self, classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> None:
+        margins_B = -torch.expm1(log_one_minus_top2_margin(logits_BK.double()))
+        right_B = logits_BK.argmax(dim=1) == labels_B
+        self._found[classifier, images, True].append(margins_B[right_B].float())
+        self._found[classifier, images, False].append(margins_B[~right_B].float())
+
+
+def _group(classifier: str, images: Images, correct: bool, found: Sequence[Tensor]) -> MarginGroup:
+    margins = torch.cat([torch.empty(0), *found]).double().numpy()
+    counts, _ = np.histogram(margins.clip(EDGES[0], EDGES[-1]), bins=EDGES)
+    median = float(np.median(margins)) if margins.size else None
+    return MarginGroup(classifier, images, correct, tuple(counts.tolist()), margins.size, median)
+
+
+def margin_groups(
+    batches: Iterable[AttackRecords], transform: LogitTransform, ln_k: int | None
+) -> tuple[MarginGroup, ...]:
+    """The groups of all batches together."""
+    tally = MarginTally(transform, ln_k)
+    for rows in batches:
+        tally.add(rows)
+    return tally.groups()
+
+
+def margin_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
+    """Median margin on attacked images that are right, over that on clean images that are wrong.
+
+    This is what mixing uses: std is overruled where rob's margin is above a cutoff, and scaling all margins moves the
+    cutoff with them. None where one of the groups is empty.
+    """
+    attacked_right, clean_wrong = _two_medians(groups, classifier)
+    return attacked_right / clean_wrong if attacked_right is not None and clean_wrong else None
+
+
+def margin_gap(groups: Iterable[MarginGroup], classifier: str) -> float | None:
+    """The paper's margin gap: the difference of the same two medians."""
+    attacked_right, clean_wrong = _two_medians(groups, classifier)
+    return None if attacked_right is None or clean_wrong is None else attacked_right - clean_wrong
+
+
+def _two_medians(groups: Iterable[MarginGroup], classifier: str) -> tuple[float | None, float | None]:
+    medians = {(group.images, group.correct): group.median for group in groups if group.classifier == classifier}
+    return medians.get(("attacked", True)), medians.get(("clean", False))
+
+
+def medians_table(groups: Sequence[MarginGroup]) -> Table:
+    """Each classifier's four medians, their ratio and the paper's gap."""
+    rows: list[list[Cell]] = [
+        [name, *(group.median for group in groups if group.classifier == name), margin_ratio(groups, name),
+         margin_gap(groups, name)]
+        for name in CLASSIFIERS
+    ]  # fmt: skip
+    kinds = [f"{images}, {side}" for images in IMAGES for side in ("right", "wrong")]
+    columns = ["classifier", *kinds, "ratio", "gap"]
+    return Table(columns, rows, bold="rob+M", printed=["classifier", "clean, wrong", "attacked, right", "ratio"])
+
+
+def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
+    """What to see in the margins, in one sentence, or why there is nothing to see."""
+    raw, mapped = margin_ratio(groups, "rob"), margin_ratio(groups, "rob+M")
+    if raw is None or mapped is None:
+        return "rob is right on no attacked image or wrong on no clean one, so there are no margins to compare."
+    better = "M raises that, and std can be trusted more often" if mapped > raw else "M does not raise that here"
+    return (
+        f"rob's median margin is {raw:.2g} times as large on attacked images that it gets right as on clean images that "
+        f"it gets wrong; behind M it is {mapped:.2g} times as large. {better}."
+    )
+
+
+def margin_histograms(groups: Sequence[MarginGroup]) -> Chart:
+    """One panel a classifier, clean images above attacked ones."""
+    panels: Mapping[str, list[Row]] = {
+        f"{name}, {images}": [
+            {"series": group.side, "counts": group.counts, "n": group.n, "median": group.median}
+            for group in groups
+            if (group.classifier, group.images) == (name, images)
+        ]
+        for images in IMAGES
+        for name in CLASSIFIERS
+    }
+    return histograms(panels, EDGES, x="margin", columns=len(CLASSIFIERS), empty="no images")

@@ -1,0 +1,200 @@
+"""One table for every place: terminal, CSV, LaTeX, Markdown and HTML show the same columns, rows and numbers.
+
+A column has a name for scripts (`one_minus_alpha`); `HEADINGS` says what people read above it, in words and in LaTeX.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+from rich.text import Text
+
+from .counts import Count, interval_text, minus, percent_text
+
+Cell = str | int | float | Count | None
+
+HEADINGS: dict[str, tuple[str, str]] = {
+    "beta": ("beta", r"$\beta$"),
+    "s": ("s", "$s$"),
+    "p": ("p", "$p$"),
+    "c": ("c", "$c$"),
+    "alpha": ("alpha", r"$\alpha$"),
+    "one_minus_alpha": ("1 − alpha", r"$1-\alpha$"),
+    "ln_k": ("LayerNorm over", "LayerNorm over"),
+    "sample_id": ("image", "Image"),
+    "kept_predicted": ("kept, predicted", "Kept, predicted"),
+    "kept_measured": ("kept, measured", "Kept, measured"),
+}
+_ESCAPES = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "β": r"$\beta$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}  # fmt: skip
+_COUNTED = ("correct", "total", "percent", "low", "high")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns by name and rows of cells; the first column names the row.
+
+    A count is written as percent, 95 % interval and number of images; in CSV it takes five columns, unrounded.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    bold: str | None = None  # first cell of the row that stands out
+    printed: Sequence[str] | None = None  # the columns that LaTeX prints, where a paper has no room for all
+
+    def row(self, name: str) -> dict[str, Cell]:
+        """One row by its first cell, as column -> cell."""
+        return next(dict(zip(self.columns, row, strict=True)) for row in self.rows if row[0] == name)
+
+    def only(self, columns: Sequence[str]) -> "Table":
+        """The same with these columns alone."""
+        places = [list(self.columns).index(name) for name in columns]
+        return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold)
+
+    def turned(self) -> "Table":
+        """Rows as columns: the first cells head them."""
+        columns = [self.columns[0], *(str(row[0]) for row in self.rows)]
+        return Table(columns, [[name, *(row[i] for row in self.rows)] for i, name in enumerate(self.columns) if i])
+
+    def terminal(self, title: str = "") -> rich_table.Table:
+        """For a rich console; plain text where it is a file."""
+        shown = rich_table.Table(
+            box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False, title=title or None,
+            title_justify="left", title_style="bold",
+        )  # fmt: skip
+        for index, name in enumerate(self.columns):
+            counted = any(isinstance(row[index], Count) for row in self.rows)
+            shown.add_column(Text(_heading(name)), justify="right" if index else "left", no_wrap=counted or index == 0)
+        for row in self.rows:
+            cells = [Text(_with_count(cell) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
+            shown.add_row(*cells, style="bold" if row[0] == self.bold else "")
+        return shown
+
+    def as_csv(self) -> str:
+        """Unrounded; a count takes the columns NAME_correct, _total, _percent, _low and _high."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        counted = [any(isinstance(row[i], Count) for row in self.rows) for i in range(len(self.columns))]
+        heads = [
+            [f"{name}_{part}" for part in _COUNTED] if is_count else [name]
+            for name, is_count in zip(self.columns, counted, strict=True)
+        ]
+        writer.writerow([head for group in heads for head in group])
+        for row in self.rows:
+            cells = zip(row, heads, strict=True)
+            writer.writerow([value for cell, group in cells for value in _csv_cells(cell, len(group))])
+        return file.getvalue()
+
+    def as_latex(self, comment: str) -> str:
+        """A `tabular` for `\\input`, four significant digits; needs the booktabs package."""
+        table = self.only(self.printed) if self.printed else self
+        heads = [_latex_heading(name) for name in table.columns]
+        body = [[_latex_cell(cell) for cell in row] for row in table.rows]
+        head, *rest = [f"  {' & '.join(cells)} " + r"\\" for cells in (heads, *body)]
+        alignment = "l" + "r" * (len(table.columns) - 1)
+        return "\n".join(
+            [f"% {' '.join(comment.split())}", rf"\begin{{tabular}}{{{alignment}}}", r"  \toprule", head,
+             r"  \midrule", *rest, r"  \bottomrule", r"\end{tabular}", ""]
+        )  # fmt: skip
+
+    def as_markdown(self) -> str:
+        """A pipe table."""
+
+        def line(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+        head = [line([_heading(name) for name in self.columns]), line(["---"] * len(self.columns))]
+        return "\n".join([*head, *(line([_words(cell) for cell in row]) for row in self.rows)])
+
+    def as_html(self, caption: str = "", css: str = "stack") -> Markup:
+        """A `<table>` of the page; every text in it is escaped."""
+        heads = Markup("").join(Markup('<th scope="col">{}</th>').format(_heading(name)) for name in self.columns)
+        body = Markup("\n").join(self._html_row(row) for row in self.rows)
+        shown = Markup("<caption>{}</caption>").format(caption) if caption else ""
+        return Markup('<table class="{}">{}<thead><tr>{}</tr></thead>\n<tbody>{}</tbody></table>').format(
+            css, shown, heads, body
+        )
+
+    def to_json(self) -> list[list[Any]]:
+        """The rows as plain values."""
+        return [[cell.to_json() if isinstance(cell, Count) else cell for cell in row] for row in self.rows]
+
+    def _html_row(self, row: Sequence[Cell]) -> Markup:
+        first, *rest = row
+        own = Markup(' class="own"') if first == self.bold else ""
+        cells = Markup("").join(Markup("<td>{}</td>").format(_html_cell(cell)) for cell in rest)
+        return Markup('<tr{}><th scope="row">{}</th>{}</tr>').format(own, cell_text(first), cells)
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell for people: a count as in `773/1000 77.30 % [74.60, 79.80]`, four digits of a number, a dash for None."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, Count):
+        return _words(cell)
+    if isinstance(cell, float):
+        return minus(f"{cell:.4g}")
+    return f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def latex_text(text: str) -> str:
+    """The text with LaTeX's own characters made harmless."""
+    return "".join(_ESCAPES.get(character, character) for character in text)
+
+
+def print_table(table: Table, console: Console, title: str = "") -> None:
+    """On a console, numbers without colours."""
+    console.print(table.terminal(title), highlight=False)
+
+
+def _heading(name: str) -> str:
+    return HEADINGS[name][0] if name in HEADINGS else name.replace("_", " ")
+
+
+def _latex_heading(name: str) -> str:
+    if name in HEADINGS:
+        return HEADINGS[name][1]
+    words = name.replace("_", " ")
+    return latex_text(words[:1].upper() + words[1:])
+
+
+def _words(cell: Cell) -> str:
+    if not isinstance(cell, Count):
+        return cell_text(cell)
+    return f"{cell.correct}/{cell.total} {percent_text(cell)} % {interval_text(cell)}" if cell.total else "–"
+
+
+def _with_count(cell: Count) -> str:
+    """`566/609 92.9 [90.6, 94.7]`, as wide for every count of a column where the images are as many."""
+    if not cell.total:
+        return "–"
+    width = len(str(cell.total))
+    return f"{cell.correct:>{width}}/{cell.total} {percent_text(cell):>5} {interval_text(cell):>12}"
+
+
+def _csv_cells(cell: Cell, width: int) -> list[Any]:
+    if isinstance(cell, Count):
+        return list(cell.to_json().values())
+    return ["" if cell is None else cell] * width
+
+
+def _latex_cell(cell: Cell) -> str:
+    if isinstance(cell, Count):
+        return rf"{percent_text(cell)} {{\footnotesize {interval_text(cell)}}}" if cell.total else "--"
+    return "--" if cell is None else latex_text(cell_text(cell))
+
+
+def _html_cell(cell: Cell) -> Markup:
+    if isinstance(cell, Count) and cell.total:
+        return Markup('{} <span class="interval">{}</span> <span class="dim">{}/{}</span>').format(
+            percent_text(cell), interval_text(cell), cell.correct, cell.total
+        )
+    return escape(cell_text(None if isinstance(cell, Count) else cell))
