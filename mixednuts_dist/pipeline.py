@@ -16,9 +16,7 @@ logger = logging.getLogger(__name__)
 _REPAIRS = 5
 
 
-def run(
-    config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None
-) -> RunResults:
+def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> RunResults:
     """Attack, search, evaluate, report (without std: the last two), on one Ray session; errors as in the stages.
 
     A stage that finds a file damaged has removed it; then all of them once more fill the gap.

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..config import RunConfig, load_config
 from ..errors import ClusterError
-from ..studies.catalogue import CATALOGUE, catalogue_text
+from ..register import STUDIES
 from ..uris import check_dataset_uri
 from .options import (
     address_option,
@@ -94,12 +94,13 @@ def _travelling(config: str, storage: str) -> str:
 
 def _list_studies(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        click.echo(catalogue_text())
+        for entry in STUDIES.entries().values():
+            click.echo(f"{entry.name:<20}{entry.facts.get('section', ''):<33}{entry.describes}")
         context.exit()
 
 
 @click.command(epilog=examples("study --list", "study margins mine.yaml", "study all mine.yaml --full"))
-@click.argument("name", type=click.Choice(["all", *CATALOGUE]), metavar="NAME|all")
+@click.argument("name", metavar="NAME|all")
 @config_argument
 @set_option
 @address_option
@@ -121,10 +122,12 @@ def study(
     """A study of the paper: table, figure and findings."""
     with reported(verbose) as console:
         loaded = prepared(config, overrides, console)
-        from ..studies import command
+        if name != "all":
+            STUDIES.check(name)
+        from ..studies import study as studies
 
-        shown = command.result_console()
-        on_ray(console, address, partial(command.run, loaded, name, full=full, robs=robs, console=shown))
+        shown = studies.result_console()
+        on_ray(console, address, partial(studies.run, loaded, name, full=full, robs=robs, console=shown))
 
 
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))

@@ -113,7 +113,7 @@ _SHAPE_OF = {"std": "square", "rob": "triangle-up", "mixed": "circle"}
 
 
 def point(series: str, name: str, clean: Count, robust: Count, **more: Any) -> Row:
-    """A mark of `scatter`, with its 95 % intervals as whiskers and `more` for its tooltip."""
+    """A mark of a scatter, with its 95 % intervals as whiskers and `more` for its tooltip."""
     (clean_low, clean_high), (robust_low, robust_high) = clean.interval, robust.interval
     return {
         "series": series, "name": name, "clean": clean.percent, "clean_low": clean_low, "clean_high": clean_high,
@@ -121,20 +121,23 @@ def point(series: str, name: str, clean: Count, robust: Count, **more: Any) -> R
     }  # fmt: skip
 
 
-def scatter(marks: Sequence[Row], *, curves: Mapping[str, Sequence[Span]] | None = None) -> Chart:
+def accuracy_scatter(
+    series: Mapping[str, Sequence[tuple[str, Count, Count]]], *, curves: Mapping[str, Sequence[Span]] | None = None
+) -> Chart:
     """Clean against robust accuracy in percent: marks with whiskers, one colour and shape a series, curves behind.
 
     Args:
-        marks: made by `point`.
+        series: (name, clean, robust) of each mark, by series.
         curves: (clean %, robust %) by a series' name, drawn as lines.
     """
-    names = list(dict.fromkeys([*(mark["series"] for mark in marks), *(curves or {})]))
+    names = list(dict.fromkeys([*series, *(curves or {})]))
+    marks = [point(name, *each) for name, group in series.items() for each in group]
     lines = {name: [{"clean": x, "robust": y} for x, y in curve] for name, curve in (curves or {}).items()}
-    rows = [*marks, *(step for curve in lines.values() for step in curve)]
+    shown = window([*marks, *(step for curve in lines.values() for step in curve)])
 
     def draw(frame: Frame) -> alt.TopLevelMixin:
         width = min(frame.panel(1), 480)
-        return scatter_panel(marks, lines, key(names), window(rows), (width, round(0.68 * width)), frame)
+        return scatter_panel(marks, lines, key(names), shown, (width, round(0.68 * width)), frame)
 
     return draw
 

@@ -199,8 +199,8 @@ def _tradeoff_words(results: RunResults) -> str:
     "rounds",
     describes="What each round of the search predicted and measured",
     caption="Each round attacks the choice, and the search chooses again with the perturbations that were found. Left: "
-    "the share of rob’s robust images that the choice keeps. Right: its clean accuracy. Last: the whole adaptive attack "
-    "on what was deployed.",
+    "the share of rob’s robust images that the choice keeps. Right: its clean accuracy. Last: the whole adaptive "
+    "attack on what was deployed.",
     order=2,
 )
 def rounds(results: RunResults) -> Chart | None:

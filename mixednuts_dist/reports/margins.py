@@ -133,8 +133,8 @@ def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
         return "rob is right on no attacked image or wrong on no clean one, so there are no margins to compare."
     better = "M raises that, and std can be trusted more often" if mapped > raw else "M does not raise that here"
     return (
-        f"rob's median margin is {raw:.2g} times as large on attacked images that it gets right as on clean images that "
-        f"it gets wrong; behind M it is {mapped:.2g} times as large. {better}."
+        f"rob's median margin is {raw:.2g} times as large on attacked images that it gets right as on clean images "
+        f"that it gets wrong; behind M it is {mapped:.2g} times as large. {better}."
     )
 
 

@@ -140,7 +140,7 @@ def _stop_words(entry: Choice, results: RunResults) -> dict[str, str]:
 
 
 def _measured_words(entry: Choice, results: RunResults) -> str:
-    """What is known of exactly these parameters: from this run's attack, from a round of its search, from another run."""
+    """What is known of exactly these parameters, from this run's attack, a round of its search, or another run."""
     if results.kept is not None and entry == results.parameters:
         clean = counts.percent_first(results.row("mixed").clean)
         return f"clean {clean}, kept {counts.percent_first(results.kept)}, by the whole adaptive attack"

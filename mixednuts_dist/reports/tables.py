@@ -140,7 +140,7 @@ WITHOUT_SEARCH = ("table", "survival", "costs")
 
 
 def table_files(results: RunResults) -> dict[str, str]:
-    """File name -> content, as CSV and LaTeX: `table.*` is the accuracy table, the others are named by what they show."""
+    """File name -> content, as CSV and LaTeX; `table.*` is the accuracy table."""
     files = {}
     for name in TABLES if results.found else WITHOUT_SEARCH:
         table = TABLES[name](results)

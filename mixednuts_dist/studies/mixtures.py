@@ -8,11 +8,12 @@ import torch
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap, LogitTransform
-from ..reports.intervals import Count
+from ..register import STUDIES
+from ..reports.charts import accuracy_scatter
+from ..reports.counts import Count, compared, count
+from ..reports.table import Cell, Table
+from . import paper_numbers as paper
 from .bench import Bench, Measured, subset
-from .charts import Point, accuracy_chart
-from .counting import compared, count
-from .outcome import Cell, Outcome, StudyTable
 from .parameters import (
     Question,
     at_clean_accuracy,
@@ -23,11 +24,13 @@ from .parameters import (
 )
 from .robust_classifiers import rob_name
 from .searches import data_sizes
+from .study import Outcome
 
 TEMPERATURES = (0.0, 0.5, 1.0)
 TRADE_OFF_BETAS = (1.0, 0.96, 0.93, 0.8, 0.0)
 
 
+@STUDIES("data-size", describes="The mixture found on fewer images", section="D.3, tab:datasize_abla", order=15)
 def data_size(bench: Bench) -> Outcome:
     """The mixture when s, p, c and alpha come from fewer images (tab:datasize_abla)."""
     question = Question.of(bench.config.search, bench.search)
@@ -53,9 +56,10 @@ def data_size(bench: Bench) -> Outcome:
             compared("Clean", (f"{name} images", few.clean_N), (f"{all_name} images", most.clean_N)),
         )
     )
-    return Outcome(StudyTable(columns, tuple(rows)), _accuracies(found), findings, bench.reduction)
+    return Outcome(Table(columns, tuple(rows)), _accuracies(found), findings, bench.reduction, paper=paper.DATA_SIZE)
 
 
+@STUDIES("seen-unseen", describes="Images that the search saw against others", section="D.3, tab:overfit", order=17)
 def seen_unseen(bench: Bench) -> Outcome:
     """Images that the search saw against images that it did not (tab:overfit)."""
     n_images = bench.n_images
@@ -75,9 +79,18 @@ def seen_unseen(bench: Bench) -> Outcome:
         ),
     )
     points = {name: [(name, clean, robust)] for name, clean, robust in rows}
-    return Outcome(StudyTable(("images", "clean", "robust"), rows), accuracy_chart(points), findings, bench.reduction)
+    return Outcome(
+        Table(("images", "clean", "robust"), rows),
+        accuracy_scatter(points),
+        findings,
+        bench.reduction,
+        paper=paper.SEEN,
+    )
 
 
+@STUDIES(
+    "temperature", describes="std at T = 0, 0.5 and 1 at the same clean accuracy", section="D.4, tab:ts_abla", order=18
+)
 def temperature(bench: Bench) -> Outcome:
     """std's temperature, with alpha such that the clean accuracy stays the same (tab:ts_abla)."""
     base = bench.deployed()
@@ -100,9 +113,10 @@ def temperature(bench: Bench) -> Outcome:
         f"Each has the largest alpha that gets as many clean images right as the deployed mixture, {n_correct}.",
         *bench.reduction,
     )
-    return Outcome(StudyTable(columns, tuple(rows)), _accuracies(found), findings, remarks)
+    return Outcome(Table(columns, tuple(rows)), _accuracies(found), findings, remarks, paper=paper.TEMPERATURE)
 
 
+@STUDIES("no-transform", describes="No transformation (Mixed), LayerNorm or GELU only, and M", section="D.1", order=13)
 def no_transformation(bench: Bench) -> Outcome:
     """Rob as it is (Mixed), behind LayerNorm, behind a mere GELU, and behind M(s, p, c) (appendix D.1)."""
     ln_k = bench.search.ln_k
@@ -120,7 +134,7 @@ def no_transformation(bench: Bench) -> Outcome:
         on_all = count(clean_correct(mixture, bench.rows)), count(robust_bound(mixture, bench.rows))
         rows.append((name, count(found[name].clean_N), count(found[name].robust_N), mixture.alpha, *on_all))
     columns = (
-        "transformation of rob", "clean", "robust", "alpha", "clean on all images, exact", "robust on all, guaranteed"
+        "transformation of rob", "clean", "robust", "alpha", "clean on all images, exact", "robust on all, predicted"
     )  # fmt: skip
     ours = found["M(s, p, c)"]
     findings = tuple(
@@ -133,9 +147,15 @@ def no_transformation(bench: Bench) -> Outcome:
         f"Each has the alpha that keeps beta = {bench.beta:g} of rob's attacked images under the stored perturbations.",
         *bench.reduction,
     )
-    return Outcome(StudyTable(columns, tuple(rows)), _accuracies(found), findings, remarks)
+    return Outcome(Table(columns, tuple(rows)), _accuracies(found), findings, remarks, paper=paper.NO_TRANSFORM)
 
 
+@STUDIES(
+    "trade-off",
+    describes="Measured accuracies for five betas, with and without M (and --rob)",
+    section="5.3, fig:tradeoff_curve",
+    order=6,
+)
 def trade_off(bench: Bench) -> Outcome:
     """Robust against clean accuracy for five betas, with and without the transformation (fig:tradeoff_curve)."""
     betas = tuple(sorted({*bench.config.search.betas, *TRADE_OFF_BETAS}, reverse=True))
@@ -144,7 +164,7 @@ def trade_off(bench: Bench) -> Outcome:
         "Mixed": {beta: weighted(bench.rows, LogitTransform.identity(), beta) for beta in betas},
     }
     rows: list[tuple[Cell, ...]] = []
-    points: dict[str, list[Point]] = {}
+    points: dict[str, list[tuple[str, Count, Count]]] = {}
     for family, mixtures in families.items():
         points[family] = []
         for beta in (beta for beta in TRADE_OFF_BETAS if beta in mixtures):
@@ -158,12 +178,12 @@ def trade_off(bench: Bench) -> Outcome:
         points[point[0]] = [point]
         rows.append((*point, None, None, None))
     curves = {family: _predicted(bench, mixtures) for family, mixtures in families.items()}
-    columns = ("mixture", "clean", "robust", "alpha", "clean on all images, exact", "robust on all, guaranteed")
+    columns = ("mixture", "clean", "robust", "alpha", "clean on all images, exact", "robust on all, predicted")
     remarks = ("Lines: predicted on the measured images for every beta of the configuration.", *bench.reduction)
-    return Outcome(StudyTable(columns, tuple(rows)), accuracy_chart(points, curves=curves), _crossing(points), remarks)
+    return Outcome(Table(columns, tuple(rows)), accuracy_scatter(points, curves=curves), _crossing(points), remarks)
 
 
-def _base_classifiers(bench: Bench) -> list[Point]:
+def _base_classifiers(bench: Bench) -> list[tuple[str, Count, Count]]:
     """std, rob and the other robust classifiers alone, under APGD-CE + APGD-T."""
     first = bench.first(bench.rows)
     robs = {"rob" if rob == bench.config.rob else rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
@@ -189,7 +209,7 @@ def _searched(bench: Bench, betas: tuple[float, ...]) -> dict[float, Mixture]:
 
 
 def _predicted(bench: Bench, mixtures: dict[float, Mixture]) -> list[tuple[float, float]]:
-    """Exact clean accuracy and robust bound, in percent, on the images that are measured."""
+    """Exact clean and predicted robust accuracy, in percent, on the images that are measured."""
     rows = bench.first(bench.rows)
     return [
         (count(clean_correct(mixture, rows)).percent, count(robust_bound(mixture, rows)).percent)
@@ -197,7 +217,7 @@ def _predicted(bench: Bench, mixtures: dict[float, Mixture]) -> list[tuple[float
     ]
 
 
-def _crossing(points: dict[str, list[Point]]) -> tuple[str, ...]:
+def _crossing(points: dict[str, list[tuple[str, Count, Count]]]) -> tuple[str, ...]:
     """For each measured Mixed, whether some MixedNUTS is at least as good in both accuracies."""
     ours, theirs = points.get("MixedNUTS", []), points.get("Mixed", [])
     beaten = [
@@ -213,7 +233,7 @@ def _crossing(points: dict[str, list[Point]]) -> tuple[str, ...]:
 
 
 def _accuracies(found: dict[str, Measured]) -> alt.TopLevelMixin:
-    return accuracy_chart({name: [(name, count(one.clean_N), count(one.robust_N))] for name, one in found.items()})
+    return accuracy_scatter({name: [(name, count(one.clean_N), count(one.robust_N))] for name, one in found.items()})
 
 
 def _overlap(first: Count, second: Count) -> bool:

@@ -7,6 +7,7 @@ stand beside ours where the set-up is the same.
 from dataclasses import dataclass
 
 from ..config import RunConfig
+from ..reports.table import Table
 
 PaperCell = str | float | None
 
@@ -61,6 +62,10 @@ class PaperTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[PaperCell, ...], ...]
     note: str = ""
+
+    def table(self) -> Table:
+        """The table in the form of ours."""
+        return Table(self.columns, self.rows)
 
     def value(self, row: str, column: str) -> PaperCell:
         """One printed number, None where the paper has none."""

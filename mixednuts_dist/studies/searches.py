@@ -3,21 +3,23 @@
 import math
 from dataclasses import replace
 
-import altair as alt
 import torch
 
 from ..config import RangeConfig
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
-from ..reports.chart_style import values
+from ..register import STUDIES
+from ..reports.charts import Chart, bars, count_bars, maps
+from ..reports.charts import lines as line_chart
+from ..reports.counts import compared, count, points_text
+from ..reports.table import Cell, Table
 from ..selection.choice import Selection
 from ..storage.records import AttackRecords
+from . import paper_numbers as paper
 from .bench import Bench, subset
-from .charts import bar_chart, count_bars, line_chart
-from .counting import compared, count
-from .outcome import Cell, Outcome, StudyTable
 from .parameters import Question, clean_correct, robust_bound, select
+from .study import Outcome
 
 CLAMPS: tuple[Clamp, ...] = ("linear", "relu", "gelu", "elu", "softplus")
 LINEAR_SCALES = RangeConfig(min=1e-6, max=5, count=24, spacing="log")
@@ -26,6 +28,7 @@ N_RESAMPLES = 10
 CLOSE = 0.02  # of the best objective: what "similar" means in the sensitivity study
 
 
+@STUDIES("clamp", describes="Algorithm 1 with each clamping function", section="D.2, tab:clamp_abla", order=14)
 def clamps(bench: Bench) -> Outcome:
     """Algorithm 1 to the letter with each clamping function (tab:clamp_abla)."""
     asked = replace(Question.of(bench.config.search, bench.search), criterion="paper")
@@ -52,12 +55,19 @@ def clamps(bench: Bench) -> Outcome:
         f"For the linear clamp c is 0 and, as in the paper, p may be larger: {LINEAR_POWERS.min:g} to "
         f"{LINEAR_POWERS.max:g}, s from {LINEAR_SCALES.min:g}; the others search the run's grid.",
     )
-    bars = [{"name": name, "group": "objective", "value": value} for name, value in objectives.items()]
+    columns_shown = [{"name": name, "group": "objective", "value": value} for name, value in objectives.items()]
     return Outcome(
-        StudyTable(columns, tuple(rows)), bar_chart(bars, value="objective, smaller is better"), findings, remarks
+        Table(columns, tuple(rows)),
+        bars(columns_shown, value="objective, smaller is better"),
+        findings,
+        remarks,
+        paper=paper.CLAMP,
     )
 
 
+@STUDIES(
+    "resamples", describes="How far the choice moves with the images: nested random subsets", section="D.3", order=16
+)
 def resamples(bench: Bench) -> Outcome:
     """How far the selected mixture moves with the images it was searched on: nested random subsets."""
     question = Question.of(bench.config.search, bench.search)
@@ -78,27 +88,28 @@ def resamples(bench: Bench) -> Outcome:
         rows.append((str(size), middle, low, high, bound_middle, bound_low, bound_high, float(excess.mean())))
         lines += [
             {"x": size, "y": middle, "low": low, "high": high, "series": "clean"},
-            {"x": size, "y": bound_middle, "low": bound_low, "high": bound_high, "series": "robust, guaranteed"},
+            {"x": size, "y": bound_middle, "low": bound_low, "high": bound_high, "series": "kept_predicted"},
         ]
     columns = (
         "images searched", "clean (%)", "clean, lowest", "clean, highest",
-        "robust bound (%)", "bound, lowest", "bound, highest", "seen minus all (points)",
+        "robust, predicted (%)", "predicted, lowest", "predicted, highest", "seen minus all (points)",
     )  # fmt: skip
     largest, smallest = rows[0], rows[-1]
     findings = (
-        f"Over {N_RESAMPLES} nested subsets, {smallest[0]} images instead of {largest[0]} move the guaranteed robust "
+        f"Over {N_RESAMPLES} nested subsets, {smallest[0]} images instead of {largest[0]} move the predicted robust "
         f"accuracy from {largest[4]:.1f} % to {smallest[4]:.1f} % in the median ({smallest[5]:.1f} to "
         f"{smallest[6]:.1f}) and the clean one from {largest[1]:.1f} % to {smallest[1]:.1f} % "
         f"({smallest[2]:.1f} to {smallest[3]:.1f}).",
-        f"On the {smallest[0]} images it was chosen on the mixture is {smallest[7]:+.2f} points better than on all: "
-        "that much is overfitting.",
+        f"On the {smallest[0]} images it was chosen on the mixture's clean accuracy differs by "
+        f"{points_text(smallest[7])} from that on all images.",
     )
-    figure = line_chart(lines, x="images searched", y="accuracy on all images (%)", log_x=True)
+    figure = line_chart(lines, x="images searched", y="accuracy on all images (%)")
     empty = sum(N_RESAMPLES - len(draws) for draws in found.values())
     remarks = (f"{empty} subsets allow no mixture and are left out.",) if empty else ()
-    return Outcome(StudyTable(columns, tuple(rows)), figure, findings, remarks)
+    return Outcome(Table(columns, tuple(rows)), figure, findings, remarks)
 
 
+@STUDIES("relaxed", describes="The relaxed objective beside the paper's and the exact one", section="D.8.3", order=23)
 def relaxed_objective(bench: Bench) -> Outcome:
     """The paper's objective, the relaxed one over images that std gets right, and the exact criterion (appendix D)."""
     asked = Question.of(bench.config.search, bench.search)
@@ -118,7 +129,7 @@ def relaxed_objective(bench: Bench) -> Outcome:
             (name, best.scale, best.bias, best.power, best.alpha, best.objective, selection.n_objective,
              count(right[name]), kept)
         )  # fmt: skip
-    columns = ("objective", "s", "c", "p", "alpha", "value", "images it counts", "clean, exact", "robust, guaranteed")
+    columns = ("objective", "s", "c", "p", "alpha", "value", "images it counts", "clean, exact", "kept_predicted")
     findings = (
         compared("Clean mixture", ("relaxed", right["relaxed"]), ("paper", right["paper"])),
         compared("Clean mixture", ("exact", right["exact"]), ("relaxed", right["relaxed"])),
@@ -127,13 +138,16 @@ def relaxed_objective(bench: Bench) -> Outcome:
         "paper and relaxed are shares of clean-and-wrong images at or above the cutoff, to be small; exact is the "
         "share of clean images that the mixture gets right, to be large.",
     )
-    bars = [(str(row[0]), group, cell) for row in rows for group, cell in (("clean", row[7]), ("robust bound", row[8]))]
-    return Outcome(StudyTable(columns, tuple(rows)), count_bars(bars), findings, remarks)
+    columns_shown = [
+        (str(row[0]), group, cell) for row in rows for group, cell in (("clean", row[7]), ("robust, predicted", row[8]))
+    ]
+    return Outcome(Table(columns, tuple(rows)), count_bars(columns_shown), findings, remarks)
 
 
+@STUDIES("assumptions", describes="How often assumptions 4.1 and 4.2 fail", section="D.8", order=22)
 def assumptions(bench: Bench) -> Outcome:
     """How often assumptions 4.1 and 4.2 fail, for the parameters of every beta."""
-    rows, bars = [], []
+    rows, columns_shown = [], []
     std_right_N = bench.rows.std_clean_NK.argmax(dim=1) == bench.rows.labels_N
     for entry in bench.search.entries:
         transform = entry.transform()
@@ -144,7 +158,7 @@ def assumptions(bench: Bench) -> Outcome:
         right_N = transform(bench.rows.rob_clean_NK.double()).argmax(dim=1) == bench.rows.labels_N
         only_rob = int((right_N & ~std_right_N).sum())
         rows.append((f"{entry.beta:g}", only_rob, *clean, *attacked))
-        bars += [
+        columns_shown += [
             {"name": f"{entry.beta:g}", "group": group, "value": value}
             for group, value in (
                 ("4.1", only_rob), ("4.2, clean", clean[0]), ("4.2, attacked", attacked[0])
@@ -163,9 +177,10 @@ def assumptions(bench: Bench) -> Outcome:
         f"{total}: M changes the class ({deployed[3]} and {deployed[6]} corrected, {deployed[4]} and "
         f"{deployed[7]} contaminated).",
     )
-    return Outcome(StudyTable(columns, tuple(rows)), bar_chart(bars, value="images", group="assumption"), findings)
+    return Outcome(Table(columns, tuple(rows)), bars(columns_shown, value="images", group="assumption"), findings)
 
 
+@STUDIES("sensitivity", describes="The objective over s and c at every p", section="D.1, fig:sensitivity", order=12)
 def sensitivity(bench: Bench) -> Outcome:
     """The objective over s and c at every p (fig:sensitivity)."""
     question = replace(Question.of(bench.config.search, bench.search), criterion="paper")
@@ -184,9 +199,9 @@ def sensitivity(bench: Bench) -> Outcome:
     findings = (
         f"The best objective is {best:.3f}; {n_close} of {int(usable.sum())} usable candidates come within {CLOSE:g} "
         "of it.",
-        f"At p = {question.powers[0]:.4g} {rows[0][2]} candidates do, at p = {question.powers[-1]:.4g} {rows[-1][2]}.",
+        f"How many of them have which p: {', '.join(f'{row[2]} at {row[0]}' for row in rows if row[2])}.",
     )
-    return Outcome(StudyTable(columns, tuple(rows)), _maps(selection, usable), findings)
+    return Outcome(Table(columns, tuple(rows)), _maps(selection, usable, selection.for_beta(bench.beta).at), findings)
 
 
 def data_sizes(total: int) -> tuple[int, int, int]:
@@ -220,21 +235,17 @@ def _class_changes(transform: LogitTransform, rows: AttackRecords, logits_NK: to
     return int(changed_N.sum()), int(corrected.sum()), int(contaminated.sum())
 
 
-def _maps(selection: Selection, usable: torch.Tensor) -> alt.TopLevelMixin:
+def _maps(selection: Selection, usable: torch.Tensor, chosen: tuple[float, float, float]) -> Chart:
     grid = selection.grid
-    cells = [
-        {"s": f"{s:.3g}", "p": f"p = {p:.3g}", "c": f"{c:.3g}", "objective": float(selection.objectives[0][i, j, k])}
-        for i, s in enumerate(grid.scales)
-        for j, p in enumerate(grid.powers)
-        for k, c in enumerate(grid.biases)
-        if bool(usable[i, j, k])
-    ]
-    chart = alt.Chart(values(cells)).mark_rect()
-    encoded = chart.encode(
-        x=alt.X("s:O", sort=[f"{s:.3g}" for s in grid.scales], title="s"),
-        y=alt.Y("c:O", sort=[f"{c:.3g}" for c in reversed(grid.biases)], title="c"),
-        color=alt.Color("objective:Q", scale=alt.Scale(scheme="viridis"), title="objective"),
-    )
-    facet = alt.Facet("p:N", sort=[f"p = {p:.3g}" for p in grid.powers], title=None)
-    panels: alt.FacetChart = encoded.properties(width=130, height=120).facet(facet=facet, columns=4)
-    return panels
+    objectives = selection.objectives[0]
+    return maps(
+        [
+            {"s": s, "p": p, "c": c, "selected": (s, p, c) == chosen,
+             "objective": 100 * float(objectives[i, j, k]) if bool(usable[i, j, k]) else None}
+            for i, s in enumerate(grid.scales)
+            for j, p in enumerate(grid.powers)
+            for k, c in enumerate(grid.biases)
+        ],
+        meaning="clean and wrong images above the cutoff (%)",
+        maximised=False,
+    )  # fmt: skip

@@ -4,8 +4,8 @@ import csv
 import io
 
 import pytest
-
 from mixednuts_dist.reports.exports import TABLES, DataTable, exported_files
+
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.reports.results import RunResults
 

@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-
 from mixednuts_dist.reports.exports import DATA_ONLY, TABLES
+
+from mixednuts_dist.reports.counts import interval_text, percent_text
 from mixednuts_dist.reports.figures import FIGURES
 from mixednuts_dist.reports.page import render_page
 from mixednuts_dist.reports.results import RunResults
-from mixednuts_dist.reports.counts import interval_text, percent_text
 
 from .browser import Tab
 from .made_up_run import made_up_results

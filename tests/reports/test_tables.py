@@ -6,9 +6,9 @@ import io
 import pytest
 from rich.console import Console
 
+from mixednuts_dist.reports.counts import interval_text, percent_text, seconds_text, threat_text, weight_text
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.reports.tables import csv_table, latex_table, print_results
-from mixednuts_dist.reports.counts import interval_text, percent_text, seconds_text, threat_text, weight_text
 from mixednuts_dist.threat import ThreatModel
 
 from .made_up_run import made_up_results

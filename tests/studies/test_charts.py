@@ -3,8 +3,9 @@
 from itertools import combinations
 from typing import Any
 
-from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.studies.charts import accuracy_chart
+
+from mixednuts_dist.reports.counts import Count
 
 
 def labels(counts: dict[str, tuple[int, int]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from mixednuts_dist.studies.beside import same_set_up
+from mixednuts_dist.studies.catalogue import CATALOGUE
+from mixednuts_dist.studies.registry import find_studies
 
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
@@ -23,9 +26,6 @@ from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies import command, paper_numbers
 from mixednuts_dist.studies.bench import Bench
-from mixednuts_dist.studies.beside import same_set_up
-from mixednuts_dist.studies.catalogue import CATALOGUE
-from mixednuts_dist.studies.registry import find_studies
 from mixednuts_dist.threat import ThreatModel
 from tests.conftest import tiny_content
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mixednuts_dist.studies.outcome import Outcome
+from mixednuts_dist.studies.registry import find_studies
 
 from mixednuts_dist.classifiers.demo_classifiers import demo_rob, demo_std
 from mixednuts_dist.images.datasets import open_dataset
@@ -16,8 +18,6 @@ from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.storage.records import AttackRecords
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies.bench import Bench
-from mixednuts_dist.studies.outcome import Outcome
-from mixednuts_dist.studies.registry import find_studies
 from mixednuts_dist.studies.searches import CLOSE
 
 from . import plain

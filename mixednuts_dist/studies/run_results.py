@@ -3,28 +3,42 @@
 from ..classifiers.model_size import ModelSize, measure_uri
 from ..errors import InvalidInputError
 from ..mixing.transforms import LogitMap, LogitTransform
-from ..reports.intervals import Count
+from ..register import STUDIES
+from ..reports.charts import accuracy_scatter, bars, count_bars
+from ..reports.counts import Count, compared, count, minus, points_text, share_text
+from ..reports.table import Table
+from . import paper_numbers as paper
 from .bench import Bench
-from .charts import accuracy_chart, bar_chart, count_bars
-from .counting import compared, count
-from .outcome import Outcome, StudyTable
+from .parameters import weighted
+from .study import Outcome
 
 
+@STUDIES(
+    "main", describes="std, rob and the mixture, clean and attacked", section="5.1, fig:nlmc, tab:efficiency", order=2
+)
 def main_table(bench: Bench) -> Outcome:
     """std, rob and the mixture, clean and attacked (section 5.1)."""
     results = bench.results
-    rows = tuple((row.classifier, row.clean, row.robust, row.attack) for row in results.accuracy)
-    table = StudyTable(("classifier", "clean", "robust", "attack"), rows)
+    plain = bench.measured("Mixed, no transformation", weighted(bench.rows, LogitTransform.identity(), bench.beta))
+    rows: list[tuple[str, Count, Count, str]] = [
+        (row.classifier, row.clean, row.robust, row.attack) for row in results.accuracy
+    ]
+    rows.append(("Mixed", count(plain.clean_N), count(plain.robust_N), "adaptive attack as below"))
+    table = Table(("classifier", "clean", "robust", "attack"), rows, bold="mixed")
     rob, mixed = results.row("rob"), results.row("mixed")
     findings = (
-        f"The mixture has {mixed.clean.percent - rob.clean.percent:+.2f} points of rob's clean accuracy and "
-        f"{mixed.robust.percent - rob.robust.percent:+.2f} points of its robust accuracy.",
-        f"It keeps {mixed.robust.correct} of the {rob.robust.correct} images that rob keeps under attack.",
+        f"Against rob the mixture has {points_text(mixed.clean.percent - rob.clean.percent)} of clean and "
+        f"{points_text(mixed.robust.percent - rob.robust.percent)} of robust accuracy.",
+        f"It keeps {share_text(results.kept or Count(0, 0))} of rob's robust images under the adaptive attack.",
+        f"Mixed, which mixes the same classifiers without a transformation at the same beta = {bench.beta:g}, is right "
+        f"on {share_text(count(plain.clean_N))} clean images and on {share_text(count(plain.robust_N))} under attack.",
     )
-    figure = accuracy_chart({row.classifier: [(row.classifier, row.clean, row.robust)] for row in results.accuracy})
-    return Outcome(table, figure, findings)
+    figure = accuracy_scatter({name: [(name, clean, robust)] for name, clean, robust, _ in rows})
+    remarks = tuple(f"Mixed: {sentence}" for sentence in bench.reduction)
+    return Outcome(table, figure, findings, remarks, paper=paper.MAIN)
 
 
+@STUDIES("error-rate", describes="The mixture's error rates relative to rob's", section="5.1, tab:err_rate", order=3)
 def error_rates(bench: Bench) -> Outcome:
     """The mixture's error rates relative to rob's (section 5.1)."""
     rob, mixed = bench.results.row("rob"), bench.results.row("mixed")
@@ -33,18 +47,24 @@ def error_rates(bench: Bench) -> Outcome:
         (name, _errors(before), _errors(after), _relative_change(before, after))
         for name, (before, after) in pairs.items()
     )
-    table = StudyTable(("images", "rob's errors", "mixed's errors", "relative change (%)"), rows)
+    table = Table(("images", "rob's errors", "mixed's errors", "relative change (%)"), rows)
     findings = tuple(
         f"On {name} images the errors go from {before.total - before.correct} to {after.total - after.correct} of "
         f"{after.total}, {_change_text(_relative_change(before, after))}."
         for name, (before, after) in pairs.items()
     )
-    bars = [
+    columns_shown = [
         (name, who, _errors(c)) for name, pair in pairs.items() for who, c in zip(("rob", "mixed"), pair, strict=True)
     ]
-    return Outcome(table, count_bars(bars, value="errors (%)"), findings)
+    return Outcome(table, count_bars(columns_shown, value="errors (%)"), findings, paper=paper.ERROR_RATE)
 
 
+@STUDIES(
+    "parameters",
+    describes="s, p, c and alpha of every beta, and what they predict",
+    section="C.1, tab:spc_candidate",
+    order=9,
+)
 def parameters(bench: Bench) -> Outcome:
     """s, p, c and alpha of every beta, with what they will reach (tab:spc_candidate)."""
     search = bench.search
@@ -56,7 +76,7 @@ def parameters(bench: Bench) -> Outcome:
         )
         for entry in search.entries
     )  # fmt: skip
-    columns = ("beta", "s", "c", "p", "alpha", "1 - alpha", "clean, exact", "robust, guaranteed", "on the grid's edge")
+    columns = ("beta", "s", "c", "p", "alpha", "1 - alpha", "clean, exact", "kept_predicted", "on the grid's edge")
     chosen = search.deployed()
     findings = (
         f"Deployed at beta = {chosen.beta:g}: s = {chosen.scale:.4g}, p = {chosen.power:.4g}, c = {chosen.bias:.4g}, "
@@ -72,10 +92,16 @@ def parameters(bench: Bench) -> Outcome:
         )
     ]
     return Outcome(
-        StudyTable(columns, rows), accuracy_chart({"predicted": points}, curves={"predicted": curve}), findings
+        Table(columns, rows),
+        accuracy_scatter({"predicted": points}, curves={"predicted": curve}),
+        findings,
+        paper=paper.PARAMETERS,
     )
 
 
+@STUDIES(
+    "base-accuracy", describes="h, h-LN and h-M alone: does M cost accuracy?", section="C.1, tab:base_acc", order=10
+)
 def base_accuracy(bench: Bench) -> Outcome:
     """h, h-LN and h-M alone: clean on all images, attacked by MMAA on each form (tab:base_acc)."""
     transform = bench.deployed().transform
@@ -91,7 +117,7 @@ def base_accuracy(bench: Bench) -> Outcome:
         "h-M": transform,
     }
     clean = {name: each(rows.rob_clean_NK).argmax(dim=1) == rows.labels_N for name, each in maps.items()}
-    table = StudyTable(
+    table = Table(
         ("classifier", "clean", "attacked"),
         tuple((name, count(clean[name]), count(attacked[name])) for name in maps),
     )
@@ -100,12 +126,18 @@ def base_accuracy(bench: Bench) -> Outcome:
         compared("Attacked", ("h", attacked["h"]), ("h-M", attacked["h-M"])),
         compared("Attacked", ("h-LN", attacked["h-LN"]), ("h-M", attacked["h-M"])),
     )
-    bars = [
+    columns_shown = [
         (name, group, count(hits[name])) for name in maps for group, hits in (("clean", clean), ("attacked", attacked))
     ]
-    return Outcome(table, count_bars(bars), findings, bench.mmaa_reduction)
+    return Outcome(table, count_bars(columns_shown), findings, bench.mmaa_reduction, paper=paper.BASE_ACCURACY)
 
 
+@STUDIES(
+    "efficiency",
+    describes="Parameters and FLOPs beside the accuracy",
+    section="C.2, tab:efficiency, fig:compare",
+    order=11,
+)
 def efficiency(bench: Bench) -> Outcome:
     """Parameters and FLOPs of std, rob and the mixture, beside their accuracy (appendix C.2)."""
     shape = bench.run.inputs.image_shape
@@ -132,8 +164,10 @@ def efficiency(bench: Bench) -> Outcome:
         "mixing itself adds no parameters beside s, p, c and alpha.",
     )
     remarks = ("FLOPs count a multiplication and an addition as two, of convolutions and matrix products.",)
-    bars = [{"name": name, "group": "GFLOPs", "value": size.flops / 1e9} for name, size in sizes.items()]
-    return Outcome(StudyTable(columns, rows), bar_chart(bars, value="GFLOPs per image"), findings, remarks)
+    columns_shown = [{"name": name, "group": "GFLOPs", "value": size.flops / 1e9} for name, size in sizes.items()]
+    return Outcome(
+        Table(columns, rows), bars(columns_shown, value="GFLOPs per image"), findings, remarks, paper=paper.EFFICIENCY
+    )
 
 
 def _errors(correct: Count) -> Count:
@@ -147,4 +181,4 @@ def _relative_change(before: Count, after: Count) -> float | None:
 
 
 def _change_text(change: float | None) -> str:
-    return "with nothing to compare to" if change is None else f"{change:+.2f} % relative"
+    return "with nothing to compare to" if change is None else f"{minus(f'{change:+.2f}')} % relative"
