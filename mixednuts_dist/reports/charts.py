@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import vl_convert
@@ -35,7 +35,8 @@ class Frame:
         return max(20, int((self.width - beside - gap * (columns - 1) + self.stretch) / columns))
 
 
-Chart = Callable[[Frame], alt.TopLevelMixin]
+Drawn = Any  # any of Altair's charts
+Chart = Callable[[Frame], Drawn]
 
 WIDE = Frame("wide", 760, 12)
 NARROW = Frame("narrow", 340, 12, narrow=True)
@@ -92,7 +93,7 @@ _rows_being_drawn: dict[str, list[Row]] = {}  # of the call of `drawn` that is u
 
 def described(chart: Chart, words: str) -> Chart:
     """The chart with its content in words, for people who cannot see it."""
-    return lambda frame: chart(frame).properties(description=words)  # type: ignore[attr-defined, no-any-return]
+    return lambda frame: chart(frame).properties(description=words)
 
 
 def key(names: Sequence[str], field: str = "series", colours: Mapping[str, str] | None = None) -> tuple[Any, Any]:
@@ -135,7 +136,7 @@ def accuracy_scatter(
     lines = {name: [{"clean": x, "robust": y} for x, y in curve] for name, curve in (curves or {}).items()}
     shown = window([*marks, *(step for curve in lines.values() for step in curve)])
 
-    def draw(frame: Frame) -> alt.TopLevelMixin:
+    def draw(frame: Frame) -> Drawn:
         width = min(frame.panel(1), 480)
         return scatter_panel(marks, lines, key(names), shown, (width, round(0.68 * width)), frame)
 
@@ -163,7 +164,7 @@ def scatter_panel(
     *,
     layers: Sequence[Any] = (),
     title: str = "",
-) -> alt.LayerChart:
+) -> Drawn:
     """One panel; marks inside the window are drawn whole also where they lie on its edge.
 
     Args:
@@ -209,7 +210,7 @@ def _tooltip(rows: Sequence[Row]) -> list[alt.Tooltip]:
 
 # --- labels ----------------------------------------------------------------------------------------------------------
 
-Place = tuple[str, int, int]  # of a label beside its mark: alignment, dx, dy
+Place = tuple[Literal["left", "right", "center"], int, int]  # of a label beside its mark: alignment, dx, dy
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 
@@ -244,7 +245,7 @@ def placed(
     )  # fmt: skip
     found: dict[Place, list[Row]] = {}
     for (clean, robust), same in names.items():
-        label = {"clean": clean, "robust": robust, "name": ", ".join(dict.fromkeys(same))}
+        label: Row = {"clean": clean, "robust": robust, "name": ", ".join(dict.fromkeys(same))}
         boxes = {place: _box(pixels(label), label["name"], place, font) for place in places}
         costs = {
             place: sum(_overlap(box, other) for other in taken) + 3 * _outside(box, size)
@@ -287,7 +288,7 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
     """
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
 
-    def draw(frame: Frame) -> alt.TopLevelMixin:
+    def draw(frame: Frame) -> Drawn:
         colour, shape = key(names)
         scale = alt.Scale(zero=False, nice=False, padding=0.8 * frame.font)
         across: Any = alt.X("x:Q", title=x, scale=scale, axis=alt.Axis(tickCount=6))
@@ -322,13 +323,12 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
 def beside(*charts: Chart) -> Chart:
     """Charts beside each other, on a narrow frame below each other."""
 
-    def draw(frame: Frame) -> alt.TopLevelMixin:
+    def draw(frame: Frame) -> Drawn:
         columns, gap = (1 if frame.narrow else len(charts)), 2 * frame.font
         width = (frame.width - gap * (columns - 1)) // columns
         each = replace(frame, width=width, stretch=frame.stretch / columns)
         chart = alt.concat(*(chart(each) for chart in charts), columns=columns, spacing=gap)
-        apart: alt.TopLevelMixin = chart.resolve_scale(color="independent", shape="independent")
-        return apart
+        return chart.resolve_scale(color="independent", shape="independent")
 
     return draw
 
@@ -346,7 +346,7 @@ def bars(rows: Sequence[Row], *, value: str, within: Span | None = None, group: 
     smallest, largest = (pick([row.get(end, row["value"]) for row in shown] or [0.0]) for pick, end in _EXTREMES)
     ends = within or (min(0.0, smallest), largest or 1.0)
 
-    def draw(frame: Frame) -> alt.TopLevelMixin:
+    def draw(frame: Frame) -> Drawn:
         x = alt.X(
             "value:Q", title=value, scale=alt.Scale(domain=list(ends), nice=within is None), axis=alt.Axis(tickCount=5)
         )
@@ -401,7 +401,7 @@ def histograms(
         columns: panels beside each other, on a wide frame.
     """
 
-    def draw(frame: Frame) -> alt.TopLevelMixin:
+    def draw(frame: Frame) -> Drawn:
         beside, gap = (columns // 2 if frame.narrow else columns), round(3 * frame.font)
         order = list(panels)
         if frame.narrow:  # panels that stand beside each other on a wide frame then stand below each other
@@ -415,13 +415,12 @@ def histograms(
             for i, name in enumerate(order)
         ]
         chart = alt.concat(*parts, columns=beside, spacing={"row": 5.2 * frame.font, "column": gap}, bounds="flush")
-        shared: alt.TopLevelMixin = chart.resolve_scale(color="shared", strokeDash="shared")
-        return shared
+        return chart.resolve_scale(color="shared", strokeDash="shared")
 
     return draw
 
 
-def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, empty: str) -> alt.LayerChart:
+def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, empty: str) -> Drawn:
     names = list(RIGHT_AND_WRONG)
     rows = [row for group in groups for row in _bins(group, edges)]
     if not rows:
@@ -435,8 +434,8 @@ def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, em
     ticks = [10.0**n for n in range(math.ceil(math.log10(edges[0]) - 1e-9), math.floor(math.log10(edges[-1])) + 1)]
     scale = alt.Scale(type="log", domain=[edges[0], edges[-1]], nice=False)
     across = alt.X("left:Q", title=x, scale=scale, axis=alt.Axis(values=ticks, format="~g", labelOverlap=True))
-    up = alt.Y("share:Q", title=y or None, scale=alt.Scale(domain=[0, top], nice=False))
-    up.axis = alt.Axis(tickCount=3)
+    scale_up = alt.Scale(domain=[0, top], nice=False)
+    up = alt.Y("share:Q", title=y or None, scale=scale_up, axis=alt.Axis(tickCount=3))
     medians = [
         {"series": group["series"], "left": max(group["median"], edges[0]), "n": group["n"]}
         for group in groups
@@ -483,7 +482,7 @@ def maps(cells: Sequence[Row], *, meaning: str, maximised: bool) -> Chart:
     found = [row["objective"] for row in cells if row["objective"] is not None]
     powers = _shown_powers(cells)
 
-    def draw(frame: Frame) -> alt.TopLevelMixin:
+    def draw(frame: Frame) -> Drawn:
         columns, gap = (2 if frame.narrow else 4), 1.2 * frame.font
         legend = alt.Legend(
             title=f"{meaning}; darker is better", orient="top", gradientLength=16 * frame.font,
@@ -499,8 +498,7 @@ def maps(cells: Sequence[Row], *, meaning: str, maximised: bool) -> Chart:
         ]
         spacing = {"row": 5 * frame.font, "column": gap}
         chart = alt.concat(*panels, columns=columns, spacing=spacing, bounds="flush")
-        shared: alt.TopLevelMixin = chart.resolve_scale(color="shared")
-        return shared
+        return chart.resolve_scale(color="shared")
 
     return draw
 
@@ -516,7 +514,7 @@ def _shown_powers(cells: Sequence[Row]) -> list[float]:
     return sorted(picked)
 
 
-def _map(rows: Sequence[Row], colour: alt.Color, width: int, frame: Frame, *, first: bool) -> alt.LayerChart:
+def _map(rows: Sequence[Row], colour: alt.Color, width: int, frame: Frame, *, first: bool) -> Drawn:
     """One map; only the first of a row carries the labels of c, the grid is the same in all."""
 
     def axis(*, shown: bool) -> alt.Axis:

@@ -92,7 +92,7 @@ def tradeoff(results: RunResults) -> Chart | None:
     whole = (max(0.0, left - 4), 100.0), (0.0, 100.0)
     legend = alt.Legend(title=None, orient="top", columns=4, labelLimit=0)
 
-    def draw(frame: Frame) -> alt.TopLevelMixin:
+    def draw(frame: Frame) -> Any:
         shapes, colours = ([_MARKS[name][i] for name in shown] for i in (0, 1))
         few = replace_columns(legend, 2 if frame.narrow else 4)
         colour = alt.Color("series:N", scale=alt.Scale(domain=shown, range=colours), legend=few)
@@ -112,8 +112,7 @@ def tradeoff(results: RunResults) -> Chart | None:
         ]  # fmt: skip
         chosen = alt.param(name=SELECTED_BETA, value=results.parameters.beta)
         chart = alt.concat(*panels, columns=columns, spacing=gap, bounds="flush").add_params(chosen)
-        shared: alt.TopLevelMixin = chart.resolve_scale(color="shared", shape="shared")
-        return shared
+        return chart.resolve_scale(color="shared", shape="shared")
 
     return described(draw, _tradeoff_words(results))
 
@@ -175,12 +174,11 @@ def _ring_layers(
     ]  # fmt: skip
 
 
-def _frame(close: tuple[Span, Span]) -> alt.Chart:
+def _frame(close: tuple[Span, Span]) -> Any:
     (left, right), (bottom, top) = close
     corners = {"clean": left, "clean_to": right, "robust": bottom, "robust_to": top}
     frame = alt.Chart(values([corners])).mark_rect(fillOpacity=0, stroke="#8b929b", strokeDash=[3, 3], strokeWidth=1)
-    drawn: alt.Chart = frame.encode(x="clean:Q", x2="clean_to:Q", y="robust:Q", y2="robust_to:Q")
-    return drawn
+    return frame.encode(x="clean:Q", x2="clean_to:Q", y="robust:Q", y2="robust_to:Q")
 
 
 def _tradeoff_words(results: RunResults) -> str:

@@ -25,7 +25,7 @@ _PARAMETERS = ("beta", "s", "p", "c", "alpha", "one_minus_alpha")
 
 def accuracy_table(results: RunResults) -> Table:
     """std, rob and mixed, clean and attacked."""
-    rows = [[row.classifier, row.clean, row.robust, row.attack] for row in results.accuracy]
+    rows: list[list[Cell]] = [[row.classifier, row.clean, row.robust, row.attack] for row in results.accuracy]
     columns = ["classifier", "clean", "robust", "attack"]
     return Table(columns, rows, bold="mixed", printed=columns[:3])
 
@@ -54,7 +54,7 @@ def survival_table(results: RunResults) -> Table:
 
 
 def _measured(results: RunResults) -> Table:
-    rows = [
+    rows: list[list[Cell]] = [
         [point.run_id, point.criterion, point.clamp, *parameter_values(point.parameters).values(), point.clean,
          point.robust]
         for point in results.measured
@@ -64,7 +64,7 @@ def _measured(results: RunResults) -> Table:
 
 
 def _histograms(results: RunResults) -> Table:
-    rows = [
+    rows: list[list[Cell]] = [
         [group.classifier, group.images, group.side, left, right, n]
         for group in results.margins
         for left, right, n in zip(EDGES, EDGES[1:], group.counts, strict=False)
@@ -114,7 +114,7 @@ def cost_table(results: RunResults) -> Table:
 
 
 def _worst_images(results: RunResults) -> Table:
-    rows = [
+    rows: list[list[Cell]] = [
         [image.sample_id, image.label, image.reason, verdict.classifier, verdict.images, verdict.predicted,
          verdict.margin]
         for image in results.worst

@@ -20,7 +20,7 @@ from .bench import Bench
 from .robust_classifiers import few_robs, rob_name
 from .study import Outcome
 
-TO_THE_END = {"stop_when_broken": False}
+TO_THE_END: dict[str, Any] = {"stop_when_broken": False}
 STD_STOPS = (
     "rob is attacked to the end of MMAA; std's own attack (APGD-CE + APGD-T) stops at the first perturbation that "
     "breaks an image, so std's margins on attacked and wrong images are those just after breaking."
@@ -134,7 +134,7 @@ def _figure(paths: list[dict[str, Any]]) -> Chart:
     corners = [{"x": x, "y": y, "name": name} for name, (x, y) in _CORNERS.items()]
     names = list(dict.fromkeys(path["path"] for path in paths))
 
-    def draw(frame: Frame) -> alt.TopLevelMixin:
+    def draw(frame: Frame) -> Any:
         x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[-0.08, 1.08]))
         y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-0.08, 0.95]))
         legend = alt.Legend(orient="top", title=None, labelLimit=0, columns=2, symbolType="stroke")

@@ -1,6 +1,7 @@
 """Studies of the attacks: the surrogate's share of raw logits, transfer against bypass, perturbations against h-M."""
 
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +15,10 @@ from .bench import Bench
 from .parameters import Question, robust_bound, select
 from .study import Outcome
 
-AS_PUBLISHED = {"border_restarts": 0}  # the joint attack of both classifiers is ours; the paper compares without it
+# The joint attack on both classifiers is ours; the paper compares without it.
+AS_PUBLISHED: dict[str, Any] = {"border_restarts": 0}
+    "border_restarts": 0
+}  # the joint attack of both classifiers is ours; the paper compares without it
 WITHOUT_JOINT = "As in the paper, both without the joint attack on std and rob (border_restarts: 0)."
 
 

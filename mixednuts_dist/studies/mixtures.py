@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import altair as alt
 import torch
 
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap, LogitTransform
 from ..register import STUDIES
-from ..reports.charts import accuracy_scatter
+from ..reports.charts import Chart, accuracy_scatter
 from ..reports.counts import Count, compared, count
 from ..reports.table import Cell, Table
 from . import paper_numbers as paper
@@ -232,7 +231,7 @@ def _crossing(points: dict[str, list[tuple[str, Count, Count]]]) -> tuple[str, .
     )
 
 
-def _accuracies(found: dict[str, Measured]) -> alt.TopLevelMixin:
+def _accuracies(found: dict[str, Measured]) -> Chart:
     return accuracy_scatter({name: [(name, count(one.clean_N), count(one.robust_N))] for name, one in found.items()})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mixednuts_dist.reports.page import render_page
+from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.results import RunResults
 
 from .browser import Browser, Tab
@@ -25,7 +25,7 @@ def results() -> RunResults:
 @pytest.fixture(scope="session")
 def page(results: RunResults) -> dict[str, bytes]:
     """Its report files."""
-    return render_page(results)
+    return report_files(results)
 
 
 @pytest.fixture(scope="session")

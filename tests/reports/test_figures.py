@@ -1,4 +1,4 @@
-"""The figures draw, carry the counts, and name no address."""
+"""The figures draw in the room they are given, carry the counts, and name no address."""
 
 import dataclasses
 import json
@@ -8,8 +8,22 @@ from typing import Any
 
 import pytest
 
-from mixednuts_dist.reports.chart_style import CLASSIFIER_COLOURS, PREDICTION_COLOURS, dark_config, light_config
-from mixednuts_dist.reports.figures import FIGURES, build_figures, figure_spec, static_png, static_svg
+from mixednuts_dist.register import CHARTS
+from mixednuts_dist.reports.charts import (
+    CLASSIFIER_COLOURS,
+    NARROW,
+    PAPER,
+    RIGHT_AND_WRONG,
+    WIDE,
+    Chart,
+    Frame,
+    bars,
+    chart_files,
+    drawn,
+    vega_config,
+)
+from mixednuts_dist.reports.figures import caption, figures
+from mixednuts_dist.reports.margins import EDGES
 from mixednuts_dist.reports.results import RunResults
 
 from .made_up_run import made_up_results
@@ -29,41 +43,57 @@ def rows_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("layout", ["wide", "narrow"])
-@pytest.mark.parametrize("name", FIGURES)
-def test_draws_as_svg(results: RunResults, name: str, layout: Any) -> None:
-    spec = figure_spec(build_figures(results, layout=layout)[name])
-    svg = ET.fromstring(static_svg(spec))
+def spec_of(results: RunResults, name: str) -> dict[str, Any]:
+    return drawn(figures(results)[name], WIDE)[0]
+
+
+@pytest.fixture(scope="module")
+def charts(results: RunResults) -> dict[str, Chart]:
+    return figures(results)
+
+
+@pytest.mark.parametrize("frame", [WIDE, NARROW, *PAPER], ids=lambda frame: frame.name)
+@pytest.mark.parametrize("name", [name for name in CHARTS.names() if name != "rounds"])
+def test_fills_its_frame_and_not_more(charts: dict[str, Chart], name: str, frame: Frame) -> None:
+    _, picture = drawn(charts[name], frame)
+    svg = ET.fromstring(picture)
     width = float(svg.attrib["width"])
-    assert width <= {"wide": 808, "narrow": 350}[layout]
+    assert width <= frame.width
+    assert width >= 0.6 * frame.width, "a figure may be narrower where its marks would be no clearer"
     assert len(list(svg.iter("{http://www.w3.org/2000/svg}path"))) > 10
+    sizes = {text.attrib["font-size"] for text in svg.iter("{http://www.w3.org/2000/svg}text")}
+    assert sizes == {f"{frame.font}px"}, "every text has the frame's size: 8 pt on paper"
 
 
-def test_draws_as_png_at_double_size(results: RunResults) -> None:
-    spec = figure_spec(build_figures(results)["survival"])
-    png = static_png(spec)
-    assert png.startswith(b"\x89PNG")
-    (width,) = struct.unpack(">I", png[16:20])
-    assert width == pytest.approx(2 * float(ET.fromstring(static_svg(spec)).attrib["width"]), abs=2)
+def test_paper_figures_have_300_dots_an_inch() -> None:
+    files = chart_files("x", bars([{"name": "a", "value": 1.0}, {"name": "b", "value": 2.0}], value="images"))
+    assert set(files) == {"x.svg", "x-dark.svg"} | {
+        f"x-{w}.{kind}" for w in ("3.25in", "5.5in") for kind in ("pdf", "png")
+    }
+    for inches in (3.25, 5.5):
+        width, _ = struct.unpack(">II", files[f"x-{inches}in.png"][16:24])
+        assert 0.9 * 300 * inches <= width <= 300 * inches
+        assert files[f"x-{inches}in.pdf"].startswith(b"%PDF")
 
 
 @pytest.mark.parametrize("n_images", [1, 12])
 def test_draws_where_groups_are_empty(n_images: int) -> None:
-    for chart in build_figures(made_up_results(n_images, betas=(0.9,))).values():
-        assert b"<svg" in static_svg(figure_spec(chart))
+    for chart in figures(made_up_results(n_images, betas=(0.9,))).values():
+        assert b"<svg" in drawn(chart, NARROW)[1]
 
 
-def test_specifications_name_no_address_and_say_what_they_show(results: RunResults) -> None:
-    for chart in build_figures(results).values():
-        spec = figure_spec(chart)
+def test_specifications_name_no_address_and_say_what_they_show(charts: dict[str, Chart]) -> None:
+    for name, chart in charts.items():
+        spec, _ = drawn(chart, WIDE)
         assert "http" not in json.dumps(spec, allow_nan=False)
         assert len(spec["description"]) > 60
+        assert len(caption(name)) > 60
 
 
 def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) -> None:
-    rows = rows_of(figure_spec(build_figures(results)["tradeoff"]))
+    rows = rows_of(spec_of(results, "tradeoff"))
     assert {row["beta"] for row in rows if "beta" in row} == {entry.beta for entry in results.search.entries}
-    measured = {row["label"]: (row["clean"], row["robust"]) for row in rows if "attack" in row}
+    measured = {row["name"]: (row["clean"], row["robust"]) for row in rows if row.get("attack") and row["name"]}
     sibling = results.measured[-1]
     assert measured == {
         **{row.classifier: (row.clean.percent, row.robust.percent) for row in results.accuracy},
@@ -72,7 +102,7 @@ def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) 
 
 
 def test_sensitivity_shows_every_usable_candidate_and_marks_the_selected(results: RunResults) -> None:
-    rows = rows_of(figure_spec(build_figures(results)["sensitivity"]))
+    rows = rows_of(spec_of(results, "sensitivity"))
     shown = {(row["s"], row["p"], row["c"]): row["objective"] for row in rows}
     assert shown == {
         (row["scale"], row["power"], row["bias"]): (
@@ -90,23 +120,25 @@ def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults
     fine = tuple({**row, "power": 1 + i} for i in range(40) for row in results.candidates[:3])
     chosen = dataclasses.replace(results.parameters, power=18.0)
     search = dataclasses.replace(results.search, entries=(chosen,))
-    spec = figure_spec(build_figures(dataclasses.replace(results, candidates=fine, search=search))["sensitivity"])
+    spec = spec_of(dataclasses.replace(results, candidates=fine, found=search), "sensitivity")
     titles = [panel["title"] for panel in spec["concat"]]
     assert len(titles) == 12
     assert "p = 18" in titles
 
 
 def test_a_run_without_candidates_has_no_maps(results: RunResults) -> None:
-    assert "sensitivity" not in build_figures(dataclasses.replace(results, candidates=()))
+    assert "sensitivity" not in figures(dataclasses.replace(results, candidates=()))
 
 
 def test_histograms_count_every_image_once(results: RunResults) -> None:
-    rows = rows_of(figure_spec(build_figures(results)["margins"]))
-    bins = {(r["classifier"], r["images"], r["prediction"], r["left"]): r for r in rows if r.get("kind") == "bin"}
     for group in results.margins:
-        key = (group.classifier, group.images, "correct" if group.correct else "incorrect")
-        shares = [row["share"] for (*found, left), row in bins.items() if tuple(found) == key and left < 1]
-        assert sum(shares) == pytest.approx(100 if group.margins else 0, abs=0.05)
+        assert sum(group.counts) == group.n
+        assert len(group.counts) == len(EDGES) - 1
+    shares = [
+        row["share"] for row in rows_of(spec_of(results, "margins")) if "share" in row and row["right"] > row["left"]
+    ]
+    drawn_groups = [group for group in results.margins if group.n]
+    assert sum(shares) == pytest.approx(100 * len(drawn_groups))
 
 
 def luminance(colour: str) -> float:
@@ -115,9 +147,9 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("config", [light_config(), dark_config()])
+@pytest.mark.parametrize("config", [vega_config(), vega_config(dark=True)])
 def test_mark_colours_stand_out_from_both_backgrounds(config: dict[str, Any]) -> None:
     background = luminance(config["background"])
-    for colour in [*CLASSIFIER_COLOURS.values(), *PREDICTION_COLOURS.values()]:
+    for colour in [*CLASSIFIER_COLOURS.values(), *RIGHT_AND_WRONG.values()]:
         low, high = sorted((background, luminance(colour)))
         assert (high + 0.05) / (low + 0.05) >= 3

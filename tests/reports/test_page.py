@@ -8,19 +8,20 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from mixednuts_dist.reports.exports import DATA_ONLY, TABLES
 
 from mixednuts_dist.reports.counts import interval_text, percent_text
-from mixednuts_dist.reports.figures import FIGURES
-from mixednuts_dist.reports.page import render_page
+from mixednuts_dist.reports.figures import figures
+from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.results import RunResults
+from mixednuts_dist.reports.tables import table_files
 
 from .browser import Tab
 from .made_up_run import made_up_results
 
-# A ring is the one mark drawn without a fill; its label, for screen readers, names its beta.
+# The ring is drawn with arcs; its label, for screen readers, names its series and its beta.
 RING_PLACES = """
-[...document.querySelectorAll('[data-chart=tradeoff] .mark-symbol path[fill="transparent"]')]
+[...document.querySelectorAll('[data-chart=tradeoff] .role-mark path[aria-label*="predicted, chosen beta"]')]
+  .filter((ring) => ring.getAttribute("d").includes("A"))
   .map((ring) => ring.getAttribute("aria-label").match(/beta: ([\\d.]+)/)[1])
 """
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}<!--"
@@ -65,13 +66,10 @@ def page_data(page: bytes) -> dict[str, Any]:
     return json.loads(found[1])
 
 
-def test_leaves_every_file(page: dict[str, bytes]) -> None:
-    kinds = (".svg", ".png", ".pdf", "-narrow.svg", "-dark.svg")
-    pictures = {f"{name}{kind}" for name in FIGURES for kind in kinds} | {"worst_images.png"}
-    data = {f"{name}.csv" for name in ("table", *TABLES)} | {
-        f"{name}.tex" for name in {"table", *TABLES} - {*DATA_ONLY}
-    }
-    assert set(page) == {"index.html", "results.json"} | pictures | data
+def test_leaves_every_file(page: dict[str, bytes], results: RunResults) -> None:
+    forms = (".svg", "-dark.svg", "-3.25in.pdf", "-3.25in.png", "-5.5in.pdf", "-5.5in.png")
+    pictures = {f"{name}{form}" for name in figures(results) for form in forms} | {"worst_images.png"}
+    assert set(page) == {"index.html", "results.json"} | pictures | set(table_files(results))
     assert all(page.values())
     assert len(page["index.html"]) < 3_000_000
 
@@ -81,8 +79,8 @@ def test_costs_are_the_receipts(page: dict[str, bytes]) -> None:
     assert outline.row("GPU-hours") == "GPU-hours 0.375 0.375"
     assert outline.row("core-hours") == "core-hours 0.4 0.4"
     assert outline.row("nodes") == "nodes 2 2"
-    assert outline.row("images passed forward") == "images passed forward 11,700 11,700"
-    assert outline.row("wall-clock time") == "wall-clock time taken over 6 min 53 s"
+    assert outline.row("passes forward") == "passes forward 11,700 11,700"
+    assert outline.row("seconds") == "seconds – 412.9"
 
 
 def test_numbers_are_the_results(page: dict[str, bytes], results: RunResults) -> None:
@@ -93,7 +91,7 @@ def test_numbers_are_the_results(page: dict[str, bytes], results: RunResults) ->
             for words in (f"{count.correct}/{count.total}", percent_text(count), interval_text(count)):
                 assert words in text
     for step in results.survival:
-        assert f"{step.standing.correct}/{step.standing.total} {step.lost} " in outline.row(step.step)
+        assert f"{step.standing.correct}/{step.standing.total} {step.lost}" in outline.row(step.step)
     assert json.loads(page["results.json"]) == json.loads(json.dumps(results.to_json()))
 
 
@@ -125,7 +123,7 @@ def test_policy_forbids_to_fetch(page: dict[str, bytes]) -> None:
 @pytest.fixture(scope="module")
 def hostile_page() -> bytes:
     """A page whose run name tries to leave every context it is written into."""
-    return render_page(made_up_results(40, name=HOSTILE))["index.html"]
+    return report_files(made_up_results(40, name=HOSTILE))["index.html"]
 
 
 def test_hostile_names_stay_text(hostile_page: bytes) -> None:
@@ -141,7 +139,7 @@ def test_is_readable_without_seeing_it(page: dict[str, bytes]) -> None:
     assert [heading for heading in outline.headings if heading.startswith("h1")] == ["h1 made-up"]
     pictures = [attrs for tag, attrs in outline.tags if tag == "img"]
     alts = [attrs["alt"] or "" for attrs in pictures]
-    assert sum(len(alt) > 60 for alt in alts) >= len(FIGURES)
+    assert sum(len(alt) > 60 for alt in alts) >= len(figures(made_up_results(40)))
     assert sum(alt.startswith("Image ") for alt in alts) == 3 * len(made_up_results(40).worst)
     assert all(alts)
     labels = {attrs["for"] for tag, attrs in outline.tags if tag == "label"}
@@ -167,8 +165,14 @@ def test_browser_draws_all_and_asks_for_nothing(page: dict[str, bytes], open_tab
     sizes = tab.evaluate(
         "[...document.querySelectorAll('.chart svg.marks')].map((svg) => [svg.clientWidth, svg.clientHeight])"
     )
-    assert len(sizes) == len(FIGURES)
+    assert len(sizes) == len(figures(made_up_results(40)))
     assert all(width > 300 and height > 100 for width, height in sizes)
+
+
+def test_a_chart_without_a_place_does_not_stop_the_others(page: dict[str, bytes], open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab(page["index.html"].replace(b'data-chart="margins"', b'data-chart="elsewhere"'))
+    assert tab.drawn == "failed"
+    assert tab.evaluate("document.querySelectorAll('.chart svg.marks').length") == len(figures(made_up_results(40))) - 1
 
 
 def test_browser_log_would_show_a_request(open_tab: Callable[..., Tab]) -> None:
@@ -190,13 +194,14 @@ def test_keyboard_moves_the_slider_and_the_ring(
     for key, entry in (("Home", entries[0]), ("ArrowRight", entries[1]), ("End", entries[-1])):
         tab.press(key)
         assert tab.text("#at-beta") == f"{entry.beta:g}"
-        shown = {name: tab.text(f"#at-{name}") for name in ("s", "p", "c", "alpha", "clean", "robust_bound")}
+        shown = {name: tab.text(f"#at-{name}") for name in ("s", "p", "c", "alpha", "clean", "kept_predicted")}
         assert (shown["s"], shown["p"], shown["c"]) == ("5", "4", "−1.1")
         assert float(shown["alpha"]) == pytest.approx(entry.alpha, abs=1e-4)
-        for name, hits in (("clean", entry.clean_correct), ("robust_bound", entry.kept_predicted)):
+        for name, hits in (("clean", entry.clean_correct), ("kept_predicted", entry.kept_predicted)):
             percent, right, total = re.findall(r"[\d.]+", shown[name])
-            assert (int(right), int(total)) == (hits, entry.total)
-            assert float(percent) == pytest.approx(100 * hits / entry.total, abs=0.06)
+            assert int(right) == hits
+            assert int(total) == (entry.total if name == "clean" else results.row("rob").robust.correct)
+            assert float(percent) == pytest.approx(100 * hits / int(total), abs=0.06)
         assert tab.evaluate("document.getElementById('beta').getAttribute('aria-valuetext')") == f"beta {entry.beta:g}"
         rings.append(tab.evaluate(RING_PLACES))
         assert rings[-1] == [f"{entry.beta:g}"] * 2, "one ring a panel, at the slider's beta"
@@ -211,7 +216,7 @@ def test_rest_of_the_slider_is_told_to_who_cannot_see(page: dict[str, bytes], op
         "new Promise((done) => { (function look() { const text = document.getElementById('at-all').textContent;"
         "text ? done(text) : setTimeout(look, 20); })(); })"
     )
-    for name in ("clean", "robust_bound", "s", "alpha"):
+    for name in ("clean", "kept_predicted", "s", "alpha"):
         assert tab.text(f"#at-{name}") in told
 
 

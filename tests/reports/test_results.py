@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import statistics
 
 import pytest
@@ -9,17 +10,19 @@ import torch
 
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
-from mixednuts_dist.reports.results import RunResults, gather_results
+from mixednuts_dist.reports.counts import Count
+from mixednuts_dist.reports.margins import EDGES, margin_gap, margin_ratio
+from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.threat import ThreatModel
 
-from .made_up_run import made_up_attack, made_up_evaluate, made_up_results, made_up_search
+from .made_up_run import in_batches, made_up_attack, made_up_evaluate, made_up_results, made_up_search
 
 
 def gather(attack, search, evaluate, **changes) -> RunResults:
     described = {"run_id": "r-00000000", "name": "r", "dataset": "digits", "std": "demo:std", "rob": "demo:rob"}
     settings = {"threat": ThreatModel("Linf", 0.1), "seconds": {"attack": 1.0}, **described, **changes}
-    return gather_results(attack=attack, search=search, evaluate=evaluate, **settings)
+    return gather_results(in_batches(attack, evaluate), search=search, **settings)
 
 
 def test_accuracy_counts_equal_the_rows() -> None:
@@ -55,51 +58,69 @@ def test_margins_are_the_top2_margins_of_each_group(results: RunResults) -> None
     margins_N = top2_margin(attack.rob_attacked_NK.double().softmax(1))
     groups = {(g.classifier, g.images, g.correct): g for g in results.margins}
     for correct in (True, False):
-        group = groups["rob", "attacked", correct]
-        assert group.margins == pytest.approx(margins_N[correct_N == correct].tolist())
-        assert group.median == pytest.approx(statistics.median(margins_N[correct_N == correct].tolist()))
-    assert len(groups["std", "attacked", False].margins) == 300
-    assert groups["std", "attacked", True].margins == ()
+        group, expected = groups["rob", "attacked", correct], margins_N[correct_N == correct].tolist()
+        assert group.n == len(expected)
+        assert group.median == pytest.approx(statistics.median(expected), rel=1e-6)
+        for low, high, n in zip(EDGES[1:], EDGES[2:], group.counts[1:], strict=False):
+            near = sum(low * (1 + 1e-6) <= m < high * (1 - 1e-6) for m in expected)
+            wide = sum(low * (1 - 1e-6) <= m <= high * (1 + 1e-6) for m in expected)
+            assert near <= n <= wide
+    assert groups["std", "attacked", False].n == 300
+    assert groups["std", "attacked", True].n == 0
 
 
-def test_margin_gap_is_attacked_correct_minus_clean_incorrect(results: RunResults) -> None:
+def test_the_margin_ratio_is_attacked_right_over_clean_wrong(results: RunResults) -> None:
     medians = {(g.classifier, g.images, g.correct): g.median for g in results.margins}
     for classifier in ("rob", "rob+LN", "rob+M"):
-        gap = medians[classifier, "attacked", True] - medians[classifier, "clean", False]
-        assert results.gaps()[classifier] == pytest.approx(gap)
-    assert results.gaps()["std"] is None
+        right, wrong = medians[classifier, "attacked", True], medians[classifier, "clean", False]
+        assert margin_ratio(results.margins, classifier) == pytest.approx(right / wrong)
+        assert margin_gap(results.margins, classifier) == pytest.approx(right - wrong)
+    assert margin_ratio(results.margins, "std") is None
 
 
-def test_empty_group_has_no_median_and_no_gap() -> None:
+def test_an_empty_group_has_no_median_and_no_ratio() -> None:
     attack = made_up_attack(40)
     perfect_NK = 9 * torch.nn.functional.one_hot(attack.labels_N, 10).float()
     attack = dataclasses.replace(attack, rob_clean_NK=perfect_NK, std_clean_NK=perfect_NK)
     search = made_up_search(attack, betas=(0.9,))
     entry = gather(attack, search, made_up_evaluate(attack, alpha=0.9)).to_json()["margins"]
     assert next(m["median"] for m in entry["medians"] if m["classifier"] == "rob" and not m["correct"]) is None
-    assert entry["gaps"]["rob"] is None
+    assert entry["ratios"]["rob"] is None
 
 
-def test_rows_are_matched_by_sample_id() -> None:
+@pytest.mark.parametrize("size", [1, 70, 300])
+def test_the_cut_into_batches_changes_nothing(size: int) -> None:
     attack = made_up_attack()
     search = made_up_search(attack)
     evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
-    shuffled = torch.randperm(300, generator=torch.Generator().manual_seed(3))
-    fields = ("sample_ids_N", "labels_N", "mixed_clean_NK", "mixed_attacked_NK", "robust_N")
-    other = dataclasses.replace(
-        evaluate,
-        **{field: getattr(evaluate, field)[shuffled] for field in fields},
-        survived={step: alive_N[shuffled] for step, alive_N in evaluate.survived.items()},
-    )
-    assert gather(attack, search, other).to_json() == gather(attack, search, evaluate).to_json()
+    described = {"name": "r", "dataset": "digits", "std": "demo:std", "rob": "demo:rob", "seconds": {"attack": 1.0}}
+    parts = in_batches(attack, evaluate, size)
+    cut = gather_results(parts, search=search, run_id="r-00000000", threat=ThreatModel("Linf", 0.1), **described)
+    assert cut.to_json() == gather(attack, search, evaluate).to_json()
+
+
+def test_kept_is_counted_among_robs_robust_images() -> None:
+    attack = made_up_attack()
+    search = made_up_search(attack)
+    evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
+    results = gather(attack, search, evaluate)
+    kept = [bool(r) and not bool(b) for r, b in zip(evaluate.robust_N, attack.rob_broken_N, strict=True)]
+    assert results.kept == Count(sum(kept), int((~attack.rob_broken_N).sum()))
+    assert results.n_only_mixed == int(evaluate.robust_N.sum()) - sum(kept)
+    words = summary_sentence(results)
+    assert f"keeps {sum(kept)} of rob's {results.kept.total} robust images" in words
+    assert f"asks for {math.ceil(0.95 * results.kept.total)}" in words
 
 
 def test_refuses_rows_about_other_images() -> None:
     attack = made_up_attack()
     search = made_up_search(attack)
-    evaluate = made_up_evaluate(made_up_attack(250), alpha=0.9)
-    with pytest.raises(InvalidInputError, match=r"300 rows and the evaluate stage 250, with 250 images in common"):
-        gather(attack, search, evaluate)
+    other = made_up_evaluate(made_up_attack(250), alpha=0.9)
+    with pytest.raises(InvalidInputError, match=r"300 attack rows and 250 evaluate rows is not about the same images"):
+        gather_results([(attack, other)], search=search, std="demo:std")
+    shuffled = dataclasses.replace(other, sample_ids_N=other.sample_ids_N.flip(0))
+    with pytest.raises(InvalidInputError, match="not about the same images"):
+        gather_results([(made_up_attack(250), shuffled)], search=search, std="demo:std")
 
 
 def test_json_is_strict_and_has_the_documented_fields(results: RunResults) -> None:
@@ -115,9 +136,9 @@ def test_json_is_strict_and_has_the_documented_fields(results: RunResults) -> No
 
 
 def test_numbers_that_json_cannot_hold_become_null(results: RunResults) -> None:
-    entries = tuple(dataclasses.replace(e, objective=float("nan"), cutoff=float("inf")) for e in results.search.entries)
+    entries = tuple(dataclasses.replace(e, objective=float("nan"), alpha=0.0) for e in results.search.entries)
     search = dataclasses.replace(results.search, entries=entries)
-    entry = dataclasses.replace(results, search=search).to_json()
+    entry = dataclasses.replace(results, found=search).to_json()
     json.dumps(entry, allow_nan=False)
     assert entry["parameters"]["objective"] is None
     assert entry["parameters"]["cutoff"] is None
@@ -136,7 +157,7 @@ def test_surprises_become_notes() -> None:
     assert "Square" not in notes_of(search)
     fooled_N = evaluate.survived["fab-t"] & (evaluate.sample_ids_N != evaluate.sample_ids_N[evaluate.robust_N][0])
     assert "Square broke 1 of the images" in notes_of(search, survived={**evaluate.survived, "square": fooled_N})
-    assert "fewer than the" in notes_of(search, robust_N=torch.zeros(300, dtype=torch.bool))
+    assert "perturbations that the search had not seen" in notes_of(search, robust_N=torch.zeros(300, dtype=torch.bool))
     other = tuple(dataclasses.replace(e, clean_correct=e.clean_correct - 1) for e in search.entries)
     assert "The search predicted" in notes_of(dataclasses.replace(search, entries=other))
 

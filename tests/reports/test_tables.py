@@ -6,9 +6,18 @@ import io
 import pytest
 from rich.console import Console
 
-from mixednuts_dist.reports.counts import interval_text, percent_text, seconds_text, threat_text, weight_text
+from mixednuts_dist.reports.counts import (
+    Count,
+    interval_text,
+    minus,
+    percent_text,
+    seconds_text,
+    threat_text,
+    weight_text,
+)
 from mixednuts_dist.reports.results import RunResults
-from mixednuts_dist.reports.tables import csv_table, latex_table, print_results
+from mixednuts_dist.reports.table import Table, latex_text
+from mixednuts_dist.reports.tables import DATA_ONLY, TABLES, print_results, table_files
 from mixednuts_dist.threat import ThreatModel
 
 from .made_up_run import made_up_results
@@ -52,24 +61,88 @@ def test_everything_is_said(results: RunResults) -> None:
         assert note in text
 
 
-def test_csv_holds_the_counts_unrounded(results: RunResults) -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_table(results))))
-    assert len(rows) == 6
-    mixed = next(row for row in rows if (row["classifier"], row["images"]) == ("mixed", "robust"))
+def rows_of(content: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(content)))
+
+
+TABLE = Table(["after", "standing", "lost"], [["apgd-ce", Count(30, 40), 7], ["fab-t", None, 0.123456]])
+
+
+def test_counts_become_columns_in_csv_and_an_interval_in_latex() -> None:
+    (first, second) = rows_of(TABLE.as_csv())
+    assert (first["standing_correct"], first["standing_total"], first["standing_percent"]) == ("30", "40", "75.0")
+    assert second["standing_low"] == ""
+    assert second["lost"] == "0.123456"
+    lines = TABLE.as_latex("a\ncomment").splitlines()
+    assert lines[0] == "% a comment"
+    assert r"  apgd-ce & 75.0 {\footnotesize [59.8, 85.8]} & 7 \\" in lines
+    assert r"  fab-t & -- & 0.1235 \\" in lines
+    assert r"  After & Standing & Lost \\" in lines
+
+
+def test_every_form_has_every_cell() -> None:
+    shown = {"markdown": TABLE.as_markdown(), "html": str(TABLE.as_html()), "terminal": printed_table(TABLE)}
+    for form, text in shown.items():
+        for words in ("apgd-ce", "75.0", "[59.8, 85.8]", "30/40", "7", "fab-t", "–", "0.1235"):
+            assert words in text, form
+    assert TABLE.turned().row("lost") == {"after": "lost", "apgd-ce": 7, "fab-t": 0.123456}
+
+
+def printed_table(table: Table) -> str:
+    file = io.StringIO()
+    Console(file=file, width=80).print(table.terminal())
+    return file.getvalue()
+
+
+def test_a_name_cannot_leave_its_cell() -> None:
+    table = Table(["run_id"], [["50%_a&b{c}\\d"], ["<img src=x>|"]])
+    assert latex_text("50%_a&b{c}\\d") == r"50\%\_a\&b\{c\}\textbackslash{}d"
+    assert "Run id" in table.as_latex("x")
+    assert "&lt;img src=x&gt;|" in table.as_html()
+    assert r"<img src=x>\|" in table.as_markdown()
+
+
+def test_the_accuracy_file_holds_the_counts_unrounded(results: RunResults) -> None:
+    mixed = next(row for row in rows_of(table_files(results)["table.csv"]) if row["classifier"] == "mixed")
     count = results.row("mixed").robust
-    assert (int(mixed["correct"]), int(mixed["total"])) == (count.correct, count.total)
-    assert float(mixed["percent"]) == count.percent
+    assert (int(mixed["robust_correct"]), int(mixed["robust_total"])) == (count.correct, count.total)
+    assert float(mixed["robust_percent"]) == count.percent
 
 
-def test_latex_has_one_row_a_classifier(results: RunResults) -> None:
-    lines = latex_table(results).splitlines()
+def test_latex_has_one_row_a_classifier_and_few_columns(results: RunResults) -> None:
+    lines = table_files(results)["table.tex"].splitlines()
     assert [line.split("&")[0].strip() for line in lines if line.endswith(r"\\")][1:] == ["std", "rob", "mixed"]
     assert sum(line.startswith("%") for line in lines) == 1
+    for name, content in table_files(results).items():
+        if name.endswith(".tex"):
+            assert max(line.count("&") for line in content.splitlines()) <= 6, name
 
 
 def test_latex_comment_cannot_be_left_by_a_name() -> None:
-    table = latex_table(made_up_results(40, name="a\n\\input{x}"))
+    table = table_files(made_up_results(40, name="a\n\\input{x}"))["table.tex"]
     assert table.splitlines()[0].startswith("% a \\input{x}")
+
+
+def test_every_table_has_its_rows(results: RunResults) -> None:
+    files = table_files(results)
+    filled = {name for name, make in TABLES.items() if make(results).rows}
+    assert {name.partition(".")[0] for name in files} == filled
+    assert {name for name in filled if f"{name}.tex" in files} == filled - {*DATA_ONLY}
+    assert len(rows_of(files["tradeoff.csv"])) == len(results.search.entries)
+    assert len(rows_of(files["sensitivity.csv"])) == len(results.candidates)
+    assert [row["run"] for row in rows_of(files["measured.csv"])] == [point.run_id for point in results.measured]
+    assert [row["after"] for row in rows_of(files["survival.csv"])] == [step.step for step in results.survival]
+
+
+def test_medians_ratio_and_gap_are_the_groups(results: RunResults) -> None:
+    row = next(r for r in rows_of(table_files(results)["medians.csv"]) if r["classifier"] == "rob+M")
+    right, wrong = float(row["attacked, right"]), float(row["clean, wrong"])
+    assert float(row["ratio"]) == pytest.approx(right / wrong)
+    assert float(row["gap"]) == pytest.approx(right - wrong)
+
+
+def test_zero_has_no_sign() -> None:
+    assert [minus(f"{value:+.2f}") for value in (0.001, -0.001, 1.25, -0.5)] == ["0.00", "0.00", "+1.25", "−0.50"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The images as PNG."""
+"""Which images stand out, and their pictures."""
 
 import io
 
@@ -7,7 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
-from mixednuts_dist.reports.pictures import LARGEST_SIDE, contact_sheet, perturbation_png, png
+from mixednuts_dist.reports.worst_images import (
+    LARGEST_SIDE,
+    WorstTally,
+    contact_sheet,
+    perturbation_png,
+    png,
+    with_pixels,
+)
+
+from .made_up_run import in_batches, made_up_attack, made_up_evaluate, made_up_worst
 
 
 def pixels(content: bytes) -> np.ndarray:
@@ -52,7 +61,25 @@ def test_large_images_are_reduced_and_their_noise_is_not_averaged_away() -> None
 
 def test_contact_sheet_has_a_row_an_image() -> None:
     small_CHW, wide_CHW = torch.rand(1, 8, 8), torch.rand(3, 20, 200)
-    one = pixels(contact_sheet([(small_CHW, 1 - small_CHW, "first")]))
-    two = pixels(contact_sheet([(small_CHW, 1 - small_CHW, "first"), (wide_CHW, 1 - wide_CHW, "second")]))
+    first, second = made_up_worst()
+    one = pixels(contact_sheet([with_pixels(first, small_CHW, 1 - small_CHW)]))
+    both = [with_pixels(first, small_CHW, 1 - small_CHW), with_pixels(second, wide_CHW, 1 - wide_CHW)]
+    two = pixels(contact_sheet(both))
     assert two.shape[1] == one.shape[1]
     assert two.shape[0] > one.shape[0] + LARGEST_SIDE
+
+
+def test_the_same_images_stand_out_however_they_are_cut_into_batches() -> None:
+    attack = made_up_attack()
+    evaluate = made_up_evaluate(attack, alpha=0.9)
+    found = []
+    for size in (300, 70, 7):
+        tally = WorstTally()
+        for batch in in_batches(attack, evaluate, size):
+            tally.add(*batch)
+        found.append([(image.sample_id, image.reason) for image in tally.chosen()])
+    assert found[0] == found[1] == found[2]
+    narrow = [image for image in tally.chosen() if image.reason == "narrow"]
+    margins = [image.verdicts[-1].margin for image in narrow]
+    assert margins == sorted(margins)
+    assert all(evaluate.robust_N[image.sample_id] for image in narrow)
