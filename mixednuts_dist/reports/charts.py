@@ -43,6 +43,7 @@ NARROW = Frame("narrow", 340, 12, narrow=True)
 # A column and the text width of a paper; vl_convert takes 72 pixels for an inch, so that 8 pixels are 8 points.
 PAPER = (Frame("3.25in", 234, 8, narrow=True), Frame("5.5in", 396, 8))
 PAPER_PPI = 300
+_SLACK = 6  # pixels that a figure may be narrower than its frame
 
 # Each has a contrast of at least 3:1 against both page backgrounds; a second cue (shape, dash, label) goes with each.
 CLASSIFIER_COLOURS = {"std": "#7b8087", "rob": "#2f7fc1", "mixed": "#cb5a1d"}
@@ -547,7 +548,7 @@ def drawn(chart: Chart, frame: Frame) -> tuple[Row, bytes]:
     """The chart as a Vega-Lite specification without any address in it, and as SVG; as wide as the frame.
 
     How much room axes and keys take is known only once the chart is drawn, so it is drawn, measured and drawn again,
-    until it is at most two pixels narrower than the frame.
+    until it is no wider than the frame and only a few pixels narrower.
     """
     used = frame
     for _ in range(4):
@@ -560,9 +561,10 @@ def drawn(chart: Chart, frame: Frame) -> tuple[Row, bytes]:
         picture = svg(spec, vega_config(font=frame.font))
         found = re.search(rb'<svg[^>]* width="([\d.]+)"', picture)
         left = frame.width - float(found[1]) if found else 0.0
-        if 0 <= left <= 2:
+        if 0 <= left <= _SLACK:
             break
-        used = replace(used, stretch=used.stretch + math.floor(left))
+        # Panels have whole pixels: of what is too wide a little more is taken away, lest rounding keeps it.
+        used = replace(used, stretch=used.stretch + math.floor(left) - (_SLACK // 2 if left < 0 else 0))
     return spec, picture
 
 

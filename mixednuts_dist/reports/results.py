@@ -399,7 +399,7 @@ def asked(results: RunResults) -> int:
 def kept_by_rounds(search: SearchResult) -> dict[float, Count]:
     """beta -> what the last round that attacked this beta's present choice measured, of rob's robust images."""
     found: dict[float, Count] = {}
-    for done in getattr(search, "rounds", ()):
+    for done in search.rounds:
         for entry, kept in zip(done.attacked, done.kept, strict=True):
             if any(entry.beta == now.beta and entry.mixture() == now.mixture() for now in search.entries):
                 found[entry.beta] = Count(kept, done.of)
@@ -409,7 +409,7 @@ def kept_by_rounds(search: SearchResult) -> dict[float, Count]:
 def rounds_table(results: RunResults) -> Table:
     """Each round of the search and beta: what was predicted of the choice, and what the round measured."""
     rows: list[list[Cell]] = []
-    for done in getattr(results.search, "rounds", ()):
+    for done in results.search.rounds:
         passes = done.n_forward + done.n_backward
         for entry, kept in zip(done.attacked, done.kept, strict=True):
             clean, _ = predicted(entry)
@@ -449,7 +449,7 @@ def summary_sentence(results: RunResults) -> str:
 
 def rounds_sentence(results: RunResults) -> str:
     """How many rounds the search took, and whether they reached beta."""
-    n_rounds = len(getattr(results.search, "rounds", ()))
+    n_rounds = len(results.search.rounds)
     if results.kept is None or not n_rounds:
         return "The search attacked no choice of its own (rounds: 0, as in the paper)."
     reached = "reached" if results.kept.correct >= asked(results) else "not reached"

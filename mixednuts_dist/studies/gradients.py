@@ -17,8 +17,6 @@ from .study import Outcome
 
 # The joint attack on both classifiers is ours; the paper compares without it.
 AS_PUBLISHED: dict[str, Any] = {"border_restarts": 0}
-    "border_restarts": 0
-}  # the joint attack of both classifiers is ours; the paper compares without it
 WITHOUT_JOINT = "As in the paper, both without the joint attack on std and rob (border_restarts: 0)."
 
 

@@ -14,7 +14,7 @@ from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.reports.results import MeasuredPoint, RunResults, StageCost, gather_results, stage_costs
 from mixednuts_dist.reports.worst_images import Verdict, WorstImage
 from mixednuts_dist.selection.choice import Choice
-from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
+from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult, SearchRound
 from mixednuts_dist.threat import ThreatModel
 
 Batches = list[tuple[AttackRecords, EvaluateRecords]]
@@ -112,6 +112,27 @@ def made_up_search(attack: AttackRecords, *, betas: tuple[float, ...] = BETAS) -
             "Assumption 4.1 does not hold on 9 of 300 clean images: rob is right there and std is not.",
             "The optimum for beta = 1 lies on the grid's edge in scale.",
         ),
+        rounds=made_up_rounds(entries, betas[min(5, len(betas) - 1)], int((~attack.rob_broken_N).sum())),
+    )
+
+
+def made_up_rounds(entries: list[Choice], deployed_beta: float, n_robust: int) -> tuple[SearchRound, ...]:
+    """Two rounds on the deployed beta and the largest one; the second keeps what beta asks for."""
+    attacked = tuple(
+        {entry.beta: entry for entry in entries if entry.beta in (deployed_beta, entries[0].beta)}.values()
+    )
+    lost = {1: 12, 2: 1}
+    return tuple(
+        SearchRound(
+            round=number,
+            fingerprint=f"0000000{number}",
+            attacked=attacked,
+            kept=tuple(max(0, n_robust - lost[number]) for _ in attacked),
+            of=n_robust,
+            n_forward=70_000,
+            n_backward=60_000,
+        )
+        for number in lost
     )
 
 

@@ -53,7 +53,7 @@ def charts(results: RunResults) -> dict[str, Chart]:
 
 
 @pytest.mark.parametrize("frame", [WIDE, NARROW, *PAPER], ids=lambda frame: frame.name)
-@pytest.mark.parametrize("name", [name for name in CHARTS.names() if name != "rounds"])
+@pytest.mark.parametrize("name", CHARTS.names())
 def test_fills_its_frame_and_not_more(charts: dict[str, Chart], name: str, frame: Frame) -> None:
     _, picture = drawn(charts[name], frame)
     svg = ET.fromstring(picture)

@@ -33,9 +33,7 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, ray_session: Any
-) -> tuple[RunConfig, Path, RunResults, Watcher]:
+def finished(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> tuple[RunConfig, Path, RunResults, Watcher]:
     """The example of `jobs/configs`, made small and run; tests leave it as they found it."""
     storage = tmp_path_factory.mktemp("single")
     config, watcher = load_config(EXAMPLE, [*SMALL, f"storage={storage}"]), Watcher()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mixednuts_dist.studies.counting import compared, difference_interval
+from mixednuts_dist.reports.counts import compared, difference_interval
 
 
 def outcomes(only_first: int, only_second: int, both: int, neither: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,7 +22,7 @@ def test_the_interval_is_that_of_paired_images() -> None:
 @pytest.mark.parametrize(
     ("counts", "words"),
     [((30, 10, 100, 60), "a difference is shown"), ((3, 2, 100, 95), "no difference is shown"),
-     ((0, 0, 100, 100), "no image differs")],
+     ((0, 0, 100, 100), "both are right on the same images")],
 )  # fmt: skip
 def test_a_sentence_says_whether_it_is_more_than_chance(counts: tuple[int, int, int, int], words: str) -> None:
     first, second = outcomes(*counts)

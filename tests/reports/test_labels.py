@@ -3,15 +3,14 @@
 from itertools import combinations
 from typing import Any
 
-from mixednuts_dist.studies.charts import accuracy_chart
-
+from mixednuts_dist.reports.charts import WIDE, accuracy_scatter, drawn
 from mixednuts_dist.reports.counts import Count
 
 
 def labels(counts: dict[str, tuple[int, int]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """(mark, row) of every label in the chart of classifiers with these clean and robust counts of 1000."""
     points = {name: [(name, Count(clean, 1000), Count(robust, 1000))] for name, (clean, robust) in counts.items()}
-    chart = accuracy_chart(points).to_dict()
+    chart, _ = drawn(accuracy_scatter(points), WIDE)
     texts = [layer for layer in chart["layer"] if layer["mark"]["type"] == "text"]
     return [(layer["mark"], row) for layer in texts for row in chart["datasets"][layer["data"]["name"]]]
 
@@ -21,7 +20,7 @@ def test_labels_of_near_marks_stand_at_different_sides() -> None:
     assert sorted(row["name"] for _, row in found) == ["GELU only", "LayerNorm only", "far", "none"]
     near = [mark for mark, row in found if row["name"] != "far"]
     for one, other in combinations(near, 2):
-        assert (one["align"], one["dy"]) != (other["align"], other["dy"])
+        assert (one["align"], one["dx"], one["dy"]) != (other["align"], other["dx"], other["dy"])
 
 
 def test_marks_that_coincide_share_a_label() -> None:
