@@ -118,7 +118,8 @@ def test_sensitivity_shows_every_usable_candidate_and_marks_the_selected(results
 
 def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults) -> None:
     fine = tuple({**row, "power": 1 + i} for i in range(40) for row in results.candidates[:3])
-    chosen = dataclasses.replace(results.parameters, power=18.0)
+    row = results.candidates[0]
+    chosen = dataclasses.replace(results.parameters, scale=row["scale"], power=18.0, bias=row["bias"])
     search = dataclasses.replace(results.search, entries=(chosen,))
     spec = spec_of(dataclasses.replace(results, candidates=fine, found=search), "sensitivity")
     titles = [panel["title"] for panel in spec["concat"]]
