@@ -1,0 +1,178 @@
+"""FAB-T (Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive boundary attack").
+
+FAB looks for the nearest image of another class. At an iterate x_i it replaces the classifier by its linearisation, so
+that the border between the label y and the target k becomes the hyperplane
+
+    { z : f(x_i) + <w, z - x_i> = 0 },    f = logit_k - logit_y,    w = gradient of f at x_i,
+
+projects both the iterate and the clean image x onto that plane within the box [0, 1], and steps (with overshoot) to a
+mean of the two. Whenever it has crossed into another class it goes a tenth of the way back to x.
+
+One iterate takes a forward pass that shows whether it has crossed, and a pass forward and backward that linearises: at
+the iterate itself or, where it had crossed, at the point pulled back. These two kinds of pass alternate for the whole
+lane. An iterate that has not crossed could be linearised by its first pass, but on robust networks 70 to 80 % of the
+iterates cross, and a backward pass that is thrown away costs more than the forward passes saved.
+
+Shapes: S slots, images of C x H x W, K classes; B rows of D = C H W pixels.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..register import ATTACKS
+from ..threat import Norm
+from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays
+from .budget import AttackBudget
+from .gradient_model import Outputs
+from .projections import per_image
+from .rows import anyone
+
+OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearised border
+MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image
+PULL_BACK = 0.9  # beta: what is left of the way from the clean image after crossing the border
+
+_SHORTEST = 1e-8  # guards the ratio of two step lengths, as published
+_NEWTON_STEPS = 30  # of the projection; 3 to 6 are enough on images, and each costs four passes over the pixels
+
+
+class FabState(SlotArrays):
+    """All that FAB remembers of each slot."""
+
+    def __init__(self, like_SCHW: Tensor) -> None:
+        counts_S = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
+        self.x = torch.zeros_like(like_SCHW)  # clean image
+        self.x_next = torch.zeros_like(like_SCHW)  # the point that is due
+        self.checking = counts_S.bool()  # that point is an iterate that nobody has passed forward
+        self.left = counts_S  # iterates to check
+
+
+@ATTACKS("fab-t", describes="FAB against one target class after the other (Croce & Hein 2020b)", order=3)
+class Fab(Attack):
+    """Targeted FAB with AutoAttack's single restart, which begins at the clean image."""
+
+    stays_inside = False  # it looks for the border, wherever that is
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.takes_gradient = True  # changes from pass to pass
+
+    @staticmethod
+    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+        """Two forward and one backward for each iterate."""
+        n_iterates = budget.n_iter * budget.n_targets(n_classes)
+        return 2 * n_iterates, n_iterates
+
+    def phases(self) -> Sequence[Phase]:
+        """One target after the other, the likeliest first."""
+        n_targets = self.setting.budget.n_targets(self.setting.n_classes)
+        return [Phase(self.name, f"{self.name}/{{rank}}", self, target) for target in range(1, n_targets + 1)]
+
+    def state(self, like_SCHW: Tensor) -> FabState:
+        """The arrays of as many slots as there are rows."""
+        return FabState(like_SCHW)
+
+    def begin(self, state: FabState, slots: Tensor, arrivals: Arrivals) -> None:
+        """At the clean image, whose linearisation is due."""
+        state.x[slots] = state.x_next[slots] = arrivals.x
+        state.checking[slots], state.left[slots] = False, self.setting.budget.n_iter
+
+    def propose(self, state: FabState) -> Tensor:
+        """(S, C, H, W) in [0, 1]."""
+        return state.x_next
+
+    def objective(self, state: FabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+        """The logit of the target minus that of the label, (S,); of a mixture the surrogate's."""
+        return difference(outputs.logits, labels, targets)
+
+    def absorb(self, state: FabState, x_new: Tensor, seen: Seen) -> Tensor:
+        """Check iterates and, after a pass with gradients, step on from every point that is not to be pulled back.
+
+        Against a mixture the linearisation has the mixture's value and the surrogate's gradient, as in the reference.
+        """
+        crossed = state.checking & seen.wrong
+        state.left -= state.checking.long()
+        pulled = state.x + (x_new - state.x) * PULL_BACK
+        if not self.takes_gradient:
+            state.x_next = torch.where(per_image(crossed, x_new), pulled, x_new)
+            state.checking = torch.zeros_like(crossed)
+        else:
+            value = difference(seen.logits, seen.labels, seen.targets)
+            stepped = next_iterate(state.x, x_new, value, seen.grad, self.setting.threat.norm)
+            # By the alternation nothing is checked here, but for the odd slot where memory ran out between two passes.
+            state.x_next = torch.where(per_image(crossed, x_new), pulled, stepped)
+            state.checking = ~crossed
+        self.takes_gradient = not self.takes_gradient
+        return state.left <= 0
+
+
+def difference(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) -> Tensor:
+    """The target's logit minus the label's, (B,): negative on the label's side of the border between the two."""
+    return (logits_BK.gather(1, targets_B[:, None]) - logits_BK.gather(1, labels_B[:, None])).squeeze(1)
+
+
+def next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, norm: Norm) -> Tensor:
+    """Equation 9 of the paper: a mean of the overshooting projections of the iterate and of the clean image.
+
+    The weight of the clean image's projection is |d_now| / (|d_now| + |d_x|), at most `MOST_BIAS`: the nearer the
+    iterate is to the border, the less it is drawn towards x.
+    """
+    w_BD = grad.flatten(1)
+    # The plane's offset, w z - b, is `difference` at the iterate, and differs from it by w (x - x_now) at the image.
+    offset_B = difference + (w_BD * (x - x_now).flatten(1)).sum(dim=1)
+    d_now = project_on_plane(x_now.flatten(1), w_BD, difference, norm).view_as(x)
+    d_clean = project_on_plane(x.flatten(1), w_BD, offset_B, norm).view_as(x)
+    now_B, clean_B = _length(d_now, norm), _length(d_clean, norm)
+    bias = per_image((now_B / (now_B + clean_B)).clamp(max=MOST_BIAS), x)
+    return ((x_now + OVERSHOOT * d_now) * (1 - bias) + (x + OVERSHOOT * d_clean) * bias).clamp(0.0, 1.0)
+
+
+def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: Norm) -> Tensor:
+    """The smallest d, in the norm, with <w, t + d> = b and t + d in [0, 1], given `offset` = <w, t> - b; (B, D).
+
+    Where the plane misses the box: the corner that comes nearest to it.
+
+    Let offset >= 0 (else swap the signs of w and b). Then <w, d> has to fall to -offset, and only moves against w help:
+    pixel j moves by -sign(w_j) m_j with 0 <= m_j <= room_j, its way to the box's side. The smallest such d moves all
+    pixels at common speeds v_j until they arrive, m_j = min(lam v_j, room_j):
+
+    * Linf: v_j = 1. All that may move by lam in this norm does.
+    * L2: v_j = |w_j|. The Lagrangian |m|^2 / 2 - lam (<|w|, m> - offset) is stationary at m = lam |w|, cut at its box.
+
+    What is left is one equation in lam,
+
+        g(lam) = sum_j |w_j| min(lam v_j, room_j) = offset,
+
+    with g concave, increasing and piecewise linear. Newton's method from lam = 0 never overshoots, as each tangent lies
+    above g, and ends exactly once it has reached the right piece; unlike the published bisection it sorts nothing.
+    """
+    sign_BD = torch.where(offset_B >= 0, -1.0, 1.0)[:, None] * w_BD.sign()  # the way that pixels move; 0 where w is 0
+    weight_BD = w_BD.abs()
+    room_BD = torch.where(sign_BD > 0, 1 - t_BD, t_BD)
+    target_B1 = offset_B.abs()[:, None]
+    # The first step is taken with every pixel free. Pixels that arrive are counted with their room, the others stay
+    # in the slope: lam = (target - sum of arrived |w| room) / (sum of free |w| v). No free pixel: the plane is missed.
+    gain_BD = weight_BD if norm == "Linf" else weight_BD.square()
+    every_B1 = gain_BD.sum(dim=1, keepdim=True)
+    lam_B1 = torch.where(every_B1 > 0, target_B1 / every_B1, 0)
+    missed = torch.finfo(lam_B1.dtype).max  # and not infinity, which times a weight of 0 is not a number
+    limit_BD = room_BD if norm == "Linf" else room_BD / weight_BD.clamp(min=1e-30)  # the lam at which a pixel arrives
+    filled_BD = weight_BD * room_BD
+    for _ in range(_NEWTON_STEPS):
+        arrived_BD = limit_BD < lam_B1
+        free_B1 = gain_BD.masked_fill(arrived_BD, 0).sum(dim=1, keepdim=True)
+        left_B1 = target_B1 - filled_BD.masked_fill(~arrived_BD, 0).sum(dim=1, keepdim=True)
+        further_B1 = torch.where(free_B1 > 0, left_B1 / free_B1, missed)
+        moved_B1 = further_B1 > lam_B1
+        lam_B1 = torch.where(moved_B1, further_B1, lam_B1)
+        if not anyone(moved_B1):
+            break
+    moves_BD = lam_B1 if norm == "Linf" else lam_B1 * weight_BD
+    return sign_BD * torch.minimum(moves_BD, room_BD)
+
+
+def _length(d: Tensor, norm: Norm) -> Tensor:
+    flat_BD = d.flatten(1)
+    length_B = flat_BD.abs().amax(dim=1) if norm == "Linf" else flat_BD.square().sum(dim=1).sqrt()
+    return length_B.clamp(min=_SHORTEST)

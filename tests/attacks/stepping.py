@@ -1,0 +1,50 @@
+"""An attack's phases stepped by hand, without the engine: what the golden tests compare with the published code."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mixednuts_dist.attacks.attack import Arrivals, Attack, Phase, Seen
+from mixednuts_dist.attacks.gradient_model import Outputs
+from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
+
+
+@dataclass
+class Pass:
+    """What one pass over all slots was asked and has shown."""
+
+    x: Tensor
+    took_gradient: bool
+    wrong: Tensor
+    done: Tensor
+
+
+def stepped(
+    attack: Attack,
+    phase: Phase,
+    model: Callable[[Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    targets: Tensor | None = None,
+    ids: Sequence[int] | None = None,
+) -> Iterator[Pass]:
+    """Every pass of one phase, until all slots have ended it; slots that ended earlier are stepped along."""
+    targets, ids, state = y if targets is None else targets, ids or list(range(len(x))), attack.state(x)
+    names = [phase.name] * len(x)
+    attack.begin(state, torch.arange(len(x)), Arrivals([phase] * len(x), x, x, y, targets, names, ids))
+    ended = torch.zeros(len(x), dtype=torch.bool)
+    while not bool(ended.all()):
+        x_new, with_gradient = attack.propose(state).clone(), attack.takes_gradient
+        leaf = x_new.requires_grad_(with_gradient)
+        outputs = Outputs(model(leaf))
+        objective, grad = outputs.logits.new_empty(0), outputs.logits.new_empty(0)
+        if with_gradient:
+            objective = attack.objective(state, outputs, y, targets)
+            (grad,) = torch.autograd.grad(objective.sum(), leaf)
+        logits, x_new = outputs.model_logits, leaf.detach()
+        wrong = logits.argmax(dim=1) != y
+        seen = Seen(logits, y, targets, log_one_minus_signed_margin(logits, y), wrong, objective.detach(), grad)
+        ended = attack.absorb(state, x_new, seen)
+        yield Pass(x_new, with_gradient, wrong, ended.clone())

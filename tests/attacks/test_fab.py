@@ -1,0 +1,189 @@
+"""FAB-T: the published iterates, and projections that quadratic programming agrees with."""
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from pyautoattack.fab_projections import projection_l2, projection_linf
+from pyautoattack.fab_pt import FABAttack_PT
+from torch import Tensor, nn
+
+from mixednuts_dist.attacks.attack import Setting
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.fab import Fab, difference, next_iterate, project_on_plane
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.threat import Norm, ThreatModel
+
+from .conftest import images, small_net
+from .stepping import Pass, stepped
+
+N_ITER = 20
+NORMS = pytest.mark.parametrize("norm", ["Linf", "L2"])
+Classifier = tuple[nn.Module, Tensor, Tensor]
+
+
+def conv_net() -> Classifier:
+    model, x = small_net(10, (3, 8, 8)), images(8, (3, 8, 8))
+    return model, x, model(x).argmax(dim=1)
+
+
+def digits(uri: str) -> Callable[[], Classifier]:
+    def load() -> Classifier:
+        model = load_classifier(uri, "rob")
+        x, y = open_dataset("digits").read(0, 40)
+        right = model(x).argmax(dim=1) == y
+        return model, x[right][:12], y[right][:12]
+
+    return load
+
+
+CLASSIFIERS = pytest.mark.parametrize(
+    "classifier", [conv_net, digits("demo:std"), digits("demo:rob")], ids=["conv", "std", "rob"]
+)
+
+
+class Published(FABAttack_PT):
+    """The package's attack on one target; keeps where it linearises and which iterates it checks."""
+
+    def __init__(self, model: nn.Module, norm: Norm) -> None:
+        super().__init__(model, norm=norm, n_iter=N_ITER, eps=0.1, targeted=True, device=torch.device("cpu"))
+        self.linearised: list[Tensor] = []
+        self.checked: list[Tensor] = []
+
+    def get_diff_logits_grads_batch_targeted(self, x, y, targets):
+        self.linearised.append(x.clone())
+        return super().get_diff_logits_grads_batch_targeted(x, y, targets)
+
+    def _get_predicted_label(self, x):
+        self.checked.append(x.clone())
+        return super()._get_predicted_label(x)
+
+    def search(self, x: Tensor, y: Tensor, rank: int) -> Tensor:
+        self.target_class = rank
+        found: Tensor = self.attack_single_run(x, y, is_targeted=True)
+        self.checked = self.checked[1:]  # the first is of the clean images
+        return found
+
+
+def ours(classifier: Classifier, norm: Norm, targets: Tensor) -> list[Pass]:
+    model, x, y = classifier
+    attack = Fab(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))
+    return list(stepped(attack, attack.phases()[0], model, x, y, targets))
+
+
+@NORMS
+@CLASSIFIERS
+@pytest.mark.parametrize("rank", [2, 6])
+def test_iterates_equal_the_published_ones(classifier: Callable[[], Classifier], norm: Norm, rank: int) -> None:
+    """Both walk freely from one start. Where a network bends, rounding grows: nearly all images stay together."""
+    model, x, y = made = classifier()
+    published = Published(model, norm)
+    published.search(x, y, rank)
+    passes = ours(made, norm, model(x).argsort(dim=1)[:, -rank])
+    assert [step.took_gradient for step in passes] == [True, False] * N_ITER
+    assert bool(passes[-1].done.all())
+    assert not bool(passes[-2].done.any())
+    for kind, theirs in ((True, published.linearised), (False, published.checked)):
+        mine = [step.x for step in passes if step.took_gradient == kind]
+        apart_NB = torch.stack([(a - b).flatten(1).abs().amax(dim=1) for a, b in zip(mine, theirs, strict=True)])
+        assert float(apart_NB[0].max()) < 1e-4
+        together_B = apart_NB.amax(dim=0) < 1e-4
+        assert int(together_B.sum()) >= len(x) - 2, apart_NB.amax(dim=0)
+
+
+@NORMS
+@CLASSIFIERS
+def test_every_step_from_a_published_iterate_ends_on_the_next(classifier: Callable[[], Classifier], norm: Norm) -> None:
+    model, x, y = classifier()
+    published = Published(model, norm)
+    published.search(x, y, 2)
+    targets = model(x).argsort(dim=1)[:, -2]
+    for x_now, x_next in zip(published.linearised, published.checked, strict=True):
+        leaf = x_now.clone().requires_grad_()
+        value = difference(model(leaf), y, targets)
+        (grad,) = torch.autograd.grad(value.sum(), leaf)
+        assert torch.allclose(next_iterate(x, x_now, value.detach(), grad, norm), x_next, atol=2e-5)
+
+
+@NORMS
+def test_the_nearest_image_found_is_the_published_one(norm: Norm) -> None:
+    """Of the iterates that crossed, the nearest: what the published search returns."""
+    model, x, y = made = conv_net()
+    found = Published(model, norm).search(x, y, 2)
+    best = torch.full((len(x),), torch.inf)
+    for step in ours(made, norm, model(x).argsort(dim=1)[:, -2]):
+        length = (step.x - x).flatten(1).norm(dim=1, p=torch.inf if norm == "Linf" else 2)
+        best = torch.where(step.wrong, torch.minimum(best, length), best)
+    theirs = (found - x).flatten(1).norm(dim=1, p=torch.inf if norm == "Linf" else 2)
+    assert torch.allclose(best, theirs, rtol=1e-3)
+    assert bool((theirs > 0).all())
+
+
+def planes(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Points with pixels on the box's sides, normals with zeros, offsets from nothing to beyond what the box allows."""
+    generator = torch.Generator().manual_seed(seed)
+    t = (1.4 * torch.rand(n, d, generator=generator, dtype=torch.float64) - 0.2).clamp(0, 1)
+    w = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    w[torch.rand(n, d, generator=generator) < 0.1] = 0
+    reach = (w.abs() * torch.where(w > 0, t, 1 - t)).sum(dim=1)
+    return t, w, reach * torch.linspace(0, 1.2, n, dtype=torch.float64)
+
+
+def test_linf_projections_reach_the_plane_with_the_least_step() -> None:
+    """Within a step of r, <w, t + d> falls by at most the sum of |w| min(r, room): a smaller r does not suffice."""
+    t, w, offset = planes(40, 6)
+    d = project_on_plane(t, w, offset, "Linf")
+    assert bool(((t + d >= 0) & (t + d <= 1)).all())
+    room = torch.where(w > 0, t, 1 - t)
+    reachable = offset <= (w.abs() * room).sum(dim=1)
+    assert 20 < int(reachable.sum()) < 40
+    assert torch.allclose((w * d).sum(dim=1)[reachable], -offset[reachable], atol=1e-12)
+    smaller = (1 - 1e-9) * d.abs().amax(dim=1, keepdim=True)
+    assert bool(((w.abs() * torch.minimum(smaller, room)).sum(dim=1) < offset)[reachable & (offset > 0)].all())
+    corner = torch.where(w > 0, 0.0, 1.0).double()
+    assert torch.equal((t + d)[~reachable], torch.where(w == 0, t, corner)[~reachable])
+
+
+def test_l2_projections_equal_the_best_of_all_faces() -> None:
+    """Quadratic programming by hand: each pixel is free, at 0 or at 1; the nearest feasible point of all 3^D cases."""
+    t, w, offset = planes(15, 4)
+    ours = project_on_plane(t, w, offset, "L2")
+    assert torch.equal(project_on_plane(t, -w, -offset, "L2"), ours)
+    room = torch.where(w > 0, t, 1 - t)
+    for i in range(len(t)):
+        found = [face_projection(t[i], w[i], float(offset[i]), sides) for sides in product((None, 0.0, 1.0), repeat=4)]
+        feasible = [d for d in found if d is not None]
+        if not feasible:
+            assert float(offset[i]) > float((w.abs() * room)[i].sum())
+            continue
+        assert torch.allclose(ours[i], min(feasible, key=lambda d: float(d.norm())), atol=1e-9)
+
+
+def face_projection(t: Tensor, w: Tensor, offset: float, sides: tuple[float | None, ...]) -> Tensor | None:
+    """The least d with <w, d> = -offset whose pixels with a side end there; None where that leaves the box."""
+    moves = [0.0 if side is None else side - float(p) for p, side in zip(t, sides, strict=True)]
+    d = torch.tensor(moves, dtype=torch.float64)
+    free = w * torch.tensor([float(side is None) for side in sides])
+    missing = -offset - float(w @ d)
+    if float(free @ free) == 0:
+        return d if abs(missing) < 1e-12 else None
+    d = d + free * missing / (free @ free)
+    return d if bool(((t + d >= -1e-12) & (t + d <= 1 + 1e-12)).all()) else None
+
+
+@NORMS
+def test_projections_equal_the_published_ones(norm: Norm) -> None:
+    """In float32, on as many pixels as an image has."""
+    t, w, offset = (values.float() for values in planes(24, 3072))
+    published = (projection_linf if norm == "Linf" else projection_l2)(t, w, (w * t).sum(dim=1) - offset)
+    apart = (project_on_plane(t, w, offset, norm) - published).abs().amax(dim=1)
+    assert float(apart[offset < 0.95 * offset[-1] / 1.2].max()) < 2e-5
+
+
+@NORMS
+def test_a_plane_without_a_direction_moves_nothing(norm: Norm) -> None:
+    t = torch.rand(2, 5)
+    for offset in (torch.zeros(2), torch.ones(2)):
+        assert torch.equal(project_on_plane(t, torch.zeros(2, 5), offset, norm), torch.zeros(2, 5))

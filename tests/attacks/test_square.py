@@ -1,0 +1,247 @@
+"""Square: the published queries, given the same random numbers, and random numbers of the image alone."""
+
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
+
+import pytest
+import torch
+from pyautoattack.square import SquareAttack
+from torch import Tensor, nn
+
+from mixednuts_dist.attacks.attack import Setting
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.square import (
+    COIN,
+    COLUMN,
+    COLUMN_2,
+    ROW,
+    ROW_2,
+    SIGNS,
+    Square,
+    SquareMargin,
+    Windows,
+    below,
+    bump,
+    draws_of_query,
+    first_point,
+    hashed,
+    image_key,
+    window_size,
+)
+from mixednuts_dist.threat import Norm, ThreatModel
+
+from .conftest import images, small_net
+from .stepping import Pass, stepped
+
+SEED = 3
+LINF, L2 = ThreatModel("Linf", 0.05), ThreatModel("L2", 0.5)
+
+
+class Published(SquareAttack):
+    """The package's attack on one image, on our random numbers; keeps what it asks.
+
+    The image is given twice: from a batch of one the package keeps its best loss in float32.
+    """
+
+    def __init__(self, model: Callable[[Tensor], Tensor], threat: ThreatModel, n_queries: int, sample_id: int) -> None:
+        super().__init__(
+            self.asked, norm=threat.norm, eps=threat.eps, n_queries=n_queries, resc_schedule=False,
+            device=torch.device("cpu"),
+        )  # fmt: skip
+        self.model, self.queries, self.key = model, [], torch.tensor([image_key(SEED, "square", sample_id)])
+
+    def asked(self, x: Tensor) -> Tensor:
+        self.queries.append(x[0].clone())
+        self.draws = draws_of_query(self.key, torch.tensor([len(self.queries)]), x.shape[1])[0]
+        self.corners = iter((ROW, COLUMN, ROW_2, COLUMN_2))
+        return self.model(x)
+
+    def random_int(self, low: int = 0, high: int = 1, shape: tuple[int, ...] = (1,)) -> Tensor:
+        assert (low, list(shape)) == (0, [1])
+        return below(self.draws[next(self.corners)].view(1), torch.tensor([high]))
+
+    def random_choice(self, shape: list[int]) -> Tensor:
+        signs = torch.where(self.draws[SIGNS:] >= 0, 1.0, -1.0) if self.queries else next(self.start)
+        return signs.expand(*shape[:1], *signs.shape).reshape(shape) if len(shape) == 4 else signs.view(shape)
+
+    def eta(self, s: int) -> Tensor:
+        turned = bool(self.draws[COIN] >= 0) if self.queries else next(self.turns)
+        with patch("torch.rand", lambda shape: torch.full(shape, float(turned))):
+            return super().eta(s)
+
+    def search(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Every query on the image x, (1, C, H, W)."""
+        x, y = x.expand(2, *x.shape[1:]), y.expand(2)
+        n_channels, height, width = x.shape[1:]
+        if self.norm == "Linf":
+            draws = hashed(self.key, -(1 << 40), n_channels * width)
+            self.start = iter([torch.where(draws >= 0, 1.0, -1.0)])
+        else:
+            n_tiles = (height // (height // 5)) ** 2
+            draws = hashed(self.key, -(1 << 40), n_tiles * (1 + n_channels)).view(n_tiles, 1 + n_channels)
+            self.turns = iter((draws[:, 0] >= 0).tolist())
+            self.start = iter(torch.where(draws[:, 1:] >= 0, 1.0, -1.0))
+        self.init_hyperparam(x)
+        self.attack_single_run(x, y)
+        return self.queries
+
+
+def ours(attack: Square, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, ids: list[int]) -> list[Pass]:
+    return list(stepped(attack, attack.phases()[0], model, x, y, ids=ids))
+
+
+def square(threat: ThreatModel, n_queries: int, kind: type[Square] = Square) -> Square:
+    kind.name = "square"
+    return kind(Setting(threat, AttackBudget(n_queries=n_queries), 10, SEED))
+
+
+@pytest.mark.parametrize("threat", [LINF, ThreatModel("Linf", 0.3), L2, ThreatModel("L2", 4.0)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 10, 10)], ids=str)
+def test_queries_equal_the_published_ones(threat: ThreatModel, shape: tuple[int, int, int]) -> None:
+    """In float64, where rounding decides no query."""
+    net, x, ids = small_net(10, shape).double(), images(6, shape).double(), [4, 0, 17, 3, 9, 100]
+    for model, least in ((net, 6), (lambda x: torch.cat([net(x), 0 * x[:, 0, 0, :1] + 100], dim=1), 6 * 301)):
+        assert compared(threat, model, x, ids) >= least  # the second is never fooled
+
+
+def compared(threat: ThreatModel, model: Callable[[Tensor], Tensor], x: Tensor, ids: list[int]) -> int:
+    """How many queries were compared, all equal."""
+    y = model(x).argmax(dim=1)
+    mine = ours(square(threat, 300), model, x, y, ids)
+    assert len(mine) == 301
+    assert not any(step.took_gradient for step in mine)
+    n_compared = 0
+    for i, sample_id in enumerate(ids):
+        theirs = Published(model, threat, 300, sample_id).search(x[i : i + 1], y[i : i + 1])
+        for query, (a, b) in enumerate(zip(mine, theirs, strict=False)):  # theirs ends where the image is fooled
+            assert torch.allclose(a.x[i], b, atol=2e-5), f"image {i}, query {query}: {(a.x[i] - b).abs().max()}"
+            n_compared += 1
+    return n_compared
+
+
+@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+@pytest.mark.parametrize("shape", [(1, 14, 14), (3, 9, 6), (1, 6, 13), (2, 3, 3), (1, 1, 1), (1, 2, 40)], ids=str)
+@pytest.mark.parametrize("kind", [Square, SquareMargin])
+def test_any_shape_is_searched_inside_the_ball(
+    threat: ThreatModel, shape: tuple[int, int, int], kind: type[Square]
+) -> None:
+    net, x = small_net(5, shape), images(4, shape)
+    passes = ours(square(threat, 40, kind), net, x, net(x).argmax(dim=1), [0, 1, 2, 3])
+    changed = torch.zeros(x.shape[2:], dtype=torch.bool)
+    for step in passes:
+        delta = (step.x - x).flatten(1)
+        length = delta.abs().amax(dim=1) if threat.norm == "Linf" else delta.norm(dim=1)
+        assert float(length.max()) <= threat.eps * (1 + 1e-5)
+        assert float(step.x.min()) >= 0
+        assert float(step.x.max()) <= 1
+        changed |= (step.x != x).any(dim=1).any(dim=0)
+    assert bool(changed.all())
+
+
+@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+def test_the_loss_of_the_best_point_only_falls(threat: ThreatModel) -> None:
+    net, x = small_net(10, (3, 8, 8)), images(5, (3, 8, 8))
+    y = net(x).argmax(dim=1)
+    for kind in (Square, SquareMargin):
+        attack = square(threat, 100, kind)
+        state, before = attack.state(x), torch.full((5,), torch.inf)
+        with patch.object(attack, "state", lambda _, kept=state: kept):
+            for _ in stepped(attack, attack.phases()[0], net, x, y):
+                assert bool((state.loss <= before).all())
+                before = state.loss.clone()
+        first = ours(square(threat, 1, kind), net, x, y, list(range(5)))[0]
+        assert bool((before < margins(kind, net, first.x, y)).all())
+        assert torch.allclose(before, margins(kind, net, state.x_best, y), atol=1e-5)
+
+
+def margins(kind: type[Square], net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    logits = net(x).double()
+    values = logits if kind is Square else logits.softmax(dim=1)
+    gap = values.gather(1, y[:, None])[:, 0] - values.scatter(1, y[:, None], -torch.inf).amax(dim=1)
+    return gap if kind is Square else -torch.log1p(-gap)
+
+
+@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+def test_the_search_depends_on_the_image_and_the_seed_alone(threat: ThreatModel) -> None:
+    net, x = small_net(10, (3, 8, 8)), images(6, (3, 8, 8))
+    y = net(x).argmax(dim=1)
+    whole = ours(square(threat, 50), net, x, y, [0, 1, 2, 3, 4, 5])
+    order = [5, 2, 0]
+    part = ours(square(threat, 50), net, x[order], y[order], order)
+    assert all(torch.allclose(a.x[order], b.x, atol=1e-5) for a, b in zip(whole, part, strict=True))
+    renamed = ours(square(threat, 50), net, x, y, [10, 11, 12, 13, 14, 15])
+    assert bool(((renamed[0].x - whole[0].x).flatten(1).abs().amax(dim=1) > 0).all())
+
+
+def test_saturated_logits_still_order_the_queries() -> None:
+    net, x = small_net(10, (3, 8, 8), sharpness=4000), images(5, (3, 8, 8))
+    attack = square(LINF, 60, SquareMargin)
+    state = attack.state(x)
+    with patch.object(attack, "state", lambda _: state):
+        losses = [state.loss.clone() for _ in stepped(attack, attack.phases()[0], net, x, net(x).argmax(dim=1))]
+    assert bool((losses[-1] < losses[0]).all())
+    assert bool(torch.isfinite(losses[-1]).all())
+
+
+@pytest.mark.parametrize("size", range(1, 20))
+def test_bumps_equal_the_published_ones(size: int) -> None:
+    with patch("torch.rand", torch.zeros):
+        published = SquareAttack(lambda x: x, norm="L2", eps=1.0, device=torch.device("cpu")).eta(size)
+    assert torch.allclose(bump(size), published, atol=1e-6)
+    assert float(bump(size).norm()) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+def test_windows_shrink_as_published(norm: Norm) -> None:
+    attack = SquareAttack(lambda x: x, norm=norm, eps=1.0, resc_schedule=False)
+    for query in (*range(1, 70), 201, 202, 501, 502, 1001, 1002, 2001, 2002, 4001, 4002, 6001, 6002, 8001, 8002, 20000):
+        exact = (attack.p_selection(query - 1) * 32 * 32) ** 0.5
+        size = max(round(exact), 1) if norm == "Linf" else max(round(exact), 3) | 1
+        assert window_size(query, 32, 32, norm) == min(size, 32)
+    assert window_size(1, 3, 50, norm) == 3
+
+
+def splitmix64(seed: int) -> Iterator[int]:
+    """The generator as published, on Python's integers."""
+    mask = (1 << 64) - 1
+    while True:
+        seed = (seed + 0x9E3779B97F4A7C15) & mask
+        z = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        yield z ^ (z >> 31)
+
+
+def test_hashes_are_splitmix64() -> None:
+    keys = torch.tensor([image_key(0, "square", 7), image_key(1, "square", 7), -1])
+    found = hashed(keys, 0, 6) & 0x7FFFFFFFFFFFFFFF
+    for key, row in zip(keys.tolist(), found.tolist(), strict=True):
+        sequence = splitmix64(key & ((1 << 64) - 1))
+        assert row == [next(sequence) & 0x7FFFFFFFFFFFFFFF for _ in range(6)]
+    assert torch.equal(hashed(keys, torch.tensor([4, 4, 4]), 2), hashed(keys, 0, 6)[:, 4:])
+    assert int(next(splitmix64(1234567))) == 6457827717110365317  # of the reference implementation
+
+
+def test_draws_are_uniform() -> None:
+    draws = hashed(torch.tensor([image_key("uniform")]), 0, 60_000)[0]
+    counts = below(draws, torch.tensor(6)).bincount(minlength=6)
+    assert counts.sum() == 60_000
+    assert float((counts - 10_000).abs().max()) < 500
+    assert abs(int((draws >= 0).sum()) - 30_000) < 700
+    assert int(below(draws, torch.tensor(0)).abs().max()) == 0
+
+
+def test_starts_are_stripes_and_tilings() -> None:
+    x = torch.full((2, 3, 32, 20), 0.5)
+    keys = torch.tensor([image_key(1), image_key(2)])
+    stripes = first_point(x, keys, LINF) - x
+    assert torch.equal(stripes, stripes[:, :, :1].expand_as(stripes))
+    assert torch.allclose(stripes.abs(), torch.full_like(stripes, LINF.eps))
+    tiling = first_point(x, keys, L2) - x
+    assert torch.allclose(tiling.flatten(1).norm(dim=1), torch.full((2,), L2.eps))
+    assert not torch.equal(tiling[0], tiling[1])
+
+
+def test_slots_that_have_ended_are_harmless() -> None:
+    x = images(2, (1, 8, 8))
+    windows = Windows(x, LINF, 5)
+    windows.change(x, x, torch.tensor([6, 60]), torch.tensor([1, 2]), out=torch.zeros_like(x))
