@@ -21,7 +21,6 @@ from .engine import CACHED, CLEAN, Engine, Finished, Group
 from .gradient_model import AttackedModel, AttackMode
 from .judge import check_images
 from .progress import Progress, shown_or
-from .published_attacks import with_published
 
 STANDARD_ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
 
@@ -152,8 +151,6 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str], coarse: bool) -> lis
     plan: list[Phase] = []
     last_apgd = next((name for name in reversed(attacks) if name.startswith("apgd")), None)
     for name in attacks:
-        if name not in ATTACKS.names():
-            continue  # the published loop runs it afterwards
         plan += ATTACKS.get(name)(setting).phases()
         if coarse and name == last_apgd:
             plan += polish_phases(setting, name)
@@ -172,7 +169,6 @@ def ensemble_outcomes(
 
 def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished) -> AttackOutcome:
     """The verdicts, each once more on the stored image: what does not fool there does not count as broken."""
-    finished = with_published(engine, finished, attacks)
     group, device = finished.group, finished.group.x.device
     verdicts = engine.judge.verdicts(finished.best, group.y)
     robust = ~verdicts.wrong
@@ -196,8 +192,7 @@ def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished)
 def check_attacks(attacks: Sequence[str]) -> None:
     """Refuse attacks that nobody has registered, before any is run."""
     for attack in attacks:
-        if attack not in ("fab-t", "square"):
-            ATTACKS.check(attack)
+        ATTACKS.check(attack)
 
 
 def _one(

@@ -177,7 +177,7 @@ class Attack:
     """Base class of all attacks; see the module's text for what is to be written and what may be relied on."""
 
     name: ClassVar[str] = ""  # the registered one; `make` sets it
-    takes_gradient: ClassVar[bool] = True
+    takes_gradient: bool = True  # of the next pass: FAB takes it in every other one, and changes it in `absorb`
     stays_inside: ClassVar[bool] = True  # every point that `propose` returns is in the ball
 
     def __init__(self, setting: Setting) -> None:

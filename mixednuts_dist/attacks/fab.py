@@ -26,8 +26,8 @@ from ..threat import Norm
 from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays
 from .budget import AttackBudget
 from .gradient_model import Outputs
+from .losses import anyone
 from .projections import per_image
-from .rows import anyone
 
 OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearised border
 MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image
@@ -48,15 +48,16 @@ class FabState(SlotArrays):
         self.left = counts_S  # iterates to check
 
 
-@ATTACKS("fab-t", describes="FAB against one target class after the other (Croce & Hein 2020b)", order=3)
+@ATTACKS("fab-t", describes="FAB towards one class after the other", options=("n_iter", "n_target_classes"), order=3)
 class Fab(Attack):
     """Targeted FAB with AutoAttack's single restart, which begins at the clean image."""
 
+    name = "fab-t"
     stays_inside = False  # it looks for the border, wherever that is
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.takes_gradient = True  # changes from pass to pass
+        self.takes_gradient = True  # the first pass linearises
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
@@ -65,9 +66,12 @@ class Fab(Attack):
         return 2 * n_iterates, n_iterates
 
     def phases(self) -> Sequence[Phase]:
-        """One target after the other, the likeliest first."""
+        """One target after the other, in float32: the iterates crowd at the border, where bfloat16 sees either side."""
         n_targets = self.setting.budget.n_targets(self.setting.n_classes)
-        return [Phase(self.name, f"{self.name}/{{rank}}", self, target) for target in range(1, n_targets + 1)]
+        return [
+            Phase(self.name, f"{self.name}/{{rank}}", self, target, in_float32=True)
+            for target in range(1, n_targets + 1)
+        ]
 
     def state(self, like_SCHW: Tensor) -> FabState:
         """The arrays of as many slots as there are rows."""

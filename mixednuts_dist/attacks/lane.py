@@ -85,7 +85,7 @@ class Lane:
         """Seat who waits, one pass for all, and the bookkeeping of each; images that memory ends for wait again."""
         self._seat()
         assert self._state is not None and self._found is not None
-        x_new = self.stepper.propose(self._state)
+        x_new, takes_gradient = self.stepper.propose(self._state), self.stepper.takes_gradient
         seen = self._pass(x_new, self._found)
         if seen is None:
             self.shape.shrink(len(self.rows))
@@ -95,7 +95,7 @@ class Lane:
         self._found.ended |= self.stepper.absorb(self._state, x_new, seen)
         seated = self.rows[self.rows >= 0]
         self.tracks.n_forward[seated] += 1
-        if self.stepper.takes_gradient:
+        if takes_gradient:
             self.tracks.n_backward[seated] += 1
 
     def _pass(self, x_new: Tensor, found: Found) -> Seen | None:

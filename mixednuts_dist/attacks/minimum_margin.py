@@ -99,6 +99,32 @@ def minimum_margin_attack(
     return margin_result(engine, engine.run_one(group))
 
 
+def black_box_margin_attack(
+    model: Callable[[Tensor], Tensor],
+    x_BCHW: Tensor,
+    y_B: Tensor,
+    *,
+    threat: ThreatModel,
+    n_queries: int = 5000,
+    seed: int = 0,
+    stop_when_broken: bool = True,
+    sample_ids: Sequence[int] | None = None,
+    batch_size: int | BatchShape = ON_CPU,
+    progress: Callable[[Progress], None] | None = None,
+) -> MinimumMarginResult:
+    """The same through the model's answers alone (paper, appendix D): Square, which keeps what lowers the margin.
+
+    Arguments, result and errors are those of `minimum_margin_attack`; `n_queries` is Square's budget an image.
+    """
+    check_images(x_BCHW, y_B)
+    group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
+    engine = Engine(
+        AttackedModel.of(model), lambda setting: ATTACKS.get("square-margin")(setting).phases(), threat,
+        AttackBudget(n_queries=n_queries), seed, BatchShape.of(batch_size), stop_when_broken, progress,
+    )  # fmt: skip
+    return margin_result(engine, engine.run_one(group))
+
+
 def minimum_margin_attacks(
     engine: Engine, groups: Iterable[Group | None]
 ) -> Iterator[tuple[Group, MinimumMarginResult]]:

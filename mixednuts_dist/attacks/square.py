@@ -13,6 +13,7 @@ Shapes: S slots, images of C x H x W, K classes.
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from ..register import ATTACKS
 from ..threat import Norm, ThreatModel
-from .attack import Arrivals, Attack, Seen, Setting, SlotArrays, copy_rows
+from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
 from .budget import AttackBudget
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
@@ -46,10 +47,11 @@ class SquareState(SlotArrays):
         self.key = torch.zeros_like(self.query)
 
 
-@ATTACKS("square", describes="random search with squares, no gradients (Andriushchenko et al. 2020)", order=4)
+@ATTACKS("square", describes="random search with squares, no gradients", options=("n_queries",), order=4)
 class Square(Attack):
     """Square with AutoAttack's settings: one restart, the margin of the logits as its loss."""
 
+    name = "square"
     takes_gradient = False
     loss: ClassVar[Literal["logits", "probabilities"]] = "logits"
 
@@ -61,6 +63,10 @@ class Square(Attack):
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:  # noqa: ARG004
         """The start and the queries, all forward."""
         return budget.n_queries + 1, 0
+
+    def phases(self) -> Sequence[Phase]:
+        """One search. In bfloat16 the changes of the loss that it follows would be lost in rounding."""
+        return [Phase(self.name, self.name, self, in_float32=True)]
 
     def state(self, like_SCHW: Tensor) -> SquareState:
         """The arrays of as many slots as there are rows."""
@@ -97,10 +103,11 @@ def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
     return logits_SK.gather(1, labels_S[:, None]).squeeze(1).double() - others_SK.amax(dim=1).double()
 
 
-@ATTACKS("square-margin", describes="Square on log(1 - margin) of the probabilities: MMAA without gradients", order=5)
+@ATTACKS("square-margin", describes="Square on log(1 - margin), the black-box MMAA", options=("n_queries",), order=7)
 class SquareMargin(Square):
     """The black-box MMAA (paper, appendix D): a window is kept where it lowers the signed margin itself."""
 
+    name = "square-margin"
     loss = "probabilities"
 
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from ..acceleration.arithmetic import Arithmetic
 from ..acceleration.batch_shape import BatchShape
 from ..attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack
-from ..attacks.black_box_margin import black_box_margin_attack
 from ..attacks.gradient_model import AttackedModel, rows_that_fit
 from ..attacks.judge import Judge
-from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
+from ..attacks.minimum_margin import MinimumMarginResult, black_box_margin_attack, minimum_margin_attack
 from ..attacks.red_flags import raised_flags
 from ..attacks.transfer import transferred_attack
 from ..mixing.classifier import MixedClassifier

@@ -91,7 +91,6 @@ def ours(attack: Square, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor
 
 
 def square(threat: ThreatModel, n_queries: int, kind: type[Square] = Square) -> Square:
-    kind.name = "square"
     return kind(Setting(threat, AttackBudget(n_queries=n_queries), 10, SEED))
 
 
