@@ -1,6 +1,7 @@
 """The commands around the stages: images, estimates, jobs, studies, benchmarks."""
 
 import importlib
+import inspect
 import json
 import shlex
 from functools import partial
@@ -131,18 +132,19 @@ def study(
 
 
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))
-@click.argument("name", type=click.Choice(["search", "distribution", "attack", "serve"]))
-@click.option("--data", metavar="URI", help="attack: images; CIFAR-10 where it is at hand, else made-up ones.")
+@click.argument("name", type=click.Choice(["search", "distribution", "attack", "serve", "scale"]))
+@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); scale: storage.")
 @click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10 or wrn-70-16 (where there is a GPU).")
-@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack: how many images.")
+@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, scale: how many images.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
 @click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")
 def benchmark(name: str, **options: Any) -> None:
     """Our code beside a plain one in the same process, as ratios, in JSON."""
     module = importlib.import_module(f"..benchmarks.{name}", __package__)
     given = {option: value for option, value in options.items() if value is not None}
-    if given and name != "attack":
-        raise click.UsageError(f"benchmark {name} takes no options")
+    taken = inspect.signature(module.run).parameters
+    if unknown := sorted(given.keys() - taken.keys()):
+        raise click.UsageError(f"benchmark {name} does not take {', '.join(unknown)}")
     click.echo(json.dumps(module.run(**given), indent=2))
 
 

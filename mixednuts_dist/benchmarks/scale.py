@@ -1,0 +1,150 @@
+"""A run of very many images: what each command that reads it takes, in seconds and in memory.
+
+Run: `mixednuts benchmark scale -n 1000000` (10,000 images by default; `--data s3://bucket/prefix` puts the run there).
+The rows are made up, since only their number matters, and written as the stages write them; then each command runs as a
+process of its own, as a user would start it, and the system tells its peak memory. `run` on a finished run is what a
+resumed one does before its first piece of work.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from ..attacks.red_flags import FLAGS
+from ..config import RunConfig, parse_config
+from ..images.datasets import open_dataset
+from ..stages.evaluate import CACHED, evaluate_fingerprint
+from ..stages.runs import Run, open_run
+from ..stages.search import read_search_result
+from ..storage.partitions import Partition
+from ..storage.records import Receipt
+from ..storage.tables import FLAG, SURVIVED, encode_table
+
+_PARTITION_SIZE = 100
+_N_CLASSES = 10
+_LIFT = 4.0  # of the labelled class's logit, so that most made-up images are right and some are not
+
+
+def run(n_images: int = 10_000, data: str | None = None) -> dict[str, Any]:
+    """Prints one line a command to stderr and returns all numbers.
+
+    Args:
+        data: where the made-up run is stored: a folder or any fsspec URI; a temporary folder by default.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config_file = Path(folder) / "scale.yaml"
+        config = _configuration(Path(folder), n_images, data or f"{folder}/runs")
+        config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+        opened = open_run(config)
+        result: dict[str, Any] = {"images": n_images, "partitions": len(opened.partitions)}
+        result["write_attack_seconds"] = _write_attack(opened)
+        result["status"] = _measured(["status", str(config_file)])
+        result["search"] = _measured(["search", str(config_file)])
+        result["write_evaluate_seconds"] = _write_evaluate(opened)
+        for name, arguments in (("status_of_all", ["status"]), ("report", ["report"]), ("resume", ["run"])):
+            result[name] = _measured([*arguments, str(config_file)])
+    return result
+
+
+def _configuration(folder: Path, n_images: int, storage: str) -> RunConfig:
+    """The demo pair on random digits; a small grid, no rounds, which would attack for real."""
+    draw = np.random.default_rng(0)
+    digits = open_dataset("digits")
+    images, labels = digits.read(0, len(digits))
+    chosen = draw.integers(len(labels), size=n_images)
+    pixels = (images.numpy() * 255).astype(np.uint8)[chosen].transpose(0, 2, 3, 1)
+    np.savez(folder / "images.npz", images=pixels, labels=labels.numpy()[chosen])
+    return parse_config({
+        "name": f"scale-{n_images}", "data": {"uri": f"npz:{folder}/images.npz"}, "std": "demo:std", "rob": "demo:rob",
+        "threat": {"eps": 0.15}, "partition_size": _PARTITION_SIZE, "storage": storage,
+        "search": {
+            "beta": 0.95, "betas": [0.95, 0.9], "rounds": 0,
+            "scales": [0.5, 5.0], "powers": [1.0, 3.0], "biases": [-0.5, 0.0],
+        },
+    })  # fmt: skip
+
+
+def _write_attack(opened: Run) -> float:
+    labels_N = torch.from_numpy(open_dataset(opened.config.data.uri).labels)
+
+    def columns(part: Partition, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        labels_B = labels_N[part.start : part.stop]
+        clean_BK, attacked_BK = (_logits(labels_B, generator, lift) for lift in (_LIFT, _LIFT / 2))
+        std_BK = _logits(labels_B, generator, 2 * _LIFT)
+        broken_B = attacked_BK.argmax(dim=1) != labels_B
+        margin_B = attacked_BK.softmax(dim=1).amax(dim=1).double()
+        values = {
+            "sample_id": torch.arange(part.start, part.stop), "label": labels_B, "rob_clean": clean_BK,
+            "rob_attacked": attacked_BK, "margin": margin_B, "log_one_minus_margin": torch.log1p(-margin_B),
+            "rob_broken": broken_B, "x_adv": torch.zeros(len(part), *opened.inputs.image_shape),
+            "std_clean": std_BK, "std_attacked": -std_BK, "std_broken": torch.ones_like(broken_B),
+            "std_at_rob_attacked": std_BK,
+        }  # fmt: skip
+        return values, clean_BK.argmax(dim=1) == labels_B, ~broken_B
+
+    return _write(opened, "attack", opened.attack_fingerprint, columns)
+
+
+def _write_evaluate(opened: Run) -> float:
+    labels_N = torch.from_numpy(open_dataset(opened.config.data.uri).labels)
+    attacks = (CACHED, *opened.config.evaluate.attacks)
+
+    def columns(part: Partition, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        labels_B = labels_N[part.start : part.stop]
+        clean_BK, attacked_BK = (_logits(labels_B, generator, lift) for lift in (_LIFT, _LIFT / 2))
+        right_B = clean_BK.argmax(dim=1) == labels_B
+        robust_B = right_B & (attacked_BK.argmax(dim=1) == labels_B)
+        values = {
+            "sample_id": torch.arange(part.start, part.stop), "label": labels_B, "mixed_clean": clean_BK,
+            "mixed_attacked": attacked_BK, "robust": robust_B,
+            **{f"{SURVIVED}{attack}": robust_B for attack in attacks},
+            **{f"{FLAG}{flag}": torch.zeros_like(robust_B) for flag in FLAGS},
+            "x_adv": torch.zeros(len(part), *opened.inputs.image_shape),
+        }  # fmt: skip
+        return values, right_B, robust_B
+
+    return _write(opened, "evaluate", evaluate_fingerprint(opened, read_search_result(opened)), columns)
+
+
+def _logits(labels_B: Tensor, generator: torch.Generator, lift: float) -> Tensor:
+    logits_BK = torch.randn(len(labels_B), _N_CLASSES, generator=generator)
+    logits_BK[torch.arange(len(labels_B)), labels_B] += lift * torch.rand(len(labels_B), generator=generator)
+    return logits_BK
+
+
+def _write(opened: Run, stage: str, fingerprint: str, columns: Any) -> float:
+    """Every partition's file, as a worker leaves it; returns the seconds that it took."""
+    started, generator = time.perf_counter(), torch.Generator().manual_seed(0)
+    for part in opened.partitions:
+        values, right_B, robust_B = columns(part, generator)
+        receipt = Receipt(
+            stage=stage, partition=part.index, start=part.start, stop=part.stop, clean_correct=int(right_B.sum()),
+            robust=int(robust_B.sum()), seconds=1.0, n_forward=len(part), n_backward=len(part), node="made-up",
+            finished=time.time(), classifier="rob" if stage == "attack" else "mixed",
+        )  # fmt: skip
+        opened.store.write(f"{stage}/{part.file_name}", encode_table(values, fingerprint, receipt))
+    return time.perf_counter() - started
+
+
+def _measured(arguments: list[str]) -> dict[str, float]:
+    """Seconds and peak memory (MiB, of the process itself, as the system counts it) of a command."""
+    started = time.perf_counter()
+    with tempfile.TemporaryFile() as told:
+        process = subprocess.Popen([sys.executable, "-m", "mixednuts_dist", *arguments], stdout=told, stderr=told)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            told.seek(0)
+            raise RuntimeError(f"mixednuts {' '.join(arguments)}: {told.read().decode(errors='replace')[-2000:]}")
+    found = {"seconds": time.perf_counter() - started, "peak_mib": usage.ru_maxrss / 1024}
+    sys.stderr.write(f"{arguments[0]:8} {found['seconds']:8.1f} s {found['peak_mib']:8.0f} MiB\n")
+    return found
