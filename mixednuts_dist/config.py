@@ -29,7 +29,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from .config_file import read_yaml, read_yaml_file, shortened
 from .errors import ConfigError
-from .register import ATTACKS, CRITERIA, Register, load_extensions, unknown_name
+from .register import ATTACKS, CLAMPS, CRITERIA, Register, load_extensions, unknown_name
 from .threat import Norm, ThreatModel
 from .uris import dataset_forms
 
@@ -200,8 +200,8 @@ def _positive(grid: Grid) -> Grid:
 
 
 Beta = Annotated[float, Field(ge=0, le=1)]
-ClampName = Literal["gelu", "relu", "elu", "softplus", "linear"]
-CriterionName = Annotated[str, Registered(CRITERIA, "exact", "paper")]
+ClampName = Annotated[str, Registered(CLAMPS)]
+CriterionName = Annotated[str, Registered(CRITERIA)]
 AttackName = Annotated[str, Registered(ATTACKS, "apgd-ce", "apgd-t", "fab-t", "square", "pgd-20")]
 
 

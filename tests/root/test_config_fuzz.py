@@ -1,0 +1,143 @@
+"""Any file at all, given as a configuration: one line for each mistake, a non-zero exit, nothing written."""
+
+import copy
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mixednuts_dist.cli import main
+from mixednuts_dist.config import RunConfig, load_config
+from mixednuts_dist.errors import ConfigError, MixedNutsError
+from tests.conftest import tiny_content
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+FILES = {
+    "3,000 brackets": b"name: " + b"[" * 3000,
+    "3,000 braces": b"name: " + b"{a: " * 3000,
+    "a list in a list, 3,000 times": b"- " * 3000,
+    "an anchor bomb": BOMB.encode(),
+    "a list that holds itself": b"name: &a [*a]",
+    "latin-1": "name: Müller\n".encode("latin-1"),
+    "utf-16": "name: tiny\n".encode("utf-16"),
+    "binary": bytes(range(256)),
+    "zeros": bytes(4096),
+    "200 kB": b"# a comment\n" * 20_000,
+    "empty": b"",
+    "only a comment": b"# nothing\n",
+    "a key twice": b"name: a\nseed: 1\nname: b\n",
+    "a tab": b"name: a\n\tseed: 1\n",
+    "two documents": b"name: a\n---\nname: b\n",
+    "a Python object": b"name: !!python/object/apply:os.system [ls]\n",
+    "an impossible date": b"name: 2001-99-99\n",
+    "an empty integer": b"seed: !!int ''\n",
+    "a hexadecimal number of 36,000 bits": b"seed: 0x" + b"f" * 9000,
+    "a list as a key": b"{[1]: 2}\n",
+    "an unknown alias": b"name: *nobody\n",
+    "a quote that does not end": b"name: 'tiny\n",
+    "a key without a value": b"name\n",
+}
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1.5, -0.0, 10**12, -(10**30), 10**400, 1e308, float("inf"), float("nan"), "", " ", "true",
+    "8/255", "1/0", "x" * 5000, "\x1b[31m", "\u202e", "a\nb", "../..", "s3://", "demo:", [], [[]], [None], [True], {}, {"min": 1},
+    {"min": 2, "max": 1}, {"min": 0, "max": 1, "spacing": "log"}, {"min": 1, "max": 2, "count": 10**11}, {"a": {"b": {}}},
+    list(range(2000)), "2001-01-01", b"bytes", {"": 0}, {1: 2},
+]  # fmt: skip
+
+
+def paths(content: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The path of each key."""
+    found = []
+    for key, value in content.items():
+        found.append((*before, key))
+        if isinstance(value, dict):
+            found += paths(value, (*before, key))
+    return found
+
+
+def put(content: dict[str, Any], path: tuple[str, ...], value: object) -> dict[str, Any]:
+    changed = copy.deepcopy(content)
+    node = changed
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return changed
+
+
+def mutations(n: int) -> list[bytes]:
+    """`n` files: a sound one with one or two values changed, a key misspelt, or a few bytes overwritten."""
+    draw, sound = random.Random(0), tiny_content(Path("runs"))
+    made: list[bytes] = []
+    while len(made) < n:
+        content = put(sound, draw.choice(paths(sound)), draw.choice(VALUES))
+        if draw.random() < 0.3:
+            content = put(content, (draw.choice(["sead", "data2", "x" * 300, "a b", "\x07", "1"]),), draw.choice(VALUES))
+        text = bytearray(yaml.safe_dump(content).encode())
+        if draw.random() < 0.3:
+            for _ in range(draw.randint(1, 4)):
+                text[draw.randrange(len(text))] = draw.randrange(256)
+        made.append(bytes(text))
+    return made
+
+
+def told(content: bytes, folder: Path) -> str | None:
+    """What is wrong with a configuration of these bytes, in the words of its error; None where it is sound."""
+    path = folder / "c.yaml"
+    path.write_bytes(content)
+    began = time.process_time()
+    try:
+        assert isinstance(load_config(path), RunConfig)
+    except (ConfigError, MixedNutsError) as error:
+        for line in str(error).splitlines():
+            assert line.startswith((str(path), "extensions: "))
+            assert len(line) < 1200
+            assert line.isprintable(), line
+        assert len(str(error).splitlines()) <= 13
+        return str(error)
+    finally:
+        assert time.process_time() - began < 10
+    return None
+
+
+@pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
+def test_a_file_that_is_no_configuration_is_one_line_and_exit_status_1(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert told(content, tmp_path) is not None
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(main, ["run", "c.yaml"])
+    assert shown.exit_code == 1
+    assert shown.output.startswith("ConfigError: c.yaml: ")
+    assert "Traceback" not in shown.output
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+def test_300_damaged_configurations_are_told_or_sound(tmp_path: Path) -> None:
+    answers = [told(content, tmp_path) for content in mutations(300)]
+    assert sum(answer is not None for answer in answers) > 200
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
+def test_any_bytes_are_told(content: bytes, tmp_path: Path) -> None:
+    told(content, tmp_path)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from(paths(tiny_content(Path("runs")))), value=PLAIN)
+def test_any_value_of_any_key_is_told_or_sound(path: tuple[str, ...], value: object, tmp_path: Path) -> None:
+    told(yaml.safe_dump(put(tiny_content(Path("runs")), path, value)).encode(), tmp_path)
