@@ -2,12 +2,15 @@
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ray.scripts.symmetric_run import symmetric_run
 
+from mixednuts_dist.cli import run
 from mixednuts_dist.config import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +70,16 @@ def manifest() -> dict[str, Any]:
 
 def test_the_rayjob_has_what_kuberay_asks_for(manifest: dict[str, Any]) -> None:
     assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
-    assert manifest["spec"]["shutdownAfterJobFinishes"]
+    spec = manifest["spec"]
+    assert {rule["condition"]["jobStatus"] for rule in spec["deletionStrategy"]["deletionRules"]} == {
+        "SUCCEEDED",
+        "FAILED",
+    }
+    assert not {"shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & set(spec), "excluded by deletionRules"
+    assert {rule["policy"] for rule in spec["deletionStrategy"]["deletionRules"]} == {
+        "DeleteCluster"
+    }  # with autoscaling
+    assert 0 < spec["preRunningDeadlineSeconds"] < spec["activeDeadlineSeconds"]
     cluster = manifest["spec"]["rayClusterSpec"]
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "pyproject.toml").read_text()
     assert cluster["enableInTreeAutoscaling"]
@@ -75,6 +87,7 @@ def test_the_rayjob_has_what_kuberay_asks_for(manifest: dict[str, Any]) -> None:
     assert head["rayStartParams"]["num-cpus"] == "0"
     assert (workers["replicas"], workers["minReplicas"]) == (0, 0)
     for group in (head, workers):
+        assert group["template"]["spec"]["restartPolicy"] == "Never"  # autoscaler v2 refuses anything else
         (container,) = group["template"]["spec"]["containers"]
         assert container["name"]
         assert container["image"]
@@ -92,3 +105,29 @@ def test_the_rayjobs_command_is_one_that_runs(manifest: dict[str, Any]) -> None:
     assert loaded.compute.num_gpus == 1
     (workers,) = manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert loaded.compute.num_workers == workers["maxReplicas"]
+
+
+def test_the_sbatch_script_is_sound_and_its_commands_exist() -> None:
+    path = ROOT / "jobs" / "slurm.sbatch"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    text = path.read_text()
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?", text, re.MULTILINE))
+    assert {"requeue", "open-mode", "signal", "nodes", "ntasks-per-node"} <= set(options)
+    assert options["ntasks-per-node"] == "1"
+    command = shlex.split(text[text.index("srun ") :].partition("&\n")[0].replace("\\\n", " "))
+    ray, ours = command[: command.index("--")], command[command.index("--") + 1 :]
+    offered = symmetric_run.params
+    assert {"--address", "--min-nodes"} <= {name for option in offered for name in option.opts}
+    assert ray[ray.index("ray") + 1] == "symmetric-run"
+    assert ours[:4] == ["uv", "run", "mixednuts", "run"]
+    assert {option for option in ours if option.startswith("--")} <= {name for o in run.params for name in o.opts}
+
+
+def test_the_skypilot_task_runs_a_command_of_ours() -> None:
+    task = yaml.safe_load((ROOT / "jobs" / "skypilot.yaml").read_text())
+    assert {"name", "resources", "num_nodes", "workdir", "envs", "setup", "run"} == set(task)
+    assert (ROOT / task["envs"]["CONFIG"]).is_file()
+    assert task["envs"]["STORAGE"] is None, "it must be given at launch"
+    command = shlex.split(task["run"])
+    assert command[:5] == ["uv", "run", "--no-dev", "mixednuts", "run"]
+    assert command[5:] == ["$CONFIG", "--set", "storage=$STORAGE"]

@@ -45,9 +45,9 @@ FILES = {
 }
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1.5, -0.0, 10**12, -(10**30), 10**400, 1e308, float("inf"), float("nan"), "", " ", "true",
-    "8/255", "1/0", "x" * 5000, "\x1b[31m", "\u202e", "a\nb", "../..", "s3://", "demo:", [], [[]], [None], [True], {}, {"min": 1},
-    {"min": 2, "max": 1}, {"min": 0, "max": 1, "spacing": "log"}, {"min": 1, "max": 2, "count": 10**11}, {"a": {"b": {}}},
-    list(range(2000)), "2001-01-01", b"bytes", {"": 0}, {1: 2},
+    "8/255", "1/0", "x" * 5000, "\x1b[31m", "\u202e", "a\nb", "../..", "s3://", "demo:", [], [[]], [None], [True], {},
+    {"min": 1}, {"min": 2, "max": 1}, {"min": 0, "max": 1, "spacing": "log"}, {"min": 1, "max": 2, "count": 10**11},
+    {"a": {"b": {}}}, list(range(2000)), "2001-01-01", b"bytes", {"": 0}, {1: 2},
 ]  # fmt: skip
 
 
@@ -77,7 +77,9 @@ def mutations(n: int) -> list[bytes]:
     while len(made) < n:
         content = put(sound, draw.choice(paths(sound)), draw.choice(VALUES))
         if draw.random() < 0.3:
-            content = put(content, (draw.choice(["sead", "data2", "x" * 300, "a b", "\x07", "1"]),), draw.choice(VALUES))
+            content = put(
+                content, (draw.choice(["sead", "data2", "x" * 300, "a b", "\x07", "1"]),), draw.choice(VALUES)
+            )
         text = bytearray(yaml.safe_dump(content).encode())
         if draw.random() < 0.3:
             for _ in range(draw.randint(1, 4)):
@@ -124,7 +126,9 @@ def test_300_damaged_configurations_are_told_or_sound(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
 def test_any_bytes_are_told(content: bytes, tmp_path: Path) -> None:
     told(content, tmp_path)
@@ -137,7 +141,9 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(path=st.sampled_from(paths(tiny_content(Path("runs")))), value=PLAIN)
 def test_any_value_of_any_key_is_told_or_sound(path: tuple[str, ...], value: object, tmp_path: Path) -> None:
     told(yaml.safe_dump(put(tiny_content(Path("runs")), path, value)).encode(), tmp_path)
