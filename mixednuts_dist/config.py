@@ -29,7 +29,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from .config_file import read_yaml, read_yaml_file, shortened
 from .errors import ConfigError
-from .register import ATTACKS, CLAMPS, CRITERIA, Register, load_extensions, unknown_name
+from .register import ATTACKS, CLAMPS, CRITERIA, Register, load_extensions
 from .threat import Norm, ThreatModel
 from .uris import dataset_forms
 
@@ -85,23 +85,14 @@ class _Section(BaseModel):
 class Registered:
     """Text that must be a name in a register: `Annotated[str, Registered(CLAMPS)]`; the schema lists the names."""
 
-    def __init__(self, register: Register[Any], *until: str) -> None:
-        self.register, self._until = register, until
-
-    def names(self) -> tuple[str, ...]:
-        """Every valid name, in the register's order."""
-        return tuple(dict.fromkeys((*self.register.names(), *self._until)))
+    def __init__(self, register: Register[Any]) -> None:
+        self.register = register
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+        return core_schema.no_info_after_validator_function(self.register.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(schema), "enum": list(self.names())}
-
-    def _checked(self, name: str) -> str:
-        if name not in self.names():
-            raise unknown_name(self.register.kind, name, self.names())
-        return name
+        return {**handler(schema), "enum": list(self.register.names())}
 
 
 class DataConfig(_Section):
@@ -202,7 +193,7 @@ def _positive(grid: Grid) -> Grid:
 Beta = Annotated[float, Field(ge=0, le=1)]
 ClampName = Annotated[str, Registered(CLAMPS)]
 CriterionName = Annotated[str, Registered(CRITERIA)]
-AttackName = Annotated[str, Registered(ATTACKS, "apgd-ce", "apgd-t", "fab-t", "square", "pgd-20")]
+AttackName = Annotated[str, Registered(ATTACKS)]
 
 
 class SearchConfig(_Section):

@@ -93,7 +93,10 @@ class Register(Generic[T]):
             InvalidInputError: for a name that nobody has registered; it lists the valid ones.
         """
         if self._entry(name) is None:
-            raise unknown_name(self.kind, name, self.names())
+            shown, names = str(name)[:80], self.names()
+            close = difflib.get_close_matches(shown, names, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise InvalidInputError(f"{self.kind} {shown!r} is not known{hint} Valid names: {', '.join(names)}")
         return name
 
     def get(self, name: str) -> T:
@@ -110,14 +113,6 @@ class Register(Generic[T]):
 
     def _entry(self, name: str) -> Entry | None:
         return self.entries().get(name)
-
-
-def unknown_name(kind: str, name: str, valid: Iterable[str]) -> InvalidInputError:
-    """The error that lists the valid names and guesses which one was meant."""
-    names = list(valid)
-    close = difflib.get_close_matches(str(name)[:80], names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return InvalidInputError(f"{kind} {str(name)[:80]!r} is not known{hint} Valid names: {', '.join(names)}")
 
 
 ATTACKS: Register[Any] = Register("ATTACKS", "attack", "attacks")

@@ -49,7 +49,7 @@ def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     registered = next((mark for mark in (*metadata, *arguments) if isinstance(mark, Registered)), None)
     if registered is not None or origin is Literal:
-        return ", ".join(f"`{value}`" for value in (registered.names() if registered else arguments))
+        return ", ".join(f"`{value}`" for value in (registered.register.names() if registered else arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(_takes(argument) for argument in arguments))
     if origin in (Annotated, tuple):

@@ -136,7 +136,9 @@ def test_json_is_strict_and_has_the_documented_fields(results: RunResults) -> No
 
 
 def test_numbers_that_json_cannot_hold_become_null(results: RunResults) -> None:
-    entries = tuple(dataclasses.replace(e, objective=float("nan"), one_minus_alpha=math.inf) for e in results.search.entries)
+    entries = tuple(
+        dataclasses.replace(e, objective=float("nan"), one_minus_alpha=math.inf) for e in results.search.entries
+    )
     search = dataclasses.replace(results.search, entries=entries)
     entry = dataclasses.replace(results, found=search).to_json()
     json.dumps(entry, allow_nan=False)
