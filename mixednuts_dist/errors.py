@@ -33,8 +33,22 @@ class FingerprintMismatch(StoreError):
     """A stored file belongs to another run, another schema version or other weights, or it is damaged."""
 
 
+class NewerSchema(FingerprintMismatch):
+    """A stored file is of a release that this one does not know; nothing of it is read or changed."""
+
+
 class DamagedFile(FingerprintMismatch):
-    """A stored file is not what was written; it has been removed, so that the same command computes it again."""
+    """A stored file is not what was written. Whoever reads it leaves it alone; the stage that computes it again sets it
+    aside under another name.
+
+    Args:
+        message: what is wrong.
+        path: the file's, in the run's folder.
+    """
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class MissingArtifact(MixedNutsError):

@@ -19,7 +19,7 @@ _REPAIRS = 5
 def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> RunResults:
     """Attack, search, evaluate, report (without std: the last two), on one Ray session; errors as in the stages.
 
-    A stage that finds a file damaged has removed it; then all of them once more fill the gap.
+    A file that a stage finds damaged is set aside; then all of them once more fill the gap.
     """
     opened, watched = open_run(config), progress or Silent()
     with RaySession() as own:
@@ -29,6 +29,7 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
                 return _complete(opened, used, watched)
             except DamagedFile as error:
                 logger.warning("%s", error)
+                opened.store.set_aside(error.path)
         return _complete(opened, used, watched)
 
 

@@ -4,17 +4,17 @@ import click
 
 from .deploy import export, serve
 from .options import examples
-from .setup import check, init, list_entries
+from .setup import check, fetch, init, list_entries
 from .stages import attack, evaluate, report, run, search, status
-from .tools import benchmark, describe, estimate, prepare, schema, study, submit
+from .tools import benchmark, describe, estimate, prepare, schema, study, submit, verify
 
 __all__ = ["attack", "evaluate", "main", "report", "run", "search", "status", "study"]
 
 
 SECTIONS = {
-    "Before a run": (init, check, describe, estimate, prepare),
+    "Before a run": (init, check, fetch, describe, estimate, prepare),
     "A run, whole or stage by stage": (run, attack, search, evaluate, report),
-    "Elsewhere, and later": (submit, status),
+    "Elsewhere, and later": (submit, status, verify),
     "With what came out": (export, serve),
     "Around it": (study, benchmark, list_entries, schema),
 }

@@ -11,7 +11,7 @@ from rich.console import Console
 from ..config import RunConfig, load_config
 from ..errors import ConfigError, MixedNutsError
 from ..register import REGISTERS
-from ..uris import missing_input
+from ..uris import missing_input, missing_inputs
 from .options import config_argument, examples, reported, set_option
 
 _WORKER_BYTES = 0.6e9  # of a worker with torch, measured; its classifiers and images come on top
@@ -83,6 +83,32 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
         if problems:
             raise SystemExit(1)
         click.echo(f"nothing is missing. Next: mixednuts run {config}")
+
+
+@click.command(epilog=examples("fetch jobs/configs/cifar10.yaml"))
+@config_argument
+@set_option
+def fetch(config: str, overrides: tuple[str, ...]) -> None:
+    """Download what `check` misses and whose source is known.
+
+    Files are held against their published checksums where there are any; what broke off is taken up again.
+    """
+    with reported(verbose=False) as console:
+        loaded = load_config(config, overrides)
+        items = missing_inputs(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
+        from ..classifiers.download import fetch as fetched
+
+        failed = 0
+        for key, item in items:
+            console.print(f"{key}: {item.what} -> {item.path}", highlight=False, soft_wrap=True)
+            try:
+                click.echo(f"sha256 {fetched(item)}  {item.path}")
+            except MixedNutsError as error:
+                failed += 1
+                console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        if failed:
+            raise SystemExit(1)
+        click.echo(f"nothing is missing. Next: mixednuts check {config}" if not items else "fetched")
 
 
 def _missing(config: RunConfig) -> Iterator[str]:

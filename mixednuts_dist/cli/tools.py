@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from ..config import RunConfig, load_config
-from ..errors import ClusterError
+from ..errors import ClusterError, MissingArtifact
 from ..register import STUDIES
 from ..uris import check_dataset_uri
 from .options import (
@@ -146,6 +146,34 @@ def benchmark(name: str, **options: Any) -> None:
     if unknown := sorted(given.keys() - taken.keys()):
         raise click.UsageError(f"benchmark {name} does not take {', '.join(unknown)}")
     click.echo(json.dumps(module.run(**given), indent=2))
+
+
+@click.command(epilog=examples("verify mine.yaml", "verify mine.yaml --repair"))
+@config_argument
+@set_option
+@click.option("--repair", is_flag=True, help="Set what is damaged aside; `mixednuts run` makes it again.")
+def verify(config: str, overrides: tuple[str, ...], repair: bool) -> None:
+    """Read every byte of a run's files, hold them against their checksums, and list what is damaged."""
+    with reported(verbose=False):
+        from ..stages.runs import run_store
+        from ..storage import manifest
+        from ..storage.outages import FIRST_ANSWER_SECONDS
+
+        store = run_store(load_config(config, overrides), FIRST_ANSWER_SECONDS)
+        bad, n_files = manifest.verify(store)
+        if not n_files:
+            raise MissingArtifact(f"there is no run under {store.uri}. Run: mixednuts run {config}")
+        for damage in bad:
+            click.echo(f"{store.address(damage.path)}: {damage.reason}")
+        if bad and repair:
+            for path in manifest.repair(store, bad):
+                click.echo(f"kept as {store.address(path)}")
+            click.echo(f"Next: mixednuts run {config}")
+        elif bad:
+            click.echo(f"{len(bad)} of {n_files} files are damaged. Next: mixednuts verify {config} --repair")
+            raise SystemExit(1)
+        else:
+            click.echo(f"all {n_files} files of {store.uri} are as they were written")
 
 
 @click.command(epilog=examples("prepare folder:photos?preprocess=Res256Crop224 --to s3://bucket/photos"))

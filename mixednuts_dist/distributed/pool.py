@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from ..errors import ClusterError, MixedNutsError, StoreError
-from ..storage.partitions import Partition
+from ..storage.partitions import Partition, Span
 from ..storage.records import Receipt
 from ..storage.store import Store
 from .failures import Failures
@@ -57,6 +57,7 @@ class Pool:
     task: Task
     settings: PoolSettings
     on_receipt: Callable[[Receipt], None]
+    on_file: Callable[[Receipt], None] = lambda _receipt: None  # a partition's whole file is written
     on_look: Callable[[int, int], None] = lambda _ready, _asked: None  # workers that are there, and that were asked for
     _running: dict[Any, _Worker] = field(default_factory=dict)  # the task that each worker is at -> the worker
     _failed_starts: int = 0
@@ -124,6 +125,7 @@ class Pool:
                 worker.node = result
             elif isinstance(work, Merge):
                 self._queue.finished(work)
+                self.on_file(result)
             else:
                 self._take_in(worker, work, result)
             self._assign(worker)
@@ -137,6 +139,8 @@ class Pool:
         for piece, receipt in written.items():
             self._queue.finished(piece, seconds=receipt.seconds, n_forward=receipt.n_forward, machine=worker.node)
             self.on_receipt(receipt)
+            if not isinstance(piece, Span):
+                self.on_file(receipt)
 
     def _assign(self, worker: _Worker) -> None:
         work = self._queue.take(len(self._running) + 1)

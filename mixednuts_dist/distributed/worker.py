@@ -21,6 +21,7 @@ from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..errors import BaseClassifierError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..logs import log_json
+from ..storage.manifest import with_checksum
 from ..storage.partitions import Partition, Span
 from ..storage.records import Receipt
 from ..storage.spans import merge_spans
@@ -128,10 +129,12 @@ class AttackWorker:
 
     def _write(self, path: str, content: bytes, receipt: Receipt, task: Task) -> Receipt:
         """The receipt of the file that is there in the end: ours, or one that another driver's worker has left."""
+        receipt = with_checksum(receipt, content)
         if not self.store.create(path, content):
             if there := finished_receipt(self.store, path, task.fingerprint):
                 return there
-            self.store.write(path, content)  # in the place of a damaged file
+            self.store.set_aside(path)  # a damaged file
+            self.store.write(path, content)
         self.metrics.count_piece(receipt)
         logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(receipt)})
         return receipt

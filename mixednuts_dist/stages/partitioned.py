@@ -8,6 +8,7 @@ from ..distributed.cluster import RaySession, connected, pool_settings
 from ..distributed.pool import Pool
 from ..distributed.schedule import WorkQueue
 from ..distributed.tasks import Task, WorkerSpec
+from ..storage.manifest import ManifestWriter, set_damaged_aside
 from ..storage.partitions import Partition
 from ..storage.spans import delete_spans, finished_spans
 from .progress import Progress, WatchesWorkers
@@ -34,18 +35,24 @@ def run_partitions(
     todo = [partition for partition in opened.partitions if partition not in finished]
     spans = finished_spans(opened.store, task.stage, todo, task.fingerprint)
     progress.stage_started(task.stage, opened.inputs.n_images, [*finished.values(), *spans.values()])
+    manifest = ManifestWriter(opened.store, task.stage, task.fingerprint, finished)
     if not todo:
+        manifest.flush()
         delete_spans(opened.store, task.stage)
         progress.stage_finished(task.stage, f"nothing to do: all {len(finished)} partitions are done")
         return
     compute = opened.config.compute
+    set_damaged_aside(opened.store, task.stage, todo)
     with stage_clock(opened.store, task.stage), connected(session):
         settings = pool_settings(compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries)
         queue = WorkQueue(todo, smallest=SMALLEST_SPAN, weights=weights, finished_spans=list(spans))
-        pool = Pool(worker_spec(opened), task, settings, progress.partition_done)
+        pool = Pool(worker_spec(opened), task, settings, progress.partition_done, on_file=manifest.add)
         if isinstance(progress, WatchesWorkers):
             pool.on_look = progress.workers_seen
-        pool.run(queue)
+        try:
+            pool.run(queue)
+        finally:
+            manifest.flush()
     delete_spans(opened.store, task.stage)
     progress.stage_finished(task.stage, f"{len(todo)} partitions computed, {len(finished)} were done already")
 

@@ -16,11 +16,11 @@ from ..classifiers.base_classifiers import check_classifier, classifier_checksum
 from ..config import RunConfig, digest
 from ..errors import BaseClassifierError, DamagedFile, DatasetError, FingerprintMismatch, MissingArtifact, StoreError
 from ..images.datasets import Dataset, check_images, labels_checksum, open_dataset
+from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, split_images
 from ..storage.records import Receipt
-from ..storage.store import Store, concurrently
-from ..storage.tables import finished_receipt
+from ..storage.store import Store
 from ..uris import check_uris
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,7 @@ def _claim(store: Store, run: Run) -> None:
         content = store.read(_RUN)
     except DamagedFile as error:
         logger.warning("%s", error)
+        store.set_aside(_RUN)
     store.write(_RUN, content)
 
 
@@ -165,7 +166,7 @@ def _read_inputs(store: Store) -> Inputs:
         inputs = content["inputs"]
         return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
     except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise DamagedFile(f"{store.address(_RUN)} is damaged ({error}); the next run writes it anew") from error
+        raise DamagedFile(f"{store.address(_RUN)} is damaged ({error}); the next run writes it anew", _RUN) from error
 
 
 def _hold_against(run: Run, stored: Inputs) -> None:
@@ -185,19 +186,7 @@ def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partitio
     Raises:
         FingerprintMismatch: where a file is of another run.
     """
-    present = set(run.store.names(stage))
-    written = [partition for partition in run.partitions if partition.file_name in present]
-    receipts = concurrently(lambda partition: _receipt(run.store, stage, partition, fingerprint), written)
-    return {partition: receipt for partition, receipt in zip(written, receipts, strict=True) if receipt}
-
-
-def _receipt(store: Store, stage: str, partition: Partition, fingerprint: str) -> Receipt | None:
-    path = f"{stage}/{partition.file_name}"
-    receipt = finished_receipt(store, path, fingerprint)
-    if receipt is not None and (receipt.start, receipt.stop) == (partition.start, partition.stop):
-        return receipt
-    logger.warning("%s is damaged; it will be computed again", store.address(path))
-    return None
+    return finished_files(run.store, stage, run.partitions, fingerprint)
 
 
 def require_complete(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:

@@ -53,11 +53,12 @@ def complete(opened: Run, session: RaySession | None, progress: Progress) -> Sea
     """The stage on an opened run; errors as in `run`."""
     _ = opened.config.required_std
     require_complete(opened, "attack", opened.attack_fingerprint)
-    if opened.store.exists(SELECTED):
+    if opened.store.exists(SELECTED) and opened.store.exists(CANDIDATES):
         try:
             result = read_search_result(opened)
         except DamagedFile as error:
             logger.warning("%s", error)
+            opened.store.set_aside(SELECTED)
         else:
             progress.stage_finished("search", f"nothing to do: {_headline(result)}")
             return result
@@ -72,7 +73,7 @@ def read_search_result(opened: Run) -> SearchResult:
 
     Raises:
         MissingArtifact: where the search has not been run.
-        DamagedFile: where the file is not what was written; it is removed.
+        DamagedFile: where the file is not what was written; it is left as it is.
         FingerprintMismatch: where the file is of another run.
     """
     address = opened.store.address(SELECTED)
@@ -85,8 +86,8 @@ def read_search_result(opened: Run) -> SearchResult:
         result = SearchResult.from_json(content["result"])
         fingerprint = content["fingerprint"]
     except (ValueError, KeyError, TypeError) as error:
-        opened.store.delete(SELECTED)
-        raise DamagedFile(f"{address} is damaged ({error}) and was removed: `mixednuts run` searches again") from error
+        message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
+        raise DamagedFile(message, SELECTED) from error
     if fingerprint != _fingerprint(opened):
         raise FingerprintMismatch(
             f"{address} belongs to fingerprint {fingerprint}, this run is {_fingerprint(opened)}; "
@@ -107,10 +108,8 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
             table = pq.read_table(file, filters=[("beta", "==", beta)], page_checksum_verification=True)
             fingerprint = table.schema.metadata[b"fingerprint"].decode()
         except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-            opened.store.delete(CANDIDATES)
-            opened.store.delete(SELECTED)
             raise DamagedFile(
-                f"{address} is damaged ({error}) and was removed: `mixednuts run` searches again"
+                f"{address} is damaged ({error}): `mixednuts run` sets it aside and searches again", CANDIDATES
             ) from error
     if fingerprint != _fingerprint(opened):
         raise FingerprintMismatch(

@@ -1,4 +1,4 @@
-"""When storage refuses: what passes by itself is waited for, anything else is told at once and in words."""
+"""When storage refuses: transient errors are retried, permanent ones raised at once and in words; bugs stay bugs."""
 
 import errno
 import logging
@@ -31,6 +31,7 @@ def patiently(call: Callable[[], Result], address: str, patience_seconds: float)
     Raises:
         FileNotFoundError: as `call` raises it.
         StoreError: where trying again cannot help, at once; else after `patience_seconds`.
+        Exception: what is no error of the storage's, as it was raised.
     """
     started, wait, tries = time.monotonic(), _FIRST_WAIT, 0
     while True:
@@ -39,6 +40,8 @@ def patiently(call: Callable[[], Result], address: str, patience_seconds: float)
         except FileNotFoundError:
             raise
         except Exception as error:  # every protocol's library has a tree of its own
+            if not is_of_storage(error):
+                raise
             if not passes(error):
                 raise StoreError(in_words(error, address)) from error
             waited = time.monotonic() - started
@@ -53,6 +56,16 @@ def patiently(call: Callable[[], Result], address: str, patience_seconds: float)
             if tries:
                 logger.warning("%s: answered again after %.0f s", address, time.monotonic() - started)
             return result
+
+
+def is_of_storage(error: Exception) -> bool:
+    """Whether the operating system or a storage library raised it, itself or as a cause; a bug of ours is neither.
+
+    botocore says with a plain ValueError what is wrong with an address or a setting.
+    """
+    return any(
+        isinstance(cause, OSError | ValueError) or type(cause).__module__ != "builtins" for cause in _causes(error)
+    )
 
 
 def passes(error: Exception) -> bool:

@@ -4,7 +4,7 @@ Shapes: N images of the run, K classes. One row an image, `sample_id` its index 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -122,6 +122,10 @@ class Receipt:
     precision: str = "std fp32, rob fp32"  # of the gradients, as chosen on this device
     finished: float = 0.0  # when, in seconds since 1970; 0 where an older release wrote it
     classifier: str = ""  # "rob" or "mixed": whose counts these are; empty where an older release wrote it
+    sha256: str = field(
+        default="", compare=False
+    )  # of the whole file; told by its writer and kept in the manifest, since no file can hold its own
+    n_bytes: int = field(default=0, compare=False)  # of the whole file, likewise
 
     @property
     def n_images(self) -> int:

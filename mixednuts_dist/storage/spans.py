@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from ..errors import MissingArtifact
+from .manifest import with_checksum
 from .partitions import SPANS, Partition, Span, without_overlaps
 from .records import Receipt
 from .store import Store
@@ -45,10 +46,11 @@ def merge_spans(store: Store, stage: str, whole: Partition, spans: Sequence[Span
         return there
     columns = read_columns(store, stage, spans, fingerprint, _column_names(store, f"{stage}/{spans[0].file_name}"))
     receipt = _added_up(whole, [_receipt(store, f"{stage}/{span.file_name}", fingerprint) for span in spans])
-    store.write(path, encode_table(columns, fingerprint, receipt))
+    content = encode_table(columns, fingerprint, receipt)
+    store.write(path, content)
     for span in spans:
         store.delete(f"{stage}/{span.file_name}")
-    return receipt
+    return with_checksum(receipt, content)
 
 
 def delete_spans(store: Store, stage: str) -> None:

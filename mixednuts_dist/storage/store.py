@@ -5,12 +5,13 @@ store shows only once it is complete.
 """
 
 import contextlib
+import errno
 import io
 import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -21,8 +22,10 @@ from ..errors import MissingArtifact, StoreError
 from .outages import PATIENCE_SECONDS, conditional_writes_unknown, in_words, patiently, precondition_failed
 
 _TEMPORARY = ".tmp-"
+_BAD = ".bad-"  # a file that was set aside: its name, this and a number
 _ABANDONED_SECONDS = 86_400.0  # a draft of another machine that is older has lost its writer
 _CONNECTIONS = 32
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _ONE_PUT = 2**30  # bytes
 _ANSWER_SECONDS, _SLOWEST = 30.0, 2**20  # a call may take that long, and as long as its bytes at that many a second
 # One try a call: `patiently` is the only one that tries again, so that the time it takes is known.
@@ -87,6 +90,24 @@ class Store:
         paths = (PurePosixPath(str(entry)) for entry in entries)
         return sorted(path.name for path in paths if path != itself and _TEMPORARY not in path.name)
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Name -> bytes of each file in a folder, in one listing; none where there is no such folder."""
+        try:
+            entries = self._call("ls", folder, detail=True)
+        except FileNotFoundError:
+            return {}
+        files = {PurePosixPath(entry["name"]).name: entry["size"] for entry in entries if entry["type"] == "file"}
+        return {name: int(size) for name, size in files.items() if _TEMPORARY not in name}
+
+    def all_files(self) -> list[str]:
+        """The paths of all files below the root, sorted, drafts and what was set aside left out."""
+        try:
+            found = self._call("find", "")
+        except FileNotFoundError:
+            return []
+        relative = (str(path)[len(self._root) :].lstrip("/") for path in found)
+        return sorted(path for path in relative if path and _TEMPORARY not in path and _BAD not in path)
+
     def read(self, path: str) -> bytes:
         return self._cat(path, _ONE_PUT)
 
@@ -118,14 +139,15 @@ class Store:
     def create(self, path: str, content: bytes) -> bool:
         """Write the whole file unless there is one; False, and nothing is changed, where there is.
 
-        On an object store that knows conditional writes exactly one of several writers wins. Elsewhere the last of
-        those that write within the same instant stays.
+        Of several writers exactly one wins: a folder gets a link, which the file system refuses where the name is
+        taken; an object store a conditional write. On one that has never heard of those, the last writer's file stays.
         """
         if self._local:
-            if self.exists(path):
-                return False
-            self.write(path, content)
-            return True
+            final = Path(self._path(path))
+            try:
+                return patiently(lambda: _link_draft(final, content), self.address(path), self._patience)
+            except FileNotFoundError as error:
+                raise StoreError(in_words(error, self.address(path))) from error
         try:
             self._put(path, content, mode="create")
         except FileNotFoundError as error:
@@ -143,6 +165,28 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             self._call("rm_file", path)
 
+    def set_aside(self, path: str) -> str:
+        """Give a damaged file another name, `<name>.bad-<n>`, so that it can be made again; returns that path.
+
+        Raises:
+            MissingArtifact: where there is no such file.
+        """
+        taken = set(self.names(str(PurePosixPath(path).parent) if "/" in path else ""))
+        name, n = PurePosixPath(path).name, 1
+        while f"{name}{_BAD}{n}" in taken:
+            n += 1
+        aside = f"{path}{_BAD}{n}"
+        if self._local:
+            source, target = Path(self._path(path)), Path(self._path(aside))
+            try:
+                patiently(lambda: source.replace(target), self.address(path), self._patience)
+            except FileNotFoundError as error:
+                raise self._missing(path) from error
+        else:
+            self.write(aside, self.read(path))  # an object has no other name: it is copied, then deleted
+            self.delete(path)
+        return aside
+
     def sweep(self) -> None:
         """Remove the drafts of writers that were killed; those of living ones stay."""
         if self._local:
@@ -158,7 +202,7 @@ class Store:
 
     def _call(self, method: str, path: str, *content: bytes, n_bytes: int = 0, **options: Any) -> Any:
         """One call of the file system; FileNotFoundError passes, any other error becomes a StoreError."""
-        target = self._root if method == "ls" and not path else self._path(path)
+        target = self._root if method in ("ls", "find") and not path else self._path(path)
         if self._fs.async_impl:  # without a limit an s3fs call to a server that has stopped answering never ends
             options["timeout"] = _ANSWER_SECONDS + n_bytes / _SLOWEST
         self._fs.invalidate_cache()
@@ -213,7 +257,9 @@ class _RemoteFile(io.RawIOBase):
         return len(content)
 
 
-def _write_draft(final: Path, content: bytes) -> None:
+@contextlib.contextmanager
+def _draft(final: Path, content: bytes) -> Iterator[Path]:
+    """The content on disk beside its final place, under a name that says whose it is; gone afterwards."""
     final.parent.mkdir(parents=True, exist_ok=True)
     writer = f"{socket.gethostname()}-{os.getpid()}"
     draft = final.with_name(f"{final.name}{_TEMPORARY}{writer}-{uuid.uuid4().hex}")
@@ -222,9 +268,40 @@ def _write_draft(final: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(final)
+        yield draft
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _write_draft(final: Path, content: bytes) -> None:
+    with _draft(final, content) as draft:
+        draft.replace(final)
+
+
+def _link_draft(final: Path, content: bytes) -> bool:
+    """Whether the name was free; the file has appeared whole, or another writer's is untouched."""
+    if final.exists():
+        return False
+    with _draft(final, content) as draft:
+        try:
+            os.link(draft, final)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _take_name(final, draft)
+    return True
+
+
+def _take_name(final: Path, draft: Path) -> bool:
+    """The same on a file system without hard links: who creates the empty file may replace it."""
+    try:
+        os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    draft.replace(final)
+    return True
 
 
 def _is_abandoned(draft: Path) -> bool:

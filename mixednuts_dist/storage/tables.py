@@ -5,7 +5,9 @@ Shapes: B images of one partition, N of the run, K classes.
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,16 +18,18 @@ import torch
 from torch import Tensor
 
 from ..config import digest
-from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact
+from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
 from .partitions import Partition
 from .records import AttackRecords, EvaluateRecords, Receipt
-from .store import Store, concurrently
+from .store import Store
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3  # 3: receipts say more; the columns are those of 2
+READABLE_VERSIONS = (2, 3)
 SURVIVED = "survived_"  # column prefix; the attack's name follows
 FLAG = "flag_"  # column prefix; the red flag's name follows
-_FOOTER = b"mixednuts"
+FOOTER = b"mixednuts"
 _ROWS_AT_A_TIME = 16  # of images, where only a few are wanted
+_FILES_AHEAD = 8  # read before their turn, while a reader works on the one before
 _TAIL_BYTES = 2**16  # holds any footer of ours: a few kilobytes
 _CHECKED = {"page_checksum_verification": True}
 # What pyarrow and we raise at bytes that are not those that were written; the store's own errors are none of these.
@@ -49,18 +53,23 @@ def encode_table(columns: Mapping[str, Tensor], fingerprint: str, receipt: Recei
         shape = json.dumps(list(values.shape[1:]))
         arrays.append(array)
         fields.append(pa.field(name, array.type, nullable=False, metadata={"shape": shape}))
-    footer = {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint, "receipt": asdict(receipt)}
-    schema = pa.schema(fields, metadata={_FOOTER: json.dumps({**footer, "digest": digest(footer)})})
+    told = {name: value for name, value in asdict(receipt).items() if name not in ("sha256", "n_bytes")}
+    footer = {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint, "receipt": told}
+    schema = pa.schema(fields, metadata={FOOTER: json.dumps({**footer, "digest": digest(footer)})})
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue()
 
 
 def read_footer(store: Store, path: str) -> Footer | None:
-    """The footer of a file, or None where the file is missing, damaged or not ours; one call of the store."""
+    """The footer of a file, or None where the file is missing, damaged or not ours; one call of the store.
+
+    Raises:
+        NewerSchema: where a newer release has written it.
+    """
     try:
         tail = store.read_tail(path, _TAIL_BYTES)
-        return _footer(pq.ParquetFile(io.BytesIO(tail)).schema_arrow)
+        return _footer(pq.ParquetFile(io.BytesIO(tail)).schema_arrow, store.address(path))
     except (MissingArtifact, *_UNREADABLE):
         return None
 
@@ -69,7 +78,8 @@ def finished_receipt(store: Store, path: str, fingerprint: str) -> Receipt | Non
     """The receipt of a whole file; None where the file is missing, damaged or not ours.
 
     Raises:
-        FingerprintMismatch: where it is of another schema or run.
+        NewerSchema: where a newer release has written it.
+        FingerprintMismatch: where it is of another run.
     """
     footer = read_footer(store, path)
     if footer is None:
@@ -79,30 +89,59 @@ def finished_receipt(store: Store, path: str, fingerprint: str) -> Receipt | Non
 
 
 def is_whole(content: bytes) -> bool:
-    """Whether a file's bytes, every page and the footer, are those that were written."""
+    """Whether a file's bytes, every page and the footer, are those that were written.
+
+    Raises:
+        NewerSchema: where a newer release has written it.
+    """
     try:
         parquet = pq.ParquetFile(io.BytesIO(content), **_CHECKED)
-        parquet.read()
-        _footer(parquet.schema_arrow)
+        for _ in parquet.iter_batches():
+            pass
+        _footer(parquet.schema_arrow, "the file")
     except _UNREADABLE:
         return False
     return True
 
 
-def read_columns(
+def stream_columns(
     store: Store, stage: str, partitions: Sequence[Partition], fingerprint: str, columns: Sequence[str]
-) -> dict[str, Tensor]:
-    """These columns of all partitions, in the order of the sample ids, and nothing else of the files.
+) -> Iterator[dict[str, Tensor]]:
+    """These columns of one partition after the other, in order; only a few files are in memory at a time.
 
     Raises:
         MissingArtifact: where a partition has no file.
-        DamagedFile: where a file is not what was written, or lacks rows; it is removed.
-        FingerprintMismatch: where a file is of another run.
+        DamagedFile: where a file is not what was written, or lacks rows; it is left as it is.
+        FingerprintMismatch: where a file is of another run, or (NewerSchema) of a newer release.
     """
-    parts = concurrently(
-        lambda part: _read_one(store, f"{stage}/{part.file_name}", part, fingerprint, columns), partitions
-    )
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def read(partition: Partition) -> dict[str, Tensor]:
+        return _read_one(store, f"{stage}/{partition.file_name}", partition, fingerprint, columns)
+
+    with ThreadPoolExecutor(_FILES_AHEAD, thread_name_prefix="columns") as threads:
+        waiting: deque[Future[dict[str, Tensor]]] = deque()
+        for partition in partitions:
+            waiting.append(threads.submit(read, partition))
+            if len(waiting) > _FILES_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def read_columns(
+    store: Store, stage: str, partitions: Sequence[Partition], fingerprint: str, columns: Sequence[str]
+) -> dict[str, Tensor]:
+    """The same of all partitions at once, each column one tensor; memory for the result and a few files."""
+    found: dict[str, Tensor] = {}
+    n_rows, at = sum(map(len, partitions)), 0
+    for part in stream_columns(store, stage, partitions, fingerprint, columns):
+        n = len(next(iter(part.values())))
+        for name, values in part.items():
+            if name not in found:
+                found[name] = values.new_empty((n_rows, *values.shape[1:]))
+            found[name][at : at + n] = values
+        at += n
+    return found
 
 
 def read_attack_records(
@@ -110,7 +149,7 @@ def read_attack_records(
 ) -> AttackRecords:
     """All rows of the attack stage (or of a study's, which has a folder of its own), without images.
 
-    Errors as in `read_columns`.
+    Errors as in `stream_columns`.
     """
     names = {
         "sample_ids_N": "sample_id",
@@ -130,7 +169,7 @@ def read_attack_records(
 def read_evaluate_records(
     store: Store, partitions: Sequence[Partition], fingerprint: str, attacks: Sequence[str], *, stage: str = "evaluate"
 ) -> EvaluateRecords:
-    """All rows of the evaluate stage (or of a study's), without images; errors as in `read_columns`."""
+    """All rows of the evaluate stage (or of a study's), without images; errors as in `stream_columns`."""
     survived = [f"{SURVIVED}{attack}" for attack in attacks]
     columns = ["sample_id", "label", "mixed_clean", "mixed_attacked", "robust", *survived]
     values = read_columns(store, stage, partitions, fingerprint, columns)
@@ -150,13 +189,13 @@ def read_rows(
     """One column of some images of a partition, in the order of `sample_ids`; holds a few rows at a time, never all.
 
     Raises:
-        MissingArtifact, FingerprintMismatch: as in `read_columns`.
+        MissingArtifact, DamagedFile, FingerprintMismatch: as in `stream_columns`.
     """
     path, found = f"{stage}/{partition.file_name}", {}
     with store.open(path) as file:
         try:
             parquet = pq.ParquetFile(file, **_CHECKED)
-            check_footer(store.address(path), _footer(parquet.schema_arrow), fingerprint)
+            check_footer(store.address(path), _footer(parquet.schema_arrow, store.address(path)), fingerprint)
             field, start = parquet.schema_arrow.field(column), partition.start
             for batch in parquet.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=[column]):
                 for sample_id in sample_ids:
@@ -175,7 +214,7 @@ def _read_one(
     try:
         with store.open(path) as file:
             parquet = pq.ParquetFile(file, pre_buffer=True, **_CHECKED)
-            check_footer(store.address(path), _footer(parquet.schema_arrow), fingerprint)
+            check_footer(store.address(path), _footer(parquet.schema_arrow, store.address(path)), fingerprint)
             table = parquet.read(columns=list(columns))
             values = {name: _to_tensor(table.column(name), table.schema.field(name)) for name in columns}
         expected = torch.arange(partition.start, partition.stop)
@@ -187,23 +226,20 @@ def _read_one(
 
 
 def _unusable(store: Store, path: str, error: Exception) -> FingerprintMismatch:
-    """The error for a file that could not be read; a damaged one is removed, after a second look at all of it."""
+    """The error for a file that could not be read, after a second look at all of it; the file is left alone."""
     if is_whole(store.read(path)):
         return FingerprintMismatch(f"{store.address(path)} is not what this run needs: {error}")
-    store.delete(path)
-    return DamagedFile(f"{store.address(path)} is damaged ({error}) and was removed: `mixednuts run` computes it again")
+    return DamagedFile(
+        f"{store.address(path)} is damaged ({error}): `mixednuts run` sets it aside and computes it again", path
+    )
 
 
 def check_footer(address: str, footer: Footer, fingerprint: str) -> None:
-    """Refuse a file of another schema or run.
+    """Refuse a file of another run.
 
     Raises:
         FingerprintMismatch: with both values and what to do.
     """
-    if footer.schema_version != SCHEMA_VERSION:
-        raise FingerprintMismatch(
-            f"{address} has schema version {footer.schema_version}; this release reads {SCHEMA_VERSION}"
-        )
     if footer.fingerprint != fingerprint:
         raise FingerprintMismatch(
             f"{address} belongs to fingerprint {footer.fingerprint}, this run is {fingerprint}: the weights, the data "
@@ -211,13 +247,29 @@ def check_footer(address: str, footer: Footer, fingerprint: str) -> None:
         )
 
 
-def _footer(schema: Any) -> Footer:
-    content = json.loads(schema.metadata[_FOOTER])
+def _footer(schema: Any, address: str) -> Footer:
+    """What a schema's metadata say. The version is looked at before anything else of it is expected.
+
+    Raises:
+        NewerSchema: for a version that this release does not know.
+        ValueError, KeyError, TypeError: where it is not what was written.
+    """
+    content = json.loads(schema.metadata[FOOTER])
+    version = content["schema_version"]
+    if version not in READABLE_VERSIONS:
+        raise NewerSchema(
+            f"{address} has schema version {version!r}; this release reads {_listed(READABLE_VERSIONS)}. Nothing was "
+            "changed: use the release that wrote it, or a newer one"
+        )
     if content.pop("digest") != digest(content):
         raise ValueError("its footer is not the one that was written")
-    known = Receipt.__dataclass_fields__  # a newer release may have said more
+    known = Receipt.__dataclass_fields__  # a later release of the same schema may have said more
     receipt = Receipt(**{name: value for name, value in content["receipt"].items() if name in known})
-    return Footer(content["fingerprint"], content["schema_version"], receipt)
+    return Footer(content["fingerprint"], version, receipt)
+
+
+def _listed(versions: Sequence[int]) -> str:
+    return " and ".join(map(str, versions))
 
 
 def _to_arrow(values: Tensor) -> Any:

@@ -122,7 +122,8 @@ def test_what_is_finished_is_seen_by_one_small_read_a_file(store: Store, monkeyp
 
     monkeypatch.setattr(store_module, "patiently", counted)
     assert finished_partitions(run, "attack", "f0") == {part: receipt(part) for part in run.partitions[1:]}
-    assert calls == Counter(["/attack", *(f"/{path}" for path in contents)])
+    listings = ["/attack", "/attack/manifest"]
+    assert calls == Counter([*listings, *(f"/{path}" for path in contents)])
 
 
 @pytest.mark.parametrize("fault", ["slow down", "reset", "silence"])

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mixednuts_dist.errors import MissingArtifact, StoreError
-from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.outages import patiently
+from mixednuts_dist.storage.store import Store, concurrently
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -64,6 +65,53 @@ def test_create_leaves_what_is_there(tmp_path: Path) -> None:
     assert not store.create("a/file", b"second")
     assert store.read("a/file") == b"first"
     assert store.read_tail("a/file", 3) == b"rst"
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "without links"])
+def test_of_many_writers_of_a_new_file_exactly_one_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    store, contents = Store(str(tmp_path)), [bytes([i]) * 100_000 for i in range(16)]
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr("mixednuts_dist.storage.store.os.link", refuse)
+    for round_ in range(5):
+        won = concurrently(lambda content, path=f"a/file-{round_}": store.create(path, content), contents)
+        assert sum(won) == 1
+        assert store.read(f"a/file-{round_}") == contents[won.index(True)]
+    assert len(list((tmp_path / "a").iterdir())) == 5, "no drafts are left"
+
+
+def test_what_is_set_aside_keeps_its_bytes_under_a_name_of_its_own(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    for n in (1, 2):
+        store.write("file", bytes(n))
+        assert store.set_aside("file") == f"file.bad-{n}"
+    assert [store.read(f"file.bad-{n}") for n in (1, 2)] == [bytes(1), bytes(2)]
+    assert store.all_files() == []
+    with pytest.raises(MissingArtifact, match="file does not exist"):
+        store.set_aside("file")
+
+
+def test_a_bug_is_not_called_an_error_of_the_storage() -> None:
+    def bug() -> None:
+        raise TypeError("an argument too many")
+
+    with pytest.raises(TypeError, match="an argument too many"):
+        patiently(bug, "s3://bucket/a", 0)
+
+
+def test_sizes_come_with_one_listing(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.write("a/one", b"1")
+    store.write("a/below/three", b"333")
+    store.write("two", b"22")
+    assert store.sizes("a") == {"one": 1}
+    assert store.sizes("nowhere") == {}
+    assert store.all_files() == ["a/below/three", "a/one", "two"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,253 @@
+"""What is done: `<stage>/manifest/<session>.json` holds the receipt and checksum of every file of a stage.
+
+With it `status` reads one listing and one file instead of ten thousand footers. A session (one driver at one stage)
+writes one file, which it replaces as a whole every few seconds and which says everything that the session knows. A
+manifest is an index, never the truth: an entry counts only where the listing shows a file of its size, a file without
+an entry is asked for its footer, and a lost or damaged manifest is made again from the footers by the next session.
+Whatever two drivers write, the union of their files is right.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import pyarrow.parquet as pq
+
+from ..config import digest
+from ..errors import MissingArtifact, NewerSchema
+from .partitions import Partition
+from .records import Receipt
+from .store import Store, concurrently
+from .tables import FOOTER, finished_receipt, is_whole
+
+logger = logging.getLogger(__name__)
+
+MANIFEST_VERSION = 1
+FOLDER = "manifest"
+CHECKSUMS = "checksums.json"  # of the other files of a folder
+_SECONDS_BETWEEN = 10.0  # two writes of a session's file
+_SHARE = 0.02  # of the time at most that a driver spends on writing it
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One file that is not what was written."""
+
+    path: str  # in the run's folder
+    reason: str
+
+
+def finished_files(
+    store: Store, stage: str, partitions: Sequence[Partition], fingerprint: str
+) -> dict[Partition, Receipt]:
+    """The partitions whose file is there, with their receipts; a damaged file counts as missing. Nothing is written.
+
+    Raises:
+        NewerSchema: where a newer release has written a file.
+        FingerprintMismatch: where a file is of another run.
+    """
+    sizes, known = store.sizes(stage), _known(store, stage, fingerprint)
+    found: dict[Partition, Receipt] = {}
+    unlisted: list[Partition] = []
+    for partition in partitions:
+        size, entry = sizes.get(partition.file_name), known.get(partition.index)
+        if size is not None and entry is not None and entry.n_bytes == size and _is_of(entry, partition):
+            found[partition] = entry
+        elif size is not None:
+            unlisted.append(partition)
+    footers = concurrently(lambda part: _from_footer(store, stage, part, fingerprint, sizes), unlisted)
+    found |= {partition: receipt for partition, receipt in zip(unlisted, footers, strict=True) if receipt}
+    return {partition: found[partition] for partition in partitions if partition in found}
+
+
+def set_damaged_aside(store: Store, stage: str, missing: Iterable[Partition]) -> list[str]:
+    """For the stage that computes those partitions: what lies in their places is renamed; returns the new paths."""
+    there = store.sizes(stage)
+    paths = [f"{stage}/{partition.file_name}" for partition in missing if partition.file_name in there]
+    aside = [store.set_aside(path) for path in paths]
+    for path, other in zip(paths, aside, strict=True):
+        logger.warning("%s is damaged; it is kept as %s and computed again", store.address(path), other)
+    return aside
+
+
+class ManifestWriter:
+    """One session's file; every change of it is one atomic write.
+
+    Args:
+        finished: what `finished_files` has found, so that the file says everything and replaces those before it.
+    """
+
+    def __init__(self, store: Store, stage: str, fingerprint: str, finished: Mapping[Partition, Receipt]) -> None:
+        self._store, self._stage, self._fingerprint = store, stage, fingerprint
+        self._entries = {partition.index: receipt for partition, receipt in finished.items()}
+        self._path = f"{stage}/{FOLDER}/{uuid.uuid4().hex[:12]}.json"
+        self._replaces = [f"{stage}/{FOLDER}/{name}" for name in store.names(f"{stage}/{FOLDER}")]
+        self._changed = len(self._replaces) > 1 or {
+            index: receipt.n_bytes for index, receipt in _known(store, stage, fingerprint).items()
+        } != {index: receipt.n_bytes for index, receipt in self._entries.items()}
+        self._due = time.monotonic() + _SECONDS_BETWEEN
+
+    def add(self, receipt: Receipt) -> None:
+        """Note a partition's file; of spans, whose files are merged later, nothing is kept."""
+        if receipt.n_bytes:
+            self._entries[receipt.partition] = receipt
+            self._changed = True
+        if time.monotonic() > self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the file, if there is anything new, then delete those whose entries it has taken over."""
+        if not self._changed:
+            return
+        started = time.monotonic()
+        entries = [vars(receipt) for _, receipt in sorted(self._entries.items())]
+        content = {"schema_version": MANIFEST_VERSION, "fingerprint": self._fingerprint, "entries": entries}
+        text = json.dumps({**content, "digest": digest(content)}, separators=(",", ":"))
+        self._store.write(self._path, text.encode())
+        for path in self._replaces:
+            if _readable(self._store, path):  # a newer release's is not ours to delete
+                self._store.delete(path)
+        self._replaces, self._changed = [], False
+        now = time.monotonic()
+        self._due = now + max(_SECONDS_BETWEEN, (now - started) / _SHARE)
+
+
+def with_checksum(receipt: Receipt, content: bytes) -> Receipt:
+    """The receipt of a file, with what the manifest says of its bytes."""
+    return replace(receipt, sha256=hashlib.sha256(content).hexdigest(), n_bytes=len(content))
+
+
+def write_checksums(store: Store, folder: str, files: Mapping[str, bytes]) -> None:
+    """Leave the sha256 of these files of a folder beside them, for `verify`."""
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    store.write(f"{folder}/{CHECKSUMS}", json.dumps({**sums, "digest": digest(sums)}, indent=1).encode())
+
+
+def verify(store: Store) -> tuple[list[Damage], int]:
+    """Read every byte of a run's files and hold it against its checksum; returns what is bad, and how many were read.
+
+    A partition's file is held against the manifest's sha256, or, where that has none, against the checksums that its
+    pages and footer carry; a small file against its folder's `checksums.json` or the digest that it holds itself.
+    """
+    paths = store.all_files()
+    sums = _all_checksums(store, paths)
+    problems = concurrently(lambda path: _problem(store, path, sums.get(path)), paths)
+    return [Damage(path, reason) for path, reason in zip(paths, problems, strict=True) if reason], len(paths)
+
+
+def repair(store: Store, damages: Iterable[Damage]) -> list[str]:
+    """Set the damaged files aside, so that the next `mixednuts run` makes them again; returns their new paths."""
+    return [store.set_aside(damage.path) for damage in damages]
+
+
+def _problem(store: Store, path: str, sha256: str | None) -> str | None:
+    """What is wrong with a file, or None."""
+    content = store.read(path)
+    if sha256 is not None:
+        return None if hashlib.sha256(content).hexdigest() == sha256 else "its bytes are not those that were written"
+    if path.endswith(".parquet"):
+        return _parquet_problem(content)
+    if path.endswith(".json"):
+        return _json_problem(content)
+    return None
+
+
+def _parquet_problem(content: bytes) -> str | None:
+    try:
+        if is_whole(content):
+            return None
+        parquet = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
+        if FOOTER in (parquet.schema_arrow.metadata or {}):
+            return "its pages or its footer are not those that were written"
+        for _ in parquet.iter_batches():  # a table without our footer: the search's candidates
+            pass
+    except NewerSchema:
+        return None  # for its own release to say
+    except Exception as error:  # at damaged bytes pyarrow raises almost any of Python's errors
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
+
+
+def _json_problem(content: bytes) -> str | None:
+    try:
+        values = json.loads(content)
+    except ValueError as error:
+        return f"it is no JSON: {error}"
+    if isinstance(values, dict) and "digest" in values and values.pop("digest") != digest(values):
+        return "its content has changed"
+    return None
+
+
+def _all_checksums(store: Store, paths: Sequence[str]) -> dict[str, str]:
+    """Path -> sha256, from the manifests of all stages and the `checksums.json` of all folders."""
+    sums: dict[str, str] = {}
+    newest: dict[str, float] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if folder.endswith(f"/{FOLDER}") and name.endswith(".json"):
+            stage = folder.removesuffix(f"/{FOLDER}")
+            for receipt in _entries(store, path, None):
+                file = f"{stage}/{Partition(receipt.partition, receipt.start, receipt.stop).file_name}"
+                if receipt.sha256 and receipt.finished >= newest.get(file, 0.0):
+                    sums[file], newest[file] = receipt.sha256, receipt.finished
+        elif name == CHECKSUMS and _json_problem(store.read(path)) is None:
+            told = json.loads(store.read(path))
+            sums |= {f"{folder}/{file}": sha for file, sha in told.items() if file != "digest"}
+    return sums
+
+
+def _known(store: Store, stage: str, fingerprint: str) -> dict[int, Receipt]:
+    """Partition -> receipt of all sessions; of two of one partition the later one, and one with a checksum."""
+    known: dict[int, Receipt] = {}
+    for name in store.names(f"{stage}/{FOLDER}"):
+        for receipt in _entries(store, f"{stage}/{FOLDER}/{name}", fingerprint):
+            before = known.get(receipt.partition)
+            if before is None or (receipt.finished, bool(receipt.sha256)) > (before.finished, bool(before.sha256)):
+                known[receipt.partition] = receipt
+    return known
+
+
+def _entries(store: Store, path: str, fingerprint: str | None) -> list[Receipt]:
+    """The receipts of one session of this run; none of a file that is damaged, another run's or a newer release's."""
+    try:
+        content = json.loads(store.read(path))
+        if content["schema_version"] != MANIFEST_VERSION or content.pop("digest") != digest(content):
+            raise ValueError("it is not what this release has written")
+        if fingerprint is not None and content["fingerprint"] != fingerprint:
+            return []
+        names = {field.name for field in fields(Receipt)}
+        return [Receipt(**{key: value for key, value in entry.items() if key in names}) for entry in content["entries"]]
+    except MissingArtifact:  # another driver has just replaced it
+        return []
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.warning("%s is not used (%s): the files are asked instead", store.address(path), error)
+        return []
+
+
+def _readable(store: Store, path: str) -> bool:
+    try:
+        return bool(json.loads(store.read(path))["schema_version"] == MANIFEST_VERSION)
+    except MissingArtifact:
+        return False
+    except (ValueError, KeyError, TypeError):
+        return True  # damaged: this session's file says all that it said
+
+
+def _from_footer(
+    store: Store, stage: str, partition: Partition, fingerprint: str, sizes: Mapping[str, int]
+) -> Receipt | None:
+    path = f"{stage}/{partition.file_name}"
+    receipt = finished_receipt(store, path, fingerprint)
+    if receipt is None or not _is_of(receipt, partition):
+        logger.warning("%s is damaged; it will be computed again", store.address(path))
+        return None
+    return replace(receipt, n_bytes=sizes[partition.file_name])
+
+
+def _is_of(receipt: Receipt, partition: Partition) -> bool:
+    return (receipt.start, receipt.stop) == (partition.start, partition.stop)

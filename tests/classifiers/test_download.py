@@ -1,0 +1,127 @@
+"""Fetching: from a real server on loopback that breaks off, redirects, refuses and lies."""
+
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixednuts_dist.classifiers import download
+from mixednuts_dist.classifiers.download import fetch
+from mixednuts_dist.errors import BaseClassifierError
+from mixednuts_dist.uris import Missing
+
+CONTENT = hashlib.shake_256(b"weights").digest(3_000_000)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server:
+    """Serves `content`; `breaks` is after how many bytes each of the next answers ends too early."""
+
+    def __init__(self) -> None:
+        self.content, self.breaks, self.status, self.asked, self.ranges = CONTENT, [], 200, [], True
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.asked.append(self.headers.get("Range"))
+                if server.status != 200:
+                    self.send_error(server.status)
+                    return
+                wanted = self.headers.get("Range") if server.ranges else None
+                start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+                body = server.content[start:]
+                self.send_response(206 if wanted else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body[: server.breaks.pop(0)] if server.breaks else body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(download.time, "sleep", lambda _: None)
+    made = Server()
+    thread = threading.Thread(target=made.http.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+    thread.join()
+
+
+def missing(server: Server, path: Path, sha256: str = "") -> Missing:
+    return Missing("the weights of x", str(path), "by hand: curl", f"{server.url}/{path.name}", sha256)
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+def test_what_breaks_off_is_taken_up_again(server: Server, tmp_path: Path, ranges: bool) -> None:
+    server.breaks, server.ranges, path = [1_200_000, 900_000], ranges, tmp_path / "deep" / "w.pt"
+    told: list[tuple[int, int]] = []
+    assert fetch(missing(server, path, SHA256[:8]), lambda *counts: told.append(counts)) == SHA256
+    assert path.read_bytes() == CONTENT
+    assert [asked is None for asked in server.asked] == [True, False, False]
+    assert told[-1] == (len(CONTENT), len(CONTENT))
+    assert [one.name for one in path.parent.iterdir()] == ["w.pt"]
+
+
+def test_the_next_call_goes_on_from_what_an_ended_one_has_left(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    path.with_name("w.pt.part").write_bytes(CONTENT[:2_000_000])
+    assert fetch(missing(server, path, SHA256)) == SHA256
+    assert server.asked == ["bytes=2000000-"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sha256", "message"),
+    [(CONTENT[:-1], SHA256[:8], "thrown away"), (b"<html>quota exceeded", "", "web page"), (b"", "", "empty")],
+    ids=["other bytes", "a page", "nothing"],
+)
+def test_what_is_not_the_file_is_not_put_into_place(
+    server: Server, tmp_path: Path, content: bytes, sha256: str, message: str
+) -> None:
+    server.content, path = content, tmp_path / "w.pt"
+    with pytest.raises(BaseClassifierError, match=message):
+        fetch(missing(server, path, sha256))
+    assert not path.exists()
+
+
+def test_a_refusal_is_told_with_what_to_do_by_hand(server: Server, tmp_path: Path) -> None:
+    server.status = 403
+    with pytest.raises(BaseClassifierError, match=r"the weights of x cannot be fetched from .*403.*by hand: curl"):
+        fetch(missing(server, tmp_path / "w.pt"))
+    assert len(server.asked) == 1
+    with pytest.raises(BaseClassifierError, match="copy it there"):
+        fetch(Missing("file", str(tmp_path / "w.pt"), "copy it there"))
+
+
+def test_an_archive_is_unpacked_where_its_files_belong(server: Server, tmp_path: Path) -> None:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("batches/test_batch")
+        entry.size = 5
+        archive.addfile(entry, io.BytesIO(b"12345"))
+    server.content = sink.getvalue()
+    wanted = tmp_path / "root" / "batches" / "test_batch"
+    fetch(Missing("the images", str(wanted), "", f"{server.url}/images.tar.gz"))
+    assert wanted.read_bytes() == b"12345"
+
+
+def test_an_archive_that_leads_out_of_its_folder_is_refused(server: Server, tmp_path: Path) -> None:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../../outside"), io.BytesIO())
+    server.content = sink.getvalue()
+    with pytest.raises(BaseClassifierError, match="is damaged"):
+        fetch(Missing("the images", str(tmp_path / "a" / "b" / "file"), "", f"{server.url}/images.tar.gz"))
+    assert not (tmp_path / "outside").exists()
