@@ -14,6 +14,7 @@ import io
 import json
 import random
 import time
+import tokenize
 import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -253,7 +254,7 @@ def decode_answer(content: bytes) -> np.ndarray[Any, Any]:
         raise ValueError(f".npy version {version}")
     try:
         shape, fortran_order, dtype = readers[version](file)
-    except SyntaxError as error:
+    except (SyntaxError, tokenize.TokenError) as error:
         raise ValueError("its header is no header") from error
     held = len(content) - file.tell()
     n_numbers = shape[0] * (shape[1] if len(shape) == 2 else 1) if len(shape) in (1, 2) else -1

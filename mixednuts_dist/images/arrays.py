@@ -256,8 +256,9 @@ def _check_arrays(uri: str, images: "np.ndarray[Any, Any] | StoredArray", labels
     """A known shape, pixel type and range, one label an image."""
     if images.ndim not in (3, 4) or labels.shape != images.shape[:1] or not len(labels) or 0 in images.shape:
         raise DatasetError(f"{uri}: images {images.shape} and labels {labels.shape} are not N images with N labels")
-    if not np.issubdtype(labels.dtype, np.integer) or not 0 <= int(labels.min()) <= int(labels.max()) <= LARGEST_LABEL:
-        found = f"{labels.dtype} from {str(labels.min())[:40]} to {str(labels.max())[:40]}"
+    whole = np.issubdtype(labels.dtype, np.integer)
+    if not whole or not 0 <= int(labels.min()) <= int(labels.max()) <= LARGEST_LABEL:
+        found = f"{labels.dtype} from {labels.min()} to {labels.max()}" if whole else str(labels.dtype)
         raise DatasetError(f"{uri}: labels must be integers from 0 to {LARGEST_LABEL}; found {found}")
     if images.dtype == np.uint8:
         return

@@ -182,3 +182,131 @@ def test_the_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     model(x[-4:])
     model(x[:1])
     assert asked == [10, 1]
+
+
+class Raw:
+    """A server that sends `head` and then `blocks`, and counts the bytes that were taken."""
+
+    def __init__(self, head: str, blocks: Callable[[], Iterator[bytes]]) -> None:
+        self.sent, self.n_requests = 0, 0
+        raw = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                raw.n_requests += 1
+                try:
+                    self.wfile.write(head.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+                    for block in blocks():
+                        self.wfile.write(block)
+                        raw.sent += len(block)
+                except OSError:
+                    pass  # the client has had enough
+                self.close_connection = True
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/classify"
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[..., Raw]]:
+    started: list[Raw] = []
+
+    def start(head: str, blocks: Callable[[], Iterator[bytes]] = lambda: iter(())) -> Raw:
+        started.append(Raw(head, blocks))
+        threading.Thread(target=started[-1].server.serve_forever, args=(0.02,), daemon=True).start()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.server.shutdown()
+        one.server.server_close()
+
+
+def endless(block: bytes) -> Callable[[], Iterator[bytes]]:
+    return lambda: iter(lambda: block, None)
+
+
+def asked(url: str) -> str:
+    with pytest.raises(BaseClassifierError) as caught:
+        load_classifier(f"{url}#classes=3", "std")(torch.rand(2, 3, 4, 4))
+    return str(caught.value)
+
+
+def test_no_more_is_read_than_an_answer_can_need(raw: Callable[..., Raw]) -> None:
+    service = raw("HTTP/1.1 200 OK", endless(bytes(1 << 16)))
+    assert "answered with more than 65728 bytes to 2 images" in asked(service.url)
+    assert service.sent < 64 << 20, "the rest was left with the server and in the sockets"
+
+
+def test_an_answer_that_drips_ends_at_its_time_limit(raw: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch) -> None:
+    def drip() -> Iterator[bytes]:
+        while True:
+            threading.Event().wait(0.05)
+            yield b" "
+
+    monkeypatch.setattr(black_box, "_ANSWER_SECONDS", 0.5)
+    assert "without end" in asked(raw("HTTP/1.1 200 OK", drip).url)
+
+
+@pytest.mark.parametrize(
+    ("head", "message", "n_requests"),
+    [
+        ("HTTP/1.1 302 Found\nLocation: http://127.0.0.1:9/", "redirects to 'http://127.0.0.1:9/'", 1),
+        ("HTTP/1.1 200 OK\nContent-Encoding: gzip\nContent-Length: 0", "answers compressed (gzip)", 1),
+        ("HTTP/1.1 500 Bug\nContent-Length: 0", "does not answer: 500 Bug", 3),
+        ("HTTP/1.1 403 No\nContent-Length: 0", "does not answer: 403 No", 1),
+    ],
+)
+def test_what_is_no_answer_is_refused_in_few_requests(
+    raw: Callable[..., Raw], head: str, message: str, n_requests: int
+) -> None:
+    service = raw(head)
+    assert message in asked(service.url)
+    assert service.n_requests == n_requests
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (800000000000, 1)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 3)}",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (2, 3)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': ()}",
+        "[1,",
+        "x" * 90_000,
+    ],
+)
+def test_a_header_is_held_against_the_bytes_before_anything_is_allocated(header: str) -> None:
+    content = b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header.encode() + bytes(24)
+    with pytest.raises((ValueError, TypeError)):
+        black_box.decode_answer(content)
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<f8", "<i2", "<f2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_every_kind_of_number_are_read(dtype: str, order: str) -> None:
+    sink, array = io.BytesIO(), np.asarray(np.arange(6).reshape(2, 3), dtype, order=order)
+    np.save(sink, array)
+    assert (black_box.decode_answer(sink.getvalue()) == array).all()
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 20_000, '{"logits": [[1, 2], [3]]}', '{"classes": [1e400]}', "7", '{"classes": ["a"]}']
+)
+def test_json_that_is_no_answer_is_quoted(service: Service, text: str) -> None:
+    service.answer = lambda _: text.encode()
+    with pytest.raises(BaseClassifierError, match=r"answered b"):
+        load_classifier(service.url, "std")(torch.rand(2, 3, 4, 4))
+
+
+def test_a_number_of_classes_that_changes_is_told() -> None:
+    model = BlackBoxClassifier(lambda images: np.zeros((len(images), 2 + len(images))))
+    model(torch.rand(1, 1, 2, 2))
+    with pytest.raises(BaseClassifierError, match="at different times"):
+        x = torch.rand(1, 1, 2, 2)
+        model(x)
+        model(torch.cat([x, torch.rand(2, 1, 2, 2)]))

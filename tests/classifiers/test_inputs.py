@@ -161,3 +161,69 @@ def test_outputs_that_are_no_logits_are_told_in_words(say: str, message: str) ->
 
 def test_honest_logits_pass_and_their_classes_are_counted() -> None:
     assert check_classifier(Answer("logits"), torch.rand(3, 1, 4, 4), "rob") == 4
+
+
+class Company(nn.Module):
+    """Every way in which the other images of a batch come into an image's logits."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.norm = how, nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = x.flatten(1)[:, :4] * 5
+        if self.how == "batch norm":
+            self.norm.train()
+            return self.norm(logits)
+        return logits - logits.mean(dim=0) if self.how == "centred" else logits + 0.01 * len(x)
+
+
+@pytest.mark.parametrize("how", ["batch norm", "centred", "size"])
+def test_logits_that_depend_on_the_other_images_are_refused(how: str) -> None:
+    with pytest.raises(BaseClassifierError, match="they depend on the other images"):
+        check_classifier(Company(how), torch.rand(8, 1, 4, 4), "rob")
+
+
+@pytest.mark.parametrize("where", ["import", "factory", "forward"])
+def test_code_that_ends_the_process_does_not_end_ours(tmp_path: Path, where: str) -> None:
+    (tmp_path / "quits.py").write_text(
+        "import sys, torch\n"
+        + ("sys.exit(0)\n" if where == "import" else "")
+        + "class Net(torch.nn.Module):\n    def forward(self, x):\n        sys.exit(0)\n"
+        + f"def make():\n    {'sys.exit(0)' if where == 'factory' else 'return Net()'}\n"
+    )
+    with pytest.raises(BaseClassifierError, match="SystemExit: 0"):
+        model = load_classifier(f"py:{tmp_path / 'quits.py'}:make", "rob")
+        check_classifier(model, torch.rand(2, 1, 4, 4), "rob")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((2, 3, 3)), np.array([0, 2**64 - 1], np.uint64), "found uint64 from 0 to 18446744073709551615"),
+        (np.zeros((2, 3, 3)), np.array(["cat", "dog"]), "found <U3"),
+        (np.zeros((2, 3, 3)), np.array([-1, 0]), "from -1"),
+        (np.zeros((2, 3, 3)), np.array([0.0, 1.0]), "float64"),
+        (np.full((2, 3, 3), np.nan), np.array([0, 1]), "NaN"),
+        (np.full((2, 3, 3), np.inf), np.array([0, 1]), "range over"),
+        (np.zeros((2, 3, 3), np.int32), np.array([0, 1]), "pixels are int32"),
+        (np.zeros((2, 3, 3), bool), np.array([0, 1]), "pixels are bool"),
+        (np.zeros((2, 3, 3), np.complex64), np.array([0, 1]), "pixels are complex64"),
+        (np.zeros((2, 0, 3)), np.array([0, 1]), "are not N images"),
+    ],
+)
+def test_arrays_that_are_no_images_with_labels_are_told(
+    tmp_path: Path, images: np.ndarray, labels: np.ndarray, message: str
+) -> None:
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    with pytest.raises(DatasetError, match=message):
+        open_dataset(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_the_byte_order_of_arrays_does_not_matter(tmp_path: Path) -> None:
+    images, labels = np.random.default_rng(0).random((5, 3, 4, 4)), np.arange(5)
+    np.savez(tmp_path / "big.npz", images=images.astype(">f4"), labels=labels.astype(">i8"))
+    np.savez(tmp_path / "little.npz", images=images.astype("<f4"), labels=labels)
+    (x, y), (expected_x, expected_y) = (open_dataset(f"npz:{tmp_path}/{n}.npz").read(0, 5) for n in ("big", "little"))
+    assert torch.equal(x, expected_x)
+    assert torch.equal(y, expected_y)
