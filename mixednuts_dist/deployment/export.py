@@ -12,7 +12,8 @@ from .loading import ROLES, DeployedRun
 from .pretrained import StoredBase, write_folder
 
 CARD = "README.md"
-_CURVE, _CURVE_SOURCE = "tradeoff.png", "report/tradeoff.png"
+_CURVE = "tradeoff.png"
+_CURVE_SOURCES = ("report/tradeoff-5.5in.png", "report/tradeoff.png")  # the second of the release before
 
 
 def export_run(run: DeployedRun, folder: Path, *, formats: Sequence[str] = (), address: str = "") -> list[str]:
@@ -44,9 +45,10 @@ def export_run(run: DeployedRun, folder: Path, *, formats: Sequence[str] = (), a
     }
     write_folder(mixed, folder, bases, about)
     differences = export_graphs(mixed, run.image_shape, folder, tuple(formats)) if formats else {}
-    if run.is_deployed and run.store.exists(_CURVE_SOURCE):
-        (folder / _CURVE).write_bytes(run.store.read(_CURVE_SOURCE))
-    curve = _CURVE if (folder / _CURVE).is_file() else None
+    source = next((path for path in _CURVE_SOURCES if run.is_deployed and run.store.exists(path)), None)
+    if source is not None:
+        (folder / _CURVE).write_bytes(run.store.read(source))
+    curve = _CURVE if source is not None else None
     card = model_card(run, address=address or str(folder), differences=differences, curve=curve)
     (folder / CARD).write_text(card, encoding="utf-8")
     return sorted(path.name for path in folder.iterdir())
