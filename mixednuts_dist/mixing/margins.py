@@ -19,13 +19,21 @@ _LARGEST = 600.0  # exp of it is finite in float64
 
 
 def signed_margin(probs_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """`p_y - max_{j != y} p_j` of each image, shape (B,), in the dtype of `probs_BK`; negative where fooled."""
+    """`p_y - max_{j != y} p_j` of each image, shape (B,), in the dtype of `probs_BK`; negative where fooled.
+
+    >>> signed_margin(torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([1])).tolist()
+    [-0.25]
+    """
     _require_classes(probs_BK)
     return _at(probs_BK, labels_B) - _without(probs_BK, labels_B).amax(dim=1)
 
 
 def top2_margin(probs_BK: Tensor) -> Tensor:
-    """`p_(1) - p_(2)` of each image, shape (B,), never negative, in the dtype of `probs_BK`."""
+    """`p_(1) - p_(2)` of each image, shape (B,), never negative, in the dtype of `probs_BK`.
+
+    >>> top2_margin(torch.tensor([[0.5, 0.25, 0.25]])).tolist()
+    [0.25]
+    """
     _require_classes(probs_BK)
     top_B2 = probs_BK.topk(2, dim=1).values
     return top_B2[:, 0] - top_B2[:, 1]

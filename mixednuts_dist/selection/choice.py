@@ -7,7 +7,7 @@ configured first, the largest 1 - alpha, the smallest power, the smallest scale 
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,8 +54,12 @@ class Choice:
     refinement: int = 0  # 0 for the configured grid, then its refinements
     n_only_rob_right: int | None = None  # violations of assumption 4.1, None where std's classes were not given
     n_class_changes: int = 0  # violations of assumption 4.2
-    clean_interval: tuple[float, float] = (0.0, 1.0)  # 95 %, of the share `clean_correct / total`
-    kept_interval: tuple[float, float] = (0.0, 1.0)  # 95 %, of the share `kept_predicted / total`
+    # Estimates about the choice, which do not tell it from another: 95 % intervals of the shares `clean_correct / total`
+    # and `kept_predicted / total`, and the shares corrected for the search's optimism, None where not estimated.
+    clean_interval: tuple[float, float] = field(default=(0.0, 1.0), compare=False)
+    kept_interval: tuple[float, float] = field(default=(0.0, 1.0), compare=False)
+    clean_corrected: float | None = field(default=None, compare=False)
+    kept_corrected: float | None = field(default=None, compare=False)
 
     @property
     def cutoff(self) -> float:

@@ -14,14 +14,14 @@ Shapes: N images, n of them robust for rob, C members of the pool, R resamples.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
 from .choice import Choice, Selection
-from .criteria import ExactCriterion
+from .criteria import Criterion, ExactCriterion
 from .grid import kept_images
 from .kernel import Slab
 
@@ -93,11 +93,35 @@ def honest_prediction(
     shares = {
         name: _honest(raw, seen_CR[best_R, index_R] / n_images, right_CN[best_R], left_out_RN, confidence)
         for name, raw, seen_CR, right_CN in (
-            ("clean", choice.objective_count / n_images, clean_CR, pool.clean_CN),
+            (
+                "clean",
+                choice.clean_correct / choice.total if choice.total else choice.objective,
+                clean_CR,
+                pool.clean_CN,
+            ),
             ("kept", choice.kept_predicted / n_images, kept_CR, pool.kept_CN),
         )
     }
     return HonestPrediction(**shares)
+
+
+def corrected(choice: Choice, searched: Sequence[tuple[Criterion, Selection]], robust_N: Tensor) -> Choice:
+    """The choice with its corrected shares and with intervals that repeat the search, where its criterion is exact.
+
+    An interval is widened to hold the raw share as well, which a flattering search may leave above it.
+    """
+    exact = [(criterion, part) for criterion, part in searched if isinstance(criterion, ExactCriterion)]
+    if not exact:
+        return choice
+    found = honest_prediction(choice, exact, robust_N)
+    clean, kept = found.clean, found.kept
+    return replace(
+        choice,
+        clean_corrected=clean.corrected,
+        kept_corrected=kept.corrected,
+        clean_interval=(min(clean.low, clean.raw), max(clean.high, clean.raw)),
+        kept_interval=(min(kept.low, kept.raw), max(kept.high, kept.raw)),
+    )
 
 
 def _honest(raw: float, seen_R: Tensor, right_RN: Tensor, left_out_RN: Tensor, confidence: float) -> HonestShare:

@@ -21,6 +21,7 @@ from ..selection.grid import Grid, Pair
 from ..selection.inputs import AttackedPoints, CachedLogits
 from ..selection.prediction import compare_candidates, trade_off_point
 from ..selection.refinement import GridRefinements, Proposer
+from ..selection.resampling import corrected
 from ..selection.selection import score_candidates, search_grid, surrogate_alpha
 from ..storage.records import AttackRecords, SearchResult
 from ..storage.tables import read_attack_records
@@ -133,18 +134,23 @@ def _search(opened: Run, session: RaySession | None, progress: Progress) -> Sear
     task = SearchTask(opened.store.uri, _fingerprint(opened), search.criterion)
     with RaySession() as own:
         used = session or own
-        last: list[Exploration] = []
+        last: list[tuple[Exploration, dict[Pair, Criterion]]] = []
 
         def choose(points: Points | None) -> SearchResult:
-            exploration = _explored(search, *_scoring(search, inputs, task, points, used), seed=config.seed)
-            last[:] = [exploration]
+            criteria, scoring = _scoring(search, inputs, task, points, used)
+            exploration = _explored(search, criteria, scoring, seed=config.seed)
+            last[:] = [(exploration, criteria)]
             return _result(search, records, points, exploration, _paper_notes(search, inputs, exploration))
 
         if search.rounds and search.criterion == "exact":
             result = Rounds(opened, records, choose).run(used, progress)
         else:
             result = choose(None)
-    opened.store.write(CANDIDATES, candidates_table(last[0], task.fingerprint))
+    exploration, criteria = last[0]
+    opened.store.write(CANDIDATES, candidates_table(exploration, task.fingerprint))
+    searched = [(criteria[part.grid.pair], part) for part in exploration.parts]
+    robust_N = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
+    result = replace(result, entries=tuple(corrected(entry, searched, robust_N) for entry in result.entries))
     content = {"run_id": config.run_id(), "fingerprint": task.fingerprint, "result": result.to_json()}
     content["digest"] = digest(content)
     opened.store.create(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())

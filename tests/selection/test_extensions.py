@@ -1,0 +1,92 @@
+"""A clamp and a criterion from a user's file work in the whole search; a clamp that breaks the rules is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.clamps import clamp_shape
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.register import CRITERIA, load_extensions
+from mixednuts_dist.selection import screening
+from mixednuts_dist.selection.choice import Exploration, Selection
+from mixednuts_dist.selection.refinement import GridRefinements
+from mixednuts_dist.selection.selection import score_candidates
+
+from .test_best_cutoffs import GRID, exact, rows
+
+CLAMP = """
+import torch
+from mixednuts_dist.register import CLAMPS
+
+@CLAMPS("swish_twice", describes="u sigmoid(2 u)", turns_at=-0.639232)
+def swish_twice(u):
+    return u * torch.sigmoid(2 * u)
+
+@CLAMPS("wavy", describes="rises and falls for ever")
+def wavy(u):
+    return torch.sin(u)
+"""
+CRITERION = """
+from dataclasses import dataclass
+from typing import ClassVar
+from mixednuts_dist.register import CRITERIA
+from mixednuts_dist.selection.criteria import PaperCriterion
+
+@CRITERIA("relaxed", describes="the paper's objective over images that std gets right")
+@dataclass(frozen=True)
+class Relaxed(PaperCriterion):
+    name: ClassVar[str] = "relaxed"
+
+    @classmethod
+    def from_rows(cls, rows, *, clamp, ln_k):
+        kept = rows.rob_attacked_BK.argmax(1) == rows.labels_B
+        wrong = rows.rob_clean_BK.argmax(1) != rows.labels_B
+        return cls.of(
+            rows.rob_attacked_BK[kept], rows.rob_clean_BK[wrong], clamp=clamp, ln_k=ln_k,
+            std_correct_B=(rows.std_pred_B == rows.labels_B)[wrong],
+        )
+"""
+
+
+@pytest.fixture(autouse=True)
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder: Path = tmp_path_factory.getbasetemp()
+    for name, text in (("my_clamp.py", CLAMP), ("my_criterion.py", CRITERION)):
+        (folder / name).write_text(text)
+    load_extensions([str(folder / "my_clamp.py"), str(folder / "my_criterion.py")])
+
+
+def test_a_clamp_of_a_users_is_transformed_and_searched_with_valid_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64)
+    expected = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+    expected = expected * torch.sigmoid(2 * expected)
+    torch.testing.assert_close(LogitTransform(1, 1, 0, "swish_twice")(logits)[0], expected, rtol=0, atol=1e-7)
+    cached = rows(n_classes=60)
+    screened = exact(cached, clamp="swish_twice")
+    monkeypatch.setattr(screening, "_FEW_BETAS", 0)  # every margin is measured
+    plain = exact(cached, clamp="swish_twice")
+    torch.testing.assert_close(screened.log_one_minus_cutoffs, plain.log_one_minus_cutoffs, rtol=1e-12, atol=0)
+    assert torch.equal(screened.objectives.nan_to_num(), plain.objectives.nan_to_num())
+    assert screened.for_beta(0.9).clamp == "swish_twice"
+
+
+def test_a_clamp_that_is_not_what_it_says_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"clamp 'wavy' near u = .* is not finite or not monotone"):
+        exact(rows(), clamp="wavy")
+    assert clamp_shape("relu").turns_at is None
+
+
+def test_a_criterion_of_a_users_is_searched_and_refined() -> None:
+    criterion = CRITERIA.get("relaxed").from_rows(rows(), clamp="gelu", ln_k=None)
+    exploration, refinements = Exploration((("gelu", None),)), GridRefinements(GRID, 0.9, 2)
+    while grids := refinements.propose(exploration):
+        exploration = exploration.with_parts(
+            Selection.of(criterion, grid, score_candidates(criterion, grid)) for grid in grids
+        )
+    found = exploration.choice(0.9)
+    assert found is not None
+    assert {part.criterion for part in exploration.parts} == {"relaxed"}
+    usable = [part.objectives[2][~part.infeasible[2] & ~part.undeployable[2]] for part in exploration.parts]
+    assert found.objective == float(torch.cat(usable).min())
