@@ -54,7 +54,7 @@ class Choice:
     refinement: int = 0  # 0 for the configured grid, then its refinements
     n_only_rob_right: int | None = None  # violations of assumption 4.1, None where std's classes were not given
     n_class_changes: int = 0  # violations of assumption 4.2
-    # Estimates about the choice, which do not tell it from another: 95 % intervals of the shares `clean_correct / total`
+    # Estimates, which do not tell a choice from another: 95 % intervals of the shares `clean_correct / total`
     # and `kept_predicted / total`, and the shares corrected for the search's optimism, None where not estimated.
     clean_interval: tuple[float, float] = field(default=(0.0, 1.0), compare=False)
     kept_interval: tuple[float, float] = field(default=(0.0, 1.0), compare=False)
