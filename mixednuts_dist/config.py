@@ -323,7 +323,9 @@ class RunConfig(_Section):
     seed: int = Field(default=0, ge=0, lt=2**63, description="of every random start")
     partition_size: Positive = Field(default=100, description="images a partition")
     precision: Literal["fp32", "tf32", "bf16", "auto"] = Field(
-        default="fp32", description="of APGD's gradients; what is stored is computed in float32 in any case"
+        default="auto",
+        description="of the attacks' passes; auto: the fastest of each network, found once a run and type of device; "
+        "what is stored is computed in float32 in any case",
     )
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()

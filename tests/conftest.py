@@ -80,6 +80,7 @@ def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:
         "rob": "demo:rob",
         "threat": {"eps": 0.15},
         "partition_size": 8,
+        "precision": "fp32",  # what is fastest on a loaded machine is luck
         "attack": {"n_iter": 8, "n_target_classes": 2},
         "search": {
             "beta": 0.9,

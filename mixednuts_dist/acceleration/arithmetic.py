@@ -209,17 +209,21 @@ def _has_tf32(device: torch.device) -> bool:
 
 @contextmanager
 def tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Whether CUDA may round the factors of float32 products to TF32, in here; torch's own default is: convolutions."""
+    """Whether CUDA may round the factors of float32 products to TF32, in here; torch's own default is: convolutions.
+
+    Convolutions also keep to kernels that give the same bits each time, as an image's result promises.
+    """
     if not torch.cuda.is_available():
         yield
         return
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
     cudnn.allow_tf32 = matmul.allow_tf32 = allowed
+    cudnn.deterministic = True
     try:
         yield
     finally:
-        cudnn.allow_tf32, matmul.allow_tf32 = before
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before
 
 
 def _with_networks(model: nn.Module, networks: dict[str, nn.Module]) -> nn.Module:

@@ -87,8 +87,9 @@ class Known:
     clean_margin: Tensor  # float64, on the clean image
     gained: Tensor  # float64, by how much the phase before lowered the margin
     targets: Tensor  # int64, the class of the phase's target; the label where it has none
-    rows: Tensor  # int64, where the image is in `notes`
-    notes: dict[str, Tensor]  # what attacks have noted of the verified points, one row an image
+    n_backward: Tensor  # int64, passes that the image has taken so far
+    rows: Tensor  # int64, where the image is in notes
+    note: Callable[[str], Tensor]  # an attack's own numbers by name, int64, one row an image and 0 at first
 
 
 @dataclass(frozen=True)

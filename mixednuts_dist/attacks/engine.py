@@ -168,6 +168,8 @@ class Engine:
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
         rows = self.tracks.admit(group.x, group.y, group.sample_ids, clean, targets, ranks)
         self.tracks.n_forward[rows] = 1 + (known is not None)
+        for noted in self.tracks.notes.values():
+            noted[rows] = 0
         for row in rows[clean.wrong].tolist():
             self.tracks.broken_by[row] = CLEAN
         if known is not None and group.known is not None:
@@ -205,7 +207,7 @@ class Engine:
         targets = tracks.targets[rows, phase.target - 1] if phase.target else tracks.host_labels[rows]
         clean_margin = -torch.expm1(tracks.clean_log_gap[rows])
         gained = tracks.log_gap[rows].expm1() - tracks.log_gap_before[rows].expm1()
-        return Known(tracks.margin(rows), clean_margin, gained, targets, rows, tracks.notes)
+        return Known(tracks.margin(rows), clean_margin, gained, targets, tracks.n_backward[rows], rows, tracks.note)
 
     def _decide(self, rows: Tensor) -> None:
         self._n_decided += len(rows)

@@ -19,7 +19,7 @@ class Tracks:
         self._free: list[int] = []
         self.sample_ids: list[int] = []
         self.broken_by: list[str] = []  # the attack whose point was verified to fool first; "" before
-        self.notes: dict[str, Tensor] = {}  # what attacks have noted of the verified points, host, rows first
+        self.notes: dict[str, Tensor] = {}  # attacks' own numbers, on the host
         self._columns: dict[str, Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -56,6 +56,10 @@ class Tracks:
         for row, sample_id in zip(rows.tolist(), sample_ids, strict=True):
             self.sample_ids[row], self.broken_by[row] = sample_id, ""
         return rows
+
+    def note(self, name: str) -> Tensor:
+        """An attack's own numbers, int64, one row an image and 0 at first."""
+        return self.notes.setdefault(name, torch.zeros(len(self.sample_ids), dtype=torch.long))
 
     def release(self, rows: Tensor) -> None:
         """Rows that others may have."""

@@ -3,13 +3,15 @@
 Shapes: B images of a partition, C x H x W, K classes.
 """
 
+import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic
+from ..acceleration.arithmetic import Arithmetic, Precision
 from ..acceleration.batch_shape import BatchShape
 from ..attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack
 from ..attacks.gradient_model import AttackedModel, rows_that_fit
@@ -41,11 +43,10 @@ class Attacker:
     networks: dict[str, nn.Module]  # "std", where the run has one, and "rob"
     store: Store
     arithmetic: Arithmetic = field(init=False)
-    _shape: BatchShape | None = field(init=False)
+    _decided: tuple[BatchShape, dict[str, Precision]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.arithmetic = Arithmetic(self.spec.precision, compile=self.spec.compile)
-        self._shape = None if self.spec.batch_size == "auto" else BatchShape(self.spec.batch_size)
 
     @property
     def std(self) -> nn.Module:
@@ -57,17 +58,44 @@ class Attacker:
 
     def precisions(self, x: Tensor) -> str:
         """What each network's gradients are computed in."""
-        found = {role: self.arithmetic.network_copy(net, x).precision for role, net in self.networks.items()}
-        return ", ".join(f"{role} {precision}" for role, precision in found.items())
+        return ", ".join(f"{role} {precision}" for role, precision in self._settled(x)[1].items())
 
     def shape(self, x: Tensor) -> BatchShape:
-        """The batch shape of every pass: as configured, or what fits for all networks under attack, found once."""
-        if self._shape is None:
+        """The batch shape of every pass of the run on this type of device."""
+        return self._settled(x)[0]
+
+    def _settled(self, x: Tensor) -> tuple[BatchShape, dict[str, Precision]]:
+        """Rows and precisions as configured or, where that is "auto", as the run's first worker on such a device found.
+
+        One worker decides for all, in `acceleration/<device>.json`: rows of one run come from one arithmetic.
+        """
+        if self._decided is None:
+            given = self.spec.batch_size, self.spec.precision
+            found = self._measured(x) if "auto" not in given else self._first_measured(x)
+            for role, network in self.networks.items():
+                self.arithmetic.decide(network, found["precision"][role])
+            self._decided = BatchShape(found["rows"]), found["precision"]
+        return self._decided
+
+    def _first_measured(self, x: Tensor) -> dict[str, Any]:
+        kind = torch.cuda.get_device_name(x.device) if x.is_cuda else x.device.type
+        path = f"acceleration/{re.sub('[^A-Za-z0-9]+', '-', kind)}.json"
+        if not self.store.exists(path):
+            self.store.create(path, json.dumps(self._measured(x)).encode())
+        found: dict[str, Any] = json.loads(self.store.read(path))  # whoever was first
+        return found
+
+    def _measured(self, x: Tensor) -> dict[str, Any]:
+        rows = self.spec.batch_size
+        if rows == "auto":
             model: nn.Module = self.rob
             if "std" in self.networks:
                 model = MixedClassifier(self.std, self.rob, IdentityTransform(), 0.5)
-            self._shape = BatchShape(rows_that_fit(model, x, self.spec.precision))
-        return self._shape
+            rows = rows_that_fit(model, x, self.spec.precision)
+        # Copies of its own: those of the run are made, and perhaps compiled, once it is known in what.
+        trial = Arithmetic(self.spec.precision)
+        networks = self.networks.items()
+        return {"rows": rows, "precision": {role: trial.network_copy(net, x, rows).precision for role, net in networks}}
 
     def work(self, partition: Partition, x: Tensor, y: Tensor, task: Task) -> tuple[Columns, Summary]:
         """The task on the images of a partition."""

@@ -1,21 +1,24 @@
 """The joint attack: its loss, and that it breaks what the surrogate's gradients leave standing."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from mixednuts_dist.attacks import joint as joint_attack
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
+from mixednuts_dist.attacks.apgd import ApgdCe
+from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.joint import CLOSING_WEIGHTS
+from mixednuts_dist.attacks.joint import least_loss
 from mixednuts_dist.attacks.losses import joint_loss
 from mixednuts_dist.classifiers.demo_classifiers import demo_rob, demo_std
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.threat import ThreatModel
+
+from .conftest import arrivals, one_pass
 
 THREAT = ThreatModel("Linf", 0.15)
 
@@ -68,36 +71,48 @@ def test_it_breaks_images_that_the_papers_attack_leaves_standing(mixed: MixedCla
     assert joint.n_forward > paper.n_forward
 
 
-def test_it_goes_on_from_the_best_points(mixed: MixedClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What random starts leave standing comes nearer to the border, or falls."""
-    x, y = open_dataset("digits").read(0, 899)
-    chosen = [445, 458, 502, 855]
-    x, y = x[chosen], y[chosen]
-    margins = []
-    for weights in ((), CLOSING_WEIGHTS):
-        monkeypatch.setattr(joint_attack, "CLOSING_WEIGHTS", weights)
-        outcome = adaptive_autoattack(
-            mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), sample_ids=chosen,
-            budget=AttackBudget(n_iter=40, n_target_classes=3, border_restarts=1),
-        )  # fmt: skip
-        margins.append(signed_margin(outcome.logits, y))
-    assert bool((margins[1] <= margins[0]).all())
-    assert bool((margins[1] < margins[0]).any())
+def test_a_run_begins_at_the_best_point_where_its_phase_says_so() -> None:
+    x, y = open_dataset("digits").read(0, 4)
+    attack = ApgdCe(Setting(THREAT, AttackBudget(), 10))
+    (phase,) = attack.phases()
+    for from_best in (True, False):
+        arrived = arrivals(attack, x, y, phase=replace(phase, from_best=from_best))
+        arrived.best = (x + 0.01).clamp(max=1)
+        state = attack.state(x)
+        attack.begin(state, torch.arange(4), arrived)
+        assert torch.equal(attack.propose(state), arrived.best) == from_best
 
 
-def test_its_outcome_follows_the_image(mixed: MixedClassifier) -> None:
+def test_it_takes_no_more_passes_than_apgd_t_and_fewer_where_it_cannot_win(mixed: MixedClassifier) -> None:
     x, y = open_dataset("digits").read(0, 899)
-    found = []
-    for order, batch_size in ((DIGITS, 64), (DIGITS[::-1], 4)):
-        index = torch.tensor(order)
-        budget = AttackBudget(n_iter=15, n_target_classes=3, border_restarts=1)
+    x, y = x[DIGITS], y[DIGITS]
+    passes = {}
+    for restarts in (0, 3):
+        budget = AttackBudget(n_iter=30, n_target_classes=4, border_restarts=restarts)
         outcome = adaptive_autoattack(
-            mixed, x[index], y[index], threat=THREAT, attacks=("apgd-t",), sample_ids=order, budget=budget,
-            batch_size=batch_size, precision="fp32",
-        )  # fmt: skip
-        found.append(dict(zip(order, outcome.logits.tolist(), strict=True)))
-    for sample_id in DIGITS:
-        assert found[0][sample_id] == pytest.approx(found[1][sample_id], abs=1e-4)
+            mixed, x, y, threat=THREAT, attacks=("apgd-t",), sample_ids=DIGITS, budget=budget, precision="fp32"
+        )
+        passes[restarts] = outcome.n_backward
+    assert passes[0] < passes[3] <= 2 * len(DIGITS) * 4 * 31
+
+
+def test_a_run_that_will_not_come_to_its_goal_stops(mixed: MixedClassifier) -> None:
+    """The goal is what every success has at least; where it is far away the first review ends the run."""
+    goal = least_loss(mixed, 16.0)
+    gap = mixed.one_minus_alpha / mixed.alpha
+    assert goal == pytest.approx(16 * math.log(1 - gap))
+    setting = Setting(THREAT, AttackBudget(n_iter=100), 10)
+    attack, (x, y) = ApgdCe(setting), open_dataset("digits").read(0, 6)
+    (phase,) = attack.phases()
+    for distance, stops in ((-math.inf, False), (1e6, True)):
+        state = attack.state(x)
+        attack.begin(state, torch.arange(6), arrivals(attack, x, y, phase=replace(phase, goal=distance)))
+        n_passes, ended = 0, torch.zeros(6, dtype=torch.bool)
+        while not bool(ended.any()):
+            _, ended = one_pass(attack, state, mixed.rob, y, y)
+            n_passes += 1
+        assert bool(ended.all())
+        assert n_passes == (23 if stops else 101)
 
 
 DIGITS = [199, 209, 236, 351, 524, 726]  # near the mixture's border

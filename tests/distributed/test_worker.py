@@ -1,5 +1,6 @@
 """The worker without a cluster: a plain object under a debugger."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.distributed.attacker import Attacker
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.errors import DatasetError, StoreError
@@ -53,6 +56,21 @@ def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: Att
     assert receipt.clean_correct == int((records.rob_clean_NK.argmax(dim=1) == y).sum())
     assert receipt.n_images == 12
     assert int(records.std_broken_N.sum()) >= 10
+
+
+def test_one_worker_decides_rows_and_precision_for_all_on_such_a_device(worker: AttackWorker, tmp_path: Path) -> None:
+    x, _ = worker.dataset.read(0, 12)
+    spec = replace(worker.spec, batch_size="auto", precision="auto")
+    first = Attacker(spec, worker.attacker.networks, worker.store)
+    assert first.shape(x).rows == ON_CPU
+    decided = json.loads((tmp_path / "acceleration" / "cpu.json").read_text())
+    assert first.precisions(x) == ", ".join(f"{role} {value}" for role, value in decided["precision"].items())
+    other = {"rows": 24, "precision": {"std": "bf16", "rob": "fp32"}}
+    (tmp_path / "acceleration" / "cpu.json").write_text(json.dumps(other))
+    second = Attacker(spec, worker.attacker.networks, worker.store)
+    assert second.shape(x).rows == 24
+    assert second.precisions(x) == "std bf16, rob fp32"
+    assert second.arithmetic.network_copy(second.std, x).precision == "bf16"
 
 
 def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_path: Path) -> None:
