@@ -76,7 +76,7 @@ def run(
     device = torch.device("cuda" if on_gpu else "cpu")
     attacked = subject(model or ("wrn-70-16" if on_gpu else "resnet-18"), data, n_images, device)
     where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
-    _say(f"{attacked.description}; {where}; {N_ITER} iterations, {N_TARGETS} targets")
+    say(f"{attacked.description}; {where}; {N_ITER} iterations, {N_TARGETS} targets")
     arithmetics, warm_up = _warmed_up(attacked, compile or on_gpu)
     rates = _pass_rates(attacked, arithmetics)
     attacks = _side_by_side(attacked, arithmetics, rounds)
@@ -97,7 +97,7 @@ def _warmed_up(attacked: Subject, compile: bool) -> tuple[dict[str, Arithmetic |
         arithmetics[name] = None if precision is None else Arithmetic(precision, compile=compiled)
         _attack(attacked, arithmetics[name], n_iter=2, n_target_classes=1)
         seconds[name] = round(time.perf_counter() - started, 1)
-    _say(f"copies made, tried and warm after {seconds} s")
+    say(f"copies made, tried and warm after {seconds} s")
     return arithmetics, seconds
 
 
@@ -115,7 +115,7 @@ def _pass_rates(attacked: Subject, arithmetics: dict[str, Arithmetic | None]) ->
             with tf32_allowed("TF32" in name):
                 seconds[name].append(_pass_seconds(network, attacked))
     rates = {name: round(len(attacked.x) / min(found), 1) for name, found in seconds.items()}
-    _say("images/s, network alone, forward + backward: " + ", ".join(f"{k} {v:g}" for k, v in rates.items()))
+    say("images/s, network alone, forward + backward: " + ", ".join(f"{k} {v:g}" for k, v in rates.items()))
     return rates
 
 
@@ -139,7 +139,7 @@ def _side_by_side(attacked: Subject, arithmetics: dict[str, Arithmetic | None], 
                     broken = _published(attacked)
                 else:
                     found[name] = _attack(attacked, arithmetics[name])
-            _say(f"{name}: {seconds.wall_s[-1]:.1f} s, {seconds.cpu_s[-1]:.1f} of CPU time")
+            say(f"{name}: {seconds.wall_s[-1]:.1f} s, {seconds.cpu_s[-1]:.1f} of CPU time")
     theirs = {"seconds": timed[_PUBLISHED].wall_s, "robust": int((~broken).sum())}
     exact = found["eager fp32"]
     return {
@@ -165,7 +165,7 @@ def _compared(
         "mean_margin_minus_eager_fp32": float((ours.margin - exact.margin)[stand].mean()),
         "n_forward": ours.n_forward, "n_backward": ours.n_backward,
     }  # fmt: skip
-    _say(
+    say(
         f"{name}: {result['ratio_median']:.2f} times as fast as pyautoattack (at least {result['ratio_min']:.2f}; "
         f"in CPU time {result['cpu_time_ratio_median']:.2f}); {result['robust']} robust, broken there only "
         f"{result['broken_by_pyautoattack_only']}, here only {result['broken_here_only']}; mean margin "
@@ -234,7 +234,7 @@ def _bookkeeping_share(attacked: Subject, n_iter: int = 30) -> float:
         lane.step()
         lane.leaving()
     share = 1 - lane.passing_s / (time.perf_counter() - started)
-    _say(f"bookkeeping: {share:.1%} of the engine's time in eager float32")
+    say(f"bookkeeping: {share:.1%} of the engine's time in eager float32")
     return share
 
 
@@ -243,6 +243,6 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """To stderr: stdout carries the JSON."""
     print(line, file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..classifiers.base_classifiers import load_classifier
 from ..classifiers.checkpoints import import_quietly
 from ..classifiers.robustbench_zoo import import_robustbench
 from ..errors import DatasetError, InvalidInputError
@@ -28,8 +29,8 @@ class Subject:
     description: str
 
 
-def subject(model: str, data: str | None, n_images: int, device: torch.device) -> Subject:
-    """The classifier `model` of `MODELS` and the first `n_images` that it classifies as labelled.
+def subject(model: str, data: str | None, n_images: int, device: torch.device, eps: float | None = None) -> Subject:
+    """A classifier, named in `MODELS` or by a URI with its `eps`, and the first `n_images` that it gets right.
 
     `data` is a dataset URI. Without one it is CIFAR-10 where torchvision keeps it, else made-up images with the
     classifier's own labels; so it is for a classifier with random weights, which knows no others.
@@ -38,9 +39,13 @@ def subject(model: str, data: str | None, n_images: int, device: torch.device) -
         InvalidInputError: for an unknown model.
         DatasetError: for a dataset that cannot be read.
     """
-    if model not in MODELS:
-        raise InvalidInputError(f"model={model!r} is not known; valid models: {', '.join(MODELS)}")
-    build, eps, trained = MODELS[model]
+    if model not in MODELS and (":" not in model or eps is None):
+        names = ", ".join(MODELS)
+        raise InvalidInputError(
+            f"model={model!r} is not known; valid models: {names}, or a classifier's URI with an eps"
+        )
+    build, usual_eps, trained = MODELS.get(model) or (lambda: load_classifier(model, "rob"), 0.0, True)
+    eps = eps or usual_eps
     network = build().eval().requires_grad_(False).to(device)
     x, y, source = _images(data)
     x = x.to(device)
