@@ -38,4 +38,6 @@ def _complete(opened: Run, session: RaySession, progress: Progress) -> RunResult
         attack.complete(opened, session, progress)
         search.complete(opened, session, progress)
     evaluate.complete(opened, session, progress)
+    while opened.config.std is not None and search.learn(opened, session, progress):
+        evaluate.complete(opened, session, progress)
     return report.run(opened.config, progress=progress)

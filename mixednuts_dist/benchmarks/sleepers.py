@@ -51,7 +51,7 @@ class SleepingPool(Pool):
             self._shared.append(self._shared[-_PROCESSES])
         return self._shared[-1]
 
-    def _release(self, worker: Any) -> None:
+    def _end(self, actor: Any) -> None:
         pass
 
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -60,18 +62,36 @@ def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunCo
 
 @contextmanager
 def reported(verbose: bool) -> Iterator[Console]:
-    """A console on stderr; our errors become one red line and exit status 1, Ctrl-C a hint and 130."""
+    """A console on stderr; our errors become one red line and exit status 1, Ctrl-C a hint and 130, SIGTERM 143."""
     console = Console(stderr=True)
     _configure_logging(verbose, console)
+    before = _on_sigterm(_terminated)
     try:
         yield console
     except MixedNutsError as error:
         console.print(f"[red]{type(error).__name__}[/red]: ", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         console.print("interrupted: what is written is kept; the same command goes on from there", highlight=False)
-        sys.exit(130)
+        sys.exit(143 if isinstance(error, Terminated) else 130)
+    finally:
+        _on_sigterm(before)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as Slurm and spot machines send it: ends the command in the same way as Ctrl-C."""
+
+
+def _terminated(*_: object) -> None:
+    raise Terminated
+
+
+def _on_sigterm(handler: Any) -> Any:
+    """Put the handler in its place, where that is possible; returns the one before."""
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, handler)
 
 
 def _configure_logging(verbose: bool, console: Console) -> None:

@@ -3,18 +3,21 @@
 import logging
 import math
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 import ray
-from ray._private import ray_constants
 
 from ..errors import ClusterError
 from .pool import PoolSettings
 
 _ANSWER_SECONDS = 10.0
+_TRIED_VERSIONS = ("2.60.",)  # of Ray, whose private constants are known
+_CONSTANTS = ("ENABLE_RAY_CLUSTER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
 _STARTS = 3  # of a local Ray, which gives itself 30 s; on a busy machine that may be too short
 _TOO_SLOW = "timed out during startup"
 
@@ -87,11 +90,12 @@ def _require_answer(address: str) -> None:
 
 def _start(address: str | None) -> None:
     if address and address != "local":
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        with _own_signal_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         return
     for left in reversed(range(_STARTS)):
         try:
-            with _for_this_process_alone():
+            with _for_this_process_alone(), _own_signal_handlers():
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it
             if _TOO_SLOW not in str(error):
@@ -110,15 +114,43 @@ def _for_this_process_alone() -> Iterator[None]:
     """A Ray that starts in here listens on loopback only, and its workers share the driver's environment.
 
     `ray.init` has no arguments for either: it trades a loopback address for the machine's own, and under `uv run` it
-    packs the current folder and builds an environment for each worker. What it does is read from these constants.
+    packs the current folder and builds an environment for each worker. What it does is read from two private
+    constants. They are set in the versions of Ray in which this was tried; in another one that lacks them Ray starts
+    as it likes, and a warning says so.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token in the home folder
-    before = ray_constants.ENABLE_RAY_CLUSTER, ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV
-    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
+    from ray._private import ray_constants
+
+    known = ray.__version__.startswith(_TRIED_VERSIONS) and all(hasattr(ray_constants, name) for name in _CONSTANTS)
+    if not known:
+        logger.warning(
+            "Ray %s is not one of the versions that were tried (%s): its local cluster may listen beyond loopback, and "
+            "under `uv run` its workers may build environments of their own",
+            ray.__version__, ", ".join(f"{version}*" for version in _TRIED_VERSIONS),
+        )  # fmt: skip
+    before = {name: getattr(ray_constants, name) for name in _CONSTANTS} if known else {}
+    for name in before:
+        setattr(ray_constants, name, False)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER, ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = before
+        for name, value in before.items():
+            setattr(ray_constants, name, value)
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Ray's start puts its own handler for SIGTERM in the place of the caller's; in here the caller's comes back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # it was not set from Python
+                signal.signal(number, handler)
 
 
 def pool_settings(num_workers: int | None, num_gpus: float | None, num_cpus: float, max_tries: int) -> PoolSettings:

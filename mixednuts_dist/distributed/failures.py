@@ -14,8 +14,13 @@ from .schedule import Merge, Work
 
 logger = logging.getLogger(__name__)
 
-MAX_LOST_MACHINES = 10  # while it was at one piece
+MAX_LOST_MACHINES = 10  # while it was at one piece, or waited to write it
 HOPELESS = 3  # times the tries of a piece, all of them failed: then it is the run, not the piece
+
+
+def error_log(stage: str, partition: Partition) -> str:
+    """Where the log of a partition's last failure lies: `errors/attack-00004.txt`."""
+    return f"errors/{stage.replace('/', '-')}-{partition.index:05d}.txt"
 
 
 @dataclass
@@ -50,12 +55,14 @@ class Failures:
         return False
 
     def machine_lost(self, work: Work, reason: str, log: str) -> bool:
-        """Its machine is gone; True where it may have another one."""
+        """Its machine is gone, or a worker that only waited to write it; True where it may have another one."""
         record = self._records.setdefault(work, _Record())
         record.lost_machines += 1
         if record.lost_machines < MAX_LOST_MACHINES:
             return True
-        self._set_aside(work, f"lost {record.lost_machines} machines, one after the other: {reason}", log)
+        self._set_aside(
+            work, f"lost {record.lost_machines} machines or waiting workers, one after the other: {reason}", log
+        )
         return False
 
     def succeeded(self) -> None:
@@ -88,7 +95,7 @@ class Failures:
         return "\n".join(self._poison[work] for work in works)
 
     def _set_aside(self, work: Work, what: str, log: str) -> None:
-        path = f"errors/{_partition(work).index:05d}.txt"
+        path = error_log(self.stage, _partition(work))
         self._poison[work] = f"{work} {what}. Log: {self.store.address(path)}"
         self.store.write(path, f"{self.stage} {work} {what}\n{log}\n".encode())
 

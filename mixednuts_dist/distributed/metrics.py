@@ -1,4 +1,8 @@
-"""Counters for Prometheus on every node's export port: `ray_mixednuts_*`, by run and stage."""
+"""Counters for Prometheus on every node's export port: `ray_mixednuts_*`, by run and stage.
+
+A stage counts by the first part of its folder: rounds as "search" and the variants of studies as "studies", so that the
+number of time series does not grow with them.
+"""
 
 from typing import Any
 
@@ -38,4 +42,4 @@ class RunMetrics:
         if name not in self._counters:
             tags = ("run", "stage")
             self._counters[name] = Counter(f"mixednuts_{name}", description=_DESCRIPTIONS[name], tag_keys=tags)
-        self._counters[name].inc(value, tags={"run": self._run, "stage": stage})
+        self._counters[name].inc(value, tags={"run": self._run, "stage": stage.partition("/")[0]})

@@ -41,7 +41,7 @@ class PoolSettings:
     max_tries: int = 3
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
     actor: Any
     node: str = ""  # its Ray node id, known once it is ready
@@ -60,6 +60,7 @@ class Pool:
     on_file: Callable[[Receipt], None] = lambda _receipt: None  # a partition's whole file is written
     on_look: Callable[[int, int], None] = lambda _ready, _asked: None  # workers that are there, and that were asked for
     _running: dict[Any, _Worker] = field(default_factory=dict)  # the task that each worker is at -> the worker
+    _hired: list[_Worker] = field(default_factory=list)  # all that are not released yet, whatever they are at
     _failed_starts: int = 0
 
     def run(self, queue: WorkQueue) -> None:
@@ -98,8 +99,9 @@ class Pool:
 
     def _hire(self) -> None:
         """Ask for an actor; it joins when the cluster has room."""
-        actor = self._new_actor()
-        self._running[actor.ready.remote()] = _Worker(actor)
+        worker = _Worker(self._new_actor())
+        self._hired.append(worker)
+        self._running[worker.actor.ready.remote()] = worker
 
     def _new_actor(self) -> Any:
         return AttackActor.options(
@@ -108,7 +110,11 @@ class Pool:
 
     def _release(self, worker: _Worker) -> None:
         """Give its room back to the cluster."""
-        ray.kill(worker.actor)
+        self._hired.remove(worker)
+        self._end(worker.actor)
+
+    def _end(self, actor: Any) -> None:
+        ray.kill(actor)
 
     def _settle(self, ref: Any) -> None:
         """Take in one result, good or bad, and give the worker its next piece."""
@@ -173,17 +179,20 @@ class Pool:
         self._release(worker)
         gone = _machine_is_gone(worker, error)
         log = "".join(traceback.format_exception(error))
-        for piece in worker.unwritten:
-            self._try_again(piece)
         if not worker.node:
             self._count_failed_start(gone, error)
-        elif work is None:
-            pass  # it was waiting for the storage
-        elif gone:
-            if self._failures.machine_lost(work, _first_line(error), log):
-                self._try_again(work)
-        elif self._failures.failed(work, f"the worker died: {_first_line(error)}", log, worker.node):
-            self._try_again(work)
+        # What it was at is to blame; where it only waited for the storage, the pieces that waited with it are.
+        blamed: list[Work] = [work] if work else list(worker.unwritten)
+        for piece in worker.unwritten:
+            if piece not in blamed:
+                self._try_again(piece)
+        for blame in blamed:
+            if gone or work is None:
+                again = self._failures.machine_lost(blame, _first_line(error), log)
+            else:
+                again = self._failures.failed(blame, f"the worker died: {_first_line(error)}", log, worker.node)
+            if again:
+                self._try_again(blame)
         self._raise_if_hopeless()
         if len(self._queue):
             self._hire()
@@ -201,7 +210,8 @@ class Pool:
             raise ClusterError(f"workers died {self._failed_starts} times before they were ready: {error}")
 
     def _dismiss(self) -> None:
-        for worker in self._running.values():
+        """End every worker, also the one whose error ends the stage."""
+        for worker in list(self._hired):
             self._release(worker)
         self._running.clear()
 

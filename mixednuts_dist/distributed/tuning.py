@@ -24,7 +24,11 @@ from ..storage.store import Store
 from .slabs import SearchInputs, SearchTask, read_slab
 
 _ROUNDS = 3
-_QUIET = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
+_QUIET = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would stay installed and swallow the first Ctrl-C of a later stage
+}
 _CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.execution.tune_controller")
 
 

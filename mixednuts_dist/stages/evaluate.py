@@ -1,17 +1,19 @@
 """The evaluate stage: the adaptive AutoAttack on the mixture that the search deployed, or AutoAttack on rob alone."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from ..config import RunConfig, digest
 from ..distributed.cluster import RaySession
 from ..distributed.tasks import EvaluateTask, StoredPoints
 from ..storage.records import Receipt, SearchResult
+from ..storage.tables import read_footer
 from .partitioned import budget_of, run_partitions
 from .progress import Progress, Silent
-from .rounds import stored_points
+from .rounds import evaluate_fingerprint, stored_points
 from .runs import Run, open_run, require_complete
 from .search import read_search_result
 
+__all__ = ["autoattack_fingerprint", "autoattack_task", "complete", "evaluate_fingerprint", "evaluate_task", "run"]
 _ROBUST_IMAGE_COSTS = 30  # times as much as a broken one
 CACHED = "cached"  # the attack stage's images, tried before anything else
 
@@ -35,20 +37,23 @@ def complete(opened: Run, session: RaySession | None, progress: Progress) -> Non
         return
     attacked = require_complete(opened, "attack", opened.attack_fingerprint)
     weights = {partition: _expected_cost(receipt) for partition, receipt in attacked.items()}
-    run_partitions(opened, evaluate_task(opened, read_search_result(opened)), session, progress, weights)
+    result = read_search_result(opened)
+    _clear_superseded(opened, result)
+    run_partitions(opened, evaluate_task(opened, result), session, progress, weights)
+
+
+def _clear_superseded(opened: Run, result: SearchResult) -> None:
+    """Remove the rows of choices that a later round has replaced; their images are among that round's points."""
+    superseded = {done.evaluated for done in result.rounds if done.evaluated}
+    for name in opened.store.names("evaluate") if superseded else ():
+        footer = read_footer(opened.store, f"evaluate/{name}") if name.endswith(".parquet") else None
+        if footer is not None and footer.fingerprint in superseded:
+            opened.store.delete(f"evaluate/{name}")
 
 
 def _expected_cost(attacked: Receipt) -> float:
     """Of a partition, in robust images: what rob loses, the mixture mostly loses to the first attack, a cheap one."""
     return attacked.robust + (attacked.n_images - attacked.robust) / _ROBUST_IMAGE_COSTS
-
-
-def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
-    """8 hex digits of all that the evaluate stage's rows depend on, the deployed parameters included."""
-    deployed = {"alpha_d": search.surrogate_alpha, **asdict(search.deployed())}
-    evaluate = opened.config.evaluate.model_dump(mode="json")
-    points = [round_.fingerprint for round_ in search.rounds]
-    return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points})
 
 
 def autoattack_fingerprint(opened: Run) -> str:

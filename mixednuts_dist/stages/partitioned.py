@@ -1,16 +1,18 @@
 """The one way to send a stage's task over the partitions of a run: what is done stays, the rest goes to the workers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..attacks.budget import AttackBudget
 from ..config import AttackConfig, EvaluateConfig
 from ..distributed.cluster import RaySession, connected, pool_settings
+from ..distributed.failures import error_log
 from ..distributed.pool import Pool
 from ..distributed.schedule import WorkQueue
 from ..distributed.tasks import Task, WorkerSpec
 from ..storage.manifest import ManifestWriter, set_damaged_aside
 from ..storage.partitions import Partition
 from ..storage.spans import delete_spans, finished_spans
+from ..storage.store import Store
 from .progress import Progress, WatchesWorkers
 from .runs import Run, finished_partitions, stage_clock
 
@@ -43,6 +45,7 @@ def run_partitions(
         return
     compute = opened.config.compute
     set_damaged_aside(opened.store, task.stage, todo)
+    _forget_errors(opened.store, task.stage, todo)
     with stage_clock(opened.store, task.stage), connected(session):
         settings = pool_settings(compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries)
         queue = WorkQueue(todo, smallest=SMALLEST_SPAN, weights=weights, finished_spans=list(spans))
@@ -55,6 +58,14 @@ def run_partitions(
             manifest.flush()
     delete_spans(opened.store, task.stage)
     progress.stage_finished(task.stage, f"{len(todo)} partitions computed, {len(finished)} were done already")
+
+
+def _forget_errors(store: Store, stage: str, todo: Sequence[Partition]) -> None:
+    """A partition that is tried again loses the log of its last failure."""
+    left = set(store.names("errors"))
+    for path in (error_log(stage, partition) for partition in todo):
+        if path.removeprefix("errors/") in left:
+            store.delete(path)
 
 
 def worker_spec(opened: Run) -> WorkerSpec:

@@ -84,31 +84,85 @@ class Rounds:
         self._done: list[SearchRound] = []
 
     def run(self, session: RaySession | None, progress: Progress) -> SearchResult:
-        """Round after round, until every beta to be measured is kept or `search.rounds` are done."""
+        """Round after round, until every beta to be measured is kept or `search.rounds` are done.
+
+        Rounds that are there already, those that an evaluation has started among them, are only read.
+        """
+        result = self._attacked(self._choose(self._points), session, progress)
+        while self._is_there(task := self._evaluation_task(result, evaluate_fingerprint(self._opened, result))):
+            result = self._attacked(self._learnt(result, task, session, progress), session, progress)
+        return result
+
+    def learn(self, result: SearchResult, session: RaySession | None, progress: Progress) -> SearchResult:
+        """One more round from the images that the evaluation of `result` ended on, and rounds of attack after it."""
+        for done in result.rounds:
+            self._take_in(done)
+        task = self._evaluation_task(result, evaluate_fingerprint(self._opened, result))
+        return self._attacked(self._learnt(result, task, session, progress), session, progress)
+
+    def _attacked(self, result: SearchResult, session: RaySession | None, progress: Progress) -> SearchResult:
+        """Rounds of attack, beginning with this choice."""
         search = self._opened.config.search
-        betas = search.measured_betas() if search.rounds else ()
-        result = self._choose(self._points)
-        while len(self._done) < search.rounds and (attacked := self._unmet(result, betas)):
-            self._attack(result, attacked, session, progress)
-            held = {beta: entry for beta, entry in result.by_beta().items() if self._is_kept(entry)}
-            if all(beta in held for beta in betas):
+        betas, n_before = search.measured_betas(), sum(1 for done in self._done if done.evaluated)
+        while len(self._done) - n_before < search.rounds * (1 + n_before) and (left := self._unmet(result, betas)):
+            self._round(self._task(len(self._done) + 1, left, result.surrogate_alpha), left, session, progress)
+            if not self._unmet(result, betas):
                 break
-            result = self._choose(self._points).with_entries(held)
+            result = self._chosen_again(result)
         return replace(result, rounds=tuple(self._done))
+
+    def _learnt(
+        self, result: SearchResult, task: RoundTask, session: RaySession | None, progress: Progress
+    ) -> SearchResult:
+        """The choice after the round that takes in an evaluation's images."""
+        evaluated = task.points[-1].fingerprint
+        self._round(task, [result.deployed()], session, progress, evaluated=evaluated)
+        return self._chosen_again(result)
+
+    def _chosen_again(self, result: SearchResult) -> SearchResult:
+        """The search over all points; what has been attacked and is kept stays chosen."""
+        held = {beta: entry for beta, entry in result.by_beta().items() if self._is_kept(entry)}
+        return self._choose(self._points).with_entries(held)
 
     def _unmet(self, result: SearchResult, betas: Sequence[float]) -> list[Choice]:
         entries = result.by_beta()
         return [entries[beta] for beta in betas if beta in entries and not self._is_kept(entries[beta])]
 
-    def _attack(
-        self, result: SearchResult, attacked: list[Choice], session: RaySession | None, progress: Progress
+    def _round(
+        self,
+        task: RoundTask,
+        attacked: Sequence[Choice],
+        session: RaySession | None,
+        progress: Progress,
+        *,
+        evaluated: str = "",
     ) -> None:
-        number = len(self._done) + 1
-        task = self._task(number, attacked, result.surrogate_alpha)
         run_partitions(self._opened, task, session, progress)
-        self._take_in(task, attacked)
-        self._done.append(self._record(number, task, attacked))
-        self._sources.append(stored_points(self._done[-1]))
+        receipts = finished_partitions(self._opened, task.stage, task.fingerprint).values()
+        done = SearchRound(
+            round=len(self._done) + 1,
+            fingerprint=task.fingerprint,
+            attacked=tuple(attacked),
+            kept=(),
+            of=int((~self._records.rob_broken_N).sum()),
+            n_forward=sum(receipt.n_forward for receipt in receipts),
+            n_backward=sum(receipt.n_backward for receipt in receipts),
+            evaluated=evaluated,
+        )
+        self._take_in(done)
+        self._done[-1] = replace(done, kept=tuple(self._kept(entry) for entry in attacked))
+
+    def _is_there(self, task: RoundTask) -> bool:
+        """Whether an earlier session has done the whole round."""
+        if not self._opened.store.names(task.stage):
+            return False
+        return len(finished_partitions(self._opened, task.stage, task.fingerprint)) == len(self._opened.partitions)
+
+    def _evaluation_task(self, result: SearchResult, evaluated: str) -> RoundTask:
+        """No attack: of the points known of each image, the evaluation's among them, the hardest one is stored."""
+        task = self._task(len(self._done) + 1, [result.deployed()], result.surrogate_alpha)
+        points = (*task.points, StoredPoints("evaluate", evaluated))
+        return replace(task, attacks=(), points=points, fingerprint=digest({"of": task.fingerprint, "by": evaluated}))
 
     def _task(self, number: int, attacked: Sequence[Choice], surrogate_alpha: float) -> RoundTask:
         opened, evaluate = self._opened, self._opened.config.evaluate
@@ -137,28 +191,18 @@ class Rounds:
             points=tuple(self._sources),
         )
 
-    def _take_in(self, task: RoundTask, attacked: Sequence[Choice]) -> None:
+    def _take_in(self, done: SearchRound) -> None:
         """Join the round's points to the others."""
         opened = self._opened
-        for i, entry in enumerate(attacked):
+        for i, entry in enumerate(done.attacked):
             names = [f"{name}_{i}" for name in ("tried", "broken", "rob_attacked", "std_attacked")]
-            rows = read_columns(opened.store, task.stage, opened.partitions, task.fingerprint, names)
+            rows = read_columns(opened.store, round_folder(done.round), opened.partitions, done.fingerprint, names)
             tried_N, broken_N, rob_NK, std_NK = rows.values()
             image_P = tried_N.nonzero().squeeze(1)
             self._points = self._points.joined(Points(image_P, rob_NK[image_P], std_NK[image_P].argmax(dim=1)))
-            self._broken[_mixed(entry)] = broken_N
-
-    def _record(self, number: int, task: RoundTask, attacked: Sequence[Choice]) -> SearchRound:
-        receipts = finished_partitions(self._opened, task.stage, task.fingerprint).values()
-        return SearchRound(
-            round=number,
-            fingerprint=task.fingerprint,
-            attacked=tuple(attacked),
-            kept=tuple(self._kept(entry) for entry in attacked),
-            of=int((~self._records.rob_broken_N).sum()),
-            n_forward=sum(receipt.n_forward for receipt in receipts),
-            n_backward=sum(receipt.n_backward for receipt in receipts),
-        )
+            self._broken[_mixed(entry)] = broken_N | self._broken.get(_mixed(entry), torch.zeros_like(broken_N))
+        self._sources.append(stored_points(done))
+        self._done.append(done)
 
     def _is_kept(self, entry: Choice) -> bool:
         """Whether the choice was attacked and keeps its share of rob's robust images at all points known by now."""
@@ -174,6 +218,14 @@ class Rounds:
         kept_N &= ~self._records.rob_broken_N & ~self._broken[_mixed(entry)]
         kept_N[self._points.image_P[classes_P != labels_N[self._points.image_P]]] = False
         return int(kept_N.sum())
+
+
+def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
+    """8 hex digits of all that the evaluate stage's rows depend on, the deployed parameters included."""
+    deployed = {"alpha_d": search.surrogate_alpha, **search.deployed().mixture().settings()}
+    evaluate = opened.config.evaluate.model_dump(mode="json")
+    points = [done.fingerprint for done in search.rounds]
+    return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points})
 
 
 def round_folder(number: int) -> str:

@@ -17,24 +17,25 @@ from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, Missin
 from ..register import CRITERIA
 from ..selection.choice import Choice, Exploration, Selection
 from ..selection.criteria import Criterion, Scores
-from ..selection.grid import Grid, Pair
+from ..selection.grid import Grid, Pair, kept_images
 from ..selection.inputs import AttackedPoints, CachedLogits
 from ..selection.prediction import compare_candidates, trade_off_point
 from ..selection.refinement import GridRefinements, Proposer
 from ..selection.resampling import corrected
 from ..selection.selection import score_candidates, search_grid, surrogate_alpha
 from ..storage.records import AttackRecords, SearchResult
-from ..storage.tables import read_attack_records
+from ..storage.tables import read_attack_records, read_columns
 from .adoption import adopt_attack
 from .candidates_table import candidates_table
 from .progress import Progress, Silent
-from .rounds import Points, Rounds, eased
+from .rounds import Points, Rounds, eased, evaluate_fingerprint
 from .runs import Run, open_run, require_complete, stage_clock
 
 logger = logging.getLogger(__name__)
 
 SELECTED = "search/selected.json"
 CANDIDATES = "search/candidates.parquet"
+MOST_EVALUATIONS = 2  # that start another round
 _GRID_KEYS = ("clamp", "ln_k", "refinement")  # the rows that agree in them are one grid
 
 
@@ -127,58 +128,103 @@ def _fingerprint(opened: Run) -> str:
 
 
 def _search(opened: Run, session: RaySession | None, progress: Progress) -> SearchResult:
-    config, search = opened.config, opened.config.search
-    records = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
-    inputs = _inputs(records)
-    inputs.criterion(search.criterion, search.clamp, search.ln_k)  # refuses what cannot be searched, before Ray starts
-    task = SearchTask(opened.store.uri, _fingerprint(opened), search.criterion)
     with RaySession() as own:
-        used = session or own
-        last: list[tuple[Exploration, dict[Pair, Criterion]]] = []
-
-        def choose(points: Points | None) -> SearchResult:
-            criteria, scoring = _scoring(search, inputs, task, points, used)
-            exploration = _explored(search, criteria, scoring, seed=config.seed)
-            last[:] = [(exploration, criteria)]
-            return _result(search, records, points, exploration, _paper_notes(search, inputs, exploration))
-
+        choosing = _Choosing(opened, session or own)
+        search = opened.config.search
         if search.rounds and search.criterion == "exact":
-            result = Rounds(opened, records, choose).run(used, progress)
+            result = Rounds(opened, choosing.records, choosing).run(session or own, progress)
         else:
-            result = choose(None)
-    exploration, criteria = last[0]
-    opened.store.write(CANDIDATES, candidates_table(exploration, task.fingerprint))
-    searched = [(criteria[part.grid.pair], part) for part in exploration.parts]
-    robust_N = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
-    result = replace(result, entries=tuple(corrected(entry, searched, robust_N) for entry in result.entries))
-    content = {"run_id": config.run_id(), "fingerprint": task.fingerprint, "result": result.to_json()}
-    content["digest"] = digest(content)
-    opened.store.create(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
-    delete_slabs(opened.store)
+            result = choosing(None)
+    choosing.store(result, opened.store.create)
     return read_search_result(opened)  # of two drivers the first one's parameters are deployed, to the last bit
+
+
+def learn(opened: Run, session: RaySession | None, progress: Progress) -> bool:
+    """One more round from the finished evaluation, where that kept less than its share; False where none is needed.
+
+    The deployed choice may be another one afterwards, which the evaluate stage has not seen.
+    """
+    search, result = opened.config.search, read_search_result(opened)
+    n_evaluations = sum(1 for done in result.rounds if done.evaluated)
+    if not search.rounds or search.criterion != "exact" or n_evaluations >= MOST_EVALUATIONS:
+        return False
+    kept, n_robust = kept_by_evaluation(opened, result)
+    if kept >= kept_images(search.beta, n_robust):
+        return False
+    logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
+    with RaySession() as own, stage_clock(opened.store, "search"):
+        choosing = _Choosing(opened, session or own)
+        learnt = Rounds(opened, choosing.records, choosing).learn(result, session or own, progress)
+    choosing.store(learnt, opened.store.write)
+    progress.stage_finished("search", _headline(learnt))
+    return True
+
+
+def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
+    """Images that rob keeps and the mixture too, as the finished evaluate stage measured it, and those that rob keeps.
+
+    Errors as in `read_columns`.
+    """
+    given = opened.store, "evaluate", opened.partitions, evaluate_fingerprint(opened, result), ["robust"]
+    robust_N = read_columns(*given)["robust"]
+    attacked = opened.store, "attack", opened.partitions, opened.attack_fingerprint, ["rob_broken"]
+    rob_robust_N = ~read_columns(*attacked)["rob_broken"]
+    return int((robust_N & rob_robust_N).sum()), int(rob_robust_N.sum())
 
 
 Scoring = Callable[[Sequence[Grid]], list[Scores]]
 
 
-def _scoring(
-    search: SearchConfig, inputs: SearchInputs, task: SearchTask, points: Points | None, session: RaySession
-) -> tuple[dict[Pair, Criterion], Scoring]:
-    """The criterion of each clamp and width, and how grids are scored: by Ray Tune, or here where there are sets."""
-    rows = inputs.rows()
-    if points is None or len(points.image_P) == len(rows.labels_B):
-        from ..distributed.tuning import SlabTuner  # imports Ray Tune
+class _Choosing:
+    """The search over the points that it is called with: a grid, its refinements, every beta's choice."""
 
-        session.ensure()
-        criteria: dict[Pair, Criterion] = {pair: inputs.criterion(search.criterion, *pair) for pair in search.pairs()}
-        return criteria, SlabTuner(inputs, task).scores
-    further = slice(len(rows.labels_B), None)  # behind the attack stage's points, one an image
-    rows = replace(rows, points=AttackedPoints(points.rob_PK[further], points.image_P[further]))
-    sets: dict[Pair, Criterion] = {
-        (clamp, ln_k): CRITERIA.get(search.criterion).from_rows(rows, clamp=clamp, ln_k=ln_k)
-        for clamp, ln_k in search.pairs()
-    }
-    return sets, lambda grids: [score_candidates(sets[grid.pair], grid) for grid in grids]
+    def __init__(self, opened: Run, session: RaySession) -> None:
+        self.opened, self._session, self._search = opened, session, opened.config.search
+        self.records = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
+        self._inputs = _inputs(self.records)
+        self._task = SearchTask(opened.store.uri, _fingerprint(opened), self._search.criterion)
+        search = self._search  # what cannot be searched is refused before Ray starts
+        self._inputs.criterion(search.criterion, search.clamp, search.ln_k)
+        self.explored: tuple[Exploration, dict[Pair, Criterion]] | None = None  # the last one
+
+    def __call__(self, points: Points | None) -> SearchResult:
+        search = self._search
+        criteria, scoring = self._scoring(points)
+        exploration = _explored(search, criteria, scoring, seed=self.opened.config.seed)
+        self.explored = exploration, criteria
+        return _result(search, self.records, points, exploration, _paper_notes(search, self._inputs, exploration))
+
+    def _scoring(self, points: Points | None) -> tuple[dict[Pair, Criterion], Scoring]:
+        """The criterion of each clamp and width, and how grids are scored: by Ray Tune, or here for sets of points."""
+        rows, search = self._inputs.rows(), self._search
+        if points is None or len(points.image_P) == len(rows.labels_B):
+            from ..distributed.tuning import SlabTuner  # imports Ray Tune
+
+            self._session.ensure()
+            criteria: dict[Pair, Criterion] = {
+                pair: self._inputs.criterion(search.criterion, *pair) for pair in search.pairs()
+            }
+            return criteria, SlabTuner(self._inputs, self._task).scores
+        further = slice(len(rows.labels_B), None)  # behind the attack stage's points, one an image
+        rows = replace(rows, points=AttackedPoints(points.rob_PK[further], points.image_P[further]))
+        sets: dict[Pair, Criterion] = {
+            (clamp, ln_k): CRITERIA.get(search.criterion).from_rows(rows, clamp=clamp, ln_k=ln_k)
+            for clamp, ln_k in search.pairs()
+        }
+        return sets, lambda grids: [score_candidates(sets[grid.pair], grid) for grid in grids]
+
+    def store(self, result: SearchResult, write: Callable[[str, bytes], object]) -> None:
+        """Leave `search/candidates.parquet` and `search/selected.json`, in this order."""
+        assert self.explored is not None
+        fingerprint, (exploration, criteria) = self._task.fingerprint, self.explored
+        self.opened.store.write(CANDIDATES, candidates_table(exploration, fingerprint))
+        searched = [(criteria[part.grid.pair], part) for part in exploration.parts]
+        robust_N = self.records.rob_attacked_NK.argmax(dim=1) == self.records.labels_N
+        result = replace(result, entries=tuple(corrected(entry, searched, robust_N) for entry in result.entries))
+        content = {"run_id": self.opened.config.run_id(), "fingerprint": fingerprint, "result": result.to_json()}
+        content["digest"] = digest(content)
+        write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
+        delete_slabs(self.opened.store)
 
 
 def _explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring, *, seed: int) -> Exploration:

@@ -51,6 +51,7 @@ class SearchRound:
     of: int
     n_forward: int
     n_backward: int
+    evaluated: str = ""  # fingerprint of the evaluation whose images it took in; empty where it attacked
 
     def to_json(self) -> dict[str, Any]:
         """As in `search/selected.json`."""

@@ -27,9 +27,11 @@ def test_lost_machines_use_up_no_try_but_have_a_bound(failures: Failures, tmp_pa
     assert failures.failed(WHOLE, "ValueError: once", "log")
     failures.raise_if_poisoned()
     assert not failures.machine_lost(WHOLE, "gone again", "the log")
-    with pytest.raises(PartitionFailed, match=r"partition 4 \(images 40-59\) lost 10 machines.*gone again.*00004\.txt"):
+    with pytest.raises(
+        PartitionFailed, match=r"partition 4 \(images 40-59\) lost 10 machines.*gone again.*ack-00004\.txt"
+    ):
         failures.raise_if_poisoned()
-    assert "the log" in (tmp_path / "errors" / "00004.txt").read_text()
+    assert "the log" in (tmp_path / "errors" / "attack-00004.txt").read_text()
 
 
 def test_each_piece_has_its_own_tries_and_the_message_names_them_in_order(failures: Failures) -> None:
@@ -54,7 +56,7 @@ def test_where_nothing_works_on_any_machine_the_rest_is_not_tried(failures: Fail
     told = r"(?s)partition 0 .*no kernel.*All of 6 tries have failed, so the rest was not tried"
     with pytest.raises(PartitionFailed, match=told):
         failures.raise_if_hopeless({"broken"})
-    assert "the log" in (tmp_path / "errors" / "00000.txt").read_text()
+    assert "the log" in (tmp_path / "errors" / "attack-00000.txt").read_text()
     failures.succeeded()
     failures.raise_if_hopeless({"broken"})
 

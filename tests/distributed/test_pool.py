@@ -128,7 +128,7 @@ def test_a_poison_partition_is_set_aside_and_named(
     with pytest.raises(PartitionFailed, match=rf"partition 1 \(images 8-15\) failed 3 of 3 tries: {reason}") as caught:
         attack.run(config, session=ray_session)
     assert sorted(table(config)["sample_id"]) == [*range(8), *range(16, 24)]
-    log = Path(config.storage) / config.run_id() / "errors" / "00001.txt"
+    log = Path(config.storage) / config.run_id() / "errors" / "attack-00001.txt"
     assert str(log) in str(caught.value)
     assert reason.rpartition(": ")[2].split()[-1] in log.read_text()
 

@@ -96,3 +96,22 @@ def test_a_piece_that_waits_for_the_storage_is_kept_where_all_others_fail(tmp_pa
         pool.run(WorkQueue(partitions, smallest=1))
     assert str(failed.value).count("this piece is poison") == 5, "something works, so each of the others has its try"
     assert [receipt.start for receipt in receipts] == [0]
+
+
+class Doomed(Hoarder):
+    """Its storage never answers: each one dies while it only waits."""
+
+    def flush(self) -> dict[Partition, Receipt]:
+        os._exit(1)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_piece_whose_workers_always_die_while_they_wait_for_the_storage_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mixednuts_dist.distributed.failures.MAX_LOST_MACHINES", 3)
+    pool = pool_of(tmp_path, 1, [])
+    pool.actor = Doomed
+    with pytest.raises(PartitionFailed, match=r"partition 0 .*lost 3 "):
+        pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
+    assert len(list(tmp_path.glob("0-*"))) == 3

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from mixednuts_dist import pipeline
 from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.evaluate import evaluate_fingerprint
+from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import Receipt, SearchResult
 from mixednuts_dist.storage.tables import read_columns
 from tests.conftest import tiny_content
@@ -107,3 +109,27 @@ def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult],
     assert found.rounds == ()
     assert found.deployed().clean_correct >= result.deployed().clean_correct
     assert not (Path(plain.storage) / plain.run_id() / "search" / "round-1").exists()
+
+
+def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_again(
+    tmp_path: Path, ray_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())  # rounds that find nothing new by themselves
+    content = tiny_content(tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": 48})
+    config = parse_config({**content, "partition_size": 16})
+    pipeline.run(config, session=ray_session)
+    opened = reopen_run(config)
+    result = search.read_search_result(opened)
+    assert any(done.evaluated for done in result.rounds)
+    before = [choice for done in result.rounds for choice in done.attacked]
+    kept, _ = search.kept_by_evaluation(opened, result)
+    first = next(done for done in result.rounds if done.evaluated)
+    assert first.kept[0] < kept_images(0.9, first.of)
+    assert kept >= first.kept[0]
+    assert before[0].mixture().settings() != result.deployed().mixture().settings()
+    folder = Path(config.storage) / config.run_id()
+    (folder / "search" / "selected.json").unlink()
+    watcher = Computed()
+    pipeline.run(config, session=ray_session, progress=watcher)
+    assert search.read_search_result(opened) == result
+    assert watcher.stages == []

@@ -1,0 +1,63 @@
+"""How a stage ends: every worker is released, whatever ended it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from mixednuts_dist.attacks.adaptive import AttackBudget
+from mixednuts_dist.distributed.metrics import RunMetrics
+from mixednuts_dist.distributed.pool import Pool, PoolSettings
+from mixednuts_dist.distributed.schedule import WorkQueue
+from mixednuts_dist.distributed.tasks import Task, WorkerSpec
+from mixednuts_dist.errors import StoreError
+from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.threat import ThreatModel
+
+
+class Failing:
+    """Its storage fails at the first piece, which ends the stage."""
+
+    def ready(self) -> str:
+        return "node"
+
+    def process(self, piece: Partition, task: Task) -> dict[Partition, Receipt]:  # noqa: ARG002
+        raise StoreError("nobody answers")
+
+
+class FailingPool(Pool):
+    ended: list[Any]
+
+    def _new_actor(self) -> Any:
+        return ray.remote(Failing).options(num_cpus=0).remote()
+
+    def _end(self, actor: Any) -> None:
+        self.ended.append(actor)
+        super()._end(actor)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) -> None:
+    spec = WorkerSpec(
+        store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
+        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
+    )  # fmt: skip
+    pool = FailingPool(spec, Task("attack", "", AttackBudget()), PoolSettings(1, 0, 0), lambda _: None)
+    pool.ended = []
+    with pytest.raises(StoreError):
+        pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
+    assert len(pool.ended) == 1
+
+
+def test_the_variants_of_studies_and_the_rounds_share_one_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    counter = SimpleNamespace(inc=lambda _value, tags: seen.append(tags))
+    monkeypatch.setattr("mixednuts_dist.distributed.metrics.Counter", lambda *_, **__: counter)
+    metrics = RunMetrics("run")
+    for stage in ("studies/rows/1a2b3c4d", "studies/rows/5e6f7a8b", "search/round-1", "attack"):
+        metrics.count_retry(stage)
+    assert [tags["stage"] for tags in seen] == ["studies", "studies", "search", "attack"]
