@@ -192,7 +192,7 @@ class Attacker:
         return columns, _summary(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
 
     def challenge(self, partition: Partition, x: Tensor, y: Tensor, task: RoundTask) -> tuple[Columns, Summary]:
-        """Each of the task's mixtures attacked on the images that rob keeps and that no stored point breaks.
+        """Each of the task's mixtures attacked on near images that rob keeps and that no stored point breaks.
 
         The columns of mixture i end in `_i`: `tried`, `broken`, and the raw logits of both classifiers at the point
         found, `x_adv`; rows that were not tried hold zeros. What is found against one mixture is tried on the next.
@@ -202,11 +202,12 @@ class Attacker:
         points, columns = self._stored(partition, task.points, x), dict[str, Tensor]()
         n_forward = n_backward = 0
         standing = kept
-        for i, mixture in enumerate(task.mixtures):
+        for i, (mixture, reach) in enumerate(zip(task.mixtures, task.reaches, strict=True)):
             mixed = self.mixed(mixture, task).to(x.device)
             hardest = self._hardest(mixed, y, points)
             standing = kept & self._right(mixed, x, y) & self._right(mixed, hardest, y)
-            tried = standing.nonzero().squeeze(1) if task.attacks else kept.nonzero().squeeze(1)
+            near = standing & (self._largest_gap(mixture, y, points) >= reach)
+            tried = (near if task.attacks else kept).nonzero().squeeze(1)
             found, broken = hardest.clone(), kept & ~standing
             if len(tried) and task.attacks:
                 outcome = adaptive_autoattack(
@@ -250,6 +251,11 @@ class Attacker:
         """Of each image's points the one at which the mixture's margin is the smallest, (B, C, H, W)."""
         gaps = torch.stack([log_one_minus_signed_margin(self._logits(mixed, x_adv), y) for x_adv in points])
         return torch.stack(points)[gaps.argmax(dim=0), torch.arange(len(y), device=y.device)]
+
+    def _largest_gap(self, mixture: Mixture, y: Tensor, points: list[Tensor]) -> Tensor:
+        """log(1 - margin) of M(rob) at each image's hardest point for it, (B,)."""
+        mapped = (mixture.transform(self._logits(self.rob, x_adv).double()) for x_adv in points)
+        return torch.stack([log_one_minus_signed_margin(logits, y) for logits in mapped]).amax(dim=0)
 
     def _right(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return self._logits(model, x).argmax(dim=1) == y

@@ -75,12 +75,13 @@ class EvaluateTask(Task):
 
 @dataclass(frozen=True)
 class RoundTask(Task):
-    """The attack of a search round on each of its mixtures, on the images that rob keeps and they stand on.
+    """The attack of a search round on each of its mixtures, on images that rob keeps and that they stand on.
 
     `points` begin with the attack stage's, whose rows say what rob keeps.
     """
 
     mixtures: tuple[Mixture, ...]
+    reaches: tuple[float, ...]  # of each: images whose log(1 - margin) of M(rob) is below it are too far to change
     attacks: tuple[str, ...]
     mode: AttackMode
     surrogate_alpha: float

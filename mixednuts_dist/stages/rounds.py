@@ -32,6 +32,7 @@ from .runs import Run, finished_partitions
 Mixed = tuple[float | str | int | None, ...]  # what tells one choice's mixture from another's
 ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack; FAB and Square wait for the evaluation
 STEP_ROUNDING = 1e-9  # relative: gaps this close to the cutoff are the step's own end
+SHARE_ATTACKED, LEAST_ATTACKED = 0.5, 100  # of the images that are predicted to stay, those next to the cutoff
 ROUND_ITERATIONS, ROUND_RESTARTS = 50, 1  # at most; the evaluation has the whole budget
 
 
@@ -173,8 +174,10 @@ class Rounds:
             border_restarts=min(budget.border_restarts, ROUND_RESTARTS),
         )
         mixtures = tuple(entry.mixture() for entry in attacked)
+        reaches = tuple(self._reach(entry) for entry in attacked)
         depends_on = {
             "mixtures": [mixture.settings() for mixture in mixtures],
+            "reaches": reaches,
             "budget": [budget.n_iter, budget.n_target_classes, budget.border_restarts],
             "surrogate": [surrogate_alpha, evaluate.rd, evaluate.mode],
             "points": [[source.stage, source.fingerprint] for source in self._sources],
@@ -184,12 +187,28 @@ class Rounds:
             fingerprint=digest({"attack": opened.attack_fingerprint, **depends_on}),
             budget=budget,
             mixtures=mixtures,
+            reaches=reaches,
             attacks=ROUND_ATTACKS,
             mode=evaluate.mode,
             surrogate_alpha=surrogate_alpha,
             rd=evaluate.rd,
             points=tuple(self._sources),
         )
+
+    def _reach(self, entry: Choice) -> float:
+        """The log(1 - margin) down to which images are attacked: the nearest share of those that are predicted to stay.
+
+        Images far above the cutoff hardly ever break (on the digits, 33 of 34 newly broken ones were among the nearest
+        16 %), and attacking them takes most of a round's time. Whether they stand, the evaluation decides.
+        """
+        labels_N = self._records.labels_N
+        hardest_NK = self._points.hardest(labels_N, entry.transform())
+        gaps_N = log_one_minus_signed_margin(entry.transform()(hardest_NK.double()), labels_N)
+        kept_N = gaps_N[~self._records.rob_broken_N & (gaps_N <= entry.log_one_minus_cutoff)]
+        if not len(kept_N):
+            return -math.inf
+        n_near = max(LEAST_ATTACKED, math.ceil(SHARE_ATTACKED * len(kept_N)))
+        return float(kept_N.sort(descending=True).values[min(n_near, len(kept_N)) - 1])
 
     def _take_in(self, done: SearchRound) -> None:
         """Join the round's points to the others."""
