@@ -306,6 +306,9 @@ class ComputeConfig(_Section):
     )
     compile: bool = Field(default=False, description="gradients through torch.compile; moves the last bits")
     max_tries: Positive = Field(default=3, description="tries of a partition before it is set aside")
+    start_seconds: float = Field(
+        default=1800, gt=0, description="a stage without any ready worker for so long ends and says what was asked for"
+    )
 
 
 class RunConfig(_Section):

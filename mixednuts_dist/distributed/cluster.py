@@ -153,7 +153,13 @@ def _own_signal_handlers() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def pool_settings(num_workers: int | None, num_gpus: float | None, num_cpus: float, max_tries: int) -> PoolSettings:
+def pool_settings(
+    num_workers: int | None,
+    num_gpus: float | None,
+    num_cpus: float,
+    max_tries: int,
+    start_seconds: float = math.inf,
+) -> PoolSettings:
     """One worker a GPU where the cluster has any, otherwise one for every `num_cpus` cores.
 
     That is the cluster as it is now. One that grows needs `num_workers` (and `num_gpus`): the workers that wait for
@@ -172,4 +178,4 @@ def pool_settings(num_workers: int | None, num_gpus: float | None, num_cpus: flo
             f"the cluster has {cores:g} cores and {gpus:g} GPUs, and a worker wants {num_cpus:g} and {gpus_each:g}: "
             "if the cluster grows, set compute.num_workers and compute.num_gpus to what it may grow to"
         )
-    return PoolSettings(num_workers or room, num_cpus, gpus_each, max_tries)
+    return PoolSettings(num_workers or room, num_cpus, gpus_each, max_tries, start_seconds)

@@ -7,6 +7,7 @@ holds numbers, never images.
 """
 
 import logging
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ class PoolSettings:
     num_cpus: float
     num_gpus: float
     max_tries: int = 3
+    start_seconds: float = math.inf  # how long all workers together may keep the stage waiting for the first one
 
 
 @dataclass(eq=False)
@@ -62,6 +64,7 @@ class Pool:
     _running: dict[Any, _Worker] = field(default_factory=dict)  # the task that each worker is at -> the worker
     _hired: list[_Worker] = field(default_factory=list)  # all that are not released yet, whatever they are at
     _failed_starts: int = 0
+    _any_ready: bool = False
 
     def run(self, queue: WorkQueue) -> None:
         """Until each piece is written or set aside.
@@ -78,10 +81,12 @@ class Pool:
         for _ in range(min(self.settings.n_workers, queue.most_pieces())):
             self._hire()
         try:
-            looked = 0.0
+            looked, started = 0.0, time.monotonic()
             while len(queue) or any(worker.work or worker.unwritten for worker in self._running.values()):
                 for ref in self._wait():
                     self._settle(ref)
+                if not self._any_ready and time.monotonic() - started > self.settings.start_seconds:
+                    raise ClusterError(self._nobody_came())
                 if time.monotonic() - looked > _LOOK_UP_SECONDS:
                     looked = time.monotonic()
                     self.on_look(sum(bool(worker.node) for worker in self._running.values()), len(self._running))
@@ -96,6 +101,17 @@ class Pool:
         if done and len(refs) > 1:
             done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         return list(done)
+
+    def _nobody_came(self) -> str:
+        settings = self.settings
+        has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        told = ", ".join(f"{has.get(name, 0):g} {name}s ({free.get(name, 0):g} free)" for name in ("CPU", "GPU"))
+        return (
+            f"no worker was ready within {settings.start_seconds:g} s: {settings.n_workers} were asked for, each with "
+            f"{settings.num_cpus:g} CPUs and {settings.num_gpus:g} GPUs; the cluster has {told}. Change "
+            "compute.num_workers, num_cpus or num_gpus to what it has, or raise compute.start_seconds"
+        )
 
     def _hire(self) -> None:
         """Ask for an actor; it joins when the cluster has room."""
@@ -128,7 +144,7 @@ class Pool:
             self._worker_lost(worker, work, error)
         else:
             if not worker.node:
-                worker.node = result
+                worker.node, self._any_ready = result, True
             elif isinstance(work, Merge):
                 self._queue.finished(work)
                 self.on_file(result)

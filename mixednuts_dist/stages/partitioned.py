@@ -47,7 +47,9 @@ def run_partitions(
     set_damaged_aside(opened.store, task.stage, todo)
     _forget_errors(opened.store, task.stage, todo)
     with stage_clock(opened.store, task.stage), connected(session):
-        settings = pool_settings(compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries)
+        settings = pool_settings(
+            compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries, compute.start_seconds
+        )
         queue = WorkQueue(todo, smallest=SMALLEST_SPAN, weights=weights, finished_spans=list(spans))
         pool = Pool(worker_spec(opened), task, settings, progress.partition_done, on_file=manifest.add)
         if isinstance(progress, WatchesWorkers):

@@ -12,7 +12,7 @@ from mixednuts_dist.distributed.metrics import RunMetrics
 from mixednuts_dist.distributed.pool import Pool, PoolSettings
 from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import Task, WorkerSpec
-from mixednuts_dist.errors import StoreError
+from mixednuts_dist.errors import ClusterError, StoreError
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.threat import ThreatModel
@@ -50,6 +50,18 @@ def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) 
     with pytest.raises(StoreError):
         pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
     assert len(pool.ended) == 1
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_cluster_without_room_for_any_worker_is_told_with_what_was_asked_for_and_what_it_has(tmp_path: Path) -> None:
+    spec = WorkerSpec(
+        store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
+        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
+    )  # fmt: skip
+    settings = PoolSettings(1, 10_000, 0, start_seconds=0.5)
+    pool = Pool(spec, Task("attack", "", AttackBudget()), settings, lambda _: None)
+    with pytest.raises(ClusterError, match=r"1 were asked for, each with 10000 CPUs.*the cluster has \d+ CPUs"):
+        pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
 
 
 def test_the_variants_of_studies_and_the_rounds_share_one_tag(monkeypatch: pytest.MonkeyPatch) -> None:
