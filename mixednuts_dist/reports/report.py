@@ -14,6 +14,7 @@ import yaml
 
 from ..attacks.red_flags import FLAGS, findings
 from ..config import RunConfig, parse_config
+from ..deployment.loading import loading_line
 from ..errors import DatasetError, MixedNutsError
 from ..images.datasets import open_dataset
 from ..stages.adoption import siblings
@@ -133,9 +134,11 @@ def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
     """What somebody needs who wants to do it again."""
     versions = yaml.safe_load(store.read("run.yaml"))["versions"]
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    loaded = {"in Python": loading_line(store.uri)} if config.std is not None else {}
     return {
         "run": config.run_id(),
         "folder": store.uri,
+        **loaded,
         "report made by": command,
         "seed": str(config.seed),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
