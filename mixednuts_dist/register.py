@@ -17,6 +17,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -133,6 +134,20 @@ def load_extensions(files: Iterable[str]) -> dict[str, str]:
         ConfigError: for a file that does not exist or cannot be imported, with its error.
     """
     return {file: _load(Path(file.removeprefix("py:"))) for file in files}
+
+
+def require_extensions(expected: Mapping[str, str]) -> None:
+    """Import the files in a worker, which have to be those that the driver imported: file -> sha256.
+
+    Raises:
+        ConfigError: for a file that is missing here, cannot be imported or has another content.
+    """
+    for file, sha256 in load_extensions(expected).items():
+        if sha256 != expected[file]:
+            raise ConfigError(
+                f"extensions: {file} on {platform.node()} has checksum {sha256[:12]}, the driver's has "
+                f"{expected[file][:12]}: copy the same file to every node"
+            )
 
 
 def _load(path: Path) -> str:

@@ -5,7 +5,8 @@ from.
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class SearchTask:
     store_uri: str
     fingerprint: str
     criterion: str
+    extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
 
     def path(self, slab: Grid) -> str:
         """The file of a slab's scores; whatever refinement asks for the same candidates finds it."""

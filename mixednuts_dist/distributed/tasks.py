@@ -1,7 +1,7 @@
 """What the driver tells a worker: the run, and what a stage asks of each partition."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..acceleration.arithmetic import PrecisionChoice
@@ -28,6 +28,7 @@ class WorkerSpec:
     n_threads: int
     precision: PrecisionChoice = "fp32"
     compile: bool = False
+    extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
 
     @property
     def run_id(self) -> str:

@@ -17,6 +17,7 @@ from ray import tune
 from safetensors.torch import save
 
 from ..errors import MixedNutsError
+from ..register import require_extensions
 from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid, Pair
 from ..selection.selection import score_candidates
@@ -81,6 +82,7 @@ class SlabTrial(tune.Trainable):
         assert inputs is not None
         assert task is not None
         torch.set_num_threads(1)
+        require_extensions(task.extensions)
         self.inputs, self.task, self.slabs = inputs, task, slabs
         self.criteria: dict[Pair, Criterion] = {}
         self.reset_config(config)

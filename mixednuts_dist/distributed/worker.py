@@ -21,6 +21,7 @@ from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..errors import BaseClassifierError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..logs import log_json
+from ..register import require_extensions
 from ..storage.manifest import with_checksum
 from ..storage.partitions import Partition, Span
 from ..storage.records import Receipt
@@ -52,6 +53,7 @@ class AttackWorker:
         """Load everything; returns the node's id in Ray, its name where there is no Ray.
 
         Raises:
+            ConfigError: where this machine's extensions are not the driver's.
             BaseClassifierError: where this machine's weights are not the ones that the driver saw.
             DatasetError: where its images are not.
             StoreError: where this machine does not see the driver's storage.
@@ -59,6 +61,7 @@ class AttackWorker:
         if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
             log_json()  # into the node's log folder
         torch.set_num_threads(self.spec.n_threads)
+        require_extensions(self.spec.extensions)
         self.device = _device()
         self.dataset = self._dataset()
         uris = {"std": self.spec.std_uri, "rob": self.spec.rob_uri}

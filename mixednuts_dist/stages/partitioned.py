@@ -9,6 +9,7 @@ from ..distributed.failures import error_log
 from ..distributed.pool import Pool
 from ..distributed.schedule import WorkQueue
 from ..distributed.tasks import Task, WorkerSpec
+from ..register import load_extensions
 from ..storage.manifest import ManifestWriter, set_damaged_aside
 from ..storage.partitions import Partition
 from ..storage.spans import delete_spans, finished_spans
@@ -86,6 +87,7 @@ def worker_spec(opened: Run) -> WorkerSpec:
         precision=config.precision,
         compile=config.compute.compile,
         n_threads=max(1, int(config.compute.num_cpus)),
+        extensions=load_extensions(config.extensions),
     )
 
 

@@ -14,7 +14,7 @@ from ..distributed.cluster import RaySession
 from ..distributed.optuna_rounds import OptunaRounds
 from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
-from ..register import CRITERIA
+from ..register import CRITERIA, load_extensions
 from ..selection.choice import Choice, Exploration, Selection
 from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid, Pair, kept_images
@@ -182,7 +182,12 @@ class _Choosing:
         self.opened, self._session, self._search = opened, session, opened.config.search
         self.records = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
         self._inputs = _inputs(self.records)
-        self._task = SearchTask(opened.store.uri, _fingerprint(opened), self._search.criterion)
+        self._task = SearchTask(
+            opened.store.uri,
+            _fingerprint(opened),
+            self._search.criterion,
+            load_extensions(opened.config.extensions),
+        )
         search = self._search  # what cannot be searched is refused before Ray starts
         self._inputs.criterion(search.criterion, search.clamp, search.ln_k)
         self.explored: tuple[Exploration, dict[Pair, Criterion]] | None = None  # the last one

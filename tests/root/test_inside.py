@@ -1,16 +1,21 @@
-"""What docs/inside.md says of the code is true: its walk's functions exist in order, and its extension is one."""
+"""What docs/inside.md says of the code is true: its walk's functions exist in order, and its extensions run."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
-import torch
+import pytest
 
+from mixednuts_dist import pipeline
 from mixednuts_dist.config import parse_config
-from mixednuts_dist.register import CLAMPS
+from mixednuts_dist.stages.runs import run_store
+from mixednuts_dist.studies import study
 from tests.conftest import tiny_content
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "inside.md").read_text()
+SHOWN = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_the_walk_has_at_most_eight_functions_and_each_is_there() -> None:
@@ -21,10 +26,31 @@ def test_the_walk_has_at_most_eight_functions_and_each_is_there() -> None:
         assert f"def {function}(" in (ROOT / "mixednuts_dist" / file).read_text(), f"{file} has no {function}"
 
 
-def test_the_clamp_of_the_page_can_be_configured(tmp_path: Path) -> None:
-    (shown,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    (tmp_path / "cube.py").write_text(shown)
-    content = tiny_content(tmp_path / "runs", extensions=[str(tmp_path / "cube.py")])
-    config = parse_config({**content, "search": {**content["search"], "clamp": "cube"}})
-    assert config.search.clamp == "cube"
-    assert CLAMPS.get("cube")(torch.tensor([2.0])).item() == 8
+def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
+    tmp_path: Path, ray_session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's blocks as they stand there, in the workers and in the trials of the search."""
+    files = [tmp_path / f"mine_{i}.py" for i in range(len(SHOWN))]
+    for file, text in zip(files, SHOWN, strict=True):
+        file.write_text(text)
+    content = tiny_content(
+        tmp_path / "runs",
+        extensions=[str(file) for file in files],
+        data={"uri": "mirrored:24"},
+        std="mirror:std",
+        rob="mirror:rob",
+    )
+    content["search"] |= {"clamp": "cube", "criterion": "fewest"}
+    content["evaluate"] |= {"attacks": ["apgd-gap"]}
+    config = parse_config(content)
+    results = pipeline.run(config, session=ray_session)
+    store = run_store(config)
+    assert "apgd-gap" in json.dumps(json.loads(store.read("report/results.json")))
+    assert b'data-chart="images"' in store.read("report/index.html")
+    selected = json.loads(store.read("search/selected.json"))["result"]
+    assert selected["criterion"] == "fewest"
+    assert {entry["clamp"] for entry in selected["entries"]} == {"cube"}
+    assert results.n_images == 24
+    outcome = study.run(config, "images", session=ray_session)["images"]
+    assert outcome.findings == ("There are 24 images.",)
+    assert "There are 24 images." in capsys.readouterr().out
