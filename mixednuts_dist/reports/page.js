@@ -66,7 +66,9 @@
   }
 
   document.querySelectorAll("a[data-still]").forEach((link) => {
-    link.href = document.querySelector(`[data-chart="${link.dataset.still}"] img`).src;
+    const still = document.querySelector(`[data-chart="${CSS.escape(link.dataset.still)}"] img`);
+    if (!still) return; // its chart has no place; the others are drawn
+    link.href = still.src;
     link.hidden = false;
   });
   dark.addEventListener("change", redraw);

@@ -21,7 +21,6 @@ from .made_up_run import made_up_results
 # The ring is drawn with arcs; its label, for screen readers, names its series and its beta.
 RING_PLACES = """
 [...document.querySelectorAll('[data-chart=tradeoff] .role-mark path[aria-label*="predicted, chosen beta"]')]
-  .filter((ring) => ring.getAttribute("d").includes("A"))
   .map((ring) => ring.getAttribute("aria-label").match(/beta: ([\\d.]+)/)[1])
 """
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}<!--"
