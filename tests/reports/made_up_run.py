@@ -73,10 +73,11 @@ def made_up_search(attack: AttackRecords, *, betas: tuple[float, ...] = BETAS) -
     """One (s, p, c) for all betas, alpha from the order statistic; predictions counted from the mixture itself."""
     mapped = LogitTransform(SCALE, POWER, BIAS)
     margins_N = -torch.expm1(log_one_minus_signed_margin(mapped(attack.rob_attacked_NK), attack.labels_N))
-    standing = margins_N[margins_N > 0].sort().values
+    standing = margins_N[(margins_N > 0) & ~attack.rob_broken_N].sort().values
     entries = []
     for beta in betas:
-        cutoff = float(standing[max(0, len(standing) - math.ceil(beta * len(standing)))])
+        keep = math.ceil(beta * len(standing))
+        cutoff = float(standing[max(0, len(standing) - keep)]) if len(standing) else 0.0
         alpha = 1 / (1 + cutoff)
         clean_NK = mixed_logits(attack, alpha=alpha, attacked=False)
         entries.append(
@@ -89,7 +90,7 @@ def made_up_search(attack: AttackRecords, *, betas: tuple[float, ...] = BETAS) -
                 one_minus_alpha=1 - alpha,
                 objective=0.25,
                 clean_correct=int((clean_NK.argmax(dim=1) == attack.labels_N).sum()),
-                kept_predicted=int((margins_N >= cutoff).sum()),
+                kept_predicted=int(((margins_N >= cutoff) & ~attack.rob_broken_N).sum()),
                 total=len(margins_N),
                 on_grid_edge=("scale",) if beta == 1.0 else (),
                 clamp="gelu",
