@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..mixing.clamps import clamp_shape
 from .inputs import Owners
@@ -99,7 +100,7 @@ def _reach(low_PSE: Tensor, high_PSE: Tensor, gains_E: Tensor, from_PSb: Tensor,
     best_from = up_sums.flip(-1).cummax(dim=-1).values.flip(-1)  # never rises along the last axis
     last_PSb = torch.searchsorted(best_from.neg(), least_PSb.neg(), right=True) - 1
     last_PSb = last_PSb.clamp_min(torch.searchsorted(up_PSE, from_PSb.contiguous()))
-    ends = torch.cat([up_PSE, torch.full_like(up_PSE[..., :1], torch.inf)], dim=-1)
+    ends = pad(up_PSE, (0, 1), value=math.inf)  # right where no row is undecided, too
     return torch.maximum(ends.gather(-1, last_PSb) * (1 + _SLACK), to_PSb)
 
 

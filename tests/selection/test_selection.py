@@ -310,3 +310,14 @@ def test_a_gpu_answers_as_the_cpu_does(n_classes: int) -> None:
     for beta in GRID.betas:
         mine, theirs = on_gpu.for_beta(beta), on_cpu.for_beta(beta)
         assert (mine.scale, mine.power, mine.bias) == (theirs.scale, theirs.power, theirs.bias)
+
+
+def test_where_std_and_rob_are_right_on_the_same_images_every_candidate_has_their_count() -> None:
+    logits_BK = torch.randn(6, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    classes_B = logits_BK.argmax(dim=1)
+    found = select_parameters_exact(
+        logits_BK, classes_B, logits_BK, classes_B, classes_B,
+        scales=[0.5, 5.0], powers=[1.0, 3.0], biases=[-0.5, 0.0], betas=[1.0, 0.5], clamp="relu",
+    )  # fmt: skip
+    assert found.for_beta(1.0).objective == 1
+    assert bool((found.objectives == 1).all())

@@ -45,7 +45,7 @@ def test_the_list_has_a_line_for_each_study() -> None:
 
 
 def test_an_unknown_study_is_answered_with_the_valid_names() -> None:
-    shown = CliRunner().invoke(main, ["study", "tradeof", "digits.yaml"])
+    shown = CliRunner().invoke(main, ["study", "tradeof", str(ROOT / "jobs" / "configs" / "digits.yaml")])
     assert shown.exit_code != 0
     assert "'trade-off'" in shown.output
 
