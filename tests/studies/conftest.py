@@ -35,4 +35,5 @@ def bench(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     storage: Path = tmp_path_factory.mktemp("studies")
     content = tiny_content(storage)
     content["attack"] = {**content["attack"], "n_queries": 30}
+    content["search"] = {**content["search"], "rounds": 0}  # the paper's search, which its studies are about
     return LocalBench(parse_config(content), session=ray_session)

@@ -95,11 +95,11 @@ def test_medians_and_ratios(bench: Bench, rows: Rows) -> None:
     assert broken.sum() == (~rows.survived).sum(), "the same images break; only how far they go differs"
 
 
-def test_every_beta_has_the_cutoff_of_its_order_statistic(bench: Bench, rows: Rows) -> None:
+def test_every_beta_has_a_cutoff_that_keeps_its_share(bench: Bench, rows: Rows) -> None:
     for beta, scale, bias, power, alpha, *_ in outcome(bench, "parameters").table.rows:
         mapped = plain.transformed(rows.attacked[rows.survived], number(scale), number(power), number(bias))
         q = plain.cutoff(plain.signed_margin(mapped, rows.labels[rows.survived]), float(str(beta)))
-        assert number(alpha) == pytest.approx(1 / (1 + q), rel=1e-9)
+        assert number(alpha) >= 1 / (1 + q) - 1e-9, "no cutoff above the order statistic keeps beta"
 
 
 def test_three_forms_of_rob(bench: Bench, rows: Rows) -> None:
@@ -184,12 +184,13 @@ def test_fewer_images_choose_by_themselves_alone(bench: Bench, rows: Rows) -> No
     table = outcome(bench, "data-size").table
     everything, fewer = table.rows[0], table.rows[1]
     chosen = bench.search.deployed()
-    assert everything[3:7] == (chosen.scale, chosen.bias, chosen.power, chosen.alpha)
+    assert everything[3:6] == (chosen.scale, chosen.bias, chosen.power)
+    assert number(everything[6]) <= chosen.alpha, "what is deployed lies in the middle of the cutoff's step"
     size, scale, bias, power, alpha = int(str(fewer[0])), *(number(cell) for cell in fewer[3:7])
     survived = rows.survived[:size]
     mapped = plain.transformed(rows.attacked[:size][survived], scale, power, bias)
     q = plain.cutoff(plain.signed_margin(mapped, rows.labels[:size][survived]), bench.beta)
-    assert alpha == pytest.approx(1 / (1 + q))
+    assert alpha >= 1 / (1 + q) - 1e-9
 
 
 def test_all_images_drawn_are_the_run_itself(bench: Bench) -> None:
@@ -329,7 +330,7 @@ def test_a_guess_needs_no_attack(bench: Bench, rows: Rows) -> None:
     assert (row["s"], row["c"], row["p"]) == (5.0, -1.1, 4.0)
     classes = plain.mixed_classes(rows.std, plain.transformed(rows.clean, 5, 4, -1.1), 0.9987500602493457)
     assert correct(row["clean"]) == int((classes == rows.labels).sum())
-    assert {"Square as MMAA", "transfer from demo_rob_light"} <= {str(cells[0]) for cells in table.rows}
+    assert {"Square as MMAA", "transfer from rob_light"} <= {str(cells[0]) for cells in table.rows}
 
 
 def test_the_simplex_compares_at_equal_confidence(bench: Bench) -> None:
