@@ -148,7 +148,7 @@ def _measured_words(entry: Choice, results: RunResults) -> str:
     if entry.beta in by_rounds:
         return f"kept {counts.percent_first(by_rounds[entry.beta])}, by the search’s own attack"
     for point in results.measured:
-        if point.parameters.mixture() == entry.mixture():
+        if point.parameters.mixture().settings() == entry.mixture().settings():
             clean, robust = (counts.percent_first(count) for count in (point.clean, point.robust))
             return f"clean {clean}, robust {robust}, in run {point.run_id}"
     return "not attacked yet"

@@ -40,6 +40,7 @@ class Stored(NamedTuple):
 def stored(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> Stored:
     """24 digits at beta .9; a sibling at beta .5 finished before, and its attack rows were taken over."""
     content = tiny_content(tmp_path_factory.mktemp("reported"))
+    content["search"]["rounds"] = 0  # so that both choose from the same rows: a sibling's rounds find points of its own
     evaluated(parse_config({**content, "search": {**content["search"], "beta": 0.5}}), ray_session)
     config = parse_config(content)
     pipeline.run(config, session=ray_session)

@@ -8,6 +8,7 @@ import pytest
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config import RunConfig
+from tests.conftest import tiny_content
 
 ANSWERING_STD = """
 import torch
@@ -24,8 +25,10 @@ def results(tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any) ->
     """The same small run with std as a module and as a function that answers with classes."""
     (tmp_path / "answers.py").write_text(ANSWERING_STD)
     stds = {"module": "demo:std", "black box": f"callable:{tmp_path / 'answers.py'}:classes#classes=10"}
+    # The paper's search: a round follows std's gradient, and a black box has none, so that it finds other points.
+    search = {**tiny_content(tmp_path)["search"], "rounds": 0}
     return {
-        name: pipeline.run(tiny(name=name.replace(" ", "-"), std=uri), session=ray_session).to_json()
+        name: pipeline.run(tiny(name=name.replace(" ", "-"), std=uri, search=search), session=ray_session).to_json()
         for name, uri in stds.items()
     }
 
