@@ -401,7 +401,8 @@ def kept_by_rounds(search: SearchResult) -> dict[float, Count]:
     found: dict[float, Count] = {}
     for done in search.rounds:
         for entry, kept in zip(done.attacked, done.kept, strict=True):
-            if any(entry.beta == now.beta and entry.mixture() == now.mixture() for now in search.entries):
+            mixture = entry.mixture().settings()  # plain values: its map is a module, equal to itself alone
+            if any(entry.beta == now.beta and mixture == now.mixture().settings() for now in search.entries):
                 found[entry.beta] = Count(kept, done.of)
     return found
 
