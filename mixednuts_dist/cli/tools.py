@@ -177,7 +177,9 @@ def verify(config: str, overrides: tuple[str, ...], repair: bool) -> None:
             click.echo(f"{len(bad)} of {n_files} files are damaged. Next: mixednuts verify {config} --repair")
             raise SystemExit(1)
         else:
-            click.echo(f"all {n_files} files of {store.uri} are as they were written")
+            click.echo(
+                f"all {n_files} files of {store.uri} were read, and none is damaged as far as it carries a checksum"
+            )
 
 
 @click.command(epilog=examples("prepare folder:photos?preprocess=Res256Crop224 --to s3://bucket/photos"))
