@@ -224,7 +224,7 @@ class SearchConfig(_Section):
     )
     beta: Beta = Field(default=0.985, description="the beta whose parameters are deployed and attacked")
     rounds: Repeats = Field(
-        default=4,
+        default=8,
         description="rounds, at most, of attacking the choice and choosing again with what was found, until the "
         "measured share reaches `beta`; 0: the paper",
     )
