@@ -22,6 +22,7 @@ from .results import (
     predicted,
     rounds_sentence,
     rounds_table,
+    same_mixture,
 )
 from .tables import accuracy_table, cost_table, search_table, survival_table, table_files
 from .worst_images import Reason, WorstImage, contact_sheet, perturbation_png, pixels_of, png
@@ -148,7 +149,7 @@ def _measured_words(entry: Choice, results: RunResults) -> str:
     if entry.beta in by_rounds:
         return f"kept {counts.percent_first(by_rounds[entry.beta])}, by the search’s own attack"
     for point in results.measured:
-        if point.parameters.mixture().settings() == entry.mixture().settings():
+        if same_mixture(point.parameters, entry):
             clean, robust = (counts.percent_first(count) for count in (point.clean, point.robust))
             return f"clean {clean}, robust {robust}, in run {point.run_id}"
     return "not attacked yet"

@@ -396,13 +396,17 @@ def asked(results: RunResults) -> int:
     return math.ceil(results.parameters.beta * results.row("rob").robust.correct - 1e-9)
 
 
+def same_mixture(one: Choice, other: Choice) -> bool:
+    """Whether both are the same classifier; by plain values, as a map is a module and equal to itself alone."""
+    return one.mixture().settings() == other.mixture().settings()
+
+
 def kept_by_rounds(search: SearchResult) -> dict[float, Count]:
     """beta -> what the last round that attacked this beta's present choice measured, of rob's robust images."""
     found: dict[float, Count] = {}
     for done in search.rounds:
         for entry, kept in zip(done.attacked, done.kept, strict=True):
-            mixture = entry.mixture().settings()  # plain values: its map is a module, equal to itself alone
-            if any(entry.beta == now.beta and mixture == now.mixture().settings() for now in search.entries):
+            if any(entry.beta == now.beta and same_mixture(entry, now) for now in search.entries):
                 found[entry.beta] = Count(kept, done.of)
     return found
 

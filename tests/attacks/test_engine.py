@@ -232,12 +232,14 @@ def test_batches_of_1_7_and_64_give_the_same_margins(name: str) -> None:
 
 
 @needs_real
-@pytest.mark.parametrize(("name", "eps"), [("rob_c10_resnet4b", 2), ("rob_c10_cnn_wide_kw", 4)])
-def test_batches_of_1_7_and_64_give_the_same_margins_on_cifar(name: str, eps: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "eps", "tolerance"), [("rob_c10_resnet4b", 2, 1e-5), ("rob_c10_cnn_wide_kw", 4, 1e-4)]
+)
+def test_batches_of_1_7_and_64_give_the_same_margins_on_cifar(name: str, eps: int, tolerance: float) -> None:
     x, y = open_dataset(f"npz:{REAL / 'cifar10_test_first1000.npz'}").read(100, 112)
     model = load_classifier(f"py:{REAL / 'zoo.py'}:{name}", "rob")
-    # Other shapes round otherwise, and where a gradient is nearly 0 its sign turns: 3e-5 was seen.
-    independent_of_the_batch(model, x, y, ThreatModel("Linf", eps / 255), tolerance=1e-3)
+    # Other shapes round otherwise, and where a gradient is nearly 0 its sign turns: 3.3e-5 was seen, on the wide one.
+    independent_of_the_batch(model, x, y, ThreatModel("Linf", eps / 255), tolerance)
 
 
 def plain_minimum_margins(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, n_iter: int) -> Tensor:
