@@ -61,8 +61,9 @@ class Driver:
 
 
 def comparable(printed: str) -> dict[str, Any]:
-    """The results of a run as `--json` prints them, without what depends on the machine's speed."""
-    return {key: value for key, value in json.loads(printed).items() if not key.startswith(("seconds", "costs"))}
+    """What `--json` prints, without the machine's speed and the provenance, which names the run's folder."""
+    left_out = ("seconds", "costs", "provenance")
+    return {key: value for key, value in json.loads(printed).items() if not key.startswith(left_out)}
 
 
 def stamps(storage: str, stage: str) -> dict[str, Any]:
