@@ -8,7 +8,7 @@ from .errors import DamagedFile
 from .reports import report
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
-from .stages.progress import Progress, Silent
+from .stages.partitioned import Progress, Silent
 from .stages.runs import Run, open_run
 
 logger = logging.getLogger(__name__)

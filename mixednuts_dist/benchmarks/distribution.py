@@ -24,12 +24,11 @@ from ..distributed.cluster import RaySession
 from ..images.datasets import open_dataset
 from ..mixing.transforms import layer_norm_logits
 from ..stages import attack
-from ..stages.progress import Silent
+from ..stages.partitioned import Silent
 from ..storage.partitions import split_images
 from ..storage.records import Receipt
 from ..threat import ThreatModel
-from .simulation import simulate
-from .sleepers import sleep_through
+from .simulation import simulate, sleep_through
 
 _THREAT = ThreatModel("Linf", 0.15)  # of the packaged pair on the digits
 _PASSES_A_SECOND = 300.0  # of the simulated GPU: a large network on large images

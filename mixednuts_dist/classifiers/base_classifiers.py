@@ -4,15 +4,18 @@ Shapes: B images of C x H x W, K classes.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import BaseClassifierError, MixedNutsError
 from ..register import CLASSIFIERS
-from ..uris import check_classifier_uri, is_black_box, parse_uri
+from ..uris import check_classifier_uri, is_black_box, parse_uri, without_weights
 from .black_box_classifier import BlackBoxClassifier
 from .factories import find_function, source_of
 
@@ -183,3 +186,51 @@ def _is_used(model: nn.Module, mean: Tensor, images: Tensor) -> bool:
         return not torch.equal(model(images), before)
     finally:
         mean.copy_(kept)
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Learned parameters, and floating-point operations of one forward pass on one image."""
+
+    parameters: int
+    flops: int
+
+
+class _ConstantsOnCpu(TorchFunctionMode):
+    """Inside `torch.device("meta")`: constructors that look at numbers of a `linspace` (drop-path rates) still can."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.linspace:
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize | None:
+    """The size of the classifier that `uri` names; None for a black box. Library models are built without memory.
+
+    Raises:
+        BaseClassifierError: where it cannot be built, or does not take images of that shape.
+    """
+    if is_black_box(uri):
+        return None
+    bare = without_weights(uri)
+    try:
+        if bare is None:
+            return measure(load_classifier(uri, role), image_shape)
+        with torch.device("meta"), _ConstantsOnCpu():
+            return measure(load_classifier(bare, role), image_shape)
+    except (NotImplementedError, RuntimeError) as error:
+        raise BaseClassifierError(f"{role}={uri!r} does not take images of shape {image_shape}: {error}") from error
+
+
+@torch.no_grad()
+def measure(model: nn.Module, image_shape: tuple[int, ...]) -> ModelSize:
+    """Count a module's parameters and the operations of one image; the module ends on the meta device."""
+    counter = FlopCounterMode(display=False)
+    model = model.to("meta").eval()
+    with counter:
+        model(torch.empty(1, *image_shape, device="meta"))
+    return ModelSize(sum(parameter.numel() for parameter in model.parameters()), int(counter.get_total_flops()))

@@ -96,7 +96,7 @@ def fetch(config: str, overrides: tuple[str, ...]) -> None:
     with reported(verbose=False) as console:
         loaded = load_config(config, overrides)
         items = missing_inputs(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
-        from ..classifiers.download import fetch as fetched
+        from ..classifiers.checkpoints import fetch as fetched
 
         failed = 0
         for key, item in items:

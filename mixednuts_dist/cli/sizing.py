@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..classifiers.model_size import ModelSize, measure_uri
+from ..classifiers.base_classifiers import ModelSize, measure_uri
 from ..config import RunConfig
 from ..images.datasets import open_dataset
 from ..reports.counts import seconds_text

@@ -65,7 +65,7 @@ def submit(config: str, overrides: tuple[str, ...], address: str, with_uv: bool,
     with reported(verbose=False) as console:
         loaded = prepared(config, overrides, console)
         travelling = _travelling(config, loaded.storage)
-        from ..distributed.submission import follow_job, submit_job
+        from ..distributed.cluster import follow_job, submit_job
 
         options = [f"--set={override}" for override in overrides]
         job = submit_job(
@@ -196,8 +196,8 @@ def prepare(
     """Write images as class-balanced Parquet parts, which workers read by themselves; what is there is kept."""
     with reported(verbose) as console:
         check_dataset_uri(uri)
+        from ..distributed import preparation as stage
         from ..distributed.cluster import RaySession
-        from ..stages import prepare as stage
         from .terminal import PreparationProgress
 
         with RaySession(address) as session, PreparationProgress(console) as progress:

@@ -1,16 +1,28 @@
-"""Connecting to Ray: the cluster that is named, or a private local one that leaves with the process."""
+"""Connecting to Ray: the cluster that is named, or a private local one that leaves with the process; runs as Ray jobs.
 
+With a job travels the current folder (the configuration, classifier files, a checkout's package), without what
+`.gitignore` names; an installed package travels beside it. Its dependencies are the nodes' own, or `uv run` makes them
+from pyproject.toml. No environment variable travels: the jobs API shows them to everyone, so credentials belong to the
+nodes' roles. Ray refuses a submission id that was used before, so none is given: a run is identified by its run id and
+resumed from its storage.
+"""
+
+import asyncio
 import logging
 import math
 import os
+import shlex
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import ray
+from ray.job_submission import JobStatus, JobSubmissionClient
 
 from ..errors import ClusterError
 from .pool import PoolSettings
@@ -20,6 +32,9 @@ _TRIED_VERSIONS = ("2.60.",)  # of Ray, whose private constants are known
 _CONSTANTS = ("ENABLE_RAY_CLUSTER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
 _STARTS = 3  # of a local Ray, which gives itself 30 s; on a busy machine that may be too short
 _TOO_SLOW = "timed out during startup"
+_PACKAGE = Path(__file__).parents[1]
+_STAYS = [".git", ".venv", "runs"]  # beside what .gitignore names
+_UV = ("uv", "run", "--no-dev")
 
 logger = logging.getLogger(__name__)
 
@@ -179,3 +194,47 @@ def pool_settings(
             "if the cluster grows, set compute.num_workers and compute.num_gpus to what it may grow to"
         )
     return PoolSettings(num_workers or room, num_cpus, gpus_each, max_tries, start_seconds)
+
+
+def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: str, with_uv: bool) -> str:
+    """Start `mixednuts ARGUMENTS` on the cluster whose dashboard answers at `address`; returns the submission id.
+
+    Raises:
+        ClusterError: where nothing answers, the upload is refused, or uv has no project to install.
+    """
+    if with_uv and not (folder / "pyproject.toml").is_file():
+        raise ClusterError(f"--uv installs what {folder}/pyproject.toml declares, and there is no such file")
+    command = [*(_UV if with_uv else ()), "python", "-m", _PACKAGE.name, *arguments]
+    entrypoint, declared, metadata = shlex.join(command), runtime_env(folder), {"run_id": run_id}
+    return str(
+        _asked(
+            address, lambda client: client.submit_job(entrypoint=entrypoint, runtime_env=declared, metadata=metadata)
+        )
+    )
+
+
+def runtime_env(folder: Path) -> dict[str, Any]:
+    """What the job's driver and workers find: `folder`, and the package where it does not lie in there."""
+    declared: dict[str, Any] = {"working_dir": str(folder), "excludes": _STAYS}
+    if not (folder / _PACKAGE.name / "__init__.py").is_file():
+        declared["py_modules"] = [str(_PACKAGE)]
+    return declared
+
+
+def follow_job(address: str, submission_id: str, show: Callable[[str], None]) -> bool:
+    """Show the job's log until it ends; True where it succeeded."""
+
+    async def follow(client: JobSubmissionClient) -> None:
+        async for text in client.tail_job_logs(submission_id):
+            show(text)
+
+    _asked(address, lambda client: asyncio.run(follow(client)))
+    status: JobStatus = _asked(address, lambda client: client.get_job_status(submission_id))
+    return status == JobStatus.SUCCEEDED
+
+
+def _asked(address: str, question: Callable[[JobSubmissionClient], Any]) -> Any:
+    try:
+        return question(JobSubmissionClient(address))
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"the cluster's dashboard at {address}: {error}") from error

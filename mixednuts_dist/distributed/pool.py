@@ -21,11 +21,10 @@ from ..errors import ClusterError, MixedNutsError, StoreError
 from ..storage.partitions import Partition, Span
 from ..storage.records import Receipt
 from ..storage.store import Store
-from .failures import Failures
 from .metrics import RunMetrics
-from .schedule import Merge, Work, WorkQueue
+from .schedule import Failures, Merge, Work, WorkQueue
 from .tasks import Task, WorkerSpec
-from .worker import AttackActor
+from .worker import AttackActor, PassSeconds
 
 logger = logging.getLogger(__name__)
 
@@ -248,3 +247,18 @@ def _machine_is_gone(worker: _Worker, error: RayError) -> bool:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def measure_on_one_worker(spec: WorkerSpec, settings: PoolSettings) -> dict[str, PassSeconds]:
+    """Seconds a pass of "rob", and of "std" and "mixed" where there are, on one worker of the cluster; needs Ray."""
+    actor = AttackActor.options(num_cpus=settings.num_cpus, num_gpus=settings.num_gpus).remote(spec)
+    try:
+        ray.get(actor.ready.remote())
+        measured: dict[str, PassSeconds] = ray.get(actor.time_passes.remote())
+    except RayTaskError as error:
+        if isinstance(error.cause, MixedNutsError):
+            raise error.cause from error
+        raise ClusterError(f"a worker cannot start: {error}") from error
+    finally:
+        ray.kill(actor)
+    return measured

@@ -1,10 +1,14 @@
-"""Writing image partitions as a Ray Data job: each part by itself, in any order, on any node."""
+"""`mixednuts prepare`: images from anywhere -> balanced uint8 partitions in a folder or a bucket.
+
+A Ray Data job writes each part by itself, in any order, on any node.
+"""
 
 import functools
+import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,15 +16,29 @@ import ray.data
 from ray.exceptions import RayError
 
 from .. import errors
+from ..config import digest
 from ..errors import ClusterError, DatasetError, MixedNutsError
 from ..images.arrays import ArrayImages
-from ..images.datasets import open_dataset
+from ..images.datasets import Dataset, open_dataset
 from ..images.image_files import ImageFiles
-from ..images.parquet_images import ImagePart, ImageRows, encode_part, finished_part
+from ..images.parquet_images import (
+    MANIFEST,
+    ImagePart,
+    ImageRows,
+    Manifest,
+    balanced_order,
+    encode_part,
+    finished_part,
+    open_parquet,
+)
+from ..storage.partitions import split_images
 from ..storage.store import Store
+from ..uris import parse_uri
+from .cluster import RaySession, connected
 
 _MAX_BLOCKS = 1000  # tasks that Ray Data makes of the job; a task writes one part after the other
 _MAX_RETRIES = 3  # of a task whose worker or node was lost
+PART_SIZE = 100
 
 
 @dataclass(frozen=True)
@@ -115,3 +133,85 @@ def _read(dataset: ArrayImages | ImageFiles, indices: Sequence[int]) -> ImageRow
     names = getattr(dataset, "names", None)
     called = tuple(names[i] if names else f"{dataset.uri.partition(':')[0]}/{i}" for i in indices)
     return ImageRows(pixels.numpy(), labels.numpy(), called)
+
+
+def run(
+    uri: str,
+    destination: str,
+    *,
+    n: int | None = None,
+    part_size: int = PART_SIZE,
+    seed: int = 0,
+    session: RaySession | None = None,
+    on_part: Callable[[PartDone, int], None] | None = None,
+) -> Manifest:
+    """Write the first `n` images of `uri` (all by default) below `destination`; parts that are there are kept.
+
+    `on_part` is told of each part that is done and of how many images there are in all.
+
+    Raises:
+        DatasetError: where the source cannot be used, or `destination` holds other images.
+    """
+    if parse_uri(uri).scheme == "parquet":
+        raise DatasetError(f"{uri} is prepared already; use it as data.uri")
+    dataset = open_dataset(uri)
+    n_images = n or len(dataset)
+    if n_images > len(dataset):
+        raise DatasetError(f"n={n_images}, but {uri} has {len(dataset)} images")
+    jobs = _jobs(uri, dataset, destination, n_images, part_size, seed)
+    _refuse_others(destination, jobs)
+    done = []
+    with connected(session):
+        for part in write_parts(jobs):
+            done.append(part)
+            if on_part is not None:
+                on_part(part, n_images)
+    return _finish(dataset, jobs, done, seed)
+
+
+def _jobs(uri: str, dataset: Dataset, destination: str, n_images: int, part_size: int, seed: int) -> list[PartJob]:
+    order = balanced_order(dataset.labels[:n_images], seed)
+    identity = {"source": dataset.checksum(n_images), "order": _order_hash(order), "part_size": part_size}
+    fingerprint = digest(identity)
+    target = Store(destination).uri  # absolute: a worker has another working folder
+    return [
+        PartJob(uri, target, fingerprint, part.file_name, part.start, tuple(order[part.start : part.stop]))
+        for part in split_images(n_images, part_size)
+    ]
+
+
+def _refuse_others(destination: str, jobs: Sequence[PartJob]) -> None:
+    """Two sets in one folder would be a mixture of both."""
+    store = Store(destination)
+    if store.exists(MANIFEST):
+        there = open_parquet(parse_uri(f"parquet:{destination}")).manifest
+        if there.fingerprint != jobs[0].fingerprint:
+            raise DatasetError(
+                f"{store.uri} already holds other images or another order ({len(there.labels)} images of "
+                f"{there.source}, seed {there.seed}); choose another --to, or delete it"
+            )
+
+
+def _finish(dataset: Dataset, jobs: Sequence[PartJob], done: Sequence[PartDone], seed: int) -> Manifest:
+    """The manifest, written last: a set without one is not complete."""
+    done = sorted(done, key=lambda part: part.part.start)
+    shapes = {part.image_shape for part in done}
+    if len(shapes) > 1:
+        raise DatasetError(
+            f"{dataset.uri}: images have different sizes, {sorted(shapes)}; "
+            "bring them to one: ?preprocess=Res256Crop224"
+        )
+    manifest = Manifest(
+        source=jobs[0].source,
+        fingerprint=jobs[0].fingerprint,
+        seed=seed,
+        image_shape=shapes.pop(),
+        parts=tuple(part.part for part in done),
+        labels=tuple(int(dataset.labels[i]) for job in jobs for i in job.indices),
+    )
+    Store(jobs[0].destination).write(MANIFEST, manifest.to_json())
+    return manifest
+
+
+def _order_hash(order: Sequence[int]) -> str:
+    return hashlib.sha256(json.dumps(order).encode()).hexdigest()

@@ -8,19 +8,22 @@ Shapes: B images of a partition, K classes.
 import logging
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..attacks.gradient_model import AttackedModel
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..errors import BaseClassifierError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..logs import log_json
+from ..mixing.classifier import MixedClassifier
+from ..mixing.transforms import LogitTransform
 from ..register import require_extensions
 from ..storage.manifest import with_checksum
 from ..storage.partitions import Partition, Span
@@ -31,13 +34,63 @@ from ..storage.tables import encode_table, finished_receipt
 from .attacker import Attacker
 from .metrics import RunMetrics
 from .tasks import Task, WorkerSpec
-from .timing import PassSeconds, time_classifiers
 
 logger = logging.getLogger(__name__)
 
 _MOST_UNWRITTEN = 2  # files that wait for a storage that does not answer while the next partition is attacked
 _WRITE_SECONDS = 5.0  # a file is waited for this long before the next partition begins
 _TIMED_IMAGES = 256  # at most, to measure how long a pass takes
+_ENOUGH_SECONDS = 1.0  # of repeats, likewise
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds an image, in a full batch."""
+
+    forward: float
+    both: float  # forward and backward
+
+    def of(self, n_forward: int, n_backward: int) -> float:
+        """Seconds that an image takes with so many passes, each backward one with its forward one."""
+        return (n_forward - n_backward) * self.forward + n_backward * self.both
+
+
+def time_classifiers(networks: Mapping[str, nn.Module], x_BCHW: Tensor) -> dict[str, PassSeconds]:
+    """The base classifiers and, of "std" and "rob", their mixture, whose parameters do not change its cost."""
+    models = {name: AttackedModel.of(network) for name, network in networks.items()}
+    if "std" in networks:
+        mixed = MixedClassifier(networks["std"], networks["rob"], LogitTransform(1.0, 1.0, 0.0), 0.9).eval()
+        models["mixed"] = AttackedModel.of(mixed.to(x_BCHW.device))
+    return {name: _time(model, x_BCHW) for name, model in models.items()}
+
+
+def _time(attacked: AttackedModel, x_BCHW: Tensor) -> PassSeconds:
+    def forward() -> None:
+        with torch.no_grad():
+            attacked.model(x_BCHW)
+
+    def both() -> None:
+        attacked.fast.probe(x_BCHW)
+
+    return PassSeconds(_seconds(forward, x_BCHW) / len(x_BCHW), _seconds(both, x_BCHW) / len(x_BCHW))
+
+
+def _seconds(act: Callable[[], Any], x_BCHW: Tensor) -> float:
+    """Median of repeats, after one that warms up."""
+    times: list[float] = []
+    act()
+    while sum(times) < _ENOUGH_SECONDS and len(times) < 20:
+        _synchronise(x_BCHW)
+        started = time.perf_counter()
+        act()
+        _synchronise(x_BCHW)
+        times.append(time.perf_counter() - started)
+    return sorted(times)[len(times) // 2]
+
+
+def _synchronise(x_BCHW: Tensor) -> None:
+    if x_BCHW.is_cuda:
+        torch.cuda.synchronize(x_BCHW.device)
 
 
 class AttackWorker:

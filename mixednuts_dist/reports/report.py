@@ -17,9 +17,9 @@ from ..config import RunConfig, parse_config
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, MixedNutsError
 from ..images.datasets import open_dataset
-from ..stages.adoption import siblings
+from ..stages.attack import siblings
 from ..stages.evaluate import CACHED, autoattack_fingerprint, evaluate_fingerprint
-from ..stages.progress import Progress, Silent
+from ..stages.partitioned import Progress, Silent
 from ..stages.runs import Run, finished_partitions, reopen_run, require_complete, stage_clock, stage_seconds
 from ..stages.search import read_candidates, read_search_result
 from ..storage.partitions import Partition

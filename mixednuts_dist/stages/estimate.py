@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ..attacks.pgd import N_ITER as PGD_ITERATIONS
 from ..config import EvaluateConfig, RunConfig
 from ..distributed.cluster import RaySession, connected, pool_settings
-from ..distributed.probe import measure_on_one_worker
-from ..distributed.timing import PassSeconds
+from ..distributed.pool import measure_on_one_worker
+from ..distributed.worker import PassSeconds
 from ..storage.records import Receipt
 from .evaluate import autoattack_fingerprint, evaluate_fingerprint
 from .partitioned import worker_spec

@@ -7,8 +7,7 @@ from ..distributed.cluster import RaySession
 from ..distributed.tasks import EvaluateTask, StoredPoints
 from ..storage.records import Receipt, SearchResult
 from ..storage.tables import read_footer
-from .partitioned import budget_of, run_partitions
-from .progress import Progress, Silent
+from .partitioned import Progress, Silent, budget_of, run_partitions
 from .rounds import evaluate_fingerprint, stored_points
 from .runs import Run, open_run, require_complete
 from .search import read_search_result

@@ -1,23 +1,60 @@
-"""The one way to send a stage's task over the partitions of a run: what is done stays, the rest goes to the workers."""
+"""The one way to send a stage's task over the partitions of a run: what is done stays, the rest goes to the workers.
+
+`Progress` is what the stages tell whoever watches; the terminal and the logs are somebody else's business.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from ..attacks.budget import AttackBudget
 from ..config import AttackConfig, EvaluateConfig
 from ..distributed.cluster import RaySession, connected, pool_settings
-from ..distributed.failures import error_log
 from ..distributed.pool import Pool
-from ..distributed.schedule import WorkQueue
+from ..distributed.schedule import WorkQueue, error_log
 from ..distributed.tasks import Task, WorkerSpec
 from ..register import load_extensions
 from ..storage.manifest import ManifestWriter, set_damaged_aside
 from ..storage.partitions import Partition
+from ..storage.records import Receipt
 from ..storage.spans import delete_spans, finished_spans
 from ..storage.store import Store
-from .progress import Progress, WatchesWorkers
 from .runs import Run, finished_partitions, stage_clock
 
 SMALLEST_SPAN = 4  # images, to begin with; the queue raises it where so few waste time
+
+
+class Progress(Protocol):
+    """Called by the stages, always from the driver's main thread."""
+
+    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
+        """`n_images` in all; `done` are the partitions that earlier runs have left finished."""
+
+    def partition_done(self, receipt: Receipt) -> None:
+        """One more partition, or one more span of one, is written."""
+
+    def stage_finished(self, stage: str, message: str) -> None:
+        """The stage is complete; `message` says in a line what came out or that there was nothing to do."""
+
+
+@runtime_checkable
+class WatchesWorkers(Protocol):
+    """A `Progress` that also wants to know who is at work, every few seconds."""
+
+    def workers_seen(self, ready: int, asked: int) -> None:
+        """`ready` of `asked` workers are there; the others wait for room on the cluster."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
+        pass
+
+    def partition_done(self, receipt: Receipt) -> None:
+        pass
+
+    def stage_finished(self, stage: str, message: str) -> None:
+        pass
 
 
 def run_partitions(

@@ -25,8 +25,7 @@ from ..selection.grid import kept_images
 from ..selection.inputs import CachedLogits
 from ..storage.records import AttackRecords, SearchResult, SearchRound
 from ..storage.tables import read_columns
-from .partitioned import budget_of, run_partitions
-from .progress import Progress
+from .partitioned import Progress, budget_of, run_partitions
 from .runs import Run, finished_partitions
 
 Mixed = tuple[float | str | int | None, ...]  # what tells one choice's mixture from another's

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from ..config import RunConfig, SearchConfig, digest, grid_values
 from ..distributed.cluster import RaySession
 from ..distributed.optuna_rounds import OptunaRounds
-from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
+from ..distributed.tasks import SearchInputs, SearchTask, delete_slabs
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..register import CRITERIA, load_extensions
 from ..selection.choice import Choice, Exploration, Selection
@@ -23,11 +23,10 @@ from ..selection.prediction import compare_candidates, trade_off_point
 from ..selection.refinement import GridRefinements, Proposer
 from ..selection.resampling import corrected
 from ..selection.selection import score_candidates, search_grid, surrogate_alpha
-from ..storage.records import AttackRecords, SearchResult
+from ..storage.records import AttackRecords, SearchResult, candidates_table
 from ..storage.tables import read_attack_records, read_columns
-from .adoption import adopt_attack
-from .candidates_table import candidates_table
-from .progress import Progress, Silent
+from .attack import adopt_attack
+from .partitioned import Progress, Silent
 from .rounds import Points, Rounds, eased, evaluate_fingerprint
 from .runs import Run, open_run, require_complete, stage_clock
 

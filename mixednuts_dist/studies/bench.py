@@ -23,8 +23,7 @@ from ..reports.results import RunResults
 from ..stages import attack as attack_stage
 from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
-from ..stages.partitioned import run_partitions
-from ..stages.progress import Progress, Silent
+from ..stages.partitioned import Progress, Silent, run_partitions
 from ..stages.runs import Run, open_run
 from ..storage.records import AttackRecords, Receipt, SearchResult
 from ..storage.tables import read_attack_records, read_evaluate_records

@@ -1,6 +1,6 @@
 """Studies of a run's own results: the main table, the error rates, the parameters, three forms of rob."""
 
-from ..classifiers.model_size import ModelSize, measure_uri
+from ..classifiers.base_classifiers import ModelSize, measure_uri
 from ..errors import InvalidInputError
 from ..mixing.transforms import LogitMap, LogitTransform
 from ..register import STUDIES

@@ -19,7 +19,7 @@ from ..errors import InvalidInputError
 from ..register import STUDIES
 from ..reports.charts import Chart, chart_files
 from ..reports.table import Table, print_table
-from ..stages.progress import Progress
+from ..stages.partitioned import Progress
 from .bench import Bench
 from .paper_numbers import PaperTable
 

@@ -19,7 +19,7 @@ from pyautoattack import AutoAttack
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from mixednuts_dist.classifiers.demo_classifiers import DEMO_EPS, ROB_LIGHT_WIDTHS, ROB_WIDTHS, STD_WIDTHS, DigitsNet
+from mixednuts_dist.classifiers.factories import DEMO_EPS, ROB_LIGHT_WIDTHS, ROB_WIDTHS, STD_WIDTHS, DigitsNet
 from mixednuts_dist.images.arrays import load_digits_split
 
 _BATCH = 128

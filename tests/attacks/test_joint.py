@@ -12,7 +12,7 @@ from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.joint import least_loss
 from mixednuts_dist.attacks.losses import joint_loss
-from mixednuts_dist.classifiers.demo_classifiers import demo_rob, demo_std
+from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixednuts_dist.classifiers import demo_classifiers
-from mixednuts_dist.classifiers.demo_classifiers import DEMO_EPS, DigitsNet, demo_rob, demo_rob_light, demo_std
+from mixednuts_dist.classifiers import factories
+from mixednuts_dist.classifiers.factories import DEMO_EPS, DigitsNet, demo_rob, demo_rob_light, demo_std
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.tools.demo_training import Recipe, train
@@ -95,7 +95,7 @@ def test_the_weights_are_small_enough_to_commit(factory: Callable[[], DigitsNet]
 def test_weights_of_other_widths_are_an_error_that_says_how_to_remake_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(demo_classifiers, "STD_WIDTHS", (4, 8))
+    monkeypatch.setattr(factories, "STD_WIDTHS", (4, 8))
     with pytest.raises(BaseClassifierError, match=r"demo_std\.safetensors .* widths=\(4, 8\)(.|\n)*demo_training"):
         demo_std()
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mixednuts_dist.classifiers import download
-from mixednuts_dist.classifiers.download import fetch
+from mixednuts_dist.classifiers import checkpoints
+from mixednuts_dist.classifiers.checkpoints import fetch
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.uris import Missing
 
@@ -50,7 +50,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(download.time, "sleep", lambda _: None)
+    monkeypatch.setattr(checkpoints.time, "sleep", lambda _: None)
     made = Server()
     thread = threading.Thread(target=made.http.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -6,9 +6,8 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from mixednuts_dist.distributed.cluster import pool_settings
-from mixednuts_dist.distributed.failures import HOPELESS, MAX_LOST_MACHINES, Failures
 from mixednuts_dist.distributed.pool import _machine_is_gone, _Worker
-from mixednuts_dist.distributed.schedule import Merge
+from mixednuts_dist.distributed.schedule import HOPELESS, MAX_LOST_MACHINES, Failures, Merge
 from mixednuts_dist.errors import ClusterError, PartitionFailed
 from mixednuts_dist.storage.partitions import Partition, Span
 from mixednuts_dist.storage.store import Store

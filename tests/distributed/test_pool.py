@@ -19,7 +19,7 @@ import os
 import pathlib
 import sys
 import torch
-from mixednuts_dist.classifiers.demo_classifiers import demo_rob
+from mixednuts_dist.classifiers.factories import demo_rob
 from mixednuts_dist.images.arrays import load_digits_split
 
 MARK = pathlib.Path(__file__).with_name("mark")
@@ -138,7 +138,7 @@ def test_a_worker_with_other_weights_than_the_driver_is_refused(
 ) -> None:
     path = tmp_path / "unsteady.py"
     path.write_text(
-        "import os\nfrom mixednuts_dist.classifiers.demo_classifiers import demo_rob\n"
+        "import os\nfrom mixednuts_dist.classifiers.factories import demo_rob\n"
         "def rob():\n    net = demo_rob()\n    next(net.parameters()).data += float(os.getpid())\n    return net\n"
     )
     with pytest.raises(BaseClassifierError, match="this machine holds other weights"):

@@ -17,8 +17,7 @@ from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.attack import attack_task
-from mixednuts_dist.stages.partitioned import worker_spec
-from mixednuts_dist.stages.progress import Silent
+from mixednuts_dist.stages.partitioned import Silent, worker_spec
 from mixednuts_dist.stages.runs import Run, open_run, run_store
 from mixednuts_dist.storage.partitions import Partition, Span
 from mixednuts_dist.storage.records import Receipt

@@ -109,7 +109,7 @@ class Doomed(Hoarder):
 def test_a_piece_whose_workers_always_die_while_they_wait_for_the_storage_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mixednuts_dist.distributed.failures.MAX_LOST_MACHINES", 3)
+    monkeypatch.setattr("mixednuts_dist.distributed.schedule.MAX_LOST_MACHINES", 3)
     pool = pool_of(tmp_path, 1, [])
     pool.actor = Doomed
     with pytest.raises(PartitionFailed, match=r"partition 0 .*lost 3 "):

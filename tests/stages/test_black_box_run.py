@@ -12,7 +12,7 @@ from tests.conftest import tiny_content
 
 ANSWERING_STD = """
 import torch
-from mixednuts_dist.classifiers.demo_classifiers import demo_std
+from mixednuts_dist.classifiers.factories import demo_std
 
 def classes(images):
     with torch.no_grad():

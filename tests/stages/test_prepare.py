@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from mixednuts_dist.distributed import preparation
 from mixednuts_dist.distributed.preparation import PartDone
 from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.stages import prepare
 
 N_CLASSES = 5
 Prepare = Callable[..., list[bool]]
@@ -32,7 +32,7 @@ def write(tmp_path: Path, ray_session: Any) -> Prepare:
 
     def run(uri: str, **options: Any) -> list[bool]:
         told: list[tuple[PartDone, int]] = []
-        made = prepare.run(
+        made = preparation.run(
             uri, str(tmp_path / "out"), part_size=10, session=ray_session,
             on_part=lambda part, n: told.append((part, n)), **options,
         )  # fmt: skip

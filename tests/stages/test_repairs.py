@@ -11,7 +11,7 @@ import pytest
 from mixednuts_dist import pipeline
 from mixednuts_dist.errors import DamagedFile
 from mixednuts_dist.stages import search
-from mixednuts_dist.stages.adoption import adopt_attack
+from mixednuts_dist.stages.attack import adopt_attack
 from mixednuts_dist.stages.runs import finished_partitions, open_run, reopen_run
 from mixednuts_dist.storage.store import Store
 from tests.object_store import ObjectStore

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from mixednuts_dist import pipeline
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.classifiers.demo_classifiers import demo_rob
+from mixednuts_dist.classifiers.factories import demo_rob
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config import RunConfig, load_config
@@ -113,7 +113,7 @@ def test_the_command_prints_the_table(finished) -> None:
 
 
 NO_GRADIENT = """
-from mixednuts_dist.classifiers.demo_classifiers import demo_rob as real
+from mixednuts_dist.classifiers.factories import demo_rob as real
 import torch
 
 class Answers(torch.nn.Module):

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.classifiers.demo_classifiers import demo_rob, demo_std
+from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.cli import main
 from mixednuts_dist.config import RunConfig, load_config, parse_config
 from mixednuts_dist.errors import ConfigError

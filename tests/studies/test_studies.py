@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixednuts_dist.classifiers.demo_classifiers import demo_rob, demo_std
+from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
