@@ -140,20 +140,24 @@ class Engine:
         return any(lane.n_ready >= self.shape.rows for lane in self._lanes.values())
 
     def _work(self) -> None:
-        """One pass: of the judge where many wait for it, else of the lane that fills its pass best."""
+        """One pass: of the judge where many wait for it, else of a lane."""
         n_claims = sum(len(leaving.rows) for leaving in self._to_judge)
-        # A full lane is emptied before the one that feeds it; where none is full, the fullest is stepped.
-        order = {key: position for position, key in enumerate(self._lane_order())}
-        lane = max(
-            self._lanes.items(), key=lambda item: (min(item[1].n_ready, self.shape.rows), order[item[0]]), default=None
-        )
-        n_ready = 0 if lane is None else min(lane[1].n_ready, self.shape.rows)
-        # A verification is a forward pass alone, and gives images back to their lanes: it need not be full.
-        if n_claims and (n_claims >= self.shape.rows or (n_ready < self.shape.rows and 4 * n_claims >= n_ready)):
+        # A full lane is emptied before the one that feeds it. Where none is full, the first of the plan is stepped: who
+        # leaves it joins those who wait further on, so that images that came apart go through a long search together.
+        busy = [self._lanes[key] for key in self._lane_order() if key in self._lanes and self._lanes[key].n_ready]
+        full = [lane for lane in busy if lane.n_ready >= self.shape.rows]
+        lane = full[-1] if full else busy[0] if busy else None
+        # A verification is a forward pass alone, and gives images back to their lanes: it need not be full. Images of
+        # another lane are verified before a pass that has room for them.
+        if n_claims and (
+            lane is None
+            or n_claims >= self.shape.rows
+            or (not full and (4 * n_claims >= lane.n_ready or any(claim.lane is not lane for claim in self._to_judge)))
+        ):
             self._verify()
-        elif lane is not None and n_ready:
-            lane[1].step()
-            if (leaving := lane[1].leaving()) is not None:
+        elif lane is not None:
+            lane.step()
+            if (leaving := lane.leaving()) is not None:
                 self._to_judge.append(leaving)
 
     # Coming and going
