@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .mixing.classifier import MixedClassifier
     from .mixing.margins import signed_margin, top2_margin
     from .mixing.transforms import LogitTransform
-    from .selection.published_values import MixedNUTSParameters
+    from .selection.choice import MixedNUTSParameters
     from .selection.selection import Selection, select_parameters, select_parameters_exact
     from .threat import ThreatModel
 
@@ -52,7 +52,7 @@ _HOMES = {
     "BatchShape": ".acceleration.batch_shape",
     "LogitTransform": ".mixing.transforms",
     "MixedClassifier": ".mixing.classifier",
-    "MixedNUTSParameters": ".selection.published_values",
+    "MixedNUTSParameters": ".selection.choice",
     "MixedNutsError": ".errors",
     "RunConfig": ".config",
     "Selection": ".selection.selection",

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..mixing.transforms import layer_norm_logits
+from ..selection.choice import published_grid
 from ..selection.grid import Grid, kept_images
-from ..selection.published_values import published_grid
 from ..selection.selection import Selection, select_parameters
 
 N_ATTACKED, N_WRONG = 575, 210

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import optuna
 
-from ..selection.choice import Exploration, Selection
+from ..selection.exploration import Exploration, Selection
 from ..selection.grid import Grid, Pair
 
 _BATCH = 8  # trials a round

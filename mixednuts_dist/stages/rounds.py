@@ -17,8 +17,8 @@ from torch import Tensor
 from ..config import digest
 from ..distributed.cluster import RaySession
 from ..distributed.tasks import RoundTask, StoredPoints
-from ..mixing.closed_forms import mixed_classes
 from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
+from ..mixing.mixture import mixed_classes
 from ..mixing.transforms import LogitMap
 from ..selection.choice import Choice
 from ..selection.grid import kept_images

@@ -15,13 +15,12 @@ from ..distributed.optuna_rounds import OptunaRounds
 from ..distributed.tasks import SearchInputs, SearchTask, delete_slabs
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..register import CRITERIA, load_extensions
-from ..selection.choice import Choice, Exploration, Selection
+from ..selection.choice import Choice
 from ..selection.criteria import Criterion, Scores
+from ..selection.exploration import Exploration, GridRefinements, Proposer, Selection
 from ..selection.grid import Grid, Pair, kept_images
 from ..selection.inputs import AttackedPoints, CachedLogits
-from ..selection.prediction import compare_candidates, trade_off_point
-from ..selection.refinement import GridRefinements, Proposer
-from ..selection.resampling import corrected
+from ..selection.prediction import compare_candidates, corrected, trade_off_point
 from ..selection.selection import score_candidates, search_grid, surrogate_alpha
 from ..storage.records import AttackRecords, SearchResult, candidates_table
 from ..storage.tables import read_attack_records, read_columns

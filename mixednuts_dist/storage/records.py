@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..mixing.clamps import Clamp
-from ..selection.choice import Choice, Exploration, Selection
+from ..selection.choice import Choice
+from ..selection.exploration import Exploration, Selection
 
 
 @dataclass(frozen=True)

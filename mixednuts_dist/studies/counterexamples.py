@@ -1,6 +1,6 @@
 """What the rounds of the search buy: kept and clean, predicted and measured, round by round, against the paper."""
 
-from ..mixing.closed_forms import robust_lower_bound
+from ..mixing.mixture import robust_lower_bound
 from ..register import STUDIES
 from ..reports.counts import Count, count, images_text, share_text
 from ..reports.figures import rounds_chart

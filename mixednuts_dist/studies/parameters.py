@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ..config import SearchConfig, grid_values
 from ..mixing.clamps import Clamp
-from ..mixing.closed_forms import mixed_clean_correct, robust_lower_bound
 from ..mixing.margins import log_one_minus_signed_margin
-from ..mixing.mixture import Mixture, tempered_log_probs
+from ..mixing.mixture import Mixture, mixed_clean_correct, robust_lower_bound, tempered_log_probs
 from ..mixing.transforms import LogitMap, layer_norm_logits
 from ..selection.grid import kept_images
 from ..selection.selection import Selection, select_parameters, select_parameters_exact

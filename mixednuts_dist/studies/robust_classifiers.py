@@ -12,8 +12,7 @@ from ..reports.charts import accuracy_scatter, bars
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count, share_text
 from ..reports.table import Cell, Table
-from ..selection.choice import Choice
-from ..selection.published_values import MixedNUTSParameters
+from ..selection.choice import Choice, MixedNUTSParameters
 from ..storage.records import AttackRecords
 from ..uris import parse_uri
 from . import paper_numbers as paper

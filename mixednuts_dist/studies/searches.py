@@ -14,7 +14,7 @@ from ..reports.charts import Chart, bars, count_bars, maps
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count, points_text
 from ..reports.table import Cell, Table
-from ..selection.choice import Selection
+from ..selection.exploration import Selection
 from ..storage.records import AttackRecords
 from . import paper_numbers as paper
 from .bench import Bench, subset

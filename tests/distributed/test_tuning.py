@@ -15,8 +15,9 @@ from mixednuts_dist.distributed.optuna_rounds import OptunaRounds
 from mixednuts_dist.distributed.tasks import SearchInputs, SearchTask, delete_slabs
 from mixednuts_dist.distributed.tuning import SlabTuner
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.choice import Choice, Exploration, Selection
+from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.selection.criteria import Scores
+from mixednuts_dist.selection.exploration import Exploration, Selection
 from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.selection import score_candidates
 from mixednuts_dist.storage.store import Store

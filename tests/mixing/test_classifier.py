@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitMap, LogitTransform
-from mixednuts_dist.selection.published_values import MixedNUTSParameters
+from mixednuts_dist.selection.choice import MixedNUTSParameters
 
 TRANSFORM = LogitTransform(0.6, 3.5, -1.1)
 

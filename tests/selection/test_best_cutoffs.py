@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.errors import InvalidInputError
-from mixednuts_dist.mixing.closed_forms import mixed_clean_correct
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin, log_one_minus_top2_margin
-from mixednuts_dist.mixing.mixture import Mixture
+from mixednuts_dist.mixing.mixture import Mixture, mixed_clean_correct
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.grid import Grid, kept_images
 from mixednuts_dist.selection.inputs import AttackedPoints, CachedLogits

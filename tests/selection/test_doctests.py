@@ -6,8 +6,8 @@ import importlib
 import pytest
 
 MODULES = [
-    "mixing.clamps", "mixing.closed_forms", "mixing.transforms", "mixing.margins",
-    "selection.choice", "selection.grid", "selection.pareto", "selection.published_values",
+    "mixing.clamps", "mixing.mixture", "mixing.transforms", "mixing.margins",
+    "selection.choice", "selection.grid", "selection.selection",
 ]  # fmt: skip
 
 

@@ -10,8 +10,7 @@ from mixednuts_dist.mixing.clamps import clamp_shape
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.register import CRITERIA, load_extensions
 from mixednuts_dist.selection import screening
-from mixednuts_dist.selection.choice import Exploration, Selection
-from mixednuts_dist.selection.refinement import GridRefinements
+from mixednuts_dist.selection.exploration import Exploration, GridRefinements, Selection
 from mixednuts_dist.selection.selection import score_candidates
 
 from .test_best_cutoffs import GRID, exact, rows

@@ -9,8 +9,7 @@ from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.criteria import ExactCriterion, PaperCriterion
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.selection.inputs import CachedLogits
-from mixednuts_dist.selection.pareto import beta_of_robust, most_kept_at_clean, pareto_front
-from mixednuts_dist.selection.selection import search_grid
+from mixednuts_dist.selection.selection import beta_of_robust, most_kept_at_clean, pareto_front, search_grid
 
 from .test_best_cutoffs import GRID, every_outcome, outcome, rows, smallest_margins, with_points
 

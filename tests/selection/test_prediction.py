@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.mixing.closed_forms import mixed_classes, mixed_clean_correct, robust_lower_bound
-from mixednuts_dist.mixing.mixture import Mixture
+from mixednuts_dist.mixing.mixture import Mixture, mixed_classes, mixed_clean_correct, robust_lower_bound
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.inputs import CachedLogits
 from mixednuts_dist.selection.prediction import compare_criteria, trade_off_curve

@@ -3,7 +3,7 @@
 import pytest
 
 from mixednuts_dist.errors import InvalidInputError
-from mixednuts_dist.selection.published_values import MixedNUTSParameters, published_grid
+from mixednuts_dist.selection.choice import MixedNUTSParameters, published_grid
 
 PRINTED = {
     "cifar10": (5.00, 4.00, -1.10, 0.999, 0.9570535),

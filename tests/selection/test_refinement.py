@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mixednuts_dist.selection.choice import Choice, Exploration, Selection
+from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.selection.criteria import Criterion, ExactCriterion
+from mixednuts_dist.selection.exploration import Exploration, GridRefinements, Selection
 from mixednuts_dist.selection.grid import Grid, Pair
-from mixednuts_dist.selection.refinement import GridRefinements
 from mixednuts_dist.selection.selection import score_candidates
 
 BETA = 0.9

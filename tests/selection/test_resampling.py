@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from mixednuts_dist.errors import InvalidInputError
-from mixednuts_dist.mixing.closed_forms import mixed_clean_correct, robust_lower_bound
+from mixednuts_dist.mixing.mixture import mixed_clean_correct, robust_lower_bound
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.inputs import CachedLogits
-from mixednuts_dist.selection.resampling import HonestPrediction, honest_prediction
+from mixednuts_dist.selection.prediction import HonestPrediction, honest_prediction
 from mixednuts_dist.selection.selection import search_grid
 
 GRID = Grid((0.05, 0.2, 0.6, 2.0, 6.0), (0.6, 1.0, 1.8, 2.6, 3.5), (-2.4, -1.8, -1.2, -0.6, 0.0, 0.6), betas=(0.95,))

@@ -16,7 +16,7 @@ from mixednuts_dist.cli.sizing import describe
 from mixednuts_dist.config import RunConfig, grid_values, load_config
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.selection.published_values import MixedNUTSParameters, published_grid
+from mixednuts_dist.selection.choice import MixedNUTSParameters, published_grid
 from mixednuts_dist.uris import check_classifier_uri, check_dataset_uri, known_image_shape
 
 CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"

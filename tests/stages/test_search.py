@@ -9,7 +9,7 @@ import pytest
 
 from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.errors import ConfigError
-from mixednuts_dist.mixing.closed_forms import mixed_clean_correct
+from mixednuts_dist.mixing.mixture import mixed_clean_correct
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import SearchResult

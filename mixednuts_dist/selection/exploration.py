@@ -1,0 +1,276 @@
+"""What a search has found on its grids: the choice of every beta, the rules by which it is made, and what to try next.
+
+The order of the candidates, for one grid and among several: the best count of the objective; among equals the most
+images kept (where the criterion takes the best cutoff that keeps at least beta); then the clamp and width that are
+configured first, the largest 1 - alpha, the smallest power, the smallest scale and the smallest |bias|.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInputError
+from .choice import Choice
+from .criteria import Criterion, Scores
+from .grid import Grid, Pair
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+_LOG_FLOAT32_STEP = -24 * math.log(2)  # below this log(1 - q), a float32 q is 1
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The outcome of Algorithm 1 on one grid; arrays have the shape (betas, scales, powers, biases), on the CPU."""
+
+    criterion: str
+    grid: Grid
+    maximised: bool  # the objective
+    inequality: bool  # the criterion takes the best cutoff that keeps at least beta, not the one that keeps just beta
+    objectives: Tensor  # float64; NaN where infeasible and, but for the paper's criterion, where undeployable
+    log_one_minus_cutoffs: Tensor  # float64, log(1 - q)
+    kept: Tensor  # int64: images of the constraint that reach the cutoff
+    infeasible: Tensor  # bool: the cutoff is below 0
+    undeployable: Tensor  # bool: float32 could not carry the candidate
+    n_attacked: int  # images of the constraint
+    n_objective: int  # images of the objective
+    chosen: tuple[Choice | None, ...]  # one a beta, None where nothing is left
+    notes: tuple[str, ...]
+
+    @property
+    def betas(self) -> tuple[float, ...]:
+        """The betas in the order in which they were given."""
+        return self.grid.betas
+
+    @property
+    def n_undeployable(self) -> int:
+        """Candidates that could not be deployed at one beta or more."""
+        return int(self.undeployable.any(dim=0).sum())
+
+    def choice(self, beta: float) -> Choice | None:
+        """The best candidate at a searched beta, None where none can be used."""
+        return self.chosen[self.betas.index(beta)]
+
+    def for_beta(self, beta: float) -> Choice:
+        """The best candidate at `beta`.
+
+        Raises:
+            InvalidInputError: for a beta that was not searched, or one at which no candidate is left.
+        """
+        if beta not in self.betas:
+            raise InvalidInputError(f"beta={beta} was not searched; these were: {', '.join(map(str, self.betas))}")
+        found = self.choice(beta)
+        if found is None:
+            i = self.betas.index(beta)
+            raise InvalidInputError(
+                f"beta={beta}: none of {self.infeasible[i].numel()} candidates can be used: "
+                f"{int(self.infeasible[i].sum())} have a cutoff below 0 (the transformation itself breaks too many "
+                f"attacked images), {int(self.undeployable[i].sum())} have logits, a cutoff or a 1 - alpha that "
+                "float32 cannot carry; search smaller scales and powers, or a smaller beta"
+            )
+        return found
+
+    @classmethod
+    def of(cls, criterion: Criterion, grid: Grid, scores: Scores) -> "Selection":
+        """Excludes, ranks and annotates the candidates."""
+        infeasible = scores.log_cutoffs > 0
+        undeployable = undeployable_candidates(criterion, grid, scores.log_cutoffs)
+        hidden = infeasible | undeployable if criterion.inequality else infeasible
+        chosen = tuple(
+            _best(criterion, grid, scores, i, left=~(infeasible[i] | undeployable[i])) for i in range(len(grid.betas))
+        )
+        made = cls(
+            criterion.name,
+            grid,
+            criterion.maximised,
+            criterion.inequality,
+            objectives=(scores.counts.double() / max(1, len(criterion.clean))).masked_fill(hidden, math.nan),
+            log_one_minus_cutoffs=scores.log_cutoffs,
+            kept=scores.kept,
+            infeasible=infeasible,
+            undeployable=undeployable,
+            n_attacked=criterion.n_attacked,
+            n_objective=len(criterion.clean),
+            chosen=chosen,
+            notes=(),
+        )
+        return replace(made, notes=remarks([made], chosen, grid.betas))
+
+
+def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, *, left: Tensor) -> Choice | None:
+    """The chosen candidate of the beta with this index, of those that are left."""
+    if not bool(left.any()):
+        return None
+    log_cutoffs, counts, kept = (values[beta] for values in scores)
+    left = left & (counts == (counts[left].max() if criterion.maximised else counts[left].min()))
+    if criterion.inequality:
+        left &= kept == kept[left].max()
+    left &= log_cutoffs == log_cutoffs[left].min()
+    ties = [(grid.powers[p], grid.scales[s], abs(grid.biases[b]), (s, p, b)) for s, p, b in left.nonzero().tolist()]
+    s, p, b = index = min(ties)[-1]
+    return choice_of(
+        criterion,
+        grid,
+        (grid.scales[s], grid.powers[p], grid.biases[b]),
+        beta=grid.betas[beta],
+        log_cutoff=float(log_cutoffs[index]),
+        count=int(counts[index]),
+        kept=int(kept[index]),
+    )
+
+
+def choice_of(
+    criterion: Criterion,
+    grid: Grid,
+    at: tuple[float, float, float],
+    *,
+    beta: float,
+    log_cutoff: float,
+    count: int,
+    kept: int,
+) -> Choice:
+    """The choice of a candidate with this cutoff and these counts."""
+    cutoff = -math.expm1(log_cutoff)
+    return Choice(
+        *at,
+        alpha=1 / (1 + cutoff),
+        one_minus_alpha=cutoff / (1 + cutoff),
+        clamp=grid.clamp,
+        ln_k=grid.ln_k,
+        beta=beta,
+        log_one_minus_cutoff=log_cutoff,
+        objective=count / max(1, len(criterion.clean)),
+        objective_count=count,
+        kept_predicted=kept,
+        n_robust=criterion.n_attacked,
+        on_grid_edge=grid.on_edge(at),
+        refinement=grid.refinement,
+        n_only_rob_right=criterion.only_rob_right(at[2]),
+        n_class_changes=criterion.class_changes(at[2]),
+    )
+
+
+def undeployable_candidates(criterion: Criterion, grid: Grid, log_cutoffs: Tensor) -> Tensor:
+    """Candidates whose logits overflow float32, or whose cutoff or 1 - alpha float32 would round to 1 or 0."""
+    largest_B = criterion.largest_inputs(grid.biases).cpu()
+    powers_P1 = torch.tensor(grid.powers, dtype=torch.float64)[:, None]
+    scales_S11 = torch.tensor(grid.scales, dtype=torch.float64)[:, None, None]
+    overflow = scales_S11 * largest_B**powers_P1 > _FLOAT32_MAX
+    cutoffs = -torch.expm1(log_cutoffs)
+    vanishing = (cutoffs / (1 + cutoffs)).float() == 0
+    saturated = log_cutoffs < _LOG_FLOAT32_STEP
+    return overflow | ((vanishing | saturated | log_cutoffs.isnan()) & ~(log_cutoffs > 0))
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """All that a search has tried: several clamps, LayerNorm widths and refinements, with one choice among them."""
+
+    pairs: tuple[Pair, ...]  # in the order in which ties prefer them
+    parts: tuple[Selection, ...] = ()
+
+    def with_parts(self, parts: Iterable[Selection]) -> "Exploration":
+        """The same after more grids."""
+        return replace(self, parts=(*self.parts, *parts))
+
+    def before(self, refinement: int) -> "Exploration":
+        """What was known before that refinement."""
+        return replace(self, parts=tuple(part for part in self.parts if part.grid.refinement < refinement))
+
+    def choice(self, beta: float) -> Choice | None:
+        """The best candidate at `beta`, None where none can be used."""
+        choices = [choice for part in self.parts if (choice := part.choice(beta)) is not None]
+        if not choices:
+            return None
+        best = min(choices, key=self._rank)
+        return replace(best, on_grid_edge=self.tried((best.clamp, best.ln_k)).on_edge(best.at))
+
+    def tried(self, pair: Pair) -> Grid:
+        """Every value that was tried with this clamp and width."""
+        first, *others = (part.grid for part in self.parts if part.grid.pair == pair)
+        return first.merged(others)
+
+    def notes(self, betas: Iterable[float]) -> tuple[str, ...]:
+        """Remarks on the search as a whole, and on the choice of every beta."""
+        betas = tuple(betas)
+        return remarks(self.parts, [self.choice(beta) for beta in betas], betas)
+
+    def _rank(self, choice: Choice) -> tuple[float, ...]:
+        count = -choice.objective_count if self.parts[0].maximised else choice.objective_count
+        kept = -choice.kept_predicted if self.parts[0].inequality else 0
+        preferred = self.pairs.index((choice.clamp, choice.ln_k))
+        return count, kept, preferred, choice.log_one_minus_cutoff, choice.power, choice.scale, abs(choice.bias)
+
+
+def remarks(parts: Iterable[Selection], chosen: Iterable[Choice | None], betas: Iterable[float]) -> tuple[str, ...]:
+    """What float32 left out, an objective that counts nothing, and every beta's edges and violated assumptions."""
+    parts = tuple(parts)
+    notes = []
+    if n_excluded := sum(part.n_undeployable for part in parts):
+        notes.append(
+            f"{n_excluded} of {sum(part.undeployable[0].numel() for part in parts)} candidates were left out at one "
+            "beta or more because float32 could not carry their logits, cutoff or 1 - alpha."
+        )
+    if parts[0].n_objective == 0:
+        notes.append("No clean image is wrong: the objective is 0 for every candidate and the ties decided.")
+    for beta, choice in zip(betas, chosen, strict=True):
+        sentences = _choice_remarks(choice, parts[0]) if choice else ["no candidate is feasible and deployable."]
+        notes += [f"beta {beta}: {sentence}" for sentence in sentences]
+    return tuple(notes)
+
+
+def _choice_remarks(choice: Choice, part: Selection) -> list[str]:
+    notes = []
+    if choice.beta == 0:
+        notes.append("nothing is constrained; the cutoff is the largest margin of any attacked image.")
+    if choice.on_grid_edge:
+        notes.append(f"the optimum lies on the grid's edge in {', '.join(choice.on_grid_edge)}; widen the grid.")
+    if choice.n_class_changes:
+        notes.append(
+            f"the transformation changes the class of {choice.n_class_changes} of {part.n_attacked + part.n_objective} "
+            "images (assumption 4.2)."
+        )
+    if choice.n_only_rob_right:
+        notes.append(
+            f"{choice.n_only_rob_right} of {part.n_objective} clean images are right for transformed rob and wrong for "
+            "std (assumption 4.1)."
+        )
+    return notes
+
+
+class Proposer(Protocol):
+    """Decides what a search tries next."""
+
+    def propose(self, exploration: Exploration) -> list[Grid]:
+        """The grids to try next, given all earlier ones; none where the search is over."""
+        ...
+
+
+@dataclass(frozen=True)
+class GridRefinements:
+    """First the grid for every clamp and width; then up to `n_refine` finer ones around the best candidate at `beta`.
+
+    A refinement that does not improve the objective is the last one.
+    """
+
+    grid: Grid
+    beta: float
+    n_refine: int
+
+    def propose(self, exploration: Exploration) -> list[Grid]:
+        """See `Proposer.propose`."""
+        if not exploration.parts:
+            return [replace(self.grid, clamp=clamp, ln_k=ln_k) for clamp, ln_k in exploration.pairs]
+        last = exploration.parts[-1].grid.refinement
+        best = exploration.choice(self.beta)
+        if best is None or last >= self.n_refine:
+            return []
+        before = exploration.before(last).choice(self.beta) if last else None
+        if before is not None and before.objective_count == best.objective_count:
+            return []
+        tried = exploration.tried((best.clamp, best.ln_k))
+        zoomed = self.grid.zoomed(tried, best.at)
+        return [replace(zoomed, clamp=best.clamp, ln_k=best.ln_k, refinement=last + 1)]
