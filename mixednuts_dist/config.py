@@ -191,6 +191,7 @@ def _positive(grid: Grid) -> Grid:
 
 
 Beta = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 ClampName = Annotated[str, Registered(CLAMPS)]
 CriterionName = Annotated[str, Registered(CRITERIA)]
 AttackName = Annotated[str, Registered(ATTACKS)]
@@ -223,6 +224,16 @@ class SearchConfig(_Section):
         description="shares of rob's attacked images to keep; each gets its parameters and predictions",
     )
     beta: Beta = Field(default=0.985, description="the beta whose parameters are deployed and attacked")
+    keep: Beta | None = Field(
+        default=None, exclude=True, description="another word for `beta`: the share of rob's robust images to keep"
+    )
+    robust: Share | None = Field(
+        default=None,
+        description="in place of `beta`: the measured robust accuracy to reach, a share of all images",
+    )
+    clean: Share | None = Field(
+        default=None, description="in place of `beta`: the least clean accuracy; the choice that keeps most is deployed"
+    )
     rounds: Repeats = Field(
         default=8,
         description="rounds, at most, of attacking the choice and choosing again with what was found, until the "
@@ -240,8 +251,24 @@ class SearchConfig(_Section):
     )
     n_trials: Positive = Field(default=64, description="of optuna, each with all scales; no use to the grid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_target(cls, content: Any) -> Any:
+        """`keep` becomes `beta`; two targets are refused."""
+        if not isinstance(content, Mapping):
+            return content
+        given = [name for name in ("beta", "keep", "robust", "clean") if content.get(name) is not None]
+        # A resolved configuration names the default beta beside its target.
+        targets = [name for name in given if name != "beta" or content[name] != cls.model_fields["beta"].default]
+        if len(targets) > 1:
+            values = ", ".join(f"{name}: {shortened(content[name])}" for name in targets)
+            raise ValueError(f"{values} are {len(targets)} targets; a search has one of beta, keep, robust and clean")
+        return {**content, "beta": content["keep"]} if "keep" in targets else content
+
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
+        if (self.robust or self.clean) and self.criterion != "exact":
+            raise ValueError(f"criterion {self.criterion!r} fixes the cutoff by beta: robust and clean need exact")
         if self.sampler == "optuna" and self.refine:
             raise ValueError(f"refine={self.refine} needs sampler: grid; optuna takes n_trials")
         together = math.prod(len(grid_values(grid)) for grid in (self.scales, self.powers, self.biases))
@@ -260,11 +287,6 @@ class SearchConfig(_Section):
         """Every beta to answer for, the deployed one included, largest first."""
         measured = () if self.measure == "all" else self.measure
         return tuple(sorted({*self.betas, *measured, self.beta}, reverse=True))
-
-    def measured_betas(self) -> tuple[float, ...]:
-        """The betas whose choices the rounds attack, the deployed one first."""
-        others = self.all_betas() if self.measure == "all" else self.measure
-        return tuple(dict.fromkeys((self.beta, *others)))
 
 
 class EvaluateConfig(_Section):

@@ -49,6 +49,7 @@ def adaptive_autoattack(
     mode: AttackMode = "transfer",
     seed: int = 0,
     cached_BCHW: Tensor | None = None,
+    stop_when_broken: bool = True,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
     batch_size: int | BatchShape = ON_CPU,
@@ -68,6 +69,7 @@ def adaptive_autoattack(
         y_B: labels, int64.
         mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
         cached_BCHW: attacked images from an earlier stage inside the same balls, tried first as attack "cached".
+        stop_when_broken: leave an image as soon as it is fooled; otherwise go on to the smallest margin.
         sample_ids: key the noise; 0 .. B-1 by default.
         batch_size, precision, arithmetic, progress, verbose: as in `minimum_margin_attack`.
 
@@ -86,7 +88,7 @@ def adaptive_autoattack(
     engine = ensemble_engine(
         mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget or AttackBudget(),
         shape=BatchShape.of(batch_size), arithmetic=arithmetic or Arithmetic(precision),
-        progress=shown_or(progress, verbose),
+        stop_when_broken=stop_when_broken, progress=shown_or(progress, verbose),
     )  # fmt: skip
     return _one(engine, attacks, x_BCHW, y_B, sample_ids, cached_BCHW)
 
@@ -135,6 +137,7 @@ def ensemble_engine(
     seed: int = 0,
     mode: AttackMode = "transfer",
     arithmetic: Arithmetic | None = None,
+    stop_when_broken: bool = True,
     progress: Callable[[Progress], None] | None = None,
 ) -> Engine:
     """An engine with the plan of `attacks`; a `MixedClassifier` is attacked through its surrogate."""
@@ -142,8 +145,9 @@ def ensemble_engine(
     attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
     coarse = attacked.float32 is not None
     return Engine(
-        attacked, lambda setting: ensemble_plan(setting, attacks, coarse), threat, budget, seed, shape, True, progress
-    )
+        attacked, lambda setting: ensemble_plan(setting, attacks, coarse), threat, budget, seed, shape,
+        stop_when_broken, progress,
+    )  # fmt: skip
 
 
 def ensemble_plan(setting: Setting, attacks: Sequence[str], coarse: bool) -> list[Phase]:

@@ -214,6 +214,8 @@ class Attacker:
                     mixed, x[tried], y[tried], threat=self.spec.threat, attacks=task.attacks, mode=task.mode,
                     seed=self.spec.seed, cached_BCHW=hardest[tried], budget=task.budget, batch_size=self.shape(x),
                     sample_ids=[partition.start + i for i in tried.tolist()], arithmetic=self.arithmetic,
+                    # The next choices have other cutoffs: a point that only just fools this one says little of them.
+                    stop_when_broken=False,
                 )  # fmt: skip
                 found[tried] = outcome.x_adv
                 broken[tried] = ~outcome.robust

@@ -85,7 +85,7 @@ def _mixture_results(opened: Run) -> RunResults:
         results,
         notes=(*results.notes, *_red_flags(opened, fingerprint, "the mixture"), *missing),
         measured=measured_points(opened),
-        candidates=tuple(read_candidates(opened, config.search.beta)),
+        candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         costs=stage_costs({stage: list(found.values()) for stage, found in receipts.items()}, results.seconds),
         worst=worst,
         provenance=_provenance(config, store),

@@ -75,9 +75,11 @@ class Choice:
         """The mixture that is deployed."""
         return Mixture(self.transform(), self.alpha, self.one_minus_alpha)
 
-    def to_json(self) -> dict[str, Any]:
-        """What `search/selected.json` says of it."""
-        return {**asdict(self), "cutoff": self.cutoff}
+    def to_json(self, *, short: bool = False) -> dict[str, Any]:
+        """What `search/selected.json` says of it; `short` leaves out what is as in a choice that no search made."""
+        unknown = Choice(*(math.nan,) * 5)  # equal to nothing where a value is required
+        values = {name: value for name, value in asdict(self).items() if not short or value != getattr(unknown, name)}
+        return {**values, "cutoff": self.cutoff}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Choice":

@@ -92,6 +92,12 @@ class Attacked(Images):
             torch.cat([self.rivals_M, points.rivals_M[order_P]]),
         )
 
+    def n_right(self) -> int:
+        """Images that rob gets right at every point: no mixture keeps more."""
+        wrong_n = torch.zeros(self.owners.n_images, dtype=torch.bool, device=self.descending_NK.device)
+        wrong_n[self.owners.image_M[self.label_ranks_M > 0]] = True
+        return int((~wrong_n).sum())
+
     def first(self) -> Images:
         """One point of every image: the minimum-margin one."""
         return Images(self.descending_NK[: self.owners.n_images])

@@ -8,7 +8,7 @@ configured first, the largest 1 - alpha, the smallest power, the smallest scale 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,16 @@ from .grid import Grid, Pair
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _LOG_FLOAT32_STEP = -24 * math.log(2)  # below this log(1 - q), a float32 q is 1
+
+
+class Remark(NamedTuple):
+    """What a search says of one beta's choice, or of itself as a whole."""
+
+    beta: float | None  # None: of the whole search
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence if self.beta is None else f"beta {self.beta}: {self.sentence}"
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,12 @@ class Selection:
     n_attacked: int  # images of the constraint
     n_objective: int  # images of the objective
     chosen: tuple[Choice | None, ...]  # one a beta, None where nothing is left
-    notes: tuple[str, ...]
+    remarks: tuple[Remark, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks as plain sentences."""
+        return tuple(map(str, self.remarks))
 
     @property
     def betas(self) -> tuple[float, ...]:
@@ -95,9 +110,9 @@ class Selection:
             n_attacked=criterion.n_attacked,
             n_objective=len(criterion.clean),
             chosen=chosen,
-            notes=(),
+            remarks=(),
         )
-        return replace(made, notes=remarks([made], chosen, grid.betas))
+        return replace(made, remarks=remarks([made], chosen, grid.betas))
 
 
 def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, *, left: Tensor) -> Choice | None:
@@ -193,7 +208,7 @@ class Exploration:
         first, *others = (part.grid for part in self.parts if part.grid.pair == pair)
         return first.merged(others)
 
-    def notes(self, betas: Iterable[float]) -> tuple[str, ...]:
+    def remarks(self, betas: Iterable[float]) -> tuple[Remark, ...]:
         """Remarks on the search as a whole, and on the choice of every beta."""
         betas = tuple(betas)
         return remarks(self.parts, [self.choice(beta) for beta in betas], betas)
@@ -205,21 +220,24 @@ class Exploration:
         return count, kept, preferred, choice.log_one_minus_cutoff, choice.power, choice.scale, abs(choice.bias)
 
 
-def remarks(parts: Iterable[Selection], chosen: Iterable[Choice | None], betas: Iterable[float]) -> tuple[str, ...]:
+def remarks(parts: Iterable[Selection], chosen: Iterable[Choice | None], betas: Iterable[float]) -> tuple[Remark, ...]:
     """What float32 left out, an objective that counts nothing, and every beta's edges and violated assumptions."""
     parts = tuple(parts)
-    notes = []
+    found = []
     if n_excluded := sum(part.n_undeployable for part in parts):
-        notes.append(
-            f"{n_excluded} of {sum(part.undeployable[0].numel() for part in parts)} candidates were left out at one "
-            "beta or more because float32 could not carry their logits, cutoff or 1 - alpha."
+        n_candidates = sum(part.undeployable[0].numel() for part in parts)
+        sentence = (
+            f"{n_excluded} of {n_candidates} candidates were left out at one beta or more because float32 could not "
+            "carry their logits, cutoff or 1 - alpha."
         )
+        found.append(Remark(None, sentence))
     if parts[0].n_objective == 0:
-        notes.append("No clean image is wrong: the objective is 0 for every candidate and the ties decided.")
+        sentence = "No clean image is wrong: the objective is 0 for every candidate and the ties decided."
+        found.append(Remark(None, sentence))
     for beta, choice in zip(betas, chosen, strict=True):
         sentences = _choice_remarks(choice, parts[0]) if choice else ["no candidate is feasible and deployable."]
-        notes += [f"beta {beta}: {sentence}" for sentence in sentences]
-    return tuple(notes)
+        found += [Remark(beta, sentence) for sentence in sentences]
+    return tuple(found)
 
 
 def _choice_remarks(choice: Choice, part: Selection) -> list[str]:

@@ -116,6 +116,15 @@ def kept_images(beta: float, n_images: int) -> int:
     return max(1, math.ceil(Fraction(str(float(beta))) * n_images))
 
 
+def beta_of_count(n_kept: int, n_images: int) -> float:
+    """The beta that asks for `n_kept` of `n_images`, rounded down: a hair above it, and it asked for one more.
+
+    >>> kept_images(beta_of_count(580, 609), 609)
+    580
+    """
+    return math.floor(n_kept / n_images * 1e12) / 1e12
+
+
 def require_beta(beta: float) -> None:
     """Raises InvalidInputError unless `beta` is in [0, 1]."""
     if 0 <= beta <= 1:

@@ -80,14 +80,21 @@ def trade_off_point(
     confidence: float = 0.95,
     n_resamples: int = 2000,
     seed: int = 0,
+    kept_B: Tensor | None = None,
 ) -> TradeOffPoint:
-    """The predicted clean and robust accuracy of one choice."""
+    """The predicted clean and robust accuracy of one choice.
+
+    `kept_B` says which images stay right, where more is known of them than one attacked point each.
+    """
     if not 0 < confidence < 1:
         raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; the usual value is 0.95")
     if not len(cached.labels_B):
         raise InvalidInputError("cached has no image: there is nothing to predict from")
     bootstrap = _Bootstrap(confidence, n_resamples, seed)
-    clean, kept = (bootstrap.share(outcomes_B) for outcomes_B in predicted_outcomes(choice, cached))
+    clean_B, held_B = predicted_outcomes(choice, cached)
+    if kept_B is not None:
+        held_B = kept_B & (cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B)
+    clean, kept = bootstrap.share(clean_B), bootstrap.share(held_B)
     filled = replace(
         choice,
         clean_correct=clean.correct,

@@ -14,6 +14,7 @@ Shapes: B images, K classes, P powers, S scales, n images of the constraint, G c
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 
 import torch
@@ -25,7 +26,7 @@ from ..mixing.margins import log_one_minus_top2_margin, require_logits
 from .choice import Choice
 from .criteria import Criterion, ExactCriterion, PaperCriterion, Scores, require_attacked
 from .exploration import Selection, choice_of, undeployable_candidates
-from .grid import Grid, kept_images, require_beta
+from .grid import Grid, beta_of_count, kept_images, require_beta
 from .inputs import AttackedPoints
 from .kernel import Slab
 
@@ -218,10 +219,11 @@ def pareto_front(searched: Iterable[tuple[Criterion, Grid]]) -> tuple[Choice, ..
     for n_kept in sorted(best, reverse=True):
         ((count, kept, log_cutoff, *_), at), criterion, grid = best[n_kept]
         if not front or -count > front[-1].objective_count:
-            share = -kept / criterion.n_attacked
-            front.append(
-                choice_of(criterion, grid, at, beta=share, log_cutoff=log_cutoff, count=int(-count), kept=int(-kept))
+            share = beta_of_count(int(-kept), criterion.n_attacked)
+            choice = choice_of(
+                criterion, grid, at, beta=share, log_cutoff=log_cutoff, count=int(-count), kept=int(-kept)
             )
+            front.append(replace(choice, clean_correct=choice.objective_count, total=len(criterion.clean)))
     return tuple(front)
 
 
@@ -265,7 +267,7 @@ def beta_of_robust(robust: float, *, n_robust: int, total: int) -> float:
             f"robust={robust} cannot be had: rob is robust on {n_robust} of {total} images, a share of "
             f"{n_robust / total:.4g}, and no mixture is asked to keep more"
         )
-    return math.floor(needed / n_robust * 1e12) / 1e12  # rounded down: not a hair above the share that is meant
+    return beta_of_count(needed, n_robust)
 
 
 def most_kept_at_clean(front: Sequence[Choice], clean: float, *, total: int) -> Choice:

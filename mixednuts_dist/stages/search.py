@@ -2,8 +2,9 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +20,21 @@ from ..selection.choice import Choice
 from ..selection.criteria import Criterion, Scores
 from ..selection.exploration import Exploration, GridRefinements, Proposer, Selection
 from ..selection.grid import Grid, Pair, kept_images
-from ..selection.inputs import AttackedPoints, CachedLogits
+from ..selection.inputs import CachedLogits
 from ..selection.prediction import compare_candidates, corrected, trade_off_point
-from ..selection.selection import score_candidates, search_grid, surrogate_alpha
+from ..selection.selection import (
+    beta_of_robust,
+    most_kept_at_clean,
+    pareto_front,
+    score_candidates,
+    search_grid,
+    surrogate_alpha,
+)
 from ..storage.records import AttackRecords, SearchResult, candidates_table
 from ..storage.tables import read_attack_records, read_columns
 from .attack import adopt_attack
 from .partitioned import Progress, Silent
-from .rounds import Points, Rounds, eased, evaluate_fingerprint
+from .rounds import Points, Rounds, eased, evaluate_fingerprint, wanted_images
 from .runs import Run, open_run, require_complete, stage_clock
 
 logger = logging.getLogger(__name__)
@@ -34,6 +42,11 @@ logger = logging.getLogger(__name__)
 SELECTED = "search/selected.json"
 CANDIDATES = "search/candidates.parquet"
 MOST_EVALUATIONS = 2  # that start another round
+WORTH_TRIALS = 1 << 29  # mapped logits, seconds of one core: for fewer the trials' processes take longer to start
+WITHOUT_ROUNDS = (
+    "criterion {!r} fixes the cutoff by beta, so the choice was not attacked and made again (search.rounds): beta "
+    "holds under the stored perturbations only."
+)
 _GRID_KEYS = ("clamp", "ln_k", "refinement")  # the rows that agree in them are one grid
 
 
@@ -129,7 +142,7 @@ def _search(opened: Run, session: RaySession | None, progress: Progress) -> Sear
     with RaySession() as own:
         choosing = _Choosing(opened, session or own)
         search = opened.config.search
-        if search.rounds and search.criterion == "exact":
+        if attacks_its_choice(search):
             result = Rounds(opened, choosing.records, choosing).run(session or own, progress)
         else:
             result = choosing(None)
@@ -144,11 +157,11 @@ def learn(opened: Run, session: RaySession | None, progress: Progress) -> bool:
     """
     search, result = opened.config.search, read_search_result(opened)
     n_evaluations = sum(1 for done in result.rounds if done.evaluated)
-    if not search.rounds or search.criterion != "exact" or n_evaluations >= MOST_EVALUATIONS:
+    if not attacks_its_choice(search) or n_evaluations >= MOST_EVALUATIONS:
         return False
     kept, n_robust = kept_by_evaluation(opened, result)
-    if kept >= kept_images(search.beta, n_robust):
-        return False
+    if search.clean is not None or kept >= kept_images(result.deployed_beta, n_robust):
+        return False  # where the clean accuracy is the target, what is measured is what it costs
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
     with RaySession() as own, stage_clock(opened.store, "search"):
         choosing = _Choosing(opened, session or own)
@@ -168,6 +181,47 @@ def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
     attacked = opened.store, "attack", opened.partitions, opened.attack_fingerprint, ["rob_broken"]
     rob_robust_N = ~read_columns(*attacked)["rob_broken"]
     return int((robust_N & rob_robust_N).sum()), int(rob_robust_N.sum())
+
+
+def attacks_its_choice(search: SearchConfig) -> bool:
+    """Whether the search has rounds; the paper's criterion and others that fix the cutoff by beta have none."""
+    return bool(search.rounds) and search.criterion == "exact"
+
+
+def targeted(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> SearchConfig:
+    """The same search with the beta that its target comes to on these rows.
+
+    `robust` asks for as many images as beta of rob's robust ones; `clean` for the beta that the candidate keeps which
+    has at least so many clean images right and keeps most.
+
+    Raises:
+        InvalidInputError: where the target cannot be had; it says how much can.
+    """
+    first = next(iter(criteria.values()))
+    if search.robust is not None:
+        beta = beta_of_robust(search.robust, n_robust=first.n_attacked, total=len(first.clean))
+    elif search.clean is not None:
+        front = pareto_front((criterion, _grid(search, pair)) for pair, criterion in criteria.items())
+        beta = most_kept_at_clean(front, search.clean, total=len(first.clean)).beta
+    else:
+        return search
+    return SearchConfig.model_validate({**search.model_dump(), "beta": beta, "robust": None, "clean": None})
+
+
+def _front(exploration: Exploration, criteria: Mapping[Pair, Criterion]) -> tuple[Choice, ...]:
+    """The exact front of what was searched, unless the cutoffs are fixed or the search is a large one."""
+    grids = [part.grid for part in exploration.parts]
+    work = sum(work_of(grid, {grid.pair: criteria[grid.pair]}) for grid in grids)
+    if work >= WORTH_TRIALS or not all(criteria[grid.pair].inequality for grid in grids):
+        return ()
+    return pareto_front((criteria[grid.pair], grid) for grid in grids)
+
+
+def work_of(grid: Grid, criteria: Mapping[Pair, Criterion]) -> int:
+    """Logits that the search maps: of every row under every candidate."""
+    rows = sum(len(criterion.attacked) + len(criterion.clean) for criterion in criteria.values())
+    n_classes = next(iter(criteria.values())).attacked.descending_NK.shape[1]
+    return rows * n_classes * len(grid.scales) * len(grid.powers) * len(grid.biases)
 
 
 Scoring = Callable[[Sequence[Grid]], list[Scores]]
@@ -191,30 +245,41 @@ class _Choosing:
         self.explored: tuple[Exploration, dict[Pair, Criterion]] | None = None  # the last one
 
     def __call__(self, points: Points | None) -> SearchResult:
-        search = self._search
-        criteria, scoring = self._scoring(points)
+        rows = self._inputs.rows()
+        if points is not None and len(points.image_P) > len(rows.labels_B):
+            rows = replace(rows, points=points.beyond(len(rows.labels_B)))
+        criterion = CRITERIA.get(self._search.criterion)
+        criteria: dict[Pair, Criterion] = {
+            (clamp, ln_k): criterion.from_rows(rows, clamp=clamp, ln_k=ln_k) for clamp, ln_k in self._search.pairs()
+        }
+        search = targeted(self._search, criteria)
+        scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
         exploration = _explored(search, criteria, scoring, seed=self.opened.config.seed)
         self.explored = exploration, criteria
         return _result(search, self.records, points, exploration, _paper_notes(search, self._inputs, exploration))
 
-    def _scoring(self, points: Points | None) -> tuple[dict[Pair, Criterion], Scoring]:
-        """The criterion of each clamp and width, and how grids are scored: by Ray Tune, or here for sets of points."""
-        rows, search = self._inputs.rows(), self._search
-        if points is None or len(points.image_P) == len(rows.labels_B):
-            from ..distributed.tuning import SlabTuner  # imports Ray Tune
+    def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
+        """How grids are scored: by Ray Tune where it is worth starting processes for, and here where it is not.
 
-            self._session.ensure()
-            criteria: dict[Pair, Criterion] = {
-                pair: self._inputs.criterion(search.criterion, *pair) for pair in search.pairs()
-            }
-            return criteria, SlabTuner(self._inputs, self._task).scores
-        further = slice(len(rows.labels_B), None)  # behind the attack stage's points, one an image
-        rows = replace(rows, points=AttackedPoints(points.rob_PK[further], points.image_P[further]))
-        sets: dict[Pair, Criterion] = {
-            (clamp, ln_k): CRITERIA.get(search.criterion).from_rows(rows, clamp=clamp, ln_k=ln_k)
-            for clamp, ln_k in search.pairs()
-        }
-        return sets, lambda grids: [score_candidates(sets[grid.pair], grid) for grid in grids]
+        With points of rounds each beta keeps some images to spare, as far as rob itself is right at all of them.
+        """
+        wanted = partial(wanted_images, self._search) if by_rounds else kept_images
+
+        def here(grids: Sequence[Grid]) -> list[Scores]:
+            scores = []
+            for grid in grids:
+                criterion = criteria[grid.pair]
+                most = criterion.attacked.n_right()
+                kept = [max(1, min(most, wanted(beta, criterion.n_attacked))) for beta in grid.betas]
+                scores.append(score_candidates(criterion, grid, kept))
+            return scores
+
+        if by_rounds or work_of(_grid(search), criteria) < WORTH_TRIALS:
+            return here
+        from ..distributed.tuning import SlabTuner  # imports Ray Tune
+
+        self._session.ensure()
+        return SlabTuner(self._inputs, self._task).scores
 
     def store(self, result: SearchResult, write: Callable[[str, bytes], object]) -> None:
         """Leave `search/candidates.parquet` and `search/selected.json`, in this order."""
@@ -223,7 +288,11 @@ class _Choosing:
         self.opened.store.write(CANDIDATES, candidates_table(exploration, fingerprint))
         searched = [(criteria[part.grid.pair], part) for part in exploration.parts]
         robust_N = self.records.rob_attacked_NK.argmax(dim=1) == self.records.labels_N
-        result = replace(result, entries=tuple(corrected(entry, searched, robust_N) for entry in result.entries))
+        result = replace(
+            result,
+            entries=tuple(corrected(entry, searched, robust_N) for entry in result.entries),
+            front=_front(exploration, criteria),
+        )
         content = {"run_id": self.opened.config.run_id(), "fingerprint": fingerprint, "result": result.to_json()}
         content["digest"] = digest(content)
         write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
@@ -257,14 +326,15 @@ def _inputs(records: AttackRecords) -> SearchInputs:
     )
 
 
-def _grid(search: SearchConfig) -> Grid:
+def _grid(search: SearchConfig, pair: Pair | None = None) -> Grid:
+    clamp, ln_k = pair or (search.clamp, search.ln_k)
     return Grid.checked(
         scales=grid_values(search.scales),
         powers=grid_values(search.powers),
         biases=grid_values(search.biases),
         betas=search.all_betas(),
-        clamp=search.clamp,
-        ln_k=search.ln_k,
+        clamp=clamp,
+        ln_k=ln_k,
     )
 
 
@@ -310,28 +380,32 @@ def _result(
         entries=tuple(predicted),
         n_candidates=sum(part.objectives[0].numel() for part in exploration.parts),
         n_undeployable=sum(part.n_undeployable for part in exploration.parts),
-        notes=(*_notes(search, exploration.notes(choices)), *paper_notes),
+        # The other betas' remarks are left out: there is one line of each in the table.
+        notes=(
+            *(str(remark) for remark in exploration.remarks(choices) if remark.beta in (None, search.beta)),
+            *paper_notes,
+            *([WITHOUT_ROUNDS.format(search.criterion)] if search.rounds and not attacks_its_choice(search) else []),
+        ),
     )
 
 
 def _predicted(choice: Choice, cached: CachedLogits, points: Points | None) -> Choice:
     """The choice with its predictions; under sets of points, each image counts by its hardest one."""
-    if points is not None:
-        choice = eased(choice, cached)
-        cached = replace(cached, rob_attacked_BK=points.hardest(cached.labels_B, choice.transform()))
-    return trade_off_point(choice, cached).choice
-
-
-def _notes(search: SearchConfig, notes: Sequence[str]) -> tuple[str, ...]:
-    """What the search remarks about the deployed beta or about all of them; the other betas are in the table."""
-    return tuple(note for note in notes if not note.startswith("beta ") or note.startswith(f"beta {search.beta}:"))
+    if points is None:
+        return trade_off_point(choice, cached).choice
+    choice = eased(choice, cached)
+    gaps_B = points.largest_log_gaps(cached.labels_B, choice.transform(), any_std=False)
+    return trade_off_point(choice, cached, kept_B=gaps_B <= choice.log_one_minus_cutoff).choice
 
 
 def _headline(result: SearchResult) -> str:
     chosen = result.deployed()
     last = result.rounds[-1] if result.rounds else None
     measured = dict(zip(last.attacked, last.kept, strict=True)).get(chosen) if last else None
+    passes = sum(done.n_forward + done.n_backward for done in result.rounds)
+    n_betas = len({entry.beta for done in result.rounds for entry in done.attacked})
     rounds = f"; {len(result.rounds)} round{'s' * (len(result.rounds) > 1)} of attack" if last else ""
+    rounds += f" on {n_betas} betas" * (n_betas > 1) + f" in {passes:,} passes" * bool(rounds)
     if last and measured is not None:
         rounds += f", which left {measured} of rob's {last.of} robust images"
     alpha = f"{chosen.alpha:.4g}" if chosen.one_minus_alpha > 1e-3 else f"1 - {chosen.one_minus_alpha:.3g}"

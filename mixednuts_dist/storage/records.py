@@ -85,6 +85,9 @@ class SearchResult:
     n_undeployable: int  # candidates that float32 could not deploy
     notes: tuple[str, ...]  # plain sentences: assumption violations, edges, criteria that differ
     rounds: tuple[SearchRound, ...] = ()
+    # The exact front of (clean_correct, kept_predicted) over all candidates and cutoffs, most kept first; empty where
+    # an older release searched, where the criterion fixes the cutoff, and for very large searches.
+    front: tuple[Choice, ...] = ()
 
     def deployed(self) -> Choice:
         """The entry of `deployed_beta`."""
@@ -101,14 +104,17 @@ class SearchResult:
     def to_json(self) -> dict[str, Any]:
         """What `search/selected.json` holds as its `result`."""
         entries, rounds = ([part.to_json() for part in parts] for parts in (self.entries, self.rounds))
-        return {**asdict(self), "entries": entries, "rounds": rounds}
+        front = [choice.to_json(short=True) for choice in self.front]
+        return {**asdict(self), "entries": entries, "rounds": rounds, "front": front}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "SearchResult":
         """The result as it was stored, by this release or the one before."""
         entries = tuple(Choice.from_json(entry) for entry in content["entries"])
         rounds = tuple(SearchRound.from_json(round_) for round_ in content.get("rounds", ()))
-        return cls(**{**content, "entries": entries, "notes": tuple(content["notes"]), "rounds": rounds})
+        front = tuple(Choice.from_json(choice) for choice in content.get("front", ()))
+        notes = tuple(content["notes"])
+        return cls(**{**content, "entries": entries, "notes": notes, "rounds": rounds, "front": front})
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Question:
             grid_values(search.scales),
             grid_values(search.powers),
             grid_values(search.biases),
-            tuple(betas or (search.beta,)),
+            tuple(betas or (found.deployed_beta,)),
             search.criterion,
             found.clamp,
             found.ln_k,

@@ -41,6 +41,13 @@ def changed(path: str, value: object) -> dict[str, Any]:
         ("threat.norm", "L7", "'Linf' or 'L2'.*'L7'"),
         ("partitions", 3, "partitions: unknown key.*partition_size"),
         ("search.beta", 98.5, "search.beta.*98.5"),
+        (
+            "search",
+            {"keep": 0.9, "clean": 0.8},
+            "search: keep: 0.9, clean: 0.8 are 2 targets.*beta, keep, robust and clean",
+        ),
+        ("search", {"clean": 80}, "search.clean: .*less than or equal to 1.*80"),
+        ("search", {"robust": 0.5, "criterion": "paper"}, "search: criterion 'paper' fixes the cutoff by beta"),
         ("search.clamp", "gleu", "gelu.*'gleu'"),
         ("search.scales", {"mim": 1, "max": 2}, "search.scales.mim: unknown key.*keys here: count, max, min, spacing"),
         ("search.scales", [-1, 2], "-1; every candidate must be positive"),

