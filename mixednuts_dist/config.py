@@ -229,7 +229,7 @@ class SearchConfig(_Section):
     )
     robust: Share | None = Field(
         default=None,
-        description="in place of `beta`: the measured robust accuracy to reach, a share of all images",
+        description="in place of `beta`: the measured robust accuracy to reach, as a share of all images",
     )
     clean: Share | None = Field(
         default=None, description="in place of `beta`: the least clean accuracy; the choice that keeps most is deployed"

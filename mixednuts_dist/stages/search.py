@@ -2,51 +2,26 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..config import RunConfig, SearchConfig, digest, grid_values
+from ..config import RunConfig, digest
 from ..distributed.cluster import RaySession
-from ..distributed.optuna_rounds import OptunaRounds
-from ..distributed.tasks import SearchInputs, SearchTask, delete_slabs
-from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
-from ..register import CRITERIA, load_extensions
-from ..selection.choice import Choice
-from ..selection.criteria import Criterion, Scores
-from ..selection.exploration import Exploration, GridRefinements, Proposer, Selection
-from ..selection.grid import Grid, Pair, kept_images
-from ..selection.inputs import CachedLogits
-from ..selection.prediction import compare_candidates, corrected, trade_off_point
-from ..selection.selection import (
-    beta_of_robust,
-    most_kept_at_clean,
-    pareto_front,
-    score_candidates,
-    search_grid,
-    surrogate_alpha,
-)
-from ..storage.records import AttackRecords, SearchResult, candidates_table
-from ..storage.tables import read_attack_records, read_columns
+from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact
+from ..selection.grid import kept_images
+from ..storage.records import SearchResult
+from ..storage.tables import read_columns
 from .attack import adopt_attack
+from .choosing import CANDIDATES, SELECTED, Choosing, attacks_its_choice, search_fingerprint
 from .partitioned import Progress, Silent
-from .rounds import Points, Rounds, eased, evaluate_fingerprint, wanted_images
+from .rounds import Rounds, evaluate_fingerprint
 from .runs import Run, open_run, require_complete, stage_clock
 
 logger = logging.getLogger(__name__)
 
-SELECTED = "search/selected.json"
-CANDIDATES = "search/candidates.parquet"
 MOST_EVALUATIONS = 2  # that start another round
-WORTH_TRIALS = 1 << 29  # mapped logits, seconds of one core: for fewer the trials' processes take longer to start
-WITHOUT_ROUNDS = (
-    "criterion {!r} fixes the cutoff by beta, so the choice was not attacked and made again (search.rounds): beta "
-    "holds under the stored perturbations only."
-)
 _GRID_KEYS = ("clamp", "ln_k", "refinement")  # the rows that agree in them are one grid
 
 
@@ -101,9 +76,9 @@ def read_search_result(opened: Run) -> SearchResult:
     except (ValueError, KeyError, TypeError) as error:
         message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
         raise DamagedFile(message, SELECTED) from error
-    if fingerprint != _fingerprint(opened):
+    if fingerprint != search_fingerprint(opened):
         raise FingerprintMismatch(
-            f"{address} belongs to fingerprint {fingerprint}, this run is {_fingerprint(opened)}; "
+            f"{address} belongs to fingerprint {fingerprint}, this run is {search_fingerprint(opened)}; "
             "delete it and search again"
         )
     return result
@@ -124,9 +99,9 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
             raise DamagedFile(
                 f"{address} is damaged ({error}): `mixednuts run` sets it aside and searches again", CANDIDATES
             ) from error
-    if fingerprint != _fingerprint(opened):
+    if fingerprint != search_fingerprint(opened):
         raise FingerprintMismatch(
-            f"{address} belongs to fingerprint {fingerprint}, this run is {_fingerprint(opened)}; "
+            f"{address} belongs to fingerprint {fingerprint}, this run is {search_fingerprint(opened)}; "
             f"delete it and {SELECTED}, and search again"
         )
     chosen = next((entry for entry in read_search_result(opened).entries if entry.beta == beta), None)
@@ -134,13 +109,9 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
     return [row for row in rows if chosen and all(row[key] == getattr(chosen, key) for key in _GRID_KEYS)]
 
 
-def _fingerprint(opened: Run) -> str:
-    return digest({"attack": opened.attack_fingerprint, "search": opened.config.search.model_dump(mode="json")})
-
-
 def _search(opened: Run, session: RaySession | None, progress: Progress) -> SearchResult:
     with RaySession() as own:
-        choosing = _Choosing(opened, session or own)
+        choosing = Choosing(opened, session or own)
         search = opened.config.search
         if attacks_its_choice(search):
             result = Rounds(opened, choosing.records, choosing).run(session or own, progress)
@@ -164,7 +135,7 @@ def learn(opened: Run, session: RaySession | None, progress: Progress) -> bool:
         return False  # where the clean accuracy is the target, what is measured is what it costs
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
     with RaySession() as own, stage_clock(opened.store, "search"):
-        choosing = _Choosing(opened, session or own)
+        choosing = Choosing(opened, session or own)
         learnt = Rounds(opened, choosing.records, choosing).learn(result, session or own, progress)
     choosing.store(learnt, opened.store.write)
     progress.stage_finished("search", _headline(learnt))
@@ -181,221 +152,6 @@ def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
     attacked = opened.store, "attack", opened.partitions, opened.attack_fingerprint, ["rob_broken"]
     rob_robust_N = ~read_columns(*attacked)["rob_broken"]
     return int((robust_N & rob_robust_N).sum()), int(rob_robust_N.sum())
-
-
-def attacks_its_choice(search: SearchConfig) -> bool:
-    """Whether the search has rounds; the paper's criterion and others that fix the cutoff by beta have none."""
-    return bool(search.rounds) and search.criterion == "exact"
-
-
-def targeted(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> SearchConfig:
-    """The same search with the beta that its target comes to on these rows.
-
-    `robust` asks for as many images as beta of rob's robust ones; `clean` for the beta that the candidate keeps which
-    has at least so many clean images right and keeps most.
-
-    Raises:
-        InvalidInputError: where the target cannot be had; it says how much can.
-    """
-    first = next(iter(criteria.values()))
-    if search.robust is not None:
-        beta = beta_of_robust(search.robust, n_robust=first.n_attacked, total=len(first.clean))
-    elif search.clean is not None:
-        front = pareto_front((criterion, _grid(search, pair)) for pair, criterion in criteria.items())
-        beta = most_kept_at_clean(front, search.clean, total=len(first.clean)).beta
-    else:
-        return search
-    return SearchConfig.model_validate({**search.model_dump(), "beta": beta, "robust": None, "clean": None})
-
-
-def _front(exploration: Exploration, criteria: Mapping[Pair, Criterion]) -> tuple[Choice, ...]:
-    """The exact front of what was searched, unless the cutoffs are fixed or the search is a large one."""
-    grids = [part.grid for part in exploration.parts]
-    work = sum(work_of(grid, {grid.pair: criteria[grid.pair]}) for grid in grids)
-    if work >= WORTH_TRIALS or not all(criteria[grid.pair].inequality for grid in grids):
-        return ()
-    return pareto_front((criteria[grid.pair], grid) for grid in grids)
-
-
-def work_of(grid: Grid, criteria: Mapping[Pair, Criterion]) -> int:
-    """Logits that the search maps: of every row under every candidate."""
-    rows = sum(len(criterion.attacked) + len(criterion.clean) for criterion in criteria.values())
-    n_classes = next(iter(criteria.values())).attacked.descending_NK.shape[1]
-    return rows * n_classes * len(grid.scales) * len(grid.powers) * len(grid.biases)
-
-
-Scoring = Callable[[Sequence[Grid]], list[Scores]]
-
-
-class _Choosing:
-    """The search over the points that it is called with: a grid, its refinements, every beta's choice."""
-
-    def __init__(self, opened: Run, session: RaySession) -> None:
-        self.opened, self._session, self._search = opened, session, opened.config.search
-        self.records = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
-        self._inputs = _inputs(self.records)
-        self._task = SearchTask(
-            opened.store.uri,
-            _fingerprint(opened),
-            self._search.criterion,
-            load_extensions(opened.config.extensions),
-        )
-        search = self._search  # what cannot be searched is refused before Ray starts
-        self._inputs.criterion(search.criterion, search.clamp, search.ln_k)
-        self.explored: tuple[Exploration, dict[Pair, Criterion]] | None = None  # the last one
-
-    def __call__(self, points: Points | None) -> SearchResult:
-        rows = self._inputs.rows()
-        if points is not None and len(points.image_P) > len(rows.labels_B):
-            rows = replace(rows, points=points.beyond(len(rows.labels_B)))
-        criterion = CRITERIA.get(self._search.criterion)
-        criteria: dict[Pair, Criterion] = {
-            (clamp, ln_k): criterion.from_rows(rows, clamp=clamp, ln_k=ln_k) for clamp, ln_k in self._search.pairs()
-        }
-        search = targeted(self._search, criteria)
-        scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
-        exploration = _explored(search, criteria, scoring, seed=self.opened.config.seed)
-        self.explored = exploration, criteria
-        return _result(search, self.records, points, exploration, _paper_notes(search, self._inputs, exploration))
-
-    def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
-        """How grids are scored: by Ray Tune where it is worth starting processes for, and here where it is not.
-
-        With points of rounds each beta keeps some images to spare, as far as rob itself is right at all of them.
-        """
-        wanted = partial(wanted_images, self._search) if by_rounds else kept_images
-
-        def here(grids: Sequence[Grid]) -> list[Scores]:
-            scores = []
-            for grid in grids:
-                criterion = criteria[grid.pair]
-                most = criterion.attacked.n_right()
-                kept = [max(1, min(most, wanted(beta, criterion.n_attacked))) for beta in grid.betas]
-                scores.append(score_candidates(criterion, grid, kept))
-            return scores
-
-        if by_rounds or work_of(_grid(search), criteria) < WORTH_TRIALS:
-            return here
-        from ..distributed.tuning import SlabTuner  # imports Ray Tune
-
-        self._session.ensure()
-        return SlabTuner(self._inputs, self._task).scores
-
-    def store(self, result: SearchResult, write: Callable[[str, bytes], object]) -> None:
-        """Leave `search/candidates.parquet` and `search/selected.json`, in this order."""
-        assert self.explored is not None
-        fingerprint, (exploration, criteria) = self._task.fingerprint, self.explored
-        self.opened.store.write(CANDIDATES, candidates_table(exploration, fingerprint))
-        searched = [(criteria[part.grid.pair], part) for part in exploration.parts]
-        robust_N = self.records.rob_attacked_NK.argmax(dim=1) == self.records.labels_N
-        result = replace(
-            result,
-            entries=tuple(corrected(entry, searched, robust_N) for entry in result.entries),
-            front=_front(exploration, criteria),
-        )
-        content = {"run_id": self.opened.config.run_id(), "fingerprint": fingerprint, "result": result.to_json()}
-        content["digest"] = digest(content)
-        write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
-        delete_slabs(self.opened.store)
-
-
-def _explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring, *, seed: int) -> Exploration:
-    """One grid after another, until the proposer has had enough."""
-    exploration = Exploration(search.pairs())
-    proposer = _proposer(search, seed, maximised=criteria[exploration.pairs[0]].maximised)
-    while grids := proposer.propose(exploration):
-        found = zip(grids, scoring(grids), strict=True)
-        exploration = exploration.with_parts(Selection.of(criteria[grid.pair], grid, scores) for grid, scores in found)
-    return exploration
-
-
-def _proposer(search: SearchConfig, seed: int, *, maximised: bool) -> Proposer:
-    if search.sampler == "grid":
-        return GridRefinements(_grid(search), search.beta, search.refine)
-    return OptunaRounds(
-        _grid(search), search.pairs(), beta=search.beta, n_trials=search.n_trials, seed=seed, maximised=maximised
-    )
-
-
-def _inputs(records: AttackRecords) -> SearchInputs:
-    return SearchInputs(
-        records.labels_N.numpy(),
-        records.std_clean_NK.numpy(),
-        records.rob_clean_NK.numpy(),
-        records.rob_attacked_NK.numpy(),
-    )
-
-
-def _grid(search: SearchConfig, pair: Pair | None = None) -> Grid:
-    clamp, ln_k = pair or (search.clamp, search.ln_k)
-    return Grid.checked(
-        scales=grid_values(search.scales),
-        powers=grid_values(search.powers),
-        biases=grid_values(search.biases),
-        betas=search.all_betas(),
-        clamp=clamp,
-        ln_k=ln_k,
-    )
-
-
-def _paper_notes(search: SearchConfig, inputs: SearchInputs, exploration: Exploration) -> tuple[str, ...]:
-    """Where the paper's criterion would have chosen a less accurate mixture on the configured grid."""
-    exact = exploration.choice(search.beta)
-    if search.criterion != "exact" or exact is None:
-        return ()
-    deployed = replace(_grid(search), betas=(search.beta,))
-    try:
-        paper = search_grid(inputs.criterion("paper", search.clamp, search.ln_k), deployed)
-    except InvalidInputError as error:
-        return (f"beta {search.beta}: the paper's criterion finds nothing: {error}",)
-    note = compare_candidates(paper.for_beta(search.beta), exact, inputs.rows())
-    return (note,) if note else ()
-
-
-def _result(
-    search: SearchConfig,
-    records: AttackRecords,
-    points: Points | None,
-    exploration: Exploration,
-    paper_notes: Sequence[str],
-) -> SearchResult:
-    choices = {beta: exploration.choice(beta) for beta in search.all_betas()}
-    deployed = choices[search.beta]
-    first = exploration.parts[0]
-    if deployed is None:
-        first.for_beta(search.beta)  # raises, and says why nothing is left at the deployed beta
-    assert deployed is not None
-    surrogate_beta = search.beta if search.surrogate_beta is None else search.surrogate_beta
-    survived = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
-    alpha_d = surrogate_alpha(records.rob_attacked_NK[survived], surrogate_beta)
-    cached = _inputs(records).rows()
-    found = (replace(choice, surrogate_alpha=alpha_d) for choice in choices.values() if choice is not None)
-    predicted = (_predicted(choice, cached, points) for choice in found)
-    return SearchResult(
-        criterion=search.criterion,
-        clamp=deployed.clamp,
-        ln_k=deployed.ln_k,
-        deployed_beta=search.beta,
-        surrogate_alpha=alpha_d,
-        entries=tuple(predicted),
-        n_candidates=sum(part.objectives[0].numel() for part in exploration.parts),
-        n_undeployable=sum(part.n_undeployable for part in exploration.parts),
-        # The other betas' remarks are left out: there is one line of each in the table.
-        notes=(
-            *(str(remark) for remark in exploration.remarks(choices) if remark.beta in (None, search.beta)),
-            *paper_notes,
-            *([WITHOUT_ROUNDS.format(search.criterion)] if search.rounds and not attacks_its_choice(search) else []),
-        ),
-    )
-
-
-def _predicted(choice: Choice, cached: CachedLogits, points: Points | None) -> Choice:
-    """The choice with its predictions; under sets of points, each image counts by its hardest one."""
-    if points is None:
-        return trade_off_point(choice, cached).choice
-    choice = eased(choice, cached)
-    gaps_B = points.largest_log_gaps(cached.labels_B, choice.transform(), any_std=False)
-    return trade_off_point(choice, cached, kept_B=gaps_B <= choice.log_one_minus_cutoff).choice
 
 
 def _headline(result: SearchResult) -> str:

@@ -13,7 +13,7 @@ from mixednuts_dist.selection.prediction import HonestPrediction, honest_predict
 from mixednuts_dist.selection.selection import search_grid
 
 GRID = Grid((0.05, 0.2, 0.6, 2.0, 6.0), (0.6, 1.0, 1.8, 2.6, 3.5), (-2.4, -1.8, -1.2, -0.6, 0.0, 0.6), betas=(0.95,))
-N_IMAGES, N_TRIALS = 120, 40
+N_IMAGES, N_TRIALS = 120, 30
 
 
 def rows(n: int, *, seed: int, n_classes: int = 10) -> CachedLogits:
@@ -34,7 +34,7 @@ def robust(cached: CachedLogits) -> torch.Tensor:
     return cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
 
 
-def predicted(cached: CachedLogits, n_resamples: int = 100) -> tuple[Choice, HonestPrediction]:
+def predicted(cached: CachedLogits, n_resamples: int = 80) -> tuple[Choice, HonestPrediction]:
     criterion = ExactCriterion.from_rows(cached, clamp="gelu", ln_k=None)
     selection = search_grid(criterion, GRID)
     choice = selection.for_beta(0.95)
@@ -49,7 +49,7 @@ def truth(choice: Choice, everything: CachedLogits) -> dict[str, float]:
 
 
 def test_intervals_cover_and_the_correction_takes_the_flattery_out() -> None:
-    everything = rows(40_000, seed=1000)
+    everything = rows(20_000, seed=1000)
     covered = {"clean": 0, "kept": 0}
     raw_errors, corrected_errors = [], []
     for trial in range(N_TRIALS):
@@ -61,7 +61,7 @@ def test_intervals_cover_and_the_correction_takes_the_flattery_out() -> None:
         raw_errors.append(found.clean.raw - expected["clean"])
         corrected_errors.append(found.clean.corrected - expected["clean"])
     raw, corrected = (torch.tensor(errors, dtype=torch.float64).mean() for errors in (raw_errors, corrected_errors))
-    assert min(covered.values()) >= 0.85 * N_TRIALS  # 95 % in the long run; less than this has a chance below 1 %
+    assert min(covered.values()) >= 0.83 * N_TRIALS  # 95 % in the long run; less than this has a chance below 1 %
     assert raw > 0.005
     assert abs(corrected) < raw / 2
 
