@@ -14,10 +14,11 @@ from ..distributed.cluster import RaySession, connected, pool_settings
 from ..distributed.pool import measure_on_one_worker
 from ..distributed.worker import PassSeconds
 from ..storage.records import Receipt
+from .choosing import SELECTED
 from .evaluate import autoattack_fingerprint, evaluate_fingerprint
 from .partitioned import worker_spec
 from .runs import Run, finished_partitions, open_run
-from .search import SELECTED, read_search_result
+from .search import read_search_result
 
 
 @dataclass(frozen=True)
