@@ -71,7 +71,8 @@ class Choosing:
         scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
         exploration = _explored(search, criteria, scoring, seed=self.opened.config.seed)
         self.explored = exploration, criteria
-        return _result(search, self.records, points, exploration, _paper_notes(search, self._inputs, exploration))
+        notes = (*_paper_notes(search, self._inputs, exploration), *_limit_notes(search, criteria))
+        return _result(search, self.records, points, exploration, notes)
 
     def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
         """How grids are scored: by Ray Tune where it is worth starting processes for, and here where it is not.
@@ -213,12 +214,24 @@ def _paper_notes(search: SearchConfig, inputs: SearchInputs, exploration: Explor
     return (note,) if note else ()
 
 
+def _limit_notes(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> tuple[str, ...]:
+    """Where rounds have shown that rob itself keeps fewer images than the target asks for."""
+    first = next(iter(criteria.values()))
+    n_right, n_robust = first.attacked.n_right(), first.n_attacked
+    if n_right >= kept_images(search.beta, n_robust):
+        return ()
+    return (
+        f"beta {search.beta}: the attack on the mixture found images that fool rob alone; it is right at all points of "
+        f"{n_right} of {n_robust} images, and no mixture keeps more.",
+    )
+
+
 def _result(
     search: SearchConfig,
     records: AttackRecords,
     points: Points | None,
     exploration: Exploration,
-    paper_notes: Sequence[str],
+    notes: Sequence[str],
 ) -> SearchResult:
     choices = {beta: exploration.choice(beta) for beta in search.all_betas()}
     deployed = choices[search.beta]
@@ -244,7 +257,7 @@ def _result(
         # The other betas' remarks are left out: there is one line of each in the table.
         notes=(
             *(str(remark) for remark in exploration.remarks(choices) if remark.beta in (None, search.beta)),
-            *paper_notes,
+            *notes,
             *([WITHOUT_ROUNDS.format(search.criterion)] if search.rounds and not attacks_its_choice(search) else []),
         ),
     )

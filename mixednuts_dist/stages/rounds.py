@@ -73,12 +73,14 @@ class Points:
         """log(1 - margin) of M(rob) at each image's hardest point, (N,), float64.
 
         The margin is the signed one, which holds whatever std answers; but for `any_std` it is, as in the search, at
-        the points that rounds have found the lead over std's class there, where std is wrong and M(rob) is not.
+        the points that rounds have found the lead over std's class there, where std is wrong and both rob and M(rob)
+        are right.
         """
         mapped_PK, labels_P = transform(self.rob_PK.double()), labels_N[self.image_P]
         gaps_P = log_one_minus_signed_margin(mapped_PK, labels_P)
         if not any_std:
-            leads_P = (self.rob_PK.argmax(dim=1) == labels_P) & (self.std_P != labels_P)
+            leads_P = (self.rob_PK.argmax(dim=1) == labels_P) & (mapped_PK.argmax(dim=1) == labels_P)
+            leads_P &= self.std_P != labels_P
             leads_P[: len(labels_N)] = False
             gaps_P = torch.where(leads_P, log_one_minus_gap(mapped_PK, labels_P, self.std_P), gaps_P)
         nothing_N = torch.full_like(labels_N, -torch.inf, dtype=torch.float64)

@@ -1,20 +1,28 @@
 """Beta that holds when measured: the search attacks its own choice and chooses again with what it found."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import kept_images
+from mixednuts_dist.selection.inputs import AttackedPoints
+from mixednuts_dist.selection.kernel import Slab
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.evaluate import evaluate_fingerprint
+from mixednuts_dist.stages.rounds import Points
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import Receipt, SearchResult
 from mixednuts_dist.storage.tables import read_columns
 from tests.conftest import tiny_content
+from tests.selection.test_best_cutoffs import GRID, rows, with_points
 
 N_IMAGES = 32
 WIDE = {
@@ -99,6 +107,25 @@ def test_a_round_that_lost_a_partition_computes_that_one_again(
     again = search.run(config, session=ray_session, progress=watcher)
     assert again.entries == result.entries
     assert set(watcher.stages) == {"search/round-1"}
+
+
+@pytest.mark.parametrize("at", list(GRID)[::5])
+def test_a_choice_is_predicted_by_the_rule_that_the_search_counts_by(at: tuple[float, float, float]) -> None:
+    cached = rows()
+    further = with_points(cached, 90)
+    std_pred = torch.randint(10, (90,), generator=torch.Generator().manual_seed(3))
+    further = AttackedPoints(further.rob_logits_PK, further.image_P, std_pred)
+    scale, power, bias = at
+    criterion = ExactCriterion.from_rows(replace(cached, points=further), clamp="gelu", ln_k=None)
+    counted_n = criterion.values(Slab(bias, "gelu", (power,), (scale,)))[0]
+    points = Points(
+        torch.cat([torch.arange(len(cached.labels_B)), further.image_P]),
+        torch.cat([cached.rob_attacked_BK, further.rob_logits_PK]),
+        torch.cat([cached.std_pred_B, std_pred]),
+    )
+    gaps_B = points.largest_log_gaps(cached.labels_B, LogitTransform(scale, power, bias), any_std=False)
+    robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
+    torch.testing.assert_close(gaps_B[robust_B], counted_n, rtol=1e-9, atol=1e-12)
 
 
 def targeted(config: RunConfig, **target: Any) -> RunConfig:
