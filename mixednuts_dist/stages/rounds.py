@@ -122,7 +122,7 @@ class Rounds:
         """Rounds of attack, beginning with this choice."""
         rounds, n_before = self._opened.config.search.rounds, sum(1 for done in self._done if done.evaluated)
         while len(self._done) - n_before < rounds * (1 + n_before) and (left := self._unmet(result)):
-            self._round(self._task(len(self._done) + 1, left, result.surrogate_alpha), left, session, progress)
+            self._round(self._task(left, result), left, session, progress)
             if not self._unmet(result):
                 break
             result = self._chosen_again(result)
@@ -179,11 +179,13 @@ class Rounds:
 
     def _evaluation_task(self, result: SearchResult, evaluated: str) -> RoundTask:
         """No attack: of the points known of each image, the evaluation's among them, the hardest one is stored."""
-        task = self._task(len(self._done) + 1, [result.deployed()], result.surrogate_alpha)
+        task = self._task([result.deployed()], result)
         points = (*task.points, StoredPoints("evaluate", evaluated))
         return replace(task, attacks=(), points=points, fingerprint=digest({"of": task.fingerprint, "by": evaluated}))
 
-    def _task(self, number: int, attacked: Sequence[Choice], surrogate_alpha: float) -> RoundTask:
+    def _task(self, attacked: Sequence[Choice], result: SearchResult) -> RoundTask:
+        """The next round, on these choices of a result."""
+        number, surrogate_alpha = len(self._done) + 1, result.surrogate_alpha
         opened, evaluate = self._opened, self._opened.config.evaluate
         budget = budget_of(evaluate)
         budget = replace(
@@ -192,10 +194,11 @@ class Rounds:
             border_restarts=min(budget.border_restarts, ROUND_RESTARTS),
         )
         mixtures = tuple(entry.mixture() for entry in attacked)
-        # The other betas share one deployed choice's worth of images: their points mostly serve all.
+        # The other betas together attack as many images as the deployed one alone: their points mostly serve all.
+        others = max(1, sum(entry.beta != result.deployed_beta for entry in attacked))
+        weights = [1 if entry.beta == result.deployed_beta else 1 / others for entry in attacked]
         share = SHARES_ATTACKED[min(number, len(SHARES_ATTACKED)) - 1]
-        shares = (share, *(share / (len(attacked) - 1) for _ in attacked[1:]))
-        reaches = tuple(map(self._reach, attacked, shares))
+        reaches = tuple(self._reach(entry, share, weight) for entry, weight in zip(attacked, weights, strict=True))
         depends_on = {
             "mixtures": [mixture.settings() for mixture in mixtures],
             "reaches": reaches,
@@ -216,7 +219,7 @@ class Rounds:
             points=tuple(self._sources),
         )
 
-    def _reach(self, entry: Choice, share: float) -> float:
+    def _reach(self, entry: Choice, share: float, weight: float) -> float:
         """The log(1 - margin) down to which images are attacked: the nearest share of those that are predicted to stay.
 
         Images far above the cutoff hardly ever break, and attacking them takes most of a round's time. Whether they
@@ -226,7 +229,7 @@ class Rounds:
         kept_N = gaps_N[~self._records.rob_broken_N & (gaps_N <= entry.log_one_minus_cutoff)]
         if not len(kept_N):
             return -math.inf
-        n_near = max(LEAST_ATTACKED, math.ceil(share * len(kept_N)))
+        n_near = math.ceil(max(LEAST_ATTACKED, share * len(kept_N)) * weight)
         return float(kept_N.sort(descending=True).values[min(n_near, len(kept_N)) - 1])
 
     def _take_in(self, done: SearchRound) -> None:
