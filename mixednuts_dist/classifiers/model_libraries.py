@@ -49,20 +49,20 @@ def _missing_from_timm(uri: ResourceUri) -> Iterator[Missing]:
     if config.hf_hub_id:
         yield from missing_hub_files(config.hf_hub_id, _HUB_FILES)
     else:
-        yield from _missing_checkpoint(config.url, f"timm:{uri.target}")
+        yield from missing_checkpoint(config.url, f"timm:{uri.target}")
 
 
 def _missing_from_torchvision(uri: ResourceUri) -> Iterator[Missing]:
     if uri.option("weights") != "none" and not uri.option("checkpoint"):
         url = torchvision_url(uri.target, uri.option("weights") or "DEFAULT")
-        yield from _missing_checkpoint(url, f"torchvision:{uri.target}") if url else ()
+        yield from missing_checkpoint(url, f"torchvision:{uri.target}") if url else ()
 
 
-def _missing_checkpoint(url: str, what: str) -> Iterator[Missing]:
-    """PyTorch's own cache: a file by the name that it has at its address, often with eight digits of its sha256."""
+def missing_checkpoint(url: str, what: str, folder: Path | None = None) -> Iterator[Missing]:
+    """PyTorch's cache by default: a file by the name that it has at its address, often with digits of its sha256."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torch"
     name = url.rpartition("/")[2]
-    path = Path(os.environ.get("TORCH_HOME", cache)).expanduser() / "hub" / "checkpoints" / name
+    path = (folder or Path(os.environ.get("TORCH_HOME", cache)).expanduser() / "hub" / "checkpoints") / name
     digits = Path(name).stem.rpartition("-")[2]
     if not path.is_file():
         known = len(digits) == 8 and set(digits) <= set("0123456789abcdef")
@@ -126,7 +126,7 @@ def load_timm(uri: ResourceUri) -> "Normalized":
             f"timm:{architecture}.TAG; the option takes none only. A file is checkpoint=FILE"
         )
     pretrained = not (uri.option("weights") or uri.option("checkpoint"))
-    with _downloads(uri):
+    with downloads(uri):
         net = timm.create_model(uri.target, pretrained=pretrained, **_n_classes(uri))
     return _with_checkpoint(_normalized(net), uri)
 
@@ -141,7 +141,7 @@ def load_hub(uri: ResourceUri) -> "Normalized":
         BaseClassifierError: where the hub has no such timm model, or cannot be reached.
     """
     timm = import_quietly("timm")
-    with _downloads(uri):
+    with downloads(uri):
         net = timm.create_model(f"hf-hub:{uri.target}", pretrained=True, **_n_classes(uri))
     return _normalized(net)
 
@@ -171,7 +171,7 @@ def load_torchvision(uri: ResourceUri) -> "Normalized":
             f"torchvision:{uri.target} has no weights {name!r}; valid: {', '.join(choices.__members__)}, none"
         )
     weights = None if name == "none" else choices[name]
-    with _downloads(uri):
+    with downloads(uri):
         net = models.get_model(uri.target, weights=weights, **_n_classes(uri))
     recipe = weights.transforms() if weights is not None else None
     mean, std = getattr(recipe, "mean", _IMAGENET_MEAN), getattr(recipe, "std", _IMAGENET_STD)
@@ -199,14 +199,18 @@ def _n_classes(uri: ResourceUri) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _downloads(uri: ResourceUri) -> Iterator[None]:
+def downloads(uri: ResourceUri) -> Iterator[None]:
     """A library's own download, tensors only; a failure says what to do without a network."""
     try:
         with quietly(), tensors_only():
             yield
     except (OSError, RuntimeError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        other = "" if uri.scheme == "hf" else f", or give a local file, {uri.scheme}:{uri.target}?checkpoint=FILE"
+        other = (
+            ""
+            if uri.scheme in ("hf", "openclip")
+            else f", or give a local file, {uri.scheme}:{uri.target}?checkpoint=FILE"
+        )
         raise BaseClassifierError(
             f"the weights are not in the local cache and cannot be downloaded ({reason}). "
             f"Load them once on a machine with a network and copy its cache (HF_HOME, TORCH_HOME){other}"

@@ -1,0 +1,175 @@
+"""`openclip:` URIs: a CLIP image encoder as a zero-shot classifier, whose last layer is made of its own class prompts.
+
+    logits_k = scale * <v(x), w_k>,    w_k = normalised mean over the templates of the text encoder's normalised output
+
+with v(x) the image encoder's normalised output and scale the model's learnt temperature. The text encoder is asked
+once, when the classifier is built, and left behind. Shapes: B images of C x H x W, K classes, T templates, D features.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BaseClassifierError, InvalidInputError
+from ..register import CLASSIFIERS
+from ..uris import Missing, ResourceUri, with_missing
+from .checkpoints import import_quietly
+from .model_libraries import downloads, missing_checkpoint, missing_hub_files
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TEMPLATE = "a photo of a {}."
+_HUB = "hf-hub:"
+_HUB_CONFIG = ("open_clip_config.json",)
+_HUB_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # in open_clip's order
+_PROMPTS_AT_ONCE = 256
+
+
+def _missing_files(uri: ResourceUri) -> Iterator[Missing]:
+    classes = uri.option("classes")
+    if classes and classes != "imagenet" and not Path(classes).is_file():
+        yield Missing("file of class names", str(Path(classes).absolute()), "write it: one name a line, in label order")
+    if _is_random(uri):
+        return
+    if uri.target.startswith(_HUB):
+        yield from missing_hub_files(uri.target.removeprefix(_HUB), _HUB_CONFIG, _HUB_WEIGHTS)
+        return
+    tag = uri.option("pretrained")
+    if tag is None or Path(tag).is_file():
+        return
+    config = _library().get_pretrained_cfg(uri.target, tag)
+    repository, _, name = config.get("hf_hub", "").rpartition("/")
+    if repository:
+        yield from missing_hub_files(repository, (*_HUB_WEIGHTS, name) if name else _HUB_WEIGHTS)
+    elif config.get("url"):
+        folder = Path("~/.cache/clip").expanduser()
+        yield from missing_checkpoint(config["url"], f"openclip:{uri.target}", folder)
+
+
+@CLASSIFIERS("openclip", describes="a CLIP image encoder, its class prompts as the last layer", order=6,
+             forms=("openclip:MODEL?pretrained=...&classes=FILE", "openclip:hf-hub:ORG/NAME?classes=FILE"),
+             target="text",
+             options={"classes": ("text", "file of class names, one a line, in the order of the labels; or imagenet"),
+                      "template": ("text", "of a prompt, {} for the class, or a .txt file of several, one a line"),
+                      "pretrained": ("text", "a tag of open_clip, a file of weights, or none: random ones"),
+                      "weights": ("none", "the same as pretrained=none"), "seed": ("number", "of random weights")},
+             random_weights=True, downloads=True)  # fmt: skip
+@with_missing(_missing_files)
+def load_openclip(uri: ResourceUri) -> "nn.Module":
+    """The zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.
+
+    Raises:
+        BaseClassifierError: where open_clip is not installed or has no such model or weights, they cannot be had, the
+            model has no single vector an image, or the classes or templates cannot be used.
+    """
+    import torch
+    from torch import nn
+
+    from .base_classifiers import Normalized
+
+    library = _library()
+    names, templates = _class_names(uri), _templates(uri)
+    on_hub = uri.target.startswith(_HUB)
+    if not on_hub and uri.target not in library.list_models():
+        raise BaseClassifierError(f"open_clip has no model {uri.target!r}; `open_clip.list_models()` has them all")
+    tag = None if _is_random(uri) else uri.option("pretrained")
+    if not on_hub and not _is_random(uri):
+        tags = library.list_pretrained_tags_by_model(uri.target)
+        if tag is None or (tag not in tags and not Path(tag).is_file()):
+            given = "pretrained is missing" if tag is None else f"pretrained={tag!r} is no file and no weights of it"
+            raise BaseClassifierError(f"openclip:{uri.target}: {given}; it has: {', '.join(tags) or 'none'}, or none")
+    with downloads(uri):
+        if _is_random(uri):
+            torch.default_generator.manual_seed(int(uri.option("seed") or 0))
+        # open_clip only warns where weights were trained with QuickGELU (OpenAI's) and the architecture has GELU.
+        quick = bool(tag and (library.get_pretrained_cfg(uri.target, tag) or {}).get("quick_gelu"))
+        model = library.create_model(uri.target, pretrained=tag, force_quick_gelu=quick).eval()
+        tokenizer = library.get_tokenizer(uri.target)
+
+    class ZeroShot(nn.Module):
+        """Normalised images to logits."""
+
+        heads: "Tensor"
+        scale: "Tensor"
+
+        def __init__(self, visual: nn.Module, heads_KD: "Tensor", scale: "Tensor") -> None:
+            super().__init__()
+            self.visual = visual
+            self.image_size = _pair(getattr(visual, "image_size", 224))
+            self.register_buffer("heads", heads_KD)
+            self.register_buffer("scale", scale)
+
+        def forward(self, images_BCHW: "Tensor") -> "Tensor":
+            if tuple(images_BCHW.shape[-2:]) != self.image_size:
+                height, width = self.image_size
+                raise InvalidInputError(
+                    f"openclip:{uri.target} takes images of {height} x {width}, not {images_BCHW.shape[-2]} x "
+                    f"{images_BCHW.shape[-1]}: give the data set ?preprocess=BicubicRes{height}Crop{width}"
+                )
+            features_BD = nn.functional.normalize(self.visual(images_BCHW), dim=-1)
+            logits_BK: Tensor = self.scale * features_BD @ self.heads.T
+            return logits_BK
+
+    heads_KD = prompt_heads(model, tokenizer, names, templates)
+    classifier = ZeroShot(model.visual, heads_KD, model.logit_scale.detach().exp())
+    mean, std = getattr(model.visual, "image_mean", None), getattr(model.visual, "image_std", None)
+    return Normalized(classifier, mean or library.OPENAI_DATASET_MEAN, std or library.OPENAI_DATASET_STD)
+
+
+def prompt_heads(model: Any, tokenizer: Any, names: Sequence[str], templates: Sequence[str]) -> "Tensor":
+    """w (K, D): of each class the normalised mean of its prompts' normalised embeddings."""
+    import torch
+
+    prompts = [template.replace("{}", name) for name in names for template in templates]
+    with torch.no_grad():
+        parts = [prompts[i : i + _PROMPTS_AT_ONCE] for i in range(0, len(prompts), _PROMPTS_AT_ONCE)]
+        embedded = torch.cat([model.encode_text(tokenizer(part), normalize=True) for part in parts])
+        mean_KD = embedded.view(len(names), len(templates), -1).mean(dim=1)
+        return torch.nn.functional.normalize(mean_KD, dim=-1)
+
+
+@functools.cache
+def _library() -> Any:
+    try:
+        return import_quietly("open_clip")
+    except ImportError as error:
+        raise BaseClassifierError(f"openclip needs {error.name}: pip install 'mixednuts-dist[clip]'") from error
+
+
+def _is_random(uri: ResourceUri) -> bool:
+    return "none" in (uri.option("weights"), uri.option("pretrained"))
+
+
+def _class_names(uri: ResourceUri) -> list[str]:
+    path = uri.option("classes")
+    if path is None:
+        raise BaseClassifierError(
+            f"openclip:{uri.target} needs classes=FILE, class names, one a line, in the order of the labels; or "
+            "classes=imagenet"
+        )
+    names = list(_library().IMAGENET_CLASSNAMES) if path == "imagenet" else _lines(path)
+    if len(names) < 2:
+        raise BaseClassifierError(f"{path} holds {len(names)} class names; at least 2 are needed")
+    return names
+
+
+def _templates(uri: ResourceUri) -> list[str]:
+    given = uri.option("template") or TEMPLATE
+    templates = _lines(given) if given.endswith(".txt") else [given]
+    for template in templates or [""]:
+        if "{}" not in template:
+            raise BaseClassifierError(f"template {template!r} has no {{}} where the class goes")
+    return templates
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BaseClassifierError(f"{path} cannot be read as lines of text: {error}") from error
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
