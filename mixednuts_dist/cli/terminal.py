@@ -25,8 +25,10 @@ from ..storage.records import Receipt
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_LINE = 71  # the stage before it takes nine columns
 LINE_EVERY_SECONDS = 5.0
-LINE_AT_LEAST_SECONDS = 60.0  # even where nothing has finished
+LINE_UNDER_WAY_SECONDS = 20.0  # where images are decided and no piece is finished
+LINE_AT_LEAST_SECONDS = 60.0  # even where nothing is decided
 
 
 class StageTally:
@@ -35,10 +37,10 @@ class StageTally:
     def __init__(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
         self.stage, self.n_images = stage, n_images
         self.n_done = self.n_fresh = self.clean_correct = self.robust = 0
-        self.last_fresh = time.monotonic()
         self.began: float | None = None  # when the first worker of this session did
         self.workers: tuple[int, int] | None = None  # there, asked for
         self.classifier = ""  # whose accuracy it is
+        self.n_under_way = 0  # decided images of pieces that are not finished
         for receipt in done:
             self._count(receipt)
 
@@ -47,7 +49,7 @@ class StageTally:
         self.began = self.began or time.monotonic() - receipt.seconds
         self._count(receipt)
         self.n_fresh += receipt.n_images
-        self.last_fresh = time.monotonic()
+        self.n_under_way = max(0, self.n_under_way - receipt.n_images)  # until the next count
 
     def _count(self, receipt: Receipt) -> None:
         self.n_done += receipt.n_images
@@ -57,22 +59,30 @@ class StageTally:
 
     def images_per_second(self) -> float:
         """Since the first worker began: how long Ray and PyTorch took to start says nothing of what is left."""
-        return self.n_fresh / max(time.monotonic() - self.began, 1e-9) if self.began is not None else 0.0
+        done = self.n_fresh + self.n_under_way
+        return done / max(time.monotonic() - self.began, 1e-9) if self.began is not None else 0.0
+
+    @property
+    def n_decided(self) -> int:
+        """Images that are done, those of unfinished pieces among them."""
+        return min(self.n_done + self.n_under_way, self.n_images)
 
     def line(self) -> str:
-        """Images done, speed, time left and the running accuracy, in one line."""
-        parts = [f"{self.n_done}/{self.n_images} images"]
+        """Images done, time left, speed, running accuracy and workers: what of it fits into one line of 80 columns."""
+        parts = [f"{self.n_decided}/{self.n_images} images"]
         rate = self.images_per_second()
         if rate > 0:
-            left = seconds_text((self.n_images - self.n_done) / rate)
-            parts.append(f"{rate:.2g} images/s" if rate < 10 else f"{rate:.0f} images/s")
+            left = seconds_text((self.n_images - self.n_decided) / rate)
             parts.append(f"{left} left" if self.n_done < self.n_images else "done")
+            parts.append(f"{rate:.2g} a second" if rate < 10 else f"{rate:.0f} a second")
         if self.n_done:
             clean = percent_text(Count(self.clean_correct, self.n_done))
             robust = percent_text(Count(self.robust, self.n_done))
             parts.append(f"{self.classifier} {clean} clean, {robust} robust")
         if self.n_done < self.n_images:
             parts.extend(self._workers_text())
+        while len(" · ".join(parts)) > _LONGEST_LINE:
+            parts.pop()
         return " · ".join(parts)
 
     def _workers_text(self) -> list[str]:
@@ -80,9 +90,7 @@ class StageTally:
             return []
         there, asked = self.workers
         waiting = f" of {asked}" if asked > there else ""
-        quiet = time.monotonic() - self.last_fresh
-        since = f", at it for {seconds_text(quiet)}" if there and quiet > LINE_EVERY_SECONDS else ""
-        return [f"{there}{waiting} worker{'s' if max(there, asked) > 1 else ''}{since}"]
+        return [f"{there}{waiting} worker{'s' if max(there, asked) > 1 else ''}"]
 
 
 class TerminalProgress:
@@ -122,7 +130,7 @@ class TerminalProgress:
         if self._tally is None or self._task is None:
             return
         self._tally.add(receipt)
-        self._bar.update(self._task, completed=self._tally.n_done)
+        self._bar.update(self._task, completed=self._tally.n_decided)
         overdue = time.monotonic() - self._last_line >= LINE_EVERY_SECONDS
         if not self.console.is_terminal and (overdue or self._tally.n_done == self._tally.n_images):
             self._log(receipt.stage, self._tally.line())
@@ -135,6 +143,16 @@ class TerminalProgress:
         if ready and self._tally.began is None:
             self._tally.began = time.monotonic()
         if not self.console.is_terminal and time.monotonic() - self._last_line >= LINE_AT_LEAST_SECONDS:
+            self._log(self._tally.stage, self._tally.line())
+
+    def images_decided(self, images: float) -> None:
+        """Of the pieces that are not finished."""
+        if self._tally is None or self._task is None:
+            return
+        self._tally.began = self._tally.began or time.monotonic()
+        self._tally.n_under_way = int(images)
+        self._bar.update(self._task, completed=self._tally.n_decided)
+        if not self.console.is_terminal and time.monotonic() - self._last_line >= LINE_UNDER_WAY_SECONDS:
             self._log(self._tally.stage, self._tally.line())
 
     def stage_finished(self, stage: str, message: str) -> None:
@@ -155,7 +173,7 @@ class LogProgress(TerminalProgress):
 
     def _log(self, stage: str, message: str) -> None:
         self._last_line = time.monotonic()
-        counts = {"images": self._tally.n_images, "images_done": self._tally.n_done} if self._tally else {}
+        counts = {"images": self._tally.n_images, "images_done": self._tally.n_decided} if self._tally else {}
         logger.info(message, extra={"stage": stage, **counts})
 
 

@@ -5,6 +5,7 @@ Shapes: B images of a partition, C x H x W, K classes.
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack
 from ..attacks.gradient_model import AttackedModel, rows_that_fit
 from ..attacks.judge import Judge
 from ..attacks.minimum_margin import MinimumMarginResult, black_box_margin_attack, minimum_margin_attack
+from ..attacks.progress import Progress
 from ..attacks.red_flags import raised_flags
 from ..attacks.transfer import transferred_attack
 from ..mixing.classifier import MixedClassifier
@@ -43,6 +45,8 @@ class Attacker:
     networks: dict[str, nn.Module]  # "std", where the run has one, and "rob"
     store: Store
     arithmetic: Arithmetic = field(init=False)
+    decided: float = field(init=False, default=0.0)  # images of the piece at hand, a share for each attack that is done
+    on_decided: Callable[[float], None] = field(init=False, default=lambda _decided: None)
     _decided: tuple[BatchShape, dict[str, Precision]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -99,6 +103,7 @@ class Attacker:
 
     def work(self, partition: Partition, x: Tensor, y: Tensor, task: Task) -> tuple[Columns, Summary]:
         """The task on the images of a partition."""
+        self.decided = 0.0
         if isinstance(task, AttackTask):
             return self.attack(partition, x, y, task)
         if isinstance(task, RoundTask):
@@ -106,6 +111,16 @@ class Attacker:
         if isinstance(task, EvaluateTask):
             return self.evaluate(partition, x, y, task)
         raise TypeError(f"no worker knows a {type(task).__name__}")
+
+    def _counted(self, n_images: int, attack: int = 0, attacks: int = 1) -> Callable[[Progress], None]:
+        """Keeps `decided` while one of so many attacks on a piece's images runs; images that it leaves out are done."""
+
+        def count(told: Progress) -> None:
+            done = n_images - told.n_images + told.n_decided
+            self.decided = (attack * n_images + done) / attacks
+            self.on_decided(self.decided)
+
+        return count
 
     def attack(self, partition: Partition, x: Tensor, y: Tensor, task: AttackTask) -> tuple[Columns, Summary]:
         """MMAA on LayerNormed rob, and the plain APGD pair on std (rob's images where std has no gradients)."""
@@ -137,13 +152,14 @@ class Attacker:
             return black_box_margin_attack(
                 rob, x, y, threat=self.spec.threat, n_queries=budget.n_queries, seed=self.spec.seed,
                 stop_when_broken=task.stop_when_broken, sample_ids=ids, batch_size=batch,
+                progress=self._counted(len(x), 0, len(self.networks)),
             )  # fmt: skip
         return minimum_margin_attack(
             rob, x, y,
             threat=self.spec.threat, n_iter=budget.n_iter, n_target_classes=budget.n_target_classes,
             seed=self.spec.seed, stop_when_broken=task.stop_when_broken,
             border_restarts=budget.border_restarts, sample_ids=ids, batch_size=batch,
-            arithmetic=self.arithmetic,
+            arithmetic=self.arithmetic, progress=self._counted(len(x), 0, len(self.networks)),
         )  # fmt: skip
 
     def _std_attacked(
@@ -154,7 +170,7 @@ class Attacker:
             return transferred_attack(self.std, x, y, found.x_adv, batch_size=batch)
         return autoattack(
             self.std, x, y, threat=self.spec.threat, attacks=STD_ATTACKS, seed=self.spec.seed, sample_ids=ids,
-            budget=task.budget, batch_size=batch, arithmetic=self.arithmetic,
+            budget=task.budget, batch_size=batch, arithmetic=self.arithmetic, progress=self._counted(len(x), 1, 2),
         )  # fmt: skip
 
     def evaluate(self, partition: Partition, x: Tensor, y: Tensor, task: EvaluateTask) -> tuple[Columns, Summary]:
@@ -164,7 +180,7 @@ class Attacker:
             outcome = autoattack(
                 self.rob, x, y, threat=self.spec.threat, attacks=task.attacks, seed=self.spec.seed,
                 sample_ids=ids, budget=budget, batch_size=self.shape(x),
-                arithmetic=self.arithmetic,
+                arithmetic=self.arithmetic, progress=self._counted(len(x)),
             )  # fmt: skip
             return self._outcome_columns("rob", self.rob, AttackedModel.of(self.rob), x, y, outcome)
         mixed = self.mixed(task.mixture, task).to(x.device)
@@ -172,7 +188,7 @@ class Attacker:
         outcome = adaptive_autoattack(
             mixed, x, y, threat=self.spec.threat, attacks=task.attacks, mode=task.mode, seed=self.spec.seed,
             cached_BCHW=cached, sample_ids=ids, budget=budget, batch_size=self.shape(x),
-                arithmetic=self.arithmetic,
+            arithmetic=self.arithmetic, progress=self._counted(len(x)),
         )  # fmt: skip
         return self._outcome_columns("mixed", mixed, AttackedModel.of(mixed, mode=task.mode), x, y, outcome)
 
@@ -216,6 +232,7 @@ class Attacker:
                     sample_ids=[partition.start + i for i in tried.tolist()], arithmetic=self.arithmetic,
                     # The next choices have other cutoffs: a point that only just fools this one says little of them.
                     stop_when_broken=False,
+                    progress=self._counted(len(x), i, len(task.mixtures)),
                 )  # fmt: skip
                 found[tried] = outcome.x_adv
                 broken[tried] = ~outcome.robust

@@ -26,6 +26,8 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from ..errors import ClusterError
 from .pool import PoolSettings
+from .tasks import WorkerSpec
+from .worker import AttackWorker
 
 _ANSWER_SECONDS = 10.0
 _TRIED_VERSIONS = ("2.60.",)  # of Ray, whose private constants are known
@@ -35,6 +37,9 @@ _TOO_SLOW = "timed out during startup"
 _PACKAGE = Path(__file__).parents[1]
 _STAYS = [".git", ".venv", "runs"]  # beside what .gitignore names
 _UV = ("uv", "run", "--no-dev")
+WITHOUT_RAY = (
+    "The same command with --local needs no Ray: it does everything in this process, one piece after the other"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +83,24 @@ class RaySession:
             self._started = False
 
 
+class LocalSession(RaySession):
+    """No Ray at all: the stages do their work in this process, one piece after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._worker: AttackWorker | None = None
+
+    def ensure(self) -> None:
+        """Nothing to start."""
+
+    def worker(self, spec: WorkerSpec) -> AttackWorker:
+        """The one worker; a further stage of the same run finds its classifiers loaded."""
+        if self._worker is None or self._worker.spec != spec:
+            self._worker = AttackWorker(spec)
+            self._worker.ready()
+        return self._worker
+
+
 @contextmanager
 def connected(session: RaySession | None) -> Iterator[None]:
     """Ray for the time of the block: the caller's session, or one that ends with the block."""
@@ -114,10 +137,10 @@ def _start(address: str | None) -> None:
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it
             if _TOO_SLOW not in str(error):
-                raise
+                raise ClusterError(f"a local Ray does not start: {error}\n{WITHOUT_RAY}") from error
             if not left:
                 raise ClusterError(
-                    f"a local Ray did not start, {_STARTS} times; is the machine busy? {error}"
+                    f"a local Ray did not start, {_STARTS} times; is the machine busy? {error}\n{WITHOUT_RAY}"
                 ) from error
             logger.warning("a local Ray did not start in time; trying again")
         else:

@@ -6,11 +6,14 @@ asked for than there is room: they wait, which is what an autoscaler listens to,
 holds numbers, never images.
 """
 
+import contextlib
 import logging
 import math
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +27,12 @@ from ..storage.store import Store
 from .metrics import RunMetrics
 from .schedule import Failures, Merge, Work, WorkQueue
 from .tasks import Task, WorkerSpec
-from .worker import AttackActor, PassSeconds
+from .worker import AttackActor, AttackWorker, PassSeconds
 
 logger = logging.getLogger(__name__)
 
 _LOOK_UP_SECONDS = 5.0  # how long the driver sleeps at most before it tells who is at work
+_MOST_ASKED = 200  # workers, for how far they are; of more of them, some finish every few seconds
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class _Worker:
     node: str = ""  # its Ray node id, known once it is ready
     work: Work | None = None  # what it is at
     unwritten: list[Partition] = field(default_factory=list)  # computed, and waiting for the storage
+    asked: Any = None  # a question that is not answered yet: how many images of `work` are decided
+    decided: float = 0.0  # the last answer
 
 
 @dataclass
@@ -57,9 +63,10 @@ class Pool:
     spec: WorkerSpec
     task: Task
     settings: PoolSettings
-    on_receipt: Callable[[Receipt], None]
+    on_receipt: Callable[[Receipt], None] = lambda _receipt: None  # one more piece is written
     on_file: Callable[[Receipt], None] = lambda _receipt: None  # a partition's whole file is written
     on_look: Callable[[int, int], None] = lambda _ready, _asked: None  # workers that are there, and that were asked for
+    on_decided: Callable[[float], None] | None = None  # images of unfinished pieces that are decided
     _running: dict[Any, _Worker] = field(default_factory=dict)  # the task that each worker is at -> the worker
     _hired: list[_Worker] = field(default_factory=list)  # all that are not released yet, whatever they are at
     _failed_starts: int = 0
@@ -89,6 +96,7 @@ class Pool:
                 if time.monotonic() - looked > _LOOK_UP_SECONDS:
                     looked = time.monotonic()
                     self.on_look(sum(bool(worker.node) for worker in self._running.values()), len(self._running))
+                    self._ask_how_far()
         finally:
             self._dismiss()
         self._failures.raise_if_poisoned()
@@ -100,6 +108,22 @@ class Pool:
         if done and len(refs) > 1:
             done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
         return list(done)
+
+    def _ask_how_far(self) -> None:
+        """Tell what the workers at work have answered since the last look, and ask again."""
+        at_work = [worker for worker in self._running.values() if worker.work]
+        if self.on_decided is None or len(at_work) > _MOST_ASKED:
+            return
+        asked = [worker.asked for worker in at_work if worker.asked is not None]
+        answered = set(ray.wait(asked, num_returns=len(asked), timeout=0)[0]) if asked else set()
+        for worker in at_work:
+            if worker.asked in answered:
+                with contextlib.suppress(RayError):  # a worker that is lost shows where its work is waited for
+                    worker.decided = ray.get(worker.asked)
+                worker.asked = None
+            if worker.asked is None:
+                worker.asked = worker.actor.decided.remote()
+        self.on_decided(sum(worker.decided for worker in at_work))
 
     def _nobody_came(self) -> str:
         settings = self.settings
@@ -165,6 +189,7 @@ class Pool:
 
     def _assign(self, worker: _Worker) -> None:
         work = self._queue.take(len(self._running) + 1)
+        worker.asked, worker.decided = None, 0.0
         if work is None and worker.unwritten:
             self._running[worker.actor.flush.remote()] = worker
             return
@@ -229,6 +254,76 @@ class Pool:
         for worker in list(self._hired):
             self._release(worker)
         self._running.clear()
+
+
+@dataclass
+class LocalPool(Pool):
+    """The same work in this process, without Ray, by one worker.
+
+    There is no process to lose: what a piece raises uses up one of its tries, as in an actor, and an error of the
+    storage ends the stage at once.
+    """
+
+    worker: AttackWorker = field(kw_only=True)
+
+    def run(self, queue: WorkQueue) -> None:
+        """Until each piece is written or set aside; errors as in `Pool.run`."""
+        worker = self.worker
+        worker.attacker.on_decided = self.on_decided or worker.attacker.on_decided
+        failures = Failures(Store(self.spec.store_uri), self.task.stage, self.settings.max_tries)
+        while (work := queue.take(1)) is not None:
+            try:
+                if isinstance(work, Merge):
+                    self.on_file(worker.merge(work.whole, work.spans, self.task))
+                    queue.finished(work)
+                    continue
+                with _signals_end_it_whole():
+                    written = {**worker.process(work, self.task), **worker.flush()}
+            except StoreError:
+                raise
+            except Exception as error:
+                if failures.failed(work, f"{type(error).__name__}: {error}", traceback.format_exc()):
+                    queue.put_back(work)
+                failures.raise_if_hopeless({""})
+                continue
+            failures.succeeded()
+            for piece, receipt in written.items():
+                queue.finished(piece)
+                self.on_receipt(receipt)
+                if not isinstance(piece, Span):
+                    self.on_file(receipt)
+        failures.raise_if_poisoned()
+
+
+class _SignalReceived(BaseException):
+    """Ctrl-C or SIGTERM in the middle of a piece; the attacks would answer a KeyboardInterrupt with what they have."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextlib.contextmanager
+def _signals_end_it_whole() -> Iterator[None]:
+    """In here a signal ends the piece without a file of half its work; then the usual handler is called."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def receive(number: int, _: object) -> None:
+        raise _SignalReceived(number)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    received = 0
+    try:
+        yield
+    except _SignalReceived as raised:
+        received = raised.number
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        signal.raise_signal(received)
 
 
 def _machine_is_gone(worker: _Worker, error: RayError) -> bool:

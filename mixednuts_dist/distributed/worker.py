@@ -172,6 +172,11 @@ class AttackWorker:
         wait([*self._unwritten.values()][:-_MOST_UNWRITTEN])
         return self._written()
 
+    @ray.method(concurrency_group="watch")
+    def decided(self) -> float:
+        """Images of the piece at hand that are decided; an actor answers while it works."""
+        return self.attacker.decided
+
     def flush(self) -> dict[Partition, Receipt]:
         """Wait for the files that are not written yet; returns their receipts."""
         wait(self._unwritten.values())
@@ -209,14 +214,16 @@ class AttackWorker:
         """What the worker computes on, for the bill: one accelerator's name and share, or its cores."""
         if self.device.type != "cuda":
             return {"device": "cpu", "n_devices": float(self.spec.n_threads)}
-        held: dict[str, float] = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+        held: dict[str, float] = {}
+        if ray.is_initialized():
+            held = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
         return {"device": torch.cuda.get_device_name(self.device), "n_devices": held.get("GPU", 1.0)}
 
 
 def _device() -> torch.device:
-    """The accelerator that Ray assigned; an actor without one must not take what it merely sees."""
-    assigned = ray.is_initialized() and bool(ray.get_gpu_ids())
+    """The accelerator that Ray assigned, without Ray the one there is; an actor must not take what it merely sees."""
+    assigned = bool(ray.get_gpu_ids()) if ray.is_initialized() else True
     return torch.device("cuda" if assigned and torch.cuda.is_available() else "cpu")
 
 
-AttackActor: Any = ray.remote(AttackWorker)
+AttackActor: Any = ray.remote(**{"concurrency_groups": {"watch": 1}})(AttackWorker)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..config import SearchConfig, digest, grid_values
-from ..distributed.cluster import RaySession
+from ..distributed.cluster import LocalSession, RaySession
 from ..distributed.optuna_rounds import OptunaRounds
 from ..distributed.tasks import SearchInputs, SearchTask, delete_slabs
 from ..errors import InvalidInputError
@@ -90,7 +90,8 @@ class Choosing:
                 scores.append(score_candidates(criterion, grid, kept))
             return scores
 
-        if by_rounds or work_of(_grid(search), criteria) < WORTH_TRIALS:
+        alone = isinstance(self._session, LocalSession)
+        if alone or by_rounds or work_of(_grid(search), criteria) < WORTH_TRIALS:
             return here
         from ..distributed.tuning import SlabTuner  # imports Ray Tune
 

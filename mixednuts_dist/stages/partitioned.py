@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from ..attacks.budget import AttackBudget
 from ..config import AttackConfig, EvaluateConfig
-from ..distributed.cluster import RaySession, connected, pool_settings
-from ..distributed.pool import Pool
+from ..distributed.cluster import LocalSession, RaySession, connected, pool_settings
+from ..distributed.pool import LocalPool, Pool, PoolSettings
 from ..distributed.schedule import WorkQueue, error_log
 from ..distributed.tasks import Task, WorkerSpec
 from ..register import load_extensions
@@ -38,10 +38,13 @@ class Progress(Protocol):
 
 @runtime_checkable
 class WatchesWorkers(Protocol):
-    """A `Progress` that also wants to know who is at work, every few seconds."""
+    """A `Progress` that also wants to know who is at work and how far, every few seconds."""
 
     def workers_seen(self, ready: int, asked: int) -> None:
         """`ready` of `asked` workers are there; the others wait for room on the cluster."""
+
+    def images_decided(self, images: float) -> None:
+        """Of the pieces that are not finished; an image counts by shares where it meets several attacks."""
 
 
 class Silent:
@@ -81,23 +84,32 @@ def run_partitions(
         delete_spans(opened.store, task.stage)
         progress.stage_finished(task.stage, f"nothing to do: all {len(finished)} partitions are done")
         return
-    compute = opened.config.compute
     set_damaged_aside(opened.store, task.stage, todo)
     _forget_errors(opened.store, task.stage, todo)
     with stage_clock(opened.store, task.stage), connected(session):
-        settings = pool_settings(
-            compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries, compute.start_seconds
-        )
-        queue = WorkQueue(todo, smallest=SMALLEST_SPAN, weights=weights, finished_spans=list(spans))
-        pool = Pool(worker_spec(opened), task, settings, progress.partition_done, on_file=manifest.add)
+        pool, smallest = _pool(opened, task, session)
+        pool.on_receipt, pool.on_file = progress.partition_done, manifest.add
+        queue = WorkQueue(todo, smallest=smallest, weights=weights, finished_spans=list(spans))
         if isinstance(progress, WatchesWorkers):
-            pool.on_look = progress.workers_seen
+            pool.on_look, pool.on_decided = progress.workers_seen, progress.images_decided
         try:
             pool.run(queue)
         finally:
             manifest.flush()
     delete_spans(opened.store, task.stage)
     progress.stage_finished(task.stage, f"{len(todo)} partitions computed, {len(finished)} were done already")
+
+
+def _pool(opened: Run, task: Task, session: RaySession | None) -> tuple[Pool, int]:
+    """Who does the work, and the images of the smallest spans that a partition is cut into for them."""
+    compute, spec = opened.config.compute, worker_spec(opened)
+    if isinstance(session, LocalSession):
+        one = PoolSettings(1, compute.num_cpus, 0, compute.max_tries)
+        return LocalPool(spec, task, one, worker=session.worker(spec)), opened.config.partition_size  # nothing is cut
+    settings = pool_settings(
+        compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries, compute.start_seconds
+    )
+    return Pool(spec, task, settings), SMALLEST_SPAN
 
 
 def _forget_errors(store: Store, stage: str, todo: Sequence[Partition]) -> None:

@@ -54,9 +54,21 @@ def test_a_stage_that_finishes_nothing_for_long_says_who_is_at_work(
     monkeypatch.setattr(terminal, "LINE_AT_LEAST_SECONDS", 0.0)
     progress.workers_seen(2, 8)
     assert shown.getvalue().splitlines()[-1] == "evaluate 0/40 images · 2 of 8 workers"
-    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", -1.0)
-    progress.workers_seen(1, 1)
-    assert "· 1 worker, at it for 0.0 s" in shown.getvalue().splitlines()[-1]
+
+
+def test_images_of_unfinished_partitions_count_and_no_line_is_longer_than_a_terminal(
+    progress: TerminalProgress, shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(progress, WatchesWorkers)
+    monkeypatch.setattr(terminal, "LINE_UNDER_WAY_SECONDS", 0.0)
+    progress.stage_started("attack", 10_000, [receipt(0, 1000)])
+    progress.workers_seen(128, 128)
+    progress.images_decided(37.5)
+    assert shown.getvalue().splitlines()[-1].startswith("attack   1037/10000 images")
+    progress.partition_done(receipt(1000, 1030))
+    progress.images_decided(9.0)
+    assert shown.getvalue().splitlines()[-1].startswith("attack   1039/10000 images")
+    assert max(map(len, shown.getvalue().splitlines())) <= 80
 
 
 def test_the_same_lines_are_records_with_their_stage(shown: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:

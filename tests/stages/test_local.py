@@ -1,0 +1,84 @@
+"""`--local`: a whole run without Ray leaves the rows of the run on Ray."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.cli.options import reported
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.distributed.cluster import LocalSession
+from mixednuts_dist.errors import PartitionFailed
+from mixednuts_dist.stages import attack
+from tests.stages.test_pipeline import ATTACK, EVALUATE, Watcher, rows
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has never heard of the suite's Ray; nothing may start one."""
+
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", start)
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_run_in_this_process_has_the_rows_and_the_choice_of_the_run_on_ray(
+    finished: tuple[RunConfig, Path, dict[str, Any]], tiny: Callable[..., RunConfig]
+) -> None:
+    _, on_ray, content = finished
+    config, watcher = tiny(), Watcher()
+    found = pipeline.run(config, session=LocalSession(), progress=watcher).to_json()
+    here = Path(config.storage) / config.run_id()
+    for stage, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
+        assert rows(here, stage, columns) == rows(on_ray, stage, columns)
+    assert (here / "search/candidates.parquet").read_bytes() == (on_ray / "search/candidates.parquet").read_bytes()
+    assert (found["parameters"], found["accuracy"]) == (content["parameters"], content["accuracy"])
+    assert {index for stage, index in watcher.computed if stage == "attack"} == {0, 1, 2}
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_piece_that_fails_in_this_process_is_tried_again_and_told_as_on_a_cluster(
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poisoned(*_: Any) -> None:
+        raise ArithmeticError("an image of NaN")
+
+    monkeypatch.setattr("mixednuts_dist.distributed.attacker.Attacker.attack", poisoned)
+    config = tiny(partition_size=24, compute={"max_tries": 2})
+    with pytest.raises(PartitionFailed, match=r"failed 2 of 2 tries: ArithmeticError: an image of NaN\. Log: "):
+        attack.run(config, session=LocalSession())
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_a_piece_leaves_no_file_and_the_next_command_goes_on(
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    from mixednuts_dist.attacks.judge import Judge
+
+    verdicts, n_calls = Judge.verdicts, 0
+
+    def interrupted(self: Judge, *arguments: Any, **options: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 6:
+            signal.raise_signal(number)
+        return verdicts(self, *arguments, **options)
+
+    config = tiny(partition_size=24)
+    folder = Path(config.storage) / config.run_id()
+    with monkeypatch.context() as patched:
+        patched.setattr(Judge, "verdicts", interrupted)
+        with pytest.raises(SystemExit) as ended, reported(verbose=False):
+            attack.run(config, session=LocalSession())
+    assert ended.value.code == 128 + number
+    assert not list((folder / "attack").glob("part-*"))
+    attack.run(config, session=LocalSession())
+    assert len(list((folder / "attack").glob("part-*"))) == 1
