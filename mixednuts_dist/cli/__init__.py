@@ -1,14 +1,103 @@
-"""The command `mixednuts`. Heavy libraries are imported only once the configuration is known to be sound."""
+"""The command `mixednuts`, and its stages. Heavy libraries are imported once the configuration is known to be sound."""
+
+import json
+from functools import partial
 
 import click
+from rich.console import Console
 
-from .deploy import export, serve
-from .options import examples
-from .setup import check, fetch, init, list_entries
-from .stages import attack, evaluate, report, run, search, status
-from .tools import benchmark, describe, estimate, prepare, schema, study, submit, verify
+from ..config import load_config
+from .options import (
+    Invocation,
+    config_argument,
+    examples,
+    json_option,
+    print_result,
+    reported,
+    run_command,
+    set_option,
+    verbose_option,
+)
+from .setup import check, fetch, init, list_entries, schema
+from .sizing import describe, estimate
+from .tools import benchmark, export, prepare, serve, study, submit, verify
 
 __all__ = ["attack", "evaluate", "main", "report", "run", "search", "status", "study"]
+
+
+@run_command(
+    "run jobs/configs/digits.yaml",
+    "run mine.yaml --set storage=s3://bucket/prefix --set compute.num_workers=8",
+    "run mine.yaml --local",
+    as_json=True,
+)
+def run(given: Invocation, as_json: bool) -> None:
+    """All stages in order; what is done is skipped."""
+    from .. import pipeline
+
+    print_result(given.on_ray(partial(pipeline.run, given.config)), as_json)
+    if given.config.std is not None:
+        from ..deployment.loading import loading_line
+
+        line = loading_line(f"{given.config.storage}/{given.config.run_id()}")
+        given.console.print(line, highlight=False, soft_wrap=True)
+
+
+@run_command("attack mine.yaml")
+def attack(given: Invocation) -> None:
+    """The first stage: the minimum-margin attack on the robust classifier."""
+    from ..stages import attack as stage
+
+    given.on_ray(partial(stage.run, given.config))
+
+
+@run_command("search mine.yaml --beta 0.97", beta=True)
+def search(given: Invocation) -> None:
+    """s, p, c and alpha for every beta, from the cached logits."""
+    from ..reports.table import print_table
+    from ..reports.tables import search_table
+    from ..stages import search as stage
+
+    result = given.on_ray(partial(stage.run, given.config))
+    print_table(search_table(result), Console(), f"criterion {result.criterion}")
+    given.tell_run()
+
+
+@run_command("evaluate mine.yaml --address 10.0.0.7:6379")
+def evaluate(given: Invocation) -> None:
+    """The adaptive AutoAttack on the mixed classifier."""
+    from ..stages import evaluate as stage
+
+    given.on_ray(partial(stage.run, given.config))
+
+
+@run_command("report mine.yaml --json", ray=False, as_json=True)
+def report(given: Invocation, as_json: bool) -> None:
+    """Tables, figures and the page of a finished run."""
+    from ..reports import report as stage
+    from .terminal import TerminalProgress
+
+    with TerminalProgress(given.console) as progress:
+        results = stage.run(given.config, progress=progress)
+    print_result(results, as_json)
+
+
+@click.command(epilog=examples("status mine.yaml", "status mine.yaml --set storage=s3://bucket/prefix --json"))
+@config_argument
+@set_option
+@json_option
+@verbose_option
+def status(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool) -> None:
+    """What is done, what is missing, what failed; reads the storage only."""
+    with reported(verbose):
+        loaded = load_config(config, overrides)
+        from .status import print_status, run_status
+
+        found = run_status(loaded)
+        if as_json:
+            click.echo(json.dumps(found.to_json(), indent=2))
+        else:
+            print_status(found, Console())
 
 
 SECTIONS = {

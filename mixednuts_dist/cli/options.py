@@ -1,5 +1,6 @@
 """What the commands share: their options, the checked configuration, errors in words, and a Ray session."""
 
+import functools
 import json
 import logging
 import signal
@@ -8,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -15,8 +17,7 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 
 from ..config import RunConfig, load_config
-from ..errors import MixedNutsError
-from ..logs import log_json
+from ..errors import MixedNutsError, log_json
 from ..uris import check_uris
 
 logger = logging.getLogger(__name__)
@@ -30,22 +31,82 @@ set_option = click.option(
     help="Another value for a key of CONFIG, e.g. search.beta=0.97.",
 )
 address_option = click.option("--address", help="Ray cluster to use; RAY_ADDRESS or a local one by default.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the final table as JSON on stdout.")
+local_option = click.option("--local", is_flag=True, help="All in this process, one piece after the other, no Ray.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show the log.")
+deployed_beta_option = click.option("--beta", type=float, help="Deploy this beta; short for --set search.beta=BETA.")
 
 
 def examples(*commands: str) -> str:
     """The end of a command's help: what CONFIG is, and commands to copy."""
-    about = "CONFIG is a YAML file; `mixednuts init` writes one to start from.\n\n" if _takes_config(commands) else ""
+    takes_config = any(".yaml" in command for command in commands)
+    about = "CONFIG is a YAML file; `mixednuts init` writes one to start from.\n\n" if takes_config else ""
     return about + "\b\nExamples:\n" + "\n".join(f"  mixednuts {command}" for command in commands)
 
 
-def _takes_config(commands: tuple[str, ...]) -> bool:
-    return any(".yaml" in command for command in commands)
+@dataclass(frozen=True)
+class Invocation:
+    """A command with its checked configuration."""
+
+    config: RunConfig
+    console: Console
+    address: str | None = None
+    local: bool = False
+
+    def on_ray(self, work: Callable[..., Any]) -> Any:
+        """`work` with a progress display and a Ray session that starts when it is first needed.
+
+        Ray prints of dying nodes on stdout, where only a command's result belongs; in here that goes to stderr.
+        """
+        from ..distributed.cluster import LocalSession, RaySession
+        from .terminal import LogProgress, TerminalProgress
+
+        shown = LogProgress if _as_json_lines() else TerminalProgress
+        made = LocalSession() if self.local else RaySession(self.address)
+        with redirect_stdout(sys.stderr), made as session, shown(self.console) as progress:
+            return work(session=session, progress=progress)
+
+    def tell_run(self) -> None:
+        """Which run this is, and where it lies."""
+        told = f"run {self.config.run_id()} in {self.config.storage}"
+        self.console.print(told, highlight=False, markup=False, soft_wrap=True)
+
+
+def run_command(
+    *shown: str, ray: bool = True, local: bool = True, as_json: bool = False, beta: bool = False
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command on a CONFIG: the function gets an `Invocation` and the options of its own.
+
+    The configuration is checked in a fraction of a second; the function imports what takes seconds.
+
+    Args:
+        shown: examples for its help.
+        ray, local, as_json, beta: whether it takes --address, --local, --json and --beta.
+    """
+    taken = {address_option: ray, local_option: ray and local, json_option: as_json, deployed_beta_option: beta}
+
+    def make(function: Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def command(
+            config: str, overrides: tuple[str, ...], verbose: bool, address: str | None = None, local: bool = False,
+            beta: float | None = None, **options: Any,
+        ) -> None:  # fmt: skip
+            if local and address:
+                raise click.UsageError("--local uses no Ray cluster; leave --address out")
+            if beta is not None:
+                overrides = (*overrides, f"search.beta={beta}")
+            with reported(verbose) as console:
+                function(Invocation(prepared(config, overrides, console), console, address, local), **options)
+
+        for option in (verbose_option, *reversed([option for option, wanted in taken.items() if wanted])):
+            command = option(command)
+        return click.command(epilog=examples(*shown))(config_argument(set_option(command)))
+
+    return make
 
 
 def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunConfig:
-    """Read and check the configuration in a fraction of a second, then say which run it is: the rest loads for seconds.
+    """Read and check the configuration, then say at once which run it is, since PyTorch and Ray load for seconds.
 
     Raises:
         MixedNutsError: as in `config` and `uris`.
@@ -65,71 +126,61 @@ def reported(verbose: bool) -> Iterator[Console]:
     """A console on stderr; our errors become one red line and exit status 1, Ctrl-C a hint and 130, SIGTERM 143."""
     console = Console(stderr=True)
     _configure_logging(verbose, console)
-    before = _on_sigterm(_terminated)
+    received: list[int] = []
     try:
-        yield console
-    except MixedNutsError as error:
+        with _signals_kept(received):
+            yield console
+    except (Exception, KeyboardInterrupt) as error:
+        # In the middle of an import or inside of Ray an interrupt may come out as an error of any kind.
+        if received or isinstance(error, KeyboardInterrupt):
+            console.print("interrupted: what is written is kept; the same command goes on from there", highlight=False)
+            sys.exit(128 + (received[0] if received else signal.SIGINT))
+        if not isinstance(error, MixedNutsError):
+            raise
         console.print(f"[red]{type(error).__name__}[/red]: ", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt as error:
-        console.print("interrupted: what is written is kept; the same command goes on from there", highlight=False)
-        sys.exit(143 if isinstance(error, Terminated) else 130)
+
+
+@contextmanager
+def _signals_kept(received: list[int]) -> Iterator[None]:
+    """In here SIGINT (Ctrl-C) and SIGTERM, which Slurm and spot machines send, both raise KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
     finally:
-        _on_sigterm(before)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as Slurm and spot machines send it: ends the command in the same way as Ctrl-C."""
-
-
-def _terminated(*_: object) -> None:
-    raise Terminated
-
-
-def _on_sigterm(handler: Any) -> Any:
-    """Put the handler in its place, where that is possible; returns the one before."""
-    if handler is None or threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, handler)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _configure_logging(verbose: bool, console: Console) -> None:
+    """Log lines through the console that draws the progress bar, so that neither cuts the other in two."""
     if _as_json_lines():
         log_json()
         return
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(message)s", handlers=[_handler(console)])
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=console, show_path=False, markup=False, highlighter=NullHighlighter())
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", handlers=[handler])
     if not verbose:
         warnings.simplefilter("ignore")
         logging.getLogger("ray").setLevel(logging.ERROR)
-
-
-def _handler(console: Console) -> logging.Handler:
-    """Log lines through the console that draws the progress bar, so that neither cuts the other in two."""
-    from rich.logging import RichHandler
-
-    return RichHandler(console=console, show_path=False, markup=False, highlighter=NullHighlighter())
 
 
 def _as_json_lines() -> bool:
     return click.get_current_context().find_root().params.get("log_format") == "json"
 
 
-def on_ray(console: Console, address: str | None, work: Callable[..., Any]) -> Any:
-    """`work` with a progress display and a Ray session that starts when it is first needed.
-
-    Ray prints of dying nodes on stdout, where only a command's result belongs; in here that goes to stderr.
-    """
-    from ..distributed.cluster import RaySession
-    from .terminal import LogProgress, TerminalProgress
-
-    shown = LogProgress if _as_json_lines() else TerminalProgress
-    with redirect_stdout(sys.stderr), RaySession(address) as session, shown(console) as progress:
-        return work(session=session, progress=progress)
-
-
-def show(results: Any, as_json: bool) -> None:
+def print_result(results: Any, as_json: bool) -> None:
+    """A run's results as the table, or as one JSON object."""
     from ..reports.tables import print_results
 
     if as_json:

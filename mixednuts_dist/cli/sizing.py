@@ -1,70 +1,92 @@
 """`mixednuts describe` (parameters and operations, from the URIs alone) and `mixednuts estimate` (time and cost)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
+import click
 from rich.console import Console
 
-from ..classifiers.base_classifiers import ModelSize, measure_uri
-from ..config import RunConfig
-from ..images.datasets import open_dataset
-from ..reports.counts import seconds_text
-from ..reports.table import Table, print_table
-from ..stages.estimate import Estimate, StageEstimate
+from ..config import RunConfig, load_config
 from ..uris import known_image_shape
+from .options import Invocation, config_argument, examples, json_option, reported, run_command, set_option
+
+if TYPE_CHECKING:
+    from ..classifiers.base_classifiers import ModelSize
+    from ..stages.estimate import Estimate, StageEstimate
 
 
-@dataclass(frozen=True)
-class Description:
-    """The sizes of what there is of `std`, `rob` and `mixed`; None where a black box leaves them unknown."""
+@click.command(epilog=examples("describe jobs/configs/cifar100.yaml"))
+@config_argument
+@set_option
+@json_option
+def describe(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Parameters and GFLOPs of the classifiers; needs no weights."""
+    with reported(verbose=False):
+        loaded = load_config(config, overrides)
+        shape, sizes = measure(loaded)
+        if as_json:
+            each = {name: None if size is None else asdict(size) for name, size in sizes.items()}
+            click.echo(json.dumps({"run_id": loaded.run_id(), "image_shape": list(shape), **each}, indent=2))
+        else:
+            _print_sizes(loaded, shape, sizes, Console())
 
-    run_id: str
-    image_shape: tuple[int, ...]
-    sizes: dict[str, ModelSize | None]
 
-    def to_json(self) -> dict[str, Any]:
-        """`run_id`, `image_shape`, and for each classifier `parameters` and `flops` of one image, or None."""
-        sizes = {name: None if size is None else asdict(size) for name, size in self.sizes.items()}
-        return {"run_id": self.run_id, "image_shape": list(self.image_shape), **sizes}
+@run_command("estimate mine.yaml", local=False, as_json=True)
+def estimate(given: Invocation, as_json: bool) -> None:
+    """GPU-hours and wall time, before anything starts, from a few measured batches."""
+    from ..distributed.cluster import RaySession
+    from ..stages import estimate as stage
+
+    with RaySession(given.address) as session:
+        found = stage.run(given.config, session=session)
+    if as_json:
+        click.echo(json.dumps(estimate_json(found), indent=2))
+    else:
+        print_estimate(found, Console())
 
 
-def describe(config: RunConfig) -> Description:
-    """Measure the base classifiers on one image of the configuration's data.
+def measure(config: RunConfig) -> "tuple[tuple[int, ...], dict[str, ModelSize | None]]":
+    """(C, H, W) of the images, and the sizes of what there is of `std`, `rob` and `mixed`, on one image.
+
+    The size of a black box is None, since nobody knows it.
 
     Raises:
         BaseClassifierError, DatasetError: where a classifier cannot be built, or the image size cannot be told.
     """
+    from ..classifiers.base_classifiers import ModelSize, measure_uri
+    from ..images.datasets import open_dataset
+
     known = known_image_shape(config.data.uri)
     shape = tuple(open_dataset(config.data.uri).read(0, 1)[0].shape[1:]) if known is None else known
     rob = measure_uri(config.rob, "rob", shape)
     if config.std is None:
-        return Description(config.run_id(), shape, {"rob": rob})
+        return shape, {"rob": rob}
     std = measure_uri(config.std, "std", shape)
-    return Description(config.run_id(), shape, {"std": std, "rob": rob, "mixed": _sum(std, rob)})
+    mixed = None  # the transformation and the mixing add four numbers and nothing that counts
+    if std is not None and rob is not None:
+        mixed = ModelSize(std.parameters + rob.parameters, std.flops + rob.flops)
+    return shape, {"std": std, "rob": rob, "mixed": mixed}
 
 
-def _sum(std: ModelSize | None, rob: ModelSize | None) -> ModelSize | None:
-    """The mixture: the transformation and the mixing add four numbers and nothing that counts."""
-    if std is None or rob is None:
-        return None
-    return ModelSize(std.parameters + rob.parameters, std.flops + rob.flops)
-
-
-def print_description(found: Description, config: RunConfig, console: Console) -> None:
+def _print_sizes(
+    config: RunConfig, shape: tuple[int, ...], sizes: "dict[str, ModelSize | None]", console: Console
+) -> None:
     """The table, with what its numbers count."""
-    size = " x ".join(map(str, found.image_shape))
+    from ..reports.table import Table, print_table
+
     rows = [
         (name, *(("?", "?") if model is None else (f"{model.parameters / 1e6:,.4g} M", f"{model.flops / 1e9:,.4g}")))
-        for name, model in found.sizes.items()
+        for name, model in sizes.items()
     ]
     table = Table(("classifier", "parameters", "GFLOPs"), rows)
-    print_table(table, console, f"{found.run_id}: {config.data.uri}, images {size}")
+    print_table(table, console, f"{config.run_id()}: {config.data.uri}, images {' x '.join(map(str, shape))}")
     std = "" if config.std is None else f"std: {config.std}\n"
     console.print(f"{std}rob: {config.rob}", highlight=False, markup=False, soft_wrap=True)
     console.print("GFLOPs: one image, one pass; a multiply-accumulate counts as two (torch.utils.flop_counter).")
 
 
-def estimate_json(estimate: Estimate) -> dict[str, Any]:
+def estimate_json(estimate: "Estimate") -> dict[str, Any]:
     """Keys: workers, unit, milliseconds_a_pass (std, rob, mixed), stages with their hours and wall seconds."""
     return {
         "workers": estimate.n_workers,
@@ -77,7 +99,7 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def print_estimate(estimate: Estimate, console: Console) -> None:
+def print_estimate(estimate: "Estimate", console: Console) -> None:
     """What was measured, then a line or two for each stage."""
     for name, seconds in estimate.pass_seconds.items():
         times = f"{1000 * seconds.forward:.3g} ms forward, {1000 * seconds.both:.3g} ms forward and backward"
@@ -95,14 +117,16 @@ def print_estimate(estimate: Estimate, console: Console) -> None:
             )
 
 
-def _cost(estimate: Estimate, worker_seconds: float) -> str:
+def _cost(estimate: "Estimate", worker_seconds: float) -> str:
     hours = worker_seconds * estimate.devices_each / 3600
     plural = "s" if estimate.n_workers > 1 else ""
+    from ..reports.counts import seconds_text
+
     wall = seconds_text(worker_seconds / estimate.n_workers)
     return f"{hours:.2g} {estimate.unit}-hours, {wall} on the {estimate.n_workers} worker{plural} of this cluster"
 
 
-def _stage_json(estimate: Estimate, stage: StageEstimate) -> dict[str, Any]:
+def _stage_json(estimate: "Estimate", stage: "StageEstimate") -> dict[str, Any]:
     def cost(seconds: float | None) -> dict[str, float] | None:
         if seconds is None:
             return None

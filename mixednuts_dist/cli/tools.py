@@ -1,53 +1,35 @@
-"""The commands around the stages: images, estimates, jobs, studies, benchmarks."""
+"""The commands around the stages: jobs, studies, benchmarks, images, and what comes out of a run."""
 
 import importlib
 import inspect
 import json
 import shlex
+import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from ..config import RunConfig, load_config
+from ..config import load_config
 from ..errors import ClusterError, MissingArtifact
 from ..register import STUDIES
 from ..uris import check_dataset_uri
 from .options import (
+    Invocation,
     address_option,
     config_argument,
     examples,
-    json_option,
-    on_ray,
+    local_option,
     prepared,
     reported,
     set_option,
     verbose_option,
 )
 
-
-@click.command(epilog=examples("estimate mine.yaml"))
-@config_argument
-@set_option
-@address_option
-@json_option
-@verbose_option
-def estimate(config: str, overrides: tuple[str, ...], address: str | None, as_json: bool, verbose: bool) -> None:
-    """GPU-hours and wall time, before anything starts, from a few measured batches."""
-    with reported(verbose) as console:
-        loaded = prepared(config, overrides, console)
-        from ..distributed.cluster import RaySession
-        from ..stages import estimate as stage
-        from .sizing import estimate_json, print_estimate
-
-        with RaySession(address) as session:
-            found = stage.run(loaded, session=session)
-        if as_json:
-            click.echo(json.dumps(estimate_json(found), indent=2))
-        else:
-            print_estimate(found, Console())
+run_argument = click.argument("run")
+beta_option = click.option("--beta", type=float, help="Another searched beta than the deployed one.")
 
 
 @click.command(
@@ -105,6 +87,7 @@ def _list_studies(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @config_argument
 @set_option
 @address_option
+@local_option
 @verbose_option
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_studies, help="Every NAME in a line."
@@ -112,23 +95,18 @@ def _list_studies(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option("--rob", "robs", multiple=True, metavar="URI", help="Another robust classifier to compare with.")
 @click.option("--full", is_flag=True, help="All images under the configured attacks, not fewer and cheaper.")
 def study(
-    name: str,
-    config: str,
-    overrides: tuple[str, ...],
-    address: str | None,
-    verbose: bool,
-    robs: tuple[str, ...],
-    full: bool,
-) -> None:
+    name: str, config: str, overrides: tuple[str, ...], address: str | None, local: bool, verbose: bool,
+    robs: tuple[str, ...], full: bool,
+) -> None:  # fmt: skip
     """A study of the paper: table, figure and findings."""
     with reported(verbose) as console:
-        loaded = prepared(config, overrides, console)
+        given = Invocation(prepared(config, overrides, console), console, address, local)
         if name != "all":
             STUDIES.check(name)
         from ..studies import study as studies
 
         shown = studies.result_console()
-        on_ray(console, address, partial(studies.run, loaded, name, full=full, robs=robs, console=shown))
+        given.on_ray(partial(studies.run, given.config, name, full=full, robs=robs, console=shown))
 
 
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))
@@ -207,31 +185,88 @@ def prepare(
         click.echo(f"data: {{uri: parquet:{destination}}}")
 
 
-@click.command(epilog=examples("describe jobs/configs/cifar100.yaml"))
-@config_argument
-@set_option
-@json_option
-def describe(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Parameters and GFLOPs of the classifiers; needs no weights."""
-    with reported(verbose=False):
-        loaded = load_config(config, overrides)
-        from .sizing import describe as described
-        from .sizing import print_description
+@click.command(
+    epilog=examples(
+        "export runs/digits-bc980c1c --to digits-mixture",
+        "export s3://bucket/runs/cifar10-0af3c2d1 --to hf:ORG/NAME --format torch",
+    )
+)
+@run_argument
+@click.option("--to", "destination", required=True, metavar="FOLDER|hf:ORG/NAME", help="Where to put it.")
+@click.option(
+    "--format",
+    "formats",
+    type=click.Choice(["torch", "onnx"]),
+    multiple=True,
+    help="Graphs beside the weights; may be given twice.",
+)
+@click.option("--robustbench", is_flag=True, help="The adversarial images and the forms for RobustBench instead.")
+@beta_option
+@verbose_option
+def export(
+    run: str, destination: str, formats: tuple[str, ...], robustbench: bool, beta: float | None, verbose: bool
+) -> None:
+    """The mixture of RUN, a run's folder or URI, as files: weights, parameters, model card."""
+    with reported(verbose) as console:
+        hub = destination.removeprefix("hf:") if destination.startswith("hf:") else None
+        if hub is not None and robustbench:
+            raise click.UsageError("--robustbench writes a folder; RobustBench takes a link to the tensor in it")
+        from ..deployment.export import export_run, require_token, upload
+        from ..deployment.loading import read_run
 
-        found = described(loaded)
-        if as_json:
-            click.echo(json.dumps(found.to_json(), indent=2))
-        else:
-            print_description(found, loaded, Console())
+        if hub is not None:
+            require_token(hub)
+        found = read_run(run, beta=beta)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary if hub is not None else destination)
+            if robustbench:
+                from ..deployment.robustbench_submission import export_submission, missing_images
+
+                written = export_submission(found, folder)
+                if missing := missing_images(found):
+                    console.print(
+                        f"the run left out {missing:,} images of the test set; RobustBench wants all", highlight=False
+                    )
+            else:
+                written = export_run(found, folder, formats=formats, address=destination)
+            place = upload(folder, hub) if hub is not None else str(folder)
+        console.print(f"{place}: {', '.join(written)}", highlight=False, soft_wrap=True)
+        if not robustbench:
+            click.echo(f'MixedClassifier.from_pretrained("{destination}")')
 
 
-@click.command(epilog=examples("schema --markdown"))
-@click.option("--markdown", is_flag=True, help="A table of all keys instead.")
-def schema(markdown: bool) -> None:
-    """The JSON schema of the configuration file."""
-    if markdown:
-        from .reference import config_reference
+@click.command(epilog=examples("serve runs/digits-bc980c1c", "serve s3://bucket/runs/cifar10-0af3c2d1 --num-gpus 0.5"))
+@run_argument
+@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 answers other machines too.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--max-batch", type=click.IntRange(min=1), default=64, show_default=True, help="Requests a batch.")
+@click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Of rob and of std.")
+@click.option("--num-cpus", type=float, default=1.0, show_default=True, help="Cores a replica.")
+@click.option("--num-gpus", type=float, default=0.0, show_default=True, help="GPUs a replica; fractions share one.")
+@beta_option
+@address_option
+@verbose_option
+def serve(
+    run: str, *, host: str, port: int, max_batch: int, replicas: int, num_cpus: float, num_gpus: float,
+    beta: float | None, address: str | None, verbose: bool,
+) -> None:  # fmt: skip
+    """The mixture of RUN, a run's folder or URI, behind HTTP, until Ctrl-C; needs the extra `serve`."""
+    with reported(verbose) as console:
+        from ..deployment.loading import read_run
 
-        click.echo(config_reference())
-    else:
-        click.echo(json.dumps(RunConfig.model_json_schema(), indent=2))
+        found = read_run(run, beta=beta)
+        from ..distributed.cluster import RaySession
+        from ..errors import ClusterError
+
+        try:
+            from ..deployment import service
+        except ImportError as error:
+            raise ClusterError(f"serving needs {error.name}: pip install 'mixednuts-dist[serve]'") from error
+        options = service.ServiceOptions(max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus)
+        with RaySession(address) as session:
+            console.print(f"starting {found.run_id}, beta = {found.chosen.beta:g} ...", highlight=False)
+            session.ensure()
+            with service.serving({"/": service.application(run, beta, options)}, host=host, port=port):
+                console.print(f"http://{host}:{port}/ answers; Ctrl-C ends it", highlight=False)
+                while True:
+                    time.sleep(3600)

@@ -1,17 +1,27 @@
 """`mixednuts export`: a run's mixture as a folder that others can load, with what was measured of it."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ..errors import InvalidInputError, StoreError
 from ..uris import is_black_box
-from .card import model_card
 from .graphs import export_graphs
-from .loading import ROLES, DeployedRun
-from .pretrained import StoredBase, write_folder
+from .loading import ROLES, DeployedRun, StoredBase, write_folder
 
 CARD = "README.md"
+_RESULTS = "report/results.json"
+_INTERVALS = "Intervals are 95 % Wilson intervals of the shares."
+_CITATION = """@article{bai2024mixednuts,
+  title   = {{MixedNUTS}: Training-Free Accuracy-Robustness Balance via Nonlinearly Mixed Classifiers},
+  author  = {Bai, Yatong and Zhou, Mo and Patel, Vishal M. and Sojoudi, Somayeh},
+  journal = {Transactions on Machine Learning Research},
+  year    = {2024}
+}"""
 _CURVE = "tradeoff.png"
 _CURVE_SOURCES = ("report/tradeoff-5.5in.png", "report/tradeoff.png")  # the second of the release before
 
@@ -84,3 +94,132 @@ def upload(folder: Path, name: str) -> str:
     except OSError as error:  # HfHubHTTPError and connection errors alike
         reason = " ".join(str(error).split())[:300]
         raise StoreError(f"hf:{name}: the upload failed ({reason}); the folder is {folder}") from error
+
+
+def model_card(run: DeployedRun, *, address: str, differences: Mapping[str, float], curve: str | None) -> str:
+    """Markdown with the front matter that model hubs read.
+
+    Args:
+        address: what a reader loads the folder as.
+        differences: graph file -> largest difference from the classifier.
+        curve: the trade-off figure's file name, if there is one.
+    """
+    results = measured_results(run)
+    return "\n".join([
+        "---",
+        yaml.safe_dump(_front_matter(run, results), sort_keys=False, allow_unicode=True).strip(),
+        "---",
+        *_introduction(run, address),
+        *_measured(run, results),
+        *_trade_off(run, curve),
+        *_parameters(run),
+        *_graphs(differences),
+        *_limits(run),
+        "", "## Citation", "", "```bibtex", _CITATION, "```", "",
+    ])  # fmt: skip
+
+
+def measured_results(run: DeployedRun) -> dict[str, Any] | None:
+    """The run's `report/results.json`, if this beta is the one that was attacked and the report has been made."""
+    if not run.is_deployed or not run.store.exists(_RESULTS):
+        return None
+    results: dict[str, Any] = json.loads(run.store.read(_RESULTS))
+    return results if "mixed" in results.get("accuracy", {}) else None
+
+
+def _front_matter(run: DeployedRun, results: dict[str, Any] | None) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "library_name": "mixednuts-dist",
+        "pipeline_tag": "image-classification",
+        "tags": ["adversarial-robustness", "mixednuts", "image-classification"],
+    }
+    if results is not None:
+        mixed, threat = results["accuracy"]["mixed"], run.threat_words
+        metrics = [
+            {"type": "accuracy", "name": "clean accuracy", "value": round(mixed["clean"]["percent"], 2)},
+            {"type": "accuracy", "name": f"robust accuracy ({threat})", "value": round(mixed["robust"]["percent"], 2)},
+        ]
+        dataset = run.config["data"]["uri"]
+        task = {"type": "image-classification"}
+        result = {"task": task, "dataset": {"name": dataset, "type": dataset.partition(":")[0]}, "metrics": metrics}
+        content["model-index"] = [{"name": run.run_id, "results": [result]}]
+    return content
+
+
+def _introduction(run: DeployedRun, address: str) -> Iterator[str]:
+    shape = " x ".join(map(str, run.image_shape))
+    yield from (
+        "", f"# {run.config['name']}: a MixedNUTS classifier", "",
+        "Two classifiers as one: a standard one, accurate on clean images, and a robust one, whose logits go through a "
+        "nonlinear transformation before both are mixed. Nothing was trained.", "",
+        f"- standard: `{run.config['std']}`", f"- robust: `{run.config['rob']}`",
+        f"- images: {shape}, values in [0, 1]; {run.n_classes} classes",
+        f"- threat model: {run.threat_words}", f"- run: `{run.run_id}`, beta = {run.chosen.beta:g}", "",
+        "```python", "from mixednuts_dist import MixedClassifier", "",
+        f"mixed = MixedClassifier.from_pretrained({json.dumps(address)})",
+        "classes = mixed.predict(images)  # asks the standard classifier only where it can change the answer", "```",
+    )  # fmt: skip
+
+
+def _measured(run: DeployedRun, results: dict[str, Any] | None) -> Iterator[str]:
+    yield from ("", "## Measured accuracy", "")
+    if results is None:
+        yield "This beta has not been attacked: what is known of it is predicted, in the next section."
+        return
+    yield from (f"{results['n_images']} images of `{run.config['data']['uri']}`. {_INTERVALS}", "")
+    yield from ("| classifier | clean (%) | robust (%) | robust under |", "| --- | ---: | ---: | --- |")
+    for name, row in results["accuracy"].items():
+        yield f"| {name} | {_share(row['clean'])} | {_share(row['robust'])} | {row['attack']} |"
+
+
+def _share(count: Mapping[str, Any]) -> str:
+    return f"{count['percent']:.2f} [{count['low']:.2f}, {count['high']:.2f}]"
+
+
+def _trade_off(run: DeployedRun, curve: str | None) -> Iterator[str]:
+    yield from (
+        "", "## Trade-off", "",
+        "What the search predicts for each beta, the share of the robust classifier's robust images that are to stay "
+        "right: clean accuracy exactly, robust accuracy under the perturbations that the run has stored.", "",
+        "| beta | clean (%) | robust under the stored perturbations (%) |", "| ---: | ---: | ---: |",
+    )  # fmt: skip
+    for entry in run.searched.entries:
+        mark = " (this one)" if entry.beta == run.chosen.beta else ""
+        clean, robust = (f"{100 * n / entry.total:.2f}" for n in (entry.clean_correct, entry.kept_predicted))
+        yield f"| {entry.beta:g}{mark} | {clean} | {robust} |"
+    if curve is not None:
+        yield from ("", f"![Clean against robust accuracy]({curve})")
+
+
+def _parameters(run: DeployedRun) -> Iterator[str]:
+    chosen = run.chosen
+    yield from (
+        "", "## Parameters", "",
+        f"s = {chosen.scale:.6g}, p = {chosen.power:.6g}, c = {chosen.bias:.6g}, clamp {chosen.clamp}, "
+        f"alpha = {chosen.alpha:.10g} (1 - alpha = {chosen.one_minus_alpha:.6g}); standard classifier one-hot. "
+        "`mixed_classifier.json` has them to the last digit.",
+    )  # fmt: skip
+
+
+def _graphs(differences: Mapping[str, float]) -> Iterator[str]:
+    if not differences:
+        return
+    yield from (
+        "", "## Graphs", "",
+        "`mixed` takes images and gives logits. `rob` and `std` are the lazy pair: `rob` gives the robust classifier's "
+        "logits, the class, and whether that class is decided; where it is not, `std` takes those images and logits "
+        "and gives the mixture's logits. The number of images is free.", "",
+        "| file | largest difference from the classifier |", "| --- | ---: |",
+    )  # fmt: skip
+    for name, difference in differences.items():
+        yield f"| `{name}` | {difference:.1e} |"
+
+
+def _limits(run: DeployedRun) -> Iterator[str]:
+    yield from (
+        "", "## Limits", "",
+        f"Robustness was measured against {run.threat_words} with the attacks named above; nothing is proved, and "
+        "other threats were not tried. The weights keep the licences of their sources.",
+    )  # fmt: skip
+    if any(run.config[role].startswith("py:") for role in ("std", "rob")):
+        yield from ("", "A base classifier is built by a Python function (`py:`), whose code is not in this folder.")

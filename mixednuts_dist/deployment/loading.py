@@ -1,29 +1,45 @@
-"""From a run's folder to the mixture that it chose: the parameters, and both classifiers with their weights checked.
+"""A mixed classifier from a run's folder, and as a folder of its own.
 
 A run is read from its files alone, `run.yaml` and `search/selected.json`, without its configuration file: a folder that
 was copied elsewhere, or that the release before wrote, is read all the same.
+
+A folder of its own holds the numbers as JSON and each base classifier as a URI, as safetensors weights, or as both.
+With both, the URI says the architecture and the file holds the weights: such a folder needs no download and no code
+beside this package and the libraries that the URI names.
 """
 
+import contextlib
 import json
 import math
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import fsspec
 import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
 from torch import nn
 
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..config import digest
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.classifier import MixedClassifier
+from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..register import load_extensions
 from ..selection.choice import Choice
 from ..storage.records import SearchResult
 from ..storage.store import Store
+from ..uris import without_weights
 
 RUN = "run.yaml"
 SELECTED = "search/selected.json"
 ROLES = ("std", "rob")
+PARAMETERS = "mixed_classifier.json"
+HUB = "hf:"
+_VERSION = 2  # of PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,14 @@ class DeployedRun:
     def is_deployed(self) -> bool:
         """Whether this is the beta that the run attacked."""
         return self.chosen.beta == self.searched.deployed_beta
+
+    @property
+    def threat_words(self) -> str:
+        """The threat model in one phrase: `Linf, eps = 8/255`."""
+        threat = self.config["threat"]
+        steps = threat["eps"] * 255
+        whole = abs(steps - round(steps)) < 1e-6
+        return f"{threat['norm']}, eps = {f'{round(steps)}/255' if whole else format(threat['eps'], 'g')}"
 
     def base(self, role: str) -> nn.Module:
         """The base classifier "std" or "rob", with the weights that the run was made with.
@@ -146,3 +170,165 @@ def _chosen(searched: SearchResult, run_id: str, beta: float | None) -> Choice:
             return choice
     valid = ", ".join(f"{choice.beta:g}" for choice in searched.entries)
     raise InvalidInputError(f"beta={wanted:g} was not searched in run {run_id}; these were: {valid}")
+
+
+@dataclass(frozen=True)
+class StoredBase:
+    """Where a base classifier comes from when the folder is loaded."""
+
+    uri: str | None  # of the classifier or, where there are weights, of its architecture
+    weights: str | None = None  # the file in the folder
+    sha256: str | None = None  # `classifier_checksum` of what must come out
+
+
+def save_pretrained(mixed: MixedClassifier, folder: Path, *, std_uri: str | None, rob_uri: str | None) -> None:
+    """See `MixedClassifier.save_pretrained`."""
+    uris = {"std": std_uri, "rob": rob_uri}
+    bases = {role: StoredBase(uri, None if uri else f"{role}.safetensors") for role, uri in uris.items()}
+    write_folder(mixed, folder, bases)
+
+
+def write_folder(
+    mixed: MixedClassifier, folder: Path, bases: Mapping[str, StoredBase], about: Mapping[str, Any] | None = None
+) -> None:
+    """Write the parameters and the weights that `bases` ask for; `about` goes into the JSON as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "version": _VERSION,
+        "transform": {"map": _map_name(mixed.transform), **mixed.transform.settings()},
+        "mixture": mixed.settings(),
+        "base_classifiers": {role: asdict(base) for role, base in bases.items()},
+        **(about or {}),
+    }
+    for role, base in bases.items():
+        if base.weights:
+            save_model(getattr(mixed, role), str(folder / base.weights))
+    (folder / PARAMETERS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def load_pretrained(
+    source: str | Path,
+    *,
+    std: nn.Module | None,
+    rob: nn.Module | None,
+    resolve: Callable[[str], nn.Module] | None,
+) -> MixedClassifier:
+    """See `MixedClassifier.from_pretrained`.
+
+    Raises:
+        InvalidInputError: where `source` holds no mixed classifier of a known version, or a base classifier cannot be
+            had.
+        FingerprintMismatch: where a base classifier's weights are not those that were saved.
+    """
+    with local_folder(source) as folder:
+        content = _read_parameters(folder)
+        stored = {role: StoredBase(**base) for role, base in content["base_classifiers"].items()}
+        given = {"std": std, "rob": rob}
+        std, rob = (_base(role, folder, stored[role], given[role], resolve) for role in ("std", "rob"))
+    settings = dict(content["transform"])
+    transform = LOGIT_MAPS[settings.pop("map")](**settings)
+    return MixedClassifier(std, rob, transform, **content["mixture"])
+
+
+@contextlib.contextmanager
+def local_folder(source: str | Path) -> Iterator[Path]:
+    """The folder itself; a model of the hub or a folder in other storage is fetched first.
+
+    Raises:
+        InvalidInputError: where it cannot be fetched.
+    """
+    text = str(source)
+    if text.startswith(HUB):
+        yield _from_hub(text.removeprefix(HUB))
+    elif "://" not in text:
+        yield Path(text)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                files, root = fsspec.core.url_to_fs(text)
+                for path in files.ls(root, detail=False):
+                    if path.endswith((".json", ".safetensors")):
+                        files.get_file(path, f"{folder}/{path.rpartition('/')[2]}")
+            except (OSError, ValueError, ImportError) as error:
+                raise InvalidInputError(f"{text} cannot be read: {error}") from error
+            yield Path(folder)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except (OSError, ValueError) as error:  # the hub's errors are of these two kinds
+        raise InvalidInputError(
+            f"{HUB}{name} is not in the local cache and cannot be downloaded ({' '.join(str(error).split())[:200]})"
+        ) from error
+
+
+def _read_parameters(folder: Path) -> dict[str, Any]:
+    path = folder / PARAMETERS
+    if not path.is_file():
+        raise InvalidInputError(
+            f"{path} does not exist: {folder} holds no mixed classifier; write one with save_pretrained"
+        )
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = content.get("version")
+    except (ValueError, AttributeError) as error:
+        raise InvalidInputError(f"{path} is damaged ({error}); write it again with save_pretrained") from error
+    if version == 1:  # a URI, or None where the weights are in the folder
+        uris = content["base_classifiers"]
+        content["base_classifiers"] = {
+            role: {"uri": uri, "weights": None if uri else f"{role}.safetensors"} for role, uri in uris.items()
+        }
+    elif version != _VERSION:
+        raise InvalidInputError(f"{path} has version {version}, this package reads versions 1 and {_VERSION}")
+    return content
+
+
+def _base(
+    role: str, folder: Path, stored: StoredBase, given: nn.Module | None, resolve: Callable[[str], nn.Module] | None
+) -> nn.Module:
+    if given is None and stored.uri is None:
+        raise InvalidInputError(
+            f"{role} is saved as weights: pass {role}=module of the same architecture to receive them"
+        )
+    model = _built(role, stored, resolve) if given is None else given
+    if stored.weights:
+        try:
+            load_model(model, str(folder / stored.weights))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise InvalidInputError(
+                f"{folder / stored.weights} does not fit {role}, a {type(model).__name__}: {reason}"
+            ) from error
+    if given is None and resolve is None and stored.sha256:
+        _check(role, model, stored)
+    return model
+
+
+def _built(role: str, stored: StoredBase, resolve: Callable[[str], nn.Module] | None) -> nn.Module:
+    assert stored.uri is not None
+    if resolve is not None:
+        return resolve(stored.uri)
+    bare = without_weights(stored.uri) if stored.weights else None
+    return load_classifier(bare or stored.uri, role)
+
+
+def _check(role: str, model: nn.Module, stored: StoredBase) -> None:
+    assert stored.uri is not None
+    now = classifier_checksum(model, stored.uri)
+    if now != stored.sha256:
+        raise FingerprintMismatch(
+            f"{role}={stored.uri!r}: its weights are not those that were saved (sha256 was "
+            f"{str(stored.sha256)[:12]} and is {now[:12]}); pass {role}=module to use other ones all the same"
+        )
+
+
+def _map_name(transform: LogitMap) -> str:
+    for name, kind in LOGIT_MAPS.items():
+        if type(transform) is kind:
+            return name
+    raise InvalidInputError(
+        f"a transform of type {type(transform).__name__} cannot be saved; these can: {', '.join(LOGIT_MAPS)}"
+    )

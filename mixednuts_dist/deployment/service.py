@@ -29,7 +29,6 @@ from torch import Tensor
 
 from ..classifiers.checkpoints import quietly
 from ..errors import ClusterError, InvalidInputError
-from .card import threat_words
 from .loading import read_run
 
 with quietly():  # Ray Serve's import warns of what pydantic will drop
@@ -112,7 +111,7 @@ class RobHalf(_Half):
         """What a GET answers."""
         run = self.run
         return {
-            "run": run.run_id, "beta": run.chosen.beta, "threat": threat_words(run),
+            "run": run.run_id, "beta": run.chosen.beta, "threat": run.threat_words,
             "image_shape": list(run.image_shape), "classes": run.n_classes,
             "std": run.config["std"] if self.std is not None else None, "rob": run.config["rob"],
         }  # fmt: skip

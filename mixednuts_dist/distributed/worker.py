@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from ..attacks.gradient_model import AttackedModel
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
-from ..errors import BaseClassifierError, DatasetError, StoreError
+from ..errors import BaseClassifierError, DatasetError, StoreError, log_json
 from ..images.datasets import Dataset, labels_checksum, open_dataset
-from ..logs import log_json
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
 from ..register import require_extensions

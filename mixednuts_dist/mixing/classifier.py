@@ -177,7 +177,7 @@ class MixedClassifier(nn.Module):
 
     def save_pretrained(self, folder: str | Path, *, std_uri: str | None = None, rob_uri: str | None = None) -> None:
         """Writes `mixed_classifier.json` and, for each base classifier without a URI, its weights as safetensors."""
-        _deployment("pretrained").save_pretrained(self, Path(folder), std_uri=std_uri, rob_uri=rob_uri)
+        _deployment().save_pretrained(self, Path(folder), std_uri=std_uri, rob_uri=rob_uri)
 
     @classmethod
     def from_run(cls, uri: str, beta: float | None = None) -> "MixedClassifier":
@@ -192,7 +192,7 @@ class MixedClassifier(nn.Module):
             InvalidInputError: for a beta that was not searched (the valid ones are listed), or a run without std.
             FingerprintMismatch: where a base classifier's weights are not those that the run was made with.
         """
-        loaded: MixedClassifier = _deployment("loading").load_run(uri, beta=beta)
+        loaded: MixedClassifier = _deployment().load_run(uri, beta=beta)
         return loaded
 
     @classmethod
@@ -215,7 +215,7 @@ class MixedClassifier(nn.Module):
             InvalidInputError: where `source` holds no mixed classifier, or a base classifier's weights do not fit.
             BaseClassifierError: where a URI cannot be built here.
         """
-        loaded: MixedClassifier = _deployment("pretrained").load_pretrained(source, std=std, rob=rob, resolve=resolve)
+        loaded: MixedClassifier = _deployment().load_pretrained(source, std=std, rob=rob, resolve=resolve)
         return loaded
 
     def settings(self) -> dict[str, Any]:
@@ -268,9 +268,9 @@ class _StraightThrough(torch.autograd.Function):
         return grad_outputs[0], None
 
 
-def _deployment(module: str) -> Any:
-    """A module of the room that reads and writes files; it imports this one, so it is found by name when it is used."""
-    return importlib.import_module(f"mixednuts_dist.deployment.{module}")
+def _deployment() -> Any:
+    """The module that reads and writes files; it imports this one, so it is found by name when it is used."""
+    return importlib.import_module("mixednuts_dist.deployment.loading")
 
 
 def _complement(alpha: float, one_minus_alpha: float | None) -> float:

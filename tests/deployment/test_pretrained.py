@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.deployment.pretrained import StoredBase, write_folder
+from mixednuts_dist.deployment.loading import StoredBase, write_folder
 from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitMap, LogitTransform

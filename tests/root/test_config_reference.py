@@ -5,7 +5,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
-from mixednuts_dist.cli.reference import config_reference, fields_of
+from mixednuts_dist.cli.setup import config_reference, fields_of
 from mixednuts_dist.config import RunConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from mixednuts_dist.logs import JsonFormatter
+from mixednuts_dist.errors import JsonFormatter
 from tests.conftest import tiny_content
 
 
