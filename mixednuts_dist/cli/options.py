@@ -64,6 +64,8 @@ class Invocation:
         shown = LogProgress if _as_json_lines() else TerminalProgress
         made = LocalSession() if self.local else RaySession(self.address)
         with redirect_stdout(sys.stderr), made as session, shown(self.console) as progress:
+            session.tell = progress.doing
+            progress.doing("looking at the images, trying the classifiers on a few of them")
             return work(session=session, progress=progress)
 
     def tell_run(self) -> None:

@@ -25,7 +25,7 @@ from ..storage.records import Receipt
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_LINE = 71  # the stage before it takes nine columns
+_COLUMNS, _STAGE_COLUMNS = 80, 8
 LINE_EVERY_SECONDS = 5.0
 LINE_UNDER_WAY_SECONDS = 20.0  # where images are decided and no piece is finished
 LINE_AT_LEAST_SECONDS = 60.0  # even where nothing is decided
@@ -81,7 +81,7 @@ class StageTally:
             parts.append(f"{self.classifier} {clean} clean, {robust} robust")
         if self.n_done < self.n_images:
             parts.extend(self._workers_text())
-        while len(" · ".join(parts)) > _LONGEST_LINE:
+        while len(" · ".join(parts)) > _COLUMNS - max(len(self.stage), _STAGE_COLUMNS) - 1:
             parts.pop()
         return " · ".join(parts)
 
@@ -94,7 +94,7 @@ class StageTally:
 
 
 class TerminalProgress:
-    """A `stages.progress.Progress` that writes to `console`; use it as a context manager."""
+    """A `stages.partitioned.Progress` that writes to `console`; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -114,6 +114,10 @@ class TerminalProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+    def doing(self, message: str) -> None:
+        """What happens now, before a stage begins."""
+        self._log("run", message)
 
     @property
     def text(self) -> str:
@@ -165,7 +169,7 @@ class TerminalProgress:
 
     def _log(self, stage: str, message: str) -> None:
         self._last_line = time.monotonic()
-        self.console.print(f"[bold]{stage:<8}[/bold] {message}", highlight=False, soft_wrap=True)
+        self.console.print(f"[bold]{stage:<{_STAGE_COLUMNS}}[/bold] {message}", highlight=False, soft_wrap=True)
 
 
 class LogProgress(TerminalProgress):

@@ -4,8 +4,9 @@ import importlib
 import inspect
 import json
 import shlex
+import signal
 import tempfile
-import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def benchmark(name: str, whole: bool, **options: Any) -> None:
 @set_option
 @click.option("--repair", is_flag=True, help="Set what is damaged aside; `mixednuts run` makes it again.")
 def verify(config: str, overrides: tuple[str, ...], repair: bool) -> None:
-    """Read every byte of a run's files, hold them against their checksums, and list what is damaged."""
+    """Hold every file of a run against its checksum; list what is damaged."""
     with reported(verbose=False):
         from ..stages.runs import run_store
         from ..storage import manifest
@@ -171,7 +172,10 @@ def verify(config: str, overrides: tuple[str, ...], repair: bool) -> None:
 def prepare(
     uri: str, destination: str, n: int | None, part_size: int, seed: int, address: str | None, verbose: bool
 ) -> None:
-    """Write images as class-balanced Parquet parts, which workers read by themselves; what is there is kept."""
+    """Write images as class-balanced Parquet parts, for clusters.
+
+    Workers read their parts by themselves; parts that are there already are kept.
+    """
     with reported(verbose) as console:
         check_dataset_uri(uri)
         from ..distributed import preparation as stage
@@ -206,7 +210,10 @@ def prepare(
 def export(
     run: str, destination: str, formats: tuple[str, ...], robustbench: bool, beta: float | None, verbose: bool
 ) -> None:
-    """The mixture of RUN, a run's folder or URI, as files: weights, parameters, model card."""
+    """The mixture of RUN, a run's folder or URI, as files.
+
+    Weights, parameters and a model card, with --format also graphs that run without this package.
+    """
     with reported(verbose) as console:
         hub = destination.removeprefix("hf:") if destination.startswith("hf:") else None
         if hub is not None and robustbench:
@@ -250,7 +257,10 @@ def serve(
     run: str, *, host: str, port: int, max_batch: int, replicas: int, num_cpus: float, num_gpus: float,
     beta: float | None, address: str | None, verbose: bool,
 ) -> None:  # fmt: skip
-    """The mixture of RUN, a run's folder or URI, behind HTTP, until Ctrl-C; needs the extra `serve`."""
+    """The mixture of RUN, a run's folder or URI, behind HTTP.
+
+    It answers until Ctrl-C, and needs the extra `serve`.
+    """
     with reported(verbose) as console:
         from ..deployment.loading import read_run
 
@@ -268,5 +278,6 @@ def serve(
             session.ensure()
             with service.serving({"/": service.application(run, beta, options)}, host=host, port=port):
                 console.print(f"http://{host}:{port}/ answers; Ctrl-C ends it", highlight=False)
-                while True:
-                    time.sleep(3600)
+                with suppress(KeyboardInterrupt):
+                    signal.pause()
+        console.print("ended", highlight=False)

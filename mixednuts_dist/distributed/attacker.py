@@ -46,7 +46,7 @@ class Attacker:
     store: Store
     arithmetic: Arithmetic = field(init=False)
     decided: float = field(init=False, default=0.0)  # images of the piece at hand, a share for each attack that is done
-    on_decided: Callable[[float], None] = field(init=False, default=lambda _decided: None)
+    on_decided: Callable[[float], None] | None = field(init=False, default=None)  # told of it in the same process
     _decided: tuple[BatchShape, dict[str, Precision]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -118,7 +118,8 @@ class Attacker:
         def count(told: Progress) -> None:
             done = n_images - told.n_images + told.n_decided
             self.decided = (attack * n_images + done) / attacks
-            self.on_decided(self.decided)
+            if self.on_decided is not None:
+                self.on_decided(self.decided)
 
         return count
 

@@ -54,6 +54,7 @@ class RaySession:
     def __init__(self, address: str | None = None) -> None:
         self._address = address or os.environ.get("RAY_ADDRESS")
         self._started = False
+        self.tell: Callable[[str], None] = logger.info  # what takes a while, before it begins
 
     def __enter__(self) -> "RaySession":
         return self
@@ -71,6 +72,8 @@ class RaySession:
         """
         if ray.is_initialized():
             return
+        local = not self._address or self._address == "local"
+        self.tell("starting Ray on this machine" if local else f"connecting to Ray at {self._address}")
         if self._address:
             _require_answer(self._address)
         _start(self._address)

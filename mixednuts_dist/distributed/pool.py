@@ -269,7 +269,7 @@ class LocalPool(Pool):
     def run(self, queue: WorkQueue) -> None:
         """Until each piece is written or set aside; errors as in `Pool.run`."""
         worker = self.worker
-        worker.attacker.on_decided = self.on_decided or worker.attacker.on_decided
+        worker.attacker.on_decided = self.on_decided
         failures = Failures(Store(self.spec.store_uri), self.task.stage, self.settings.max_tries)
         while (work := queue.take(1)) is not None:
             try:

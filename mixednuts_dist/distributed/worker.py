@@ -1,6 +1,6 @@
 """One worker: it owns an accelerator (or its share of the cores) and turns partitions into files.
 
-A plain class, so that it can be run and debugged without a cluster; the last line makes it an actor.
+A plain class, so that it can be run and debugged without a cluster; the last lines make it an actor.
 
 Shapes: B images of a partition, K classes.
 """
@@ -225,4 +225,5 @@ def _device() -> torch.device:
     return torch.device("cuda" if assigned and torch.cuda.is_available() else "cpu")
 
 
-AttackActor: Any = ray.remote(**{"concurrency_groups": {"watch": 1}})(AttackWorker)
+_remote: Any = ray.remote  # its types leave concurrency groups out
+AttackActor: Any = _remote(concurrency_groups={"watch": 1})(AttackWorker)

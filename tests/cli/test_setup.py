@@ -88,3 +88,15 @@ def test_every_command_has_a_line_in_the_help_and_examples_of_its_own(name: str)
     assert f"mixednuts {name}" in shown.split("Examples:")[1]
     line = next(line for line in mixednuts("--help")[1].splitlines() if line.split()[:1] == [name])
     assert len(line.split()) > 3
+
+
+def test_local_and_a_cluster_exclude_each_other_and_every_stage_offers_both(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
+    status, shown = mixednuts("run", str(tmp_path / "mine.yaml"), "--local", "--address", "127.0.0.1:6379")
+    assert status == 2
+    assert "--local uses no Ray cluster; leave --address out" in shown
+    for command in ("run", "attack", "search", "evaluate", "study"):
+        shown = mixednuts(command, "--help")[1]
+        assert "--local" in shown
+        assert "--address" in shown
+        assert "Examples:" in shown

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import ray
 
 from mixednuts_dist import pipeline
+from mixednuts_dist.cli import main
 from mixednuts_dist.cli.options import reported
 from mixednuts_dist.config import RunConfig
 from mixednuts_dist.distributed.cluster import LocalSession
@@ -76,7 +78,7 @@ def test_a_signal_in_the_middle_of_a_piece_leaves_no_file_and_the_next_command_g
     folder = Path(config.storage) / config.run_id()
     with monkeypatch.context() as patched:
         patched.setattr(Judge, "verdicts", interrupted)
-        with pytest.raises(SystemExit) as ended, reported(verbose=False):
+        with click.Context(main), pytest.raises(SystemExit) as ended, reported(verbose=False):
             attack.run(config, session=LocalSession())
     assert ended.value.code == 128 + number
     assert not list((folder / "attack").glob("part-*"))
