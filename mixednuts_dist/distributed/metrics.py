@@ -1,7 +1,7 @@
 """Counters for Prometheus on every node's export port: `ray_mixednuts_*`, by run and stage.
 
 A stage counts by the first part of its folder: rounds as "search" and the variants of studies as "studies", so that the
-number of time series does not grow with them.
+number of time series does not grow with them. `jobs/grafana.json` shows all of them.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from ray.util.metrics import Counter
 
 from ..storage.records import Receipt
 
-_DESCRIPTIONS = {
+DESCRIPTIONS = {
     "images": "images attacked",
     "broken": "images that the attack broke",
     "forward_passes": "images passed forward",
@@ -41,5 +41,5 @@ class RunMetrics:
             return
         if name not in self._counters:
             tags = ("run", "stage")
-            self._counters[name] = Counter(f"mixednuts_{name}", description=_DESCRIPTIONS[name], tag_keys=tags)
+            self._counters[name] = Counter(f"mixednuts_{name}", description=DESCRIPTIONS[name], tag_keys=tags)
         self._counters[name].inc(value, tags={"run": self._run, "stage": stage.partition("/")[0]})
