@@ -40,15 +40,6 @@ class AttackedPoints:
         std_pred_P = None if self.std_pred_P is None else self.std_pred_P[mine_P]
         return AttackedPoints(self.rob_logits_PK[mine_P], row_B[self.image_P[mine_P]], std_pred_P)
 
-    def joined(self, other: "AttackedPoints") -> "AttackedPoints":
-        """These points and others; std's classes are kept where both have them."""
-        both = self.std_pred_P is not None and other.std_pred_P is not None
-        return AttackedPoints(
-            torch.cat([self.rob_logits_PK, other.rob_logits_PK]),
-            torch.cat([self.image_P, other.image_P]),
-            torch.cat([self.std_pred_P, other.std_pred_P]) if both else None,  # type: ignore[list-item]
-        )
-
 
 @dataclass(frozen=True)
 class CachedLogits:

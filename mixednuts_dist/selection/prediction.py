@@ -33,47 +33,7 @@ _SPREAD = 5.0  # standard deviations of the kept count around the constraint wit
 _OUT_OF_BAG = 0.632  # Efron's weight: a resample holds this share of the images, so left-out ones are a bit too harsh
 
 
-@dataclass(frozen=True)
-class PredictedShare:
-    """A share of images with a bootstrap interval over the images."""
-
-    correct: int
-    total: int
-    low: float
-    high: float
-
-    @property
-    def share(self) -> float:
-        """`correct / total`."""
-        return self.correct / self.total
-
-
-@dataclass(frozen=True)
-class TradeOffPoint:
-    """What one beta's choice will reach."""
-
-    choice: Choice  # with its predictions filled in
-    clean: PredictedShare  # exact on these images
-    kept: PredictedShare  # rob's robust images that stay right under the stored perturbations, of all images
-
-
-def trade_off_curve(
-    selection: Selection,
-    cached: CachedLogits,
-    *,
-    confidence: float = 0.95,
-    n_resamples: int = 2000,
-    seed: int = 0,
-) -> list[TradeOffPoint]:
-    """The predicted clean and robust accuracy of every beta that has a choice, in the order of `selection.betas`."""
-    return [
-        trade_off_point(choice, cached, confidence=confidence, n_resamples=n_resamples, seed=seed)
-        for choice in selection.chosen
-        if choice is not None
-    ]
-
-
-def trade_off_point(
+def with_predictions(
     choice: Choice,
     cached: CachedLogits,
     *,
@@ -81,8 +41,8 @@ def trade_off_point(
     n_resamples: int = 2000,
     seed: int = 0,
     kept_B: Tensor | None = None,
-) -> TradeOffPoint:
-    """The predicted clean and robust accuracy of one choice.
+) -> Choice:
+    """The choice with the clean and the kept images that it predicts, and bootstrap intervals over the images.
 
     `kept_B` says which images stay right, where more is known of them than one attacked point each.
     """
@@ -90,20 +50,28 @@ def trade_off_point(
         raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; the usual value is 0.95")
     if not len(cached.labels_B):
         raise InvalidInputError("cached has no image: there is nothing to predict from")
-    bootstrap = _Bootstrap(confidence, n_resamples, seed)
     clean_B, held_B = predicted_outcomes(choice, cached)
     if kept_B is not None:
         held_B = kept_B & (cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B)
-    clean, kept = bootstrap.share(clean_B), bootstrap.share(held_B)
-    filled = replace(
+    tail = (1 - confidence) / 2
+
+    def interval(outcomes_B: Tensor) -> tuple[float, float]:
+        # Percentiles; the number of successes in n images drawn with replacement is binomial.
+        generator = torch.Generator().manual_seed(seed)
+        counts = torch.full((n_resamples,), float(len(outcomes_B)), dtype=torch.float64)
+        shares = torch.full_like(counts, float(outcomes_B.double().mean()))
+        draws = torch.binomial(counts, shares, generator=generator) / len(outcomes_B)
+        low, high = torch.quantile(draws, draws.new_tensor([tail, 1 - tail])).tolist()
+        return low, high
+
+    return replace(
         choice,
-        clean_correct=clean.correct,
-        kept_predicted=kept.correct,
-        total=clean.total,
-        clean_interval=(clean.low, clean.high),
-        kept_interval=(kept.low, kept.high),
+        clean_correct=int(clean_B.sum()),
+        kept_predicted=int(held_B.sum()),
+        total=len(clean_B),
+        clean_interval=interval(clean_B),
+        kept_interval=interval(held_B),
     )
-    return TradeOffPoint(filled, clean, kept)
 
 
 def predicted_outcomes(choice: Choice, cached: CachedLogits) -> tuple[Tensor, Tensor]:
@@ -112,13 +80,6 @@ def predicted_outcomes(choice: Choice, cached: CachedLogits) -> tuple[Tensor, Te
     clean_B = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, mixture)
     robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
     return clean_B, robust_B & robust_lower_bound(cached.rob_attacked_BK, cached.labels_B, mixture)
-
-
-def compare_criteria(paper: Selection, exact: Selection, cached: CachedLogits) -> tuple[str, ...]:
-    """One warning for every beta at which the paper's choice makes the mixture less accurate than the exact one."""
-    pairs = [(paper.choice(beta), exact.choice(beta)) for beta in exact.betas if beta in paper.betas]
-    notes = [compare_candidates(theirs, ours, cached) for theirs, ours in pairs if theirs and ours]
-    return tuple(note for note in notes if note)
 
 
 def compare_candidates(paper: Choice, exact: Choice, cached: CachedLogits) -> str | None:
@@ -131,23 +92,6 @@ def compare_candidates(paper: Choice, exact: Choice, cached: CachedLogits) -> st
         f"bias {paper.bias:.6g}, with which the mixture gets {n_paper} of {len(cached.labels_B)} clean images "
         f"right; the exact criterion's choice gets {n_exact}."
     )
-
-
-@dataclass(frozen=True)
-class _Bootstrap:
-    confidence: float
-    n_resamples: int
-    seed: int
-
-    def share(self, outcomes_B: Tensor) -> PredictedShare:
-        """Percentile interval; the number of successes in n images drawn with replacement is binomial."""
-        correct, total = int(outcomes_B.sum()), len(outcomes_B)
-        generator = torch.Generator().manual_seed(self.seed)
-        counts = torch.full((self.n_resamples,), float(total), dtype=torch.float64)
-        draws = torch.binomial(counts, torch.full_like(counts, correct / total), generator=generator) / total
-        tail = (1 - self.confidence) / 2
-        low, high = torch.quantile(draws, draws.new_tensor([tail, 1 - tail])).tolist()
-        return PredictedShare(correct, total, low, high)
 
 
 @dataclass(frozen=True)

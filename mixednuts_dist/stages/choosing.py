@@ -16,7 +16,7 @@ from ..selection.criteria import Criterion, Scores
 from ..selection.exploration import Exploration, GridRefinements, Proposer, Selection
 from ..selection.grid import Grid, Pair, kept_images
 from ..selection.inputs import CachedLogits
-from ..selection.prediction import compare_candidates, corrected, trade_off_point
+from ..selection.prediction import compare_candidates, corrected, with_predictions
 from ..selection.selection import (
     beta_of_robust,
     most_kept_at_clean,
@@ -267,7 +267,7 @@ def _result(
 def _predicted(choice: Choice, cached: CachedLogits, points: Points | None) -> Choice:
     """The choice with its predictions; under sets of points, each image counts by its hardest one."""
     if points is None:
-        return trade_off_point(choice, cached).choice
+        return with_predictions(choice, cached)
     choice = eased(choice, cached)
     gaps_B = points.largest_log_gaps(cached.labels_B, choice.transform(), any_std=False)
-    return trade_off_point(choice, cached, kept_B=gaps_B <= choice.log_one_minus_cutoff).choice
+    return with_predictions(choice, cached, kept_B=gaps_B <= choice.log_one_minus_cutoff)

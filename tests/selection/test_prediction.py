@@ -11,7 +11,7 @@ from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture, mixed_classes, mixed_clean_correct, robust_lower_bound
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.inputs import CachedLogits
-from mixednuts_dist.selection.prediction import compare_criteria, trade_off_curve
+from mixednuts_dist.selection.prediction import compare_candidates, with_predictions
 from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact
 
 GRID = {"scales": (0.1, 0.6, 2.0), "powers": (1, 2.5), "biases": (-1.2, -0.3, 0.4), "betas": (1, 0.97, 0.9, 0.5)}
@@ -103,23 +103,24 @@ def test_up_to_one_half_nothing_is_guaranteed() -> None:
     ).any()
 
 
-def test_the_trade_off_curve() -> None:
+def test_a_choice_is_given_its_predictions_with_intervals() -> None:
     inputs = cached()
-    selection = exact_selection(inputs)
-    curve = trade_off_curve(selection, inputs, n_resamples=500)
-    assert [point.choice.beta for point in curve] == [1, 0.97, 0.9, 0.5]
-    assert [point.kept.correct for point in curve] == sorted((p.kept.correct for p in curve), reverse=True)
+    chosen = [choice for choice in exact_selection(inputs).chosen if choice]
+    curve = [with_predictions(choice, inputs, n_resamples=500) for choice in chosen]
+    assert [point.beta for point in curve] == [1, 0.97, 0.9, 0.5]
+    assert [point.kept_predicted for point in curve] == sorted((p.kept_predicted for p in curve), reverse=True)
     for point in curve:
-        assert point.clean.share == pytest.approx(point.choice.objective)
-        for share in (point.clean, point.kept):
-            assert share.total == 200
-            assert share.low <= share.share <= share.high
-            half_width = 1.96 * math.sqrt(share.share * (1 - share.share) / 200)
-            assert (share.high - share.low) / 2 == pytest.approx(half_width, abs=0.012)
-    again = trade_off_curve(selection, inputs, n_resamples=500)
-    assert [(p.clean, p.kept) for p in again] == [(p.clean, p.kept) for p in curve]
+        assert point.clean_correct == point.objective_count
+        assert point.total == 200
+        counts = (point.clean_correct, point.kept_predicted)
+        for count, (low, high) in zip(counts, (point.clean_interval, point.kept_interval), strict=True):
+            share = count / 200
+            assert low <= share <= high
+            assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(share * (1 - share) / 200), abs=0.012)
+    again = [with_predictions(choice, inputs, n_resamples=500) for choice in chosen]
+    assert [p.to_json() for p in again] == [p.to_json() for p in curve]
     with pytest.raises(InvalidInputError, match=r"confidence=95 must be between 0 and 1"):
-        trade_off_curve(selection, inputs, confidence=95)
+        with_predictions(chosen[0], inputs, confidence=95)
 
 
 def test_a_worse_choice_of_the_papers_criterion_is_warned_about() -> None:
@@ -139,7 +140,8 @@ def test_a_worse_choice_of_the_papers_criterion_is_warned_about() -> None:
         ]
         for beta in exact.betas
     }
-    notes = compare_criteria(paper, exact, inputs)
+    found = [compare_candidates(paper.for_beta(beta), exact.for_beta(beta), inputs) for beta in exact.betas]
+    notes = [note for note in found if note]
     worse = [beta for beta, (theirs, ours) in counts.items() if theirs < ours]
     assert worse
     assert len(notes) == len(worse)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from mixednuts_dist import pipeline
 from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.transforms import LogitTransform
@@ -198,13 +197,22 @@ def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult],
     assert not (Path(plain.storage) / plain.run_id() / "search" / "round-1").exists()
 
 
+def evaluated_to_the_end(config: RunConfig, session: Any, progress: Computed) -> None:
+    """All stages but the report."""
+    attack.run(config, session=session, progress=progress)
+    search.run(config, session=session, progress=progress)
+    opened = evaluate.run(config, session=session, progress=progress)
+    while search.learn(opened, session, progress):
+        evaluate.run(config, session=session, progress=progress)
+
+
 def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_again(
     tmp_path: Path, ray_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())  # rounds that find nothing new by themselves
     content = tiny_content(tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": N_IMAGES})
     config = parse_config({**content, "partition_size": 16})
-    pipeline.run(config, session=ray_session)
+    evaluated_to_the_end(config, ray_session, Computed())
     opened = reopen_run(config)
     result = search.read_search_result(opened)
     assert any(done.evaluated for done in result.rounds)
@@ -217,6 +225,6 @@ def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_aga
     folder = Path(config.storage) / config.run_id()
     (folder / "search" / "selected.json").unlink()
     watcher = Computed()
-    pipeline.run(config, session=ray_session, progress=watcher)
+    evaluated_to_the_end(config, ray_session, watcher)
     assert search.read_search_result(opened) == result
     assert watcher.stages == []
