@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -39,12 +38,14 @@ RESULTS_VERSION = 3  # part of every fingerprint: raised when the same configura
 
 
 def _fraction(value: object) -> object:
-    """Read "8/255" as a number; anything else is left to the type check."""
-    if isinstance(value, str) and "/" in value:
+    """Read "8/255" or "0.5/255" as a number; anything else is left to the type check."""
+    if isinstance(value, str) and value.count("/") == 1:
+        above, _, below = value.partition("/")
         try:
-            return float(Fraction(value.replace(" ", "")))
+            read = float(above) / float(below)
         except (ValueError, ArithmeticError):
             return value
+        return read if math.isfinite(read) else value
     return value
 
 

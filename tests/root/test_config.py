@@ -33,6 +33,13 @@ def changed(path: str, value: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("written", "eps"), [("8/255", 8 / 255), ("0.5/255", 0.5 / 255), (" 1 / 4 ", 0.25), (0.1, 0.1)]
+)
+def test_a_radius_is_a_number_or_a_fraction(written: object, eps: float) -> None:
+    assert parse_config(changed("threat.eps", written)).threat.eps == eps
+
+
+@pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         ("threat.eps", 8, r"eps=8.0 exceeds the pixel range \[0, 1\] for norm 'Linf'; did you mean 8/255\?"),
