@@ -65,27 +65,39 @@ class BatchShape:
 
 
 class Passes:
-    """The shapes in which one function may be passed: the rows of `shape`, and fewer that give the same bits."""
+    """The shapes in which one function may be passed: the rows of `shape`, and fewer that give the same bits.
+
+    Fewer are multiples of an eighth of the rows. Each is probed once, when the rows that it would have saved so far are
+    as many as the probe takes: a short call is filled up and never probes, a long one loses at most twice as much.
+    """
 
     def __init__(self, shape: BatchShape, probe: Probe) -> None:
         self.shape, self._probe = shape, probe
-        self._proven: dict[int, list[int]] = {}  # by full rows: smaller ones with the same bits, ascending
+        self._same: dict[tuple[int, int], bool] = {}  # (full rows, fewer) -> whether each image has the same bits
+        self._saved: dict[tuple[int, int], int] = {}  # rows that the smaller shape would have saved so far
 
     def rows_for(self, n_images: int, like_BCHW: Tensor) -> int:
         """The rows in which to pass `n_images`, at most those of the shape; `like_BCHW` holds images to try with."""
         rows = self.shape.rows
-        if self.shape.fixed or n_images > rows // 2 or rows // 2 < SMALLEST or not len(like_BCHW):
+        step = max(SMALLEST, rows // 8)
+        fewer = -(-n_images // step) * step
+        while self._same.get((rows, fewer)) is False:
+            fewer += step
+        if self.shape.fixed or fewer >= rows or not len(like_BCHW):
             return rows
-        if rows not in self._proven:
-            self._proven[rows] = same_bits_shapes(self._probe, like_BCHW, rows)
-        return next((smaller for smaller in self._proven[rows] if smaller >= n_images), rows)
+        asked = rows, fewer
+        if asked not in self._same:
+            self._saved[asked] = self._saved.get(asked, 0) + rows - fewer
+            if self._saved[asked] >= rows + 2 * fewer:
+                self._same[asked] = has_same_bits(self._probe, like_BCHW, rows, fewer)
+        return next((n for n in range(fewer, rows, step) if self._same.get((rows, n))), rows)
 
 
-def same_bits_shapes(probe: Probe, like_BCHW: Tensor, rows: int) -> list[int]:
-    """The halves of `rows`, down to 8, in which `probe` gives each image the bits that it has among `rows` images.
+def has_same_bits(probe: Probe, like_BCHW: Tensor, rows: int, fewer: int) -> bool:
+    """Whether `probe` gives each image among `fewer` images the bits that it has among `rows`.
 
-    Tried on noisy copies of `like_BCHW`, at the beginning, in the middle and at the end of the full batch; it stops at
-    the first half that differs. Ascending. Memory that runs out proves nothing.
+    Tried on noisy copies of `like_BCHW`, at the beginning, in the middle and at the end of the full batch. Memory that
+    runs out proves nothing.
     """
     try:
         repeated_BCHW = like_BCHW[torch.arange(rows) % len(like_BCHW)]
@@ -93,19 +105,14 @@ def same_bits_shapes(probe: Probe, like_BCHW: Tensor, rows: int) -> list[int]:
         noise_BCHW = torch.rand(repeated_BCHW.shape, generator=generator).to(repeated_BCHW)
         x_BCHW = (repeated_BCHW + 0.1 * (noise_BCHW - 0.5)).clamp(0, 1)
         whole = [values.clone() for values in probe(x_BCHW)]
-        found: list[int] = []
-        smaller = rows // 2
-        while smaller >= SMALLEST and all(
-            torch.equal(part, values[first : first + smaller])
-            for first in {0, (rows - smaller) // 2 | 1, rows - smaller}
-            for part, values in zip(probe(x_BCHW[first : first + smaller]), whole, strict=True)
-        ):
-            found.insert(0, smaller)
-            smaller //= 2
-        return found
+        return all(
+            torch.equal(part, values[first : first + fewer])
+            for first in {0, (rows - fewer) // 2 | 1, rows - fewer}
+            for part, values in zip(probe(x_BCHW[first : first + fewer]), whole, strict=True)
+        )
     except torch.OutOfMemoryError:
         release_memory()
-        return []
+        return False
 
 
 def filled(x_BCHW: Tensor, rows: int) -> Tensor:

@@ -46,7 +46,9 @@ def test_few_images_have_the_bits_that_they_have_in_a_full_batch(n: int) -> None
     model = load_classifier("demo:rob", "rob")
     x = load_digits_split("test")[0][:64]
     passes = Passes(BatchShape(64), lambda images: (model(images),))
-    assert torch.equal(in_one_shape(model, x[:n], passes), in_one_shape(model, x, passes)[:n])
+    whole = in_one_shape(model, x, passes)
+    for _ in range(20):  # long enough for a smaller shape to be tried
+        assert torch.equal(in_one_shape(model, x[:n], passes), whole[:n])
 
 
 class DiffersBelow(nn.Module):
@@ -62,12 +64,13 @@ class DiffersBelow(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("differs_below", "n", "passed"), [(0, 1, 8), (0, 9, 16), (16, 3, 16), (40, 3, 64), (16, 40, 64)]
+    ("differs_below", "n", "passed"), [(0, 1, 8), (0, 9, 16), (16, 3, 16), (16, 40, 40), (48, 41, 48), (60, 50, 64)]
 )
 def test_a_smaller_shape_is_used_only_where_it_gives_the_same_bits(differs_below: int, n: int, passed: int) -> None:
     model, x = DiffersBelow(differs_below), images(64, (1, 4, 4))
     passes = Passes(BatchShape(64), lambda images: (model(images),))
-    assert torch.equal(in_one_shape(model, x[:n], passes), in_one_shape(model, x, passes)[:n])
+    for _ in range(30):
+        assert torch.equal(in_one_shape(model, x[:n], passes), in_one_shape(model, x, passes)[:n])
     model.sizes.clear()
     in_one_shape(model, x[:n], passes)
     assert model.sizes == [passed]
