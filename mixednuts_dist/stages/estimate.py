@@ -8,15 +8,17 @@ hair. It gets closer with every finished partition.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..attacks.pgd import N_ITER as PGD_ITERATIONS
-from ..config import EvaluateConfig, RunConfig
+from ..attacks.budget import AttackBudget
+from ..config import RunConfig
+from ..distributed.attacker import STD_ATTACKS
 from ..distributed.cluster import RaySession, connected, pool_settings
 from ..distributed.pool import measure_on_one_worker
 from ..distributed.worker import PassSeconds
+from ..register import ATTACKS
 from ..storage.records import Receipt
 from .choosing import SELECTED
 from .evaluate import autoattack_fingerprint, evaluate_fingerprint
-from .partitioned import worker_spec
+from .partitioned import budget_of, worker_spec
 from .runs import Run, finished_partitions, open_run
 from .search import read_search_result
 
@@ -59,28 +61,13 @@ def run(config: RunConfig, *, session: RaySession | None = None) -> Estimate:
     )
 
 
-def attack_passes(n_iter: int, n_target_classes: int, n_classes: int) -> tuple[int, int]:
-    """(forward, backward) of an image that survives APGD-CE and APGD-T once; starts and verdicts included."""
-    steps = (n_iter + 1) * (1 + _targets(n_target_classes, n_classes))
-    return steps + 2, steps
+def attack_passes(attacks: Sequence[str], budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+    """(forward, backward) of an image that survives the attacks once, as their register entries say.
 
-
-def evaluate_passes(evaluate: EvaluateConfig, n_classes: int) -> tuple[int, int]:
-    """(forward, backward) of an image that survives the whole ensemble; FAB-T's and Square's as counted."""
-    n_targets, n_iter = _targets(evaluate.n_target_classes, n_classes), evaluate.n_iter
-    each = {
-        "apgd-ce": (n_iter + 1, n_iter + 1),
-        "apgd-t": ((n_iter + 1) * n_targets, (n_iter + 1) * n_targets),
-        "fab-t": ((2 * n_iter + 4) * n_targets + 1, n_iter * n_targets),
-        "square": (evaluate.n_queries + 12, 0),
-        "pgd-20": (PGD_ITERATIONS + 1, PGD_ITERATIONS + 1),
-    }
-    chosen = [each[attack] for attack in evaluate.attacks]
-    return sum(forward for forward, _ in chosen) + 3, sum(backward for _, backward in chosen)
-
-
-def _targets(n_target_classes: int, n_classes: int) -> int:
-    return min(n_target_classes, n_classes - 1)
+    Added are the clean image's pass, that at the stored points and the last verdict's; those in between are few.
+    """
+    each = [ATTACKS.get(attack).passes(budget, n_classes) for attack in attacks]
+    return sum(forward for forward, _ in each) + 3, sum(backward for _, backward in each)
 
 
 def _stages(opened: Run, measured: dict[str, PassSeconds]) -> tuple[StageEstimate, ...]:
@@ -97,16 +84,19 @@ def _stages(opened: Run, measured: dict[str, PassSeconds]) -> tuple[StageEstimat
 
 def _attack(opened: Run, measured: dict[str, PassSeconds], receipts: Sequence[Receipt]) -> StageEstimate:
     attack = opened.config.attack
-    passes = attack_passes(attack.n_iter, attack.n_target_classes, opened.inputs.n_classes)
+    budget, n_classes = budget_of(attack), opened.inputs.n_classes
+    of_std = attack_passes(STD_ATTACKS, budget, n_classes)
+    passes = attack_passes(("square-margin",), budget, n_classes) if attack.method == "square" else of_std
     left = _images_left(opened, receipts)
-    at_most = left * (measured["std"].of(*passes) + measured["rob"].of(*passes))
+    at_most = left * (measured["std"].of(*of_std) + measured["rob"].of(*passes))
     return StageEstimate("attack", left, passes, at_most, _like_before(receipts, left), "from what is attacked already")
 
 
 def _evaluate(
     opened: Run, seconds: PassSeconds, receipts: Sequence[Receipt], attacked: Sequence[Receipt]
 ) -> StageEstimate:
-    passes = evaluate_passes(opened.config.evaluate, opened.inputs.n_classes)
+    evaluate = opened.config.evaluate
+    passes = attack_passes(evaluate.attacks, budget_of(evaluate), opened.inputs.n_classes)
     left = _images_left(opened, receipts)
     at_most = left * seconds.of(*passes)
     likely, basis = _like_before(receipts, left), "from what is evaluated already"
