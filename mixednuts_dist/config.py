@@ -306,6 +306,12 @@ class EvaluateConfig(_Section):
     border_restarts: Repeats = Field(
         default=3, description="starts of the joint attack on images that stand by a hair; 0: the paper"
     )
+    check: Literal["pyautoattack"] | None = Field(
+        default=None, description="a second opinion: this package, unmodified, attacks the images that still stand"
+    )
+    check_n: Positive | None = Field(
+        default=None, description="of the second opinion: how many of them, spread evenly; all by default"
+    )
 
     @field_validator("attacks")
     @classmethod
@@ -314,6 +320,12 @@ class EvaluateConfig(_Section):
         if twice is not None:
             raise ValueError(f"{twice!r} is there twice; each attack has one column of the results")
         return attacks
+
+    @model_validator(mode="after")
+    def _runs(self) -> "EvaluateConfig":
+        if "joint" in self.attacks and not self.border_restarts:
+            raise ValueError("border_restarts=0 leaves the attack 'joint' out; give it at least 1 or do not name it")
+        return self
 
 
 class ComputeConfig(_Section):
@@ -362,6 +374,16 @@ class RunConfig(_Section):
     storage: str = Field(default="runs", description="a folder or any fsspec URI, s3://bucket/prefix for instance")
     compute: ComputeConfig = ComputeConfig()
 
+    @model_validator(mode="after")
+    def _mixture_to_attack(self) -> "RunConfig":
+        entries = ATTACKS.entries()
+        for attack in self.evaluate.attacks if self.std is None else ():
+            if entries[attack].facts.get("mixtures_only"):
+                raise ValueError(
+                    f"evaluate.attacks: {attack!r} attacks a mixture, and this run has no std; leave it out"
+                )
+        return self
+
     @property
     def required_std(self) -> str:
         """URI of std, for what needs two classifiers.
@@ -377,8 +399,12 @@ class RunConfig(_Section):
         return self.std
 
     def determinants(self) -> dict[str, Any]:
-        """What the rows depend on: everything but where they are stored and computed; of extensions, their content."""
-        values = self.model_dump(mode="json", exclude={"storage", "compute", "extensions"})
+        """What the rows depend on: everything but where they are stored and computed; of extensions, their content.
+
+        The second opinion has rows of its own.
+        """
+        left_out = {"storage": True, "compute": True, "extensions": True, "evaluate": {"check", "check_n"}}
+        values = self.model_dump(mode="json", exclude=left_out)
         contents = sorted(load_extensions(self.extensions).values())
         return {"version": RESULTS_VERSION, **values, **({"extensions": contents} if contents else {})}
 

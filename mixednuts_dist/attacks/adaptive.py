@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
+from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
 from ..acceleration.batch_shape import ON_CPU, BatchShape
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
@@ -17,12 +17,12 @@ from ..threat import ThreatModel
 from .apgd import polish_phases
 from .attack import Phase, Setting
 from .budget import AttackBudget
-from .engine import CACHED, CLEAN, Engine, Finished, Group
+from .engine import CACHED, CLEAN, Engine, Finished, Group, Progress, shown_or
 from .gradient_model import AttackedModel, AttackMode
-from .judge import check_images
-from .progress import Progress, shown_or
+from .judge import Judge, check_images
 
 STANDARD_ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
+TRANSFER = "transfer"  # the one attack on a classifier without gradients
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,73 @@ def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished)
         unconfirmed=(finished.broken & robust).to(device),
         decided=finished.decided.to(device),
     )
+
+
+def transferred_attack(
+    model: nn.Module, x_BCHW: Tensor, y_B: Tensor, x_adv_BCHW: Tensor, *, batch_size: int | BatchShape
+) -> AttackOutcome:
+    """The outcome of trying `x_adv_BCHW`, made against another classifier, on `model`: two forwards an image.
+
+    An upper bound of the model's robustness: an attack on its own gradients would find more.
+    """
+    judge = Judge(model, BatchShape.of(batch_size))
+    clean_BK, attacked_BK = judge.logits(x_BCHW), judge.logits(x_adv_BCHW)
+    right_B = clean_BK.argmax(dim=1) == y_B
+    robust_B = right_B & (attacked_BK.argmax(dim=1) == y_B)
+    return AttackOutcome(
+        robust=robust_B,
+        survived={TRANSFER: robust_B},
+        x_adv=torch.where(right_B[:, None, None, None], x_adv_BCHW, x_BCHW),
+        logits=torch.where(right_B[:, None], attacked_BK, clean_BK),
+        n_forward=2 * len(x_BCHW),
+        n_backward=0,
+        unconfirmed=torch.zeros_like(robust_B),
+        decided=torch.ones_like(robust_B),
+    )
+
+
+def pyautoattack_images(
+    model: nn.Module,
+    x_BCHW: Tensor,
+    y_B: Tensor,
+    *,
+    threat: ThreatModel,
+    budget: AttackBudget,
+    seed: int,
+    batch_size: int,
+    attacks: Sequence[str] = STANDARD_ATTACKS,
+) -> tuple[Tensor, int, int]:
+    """What the unmodified pyautoattack returns for each image, and its (forward, backward) passes; in full float32.
+
+    The attacks are those of its standard version, with the iterations, targets and queries of `budget`. It takes its
+    gradients from the logits, so a mixture is given as `MixedClassifier.as_bypass()`. Its noise depends on the batch.
+    """
+    from pyautoattack import AutoAttack  # here, because nothing else needs the package
+
+    passes = {False: 0, True: 0}  # images passed, with a gradient or without
+
+    class Counted(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            passes[images.requires_grad and torch.is_grad_enabled()] += len(images)
+            logits: Tensor = model(images)
+            return logits
+
+    with tf32_allowed(False), torch.random.fork_rng():
+        package = AutoAttack(
+            Counted().eval(), norm=threat.norm, eps=threat.eps, attacks=list(attacks), version="custom", seed=seed,
+            device=x_BCHW.device,
+        )  # fmt: skip
+        with torch.no_grad():
+            n_targets = budget.n_targets(model(x_BCHW[:1]).shape[1])
+        for each in (package.apgd, package.apgd_targeted, package.fab):
+            each.n_restarts, each.n_iter = 1, budget.n_iter
+        for each in (package.apgd, package.apgd_targeted):  # what it has computed from its own 100 iterations
+            each.n_iter_2, each.n_iter_min = max(int(0.22 * budget.n_iter), 1), max(int(0.06 * budget.n_iter), 1)
+            each.size_decr = max(int(0.03 * budget.n_iter), 1)
+        package.apgd_targeted.n_target_classes = package.fab.n_target_classes = n_targets
+        package.square.n_queries = budget.n_queries
+        x_adv_BCHW = package.run_standard_evaluation(x_BCHW, y_B, batch_size=batch_size)[0]
+    return x_adv_BCHW.to(x_BCHW.device), passes[False] + passes[True], passes[True]
 
 
 def check_attacks(attacks: Sequence[str]) -> None:

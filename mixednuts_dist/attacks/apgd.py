@@ -1,11 +1,12 @@
 """APGD (Croce & Hein 2020, algorithm 1): gradient ascent whose step halves where the loss rises too seldom.
 
-Each slot is at its own iteration. Iteration 0 evaluates the start; iterations 1 .. n_iter are the published ones.
+PGD, its plain predecessor, is here too. Each slot is at its own iteration. Iteration 0 evaluates the start; iterations
+1 .. n_iter are the published ones.
 
 Shapes: S slots, images of C x H x W.
 """
 
-# ruff: noqa: ARG004 - what is registered is given more than it may need
+# ruff: noqa: ARG002, ARG004 - what is registered is given more than it may need
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from ..register import ATTACKS, LOSSES
 from .attack import Arrivals, Attack, Known, Phase, Seen, Setting, SlotArrays, copy_rows
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .losses import anyone
+from .losses import anyone, ce_loss
 from .projections import per_image, project, steepest
 
 MOMENTUM = 0.75  # weight of the new step against the last displacement
@@ -28,6 +29,9 @@ RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than thi
 # The margin itself, from the best point so far: what is left to gain in float32 after coarser gradients.
 POLISH_ITERATIONS = 10
 POLISH_AGAIN, POLISH_ROUNDS = 1e-3, 6  # whose margin fell by more is polished again, so often at most
+
+PGD_ITERATIONS = 20
+PGD_STEP = 1 / 4  # of eps, a step: 2/255 of 8/255
 
 
 @dataclass(frozen=True)
@@ -265,3 +269,47 @@ def polish_phases(setting: Setting, attack: str) -> list[Phase]:
         )
         for turn in range(POLISH_ROUNDS)
     ]  # fmt: skip
+
+
+@dataclass
+class PgdState(SlotArrays):
+    """What PGD remembers of each slot."""
+
+    x: Tensor  # clean image
+    x_adv: Tensor
+    iteration: Tensor  # of the evaluation that is due; 0 is the start's
+
+
+@ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=(), order=5)
+class Pgd(Attack):
+    """PGD (Madry et al. 2018) as the field runs it for "PGD-20".
+
+    From APGD's random start along the gradient of the cross-entropy; the best point is kept, not the last.
+    """
+
+    name = "pgd-20"
+
+    @staticmethod
+    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+        return PGD_ITERATIONS + 1, PGD_ITERATIONS + 1
+
+    def state(self, like_SCHW: Tensor) -> PgdState:
+        iteration = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
+        return PgdState(like_SCHW.new_zeros(like_SCHW.shape), like_SCHW.new_zeros(like_SCHW.shape), iteration)
+
+    def begin(self, state: PgdState, slots: Tensor, arrivals: Arrivals) -> None:
+        state.x[slots], state.x_adv[slots] = arrivals.x, arrivals.random_start(self.setting)
+        state.iteration[slots] = 0
+
+    def propose(self, state: PgdState) -> Tensor:
+        return state.x_adv
+
+    def objective(self, state: PgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+        return ce_loss(outputs.logits, labels)
+
+    def absorb(self, state: PgdState, x_new: Tensor, seen: Seen) -> Tensor:
+        threat = self.setting.threat
+        step = PGD_STEP * threat.eps * steepest(seen.grad, threat.norm)
+        state.x_adv = project(x_new + step, state.x, threat)
+        state.iteration += 1
+        return state.iteration > PGD_ITERATIONS

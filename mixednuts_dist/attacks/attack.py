@@ -56,7 +56,7 @@ Shapes: S slots, images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -66,6 +66,8 @@ from ..threat import ThreatModel
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .projections import random_start
+
+NEAR = 0.1  # of the clean margin; bfloat16 rounds logits to within 1 % of the largest
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Setting:
     n_classes: int
     seed: int = 0
     model: Any = None  # the attacked classifier; the joint attack reads the weights of a `MixedClassifier`
+    coarse: bool = False  # passes compute below float32, but for phases that are `in_float32`
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,23 @@ class Attack:
     def absorb(self, state: Any, x_new: Tensor, seen: Seen) -> Tensor:
         """Take in what the pass has shown; returns (S,) bool on the device: whose phase has ended."""
         raise NotImplementedError
+
+
+def again_in_float32(phases: Sequence[Phase], setting: Setting) -> list[Phase]:
+    """The phases and, where passes are coarse, once more in float32 for images that stand near the border.
+
+    For attacks that decide by small differences, between two queries or on which side of the border a point lies. Far
+    from the border rounding moves their path and not their end: whom any attack has left with less than `NEAR` of the
+    clean margin is attacked again from the start.
+    """
+
+    def near(known: Known) -> Tensor:
+        return known.margin < NEAR * known.clean_margin
+
+    if not setting.coarse:
+        return list(phases)
+    stepper = type(phases[0].stepper)(setting)  # of its own lane: FAB's remembers which pass is due
+    return [*phases, *(replace(phase, stepper=stepper, in_float32=True, wanted=near) for phase in phases)]
 
 
 def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor) -> None:

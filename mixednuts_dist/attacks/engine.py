@@ -10,6 +10,7 @@ image, its sample id, the seed and the batch shape, not on the groups, their ord
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +23,8 @@ from ..threat import ThreatModel
 from .attack import Known, Phase, Setting
 from .budget import AttackBudget
 from .gradient_model import AttackedModel, GradientModel
-from .judge import Judge, Verdicts
+from .judge import Judge, Tracks, Verdicts
 from .lane import Lane, Leaving
-from .progress import Progress
-from .tracks import Tracks
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image beside the attacks
 
@@ -57,6 +56,17 @@ class Finished:
     n_forward: int  # passes of real images; rows that fill a batch up are not counted
     n_backward: int
     decided: Tensor  # bool: False for images whose attack was interrupted
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a call has come."""
+
+    n_images: int
+    n_decided: int
+    n_broken: int  # of the decided
+    n_forward: int  # passes of real images so far
+    n_backward: int
 
 
 @dataclass
@@ -166,7 +176,8 @@ class Engine:
         clean = self.judge.verdicts(group.x, group.y)
         n_classes = clean.logits.shape[1]
         if self.setting is None:
-            self.setting = Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model)
+            coarse = self.attacked.float32 is not None
+            self.setting = Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model, coarse)
             self.plan = self.planner(self.setting)
         known = None if group.known is None else self.judge.verdicts(group.known, group.y)
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
@@ -325,3 +336,18 @@ def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verdicts | None) ->
         return by_rank, ranks
     order = known.logits.gather(1, by_rank).sort(dim=1, descending=True, stable=True).indices
     return by_rank.gather(1, order), ranks.gather(1, order)
+
+
+def shown_or(progress: Callable[[Progress], None] | None, verbose: bool) -> Callable[[Progress], None] | None:
+    """The caller's callback; with `verbose` and none, a line on stderr that is written over."""
+    return show if verbose and progress is None else progress
+
+
+def show(progress: Progress) -> None:
+    """A bar, the counts and the passes on one line of stderr."""
+    width = 20 * progress.n_decided // max(progress.n_images, 1)
+    print(
+        f"\r[{'#' * width:<20}] {progress.n_decided} of {progress.n_images} images decided, {progress.n_broken} "
+        f"broken; {progress.n_forward:,} forward and {progress.n_backward:,} backward passes",
+        end="\n" if progress.n_decided == progress.n_images else "", file=sys.stderr, flush=True,
+    )  # fmt: skip

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..register import ATTACKS
 from ..threat import Norm
-from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays
+from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, again_in_float32
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .losses import anyone
@@ -66,12 +66,10 @@ class Fab(Attack):
         return 2 * n_iterates, n_iterates
 
     def phases(self) -> Sequence[Phase]:
-        """One target after the other, in float32: the iterates crowd at the border, where bfloat16 sees either side."""
+        """One target after the other; the iterates crowd at the border, where bfloat16 sees either side."""
         n_targets = self.setting.budget.n_targets(self.setting.n_classes)
-        return [
-            Phase(self.name, f"{self.name}/{{rank}}", self, target, in_float32=True)
-            for target in range(1, n_targets + 1)
-        ]
+        phases = [Phase(self.name, f"{self.name}/{{rank}}", self, target) for target in range(1, n_targets + 1)]
+        return again_in_float32(phases, self.setting)
 
     def state(self, like_SCHW: Tensor) -> FabState:
         """The arrays of as many slots as there are rows."""

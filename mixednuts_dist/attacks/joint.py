@@ -27,7 +27,7 @@ NEAR_BORDER = 0.05  # of the clean margin
 
 
 @ATTACKS(
-    "joint", describes="APGD on rob's gap and std's vote together; mixtures only", order=6,
+    "joint", describes="APGD on rob's gap and std's vote together; mixtures only", order=6, mixtures_only=True,
     options=("n_iter", "n_target_classes", "border_restarts"),
 )  # fmt: skip
 class Joint(Apgd):

@@ -18,7 +18,7 @@ from ..acceleration.batch_shape import BatchShape, Passes
 from ..mixing.margins import log_one_minus_signed_margin
 from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
 from .gradient_model import GradientModel, input_gradient
-from .tracks import Tracks, is_smaller
+from .judge import Tracks, is_smaller
 
 _INSIDE = 1 + 1e-6  # of the radius: float32 rounds the points on the sphere to both sides of it
 

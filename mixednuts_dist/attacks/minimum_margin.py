@@ -15,10 +15,9 @@ from ..threat import ThreatModel
 from .apgd import polish_phases
 from .attack import Known, Phase, Setting
 from .budget import AttackBudget
-from .engine import Engine, Finished, Group
+from .engine import Engine, Finished, Group, Progress, shown_or
 from .gradient_model import AttackedModel
 from .judge import check_images
-from .progress import Progress, shown_or
 
 NEAR_BORDER = 0.05  # of the clean margin: whoever is left with less is attacked again from other starts
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..register import ATTACKS
 from ..threat import Norm, ThreatModel
-from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
+from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, again_in_float32, copy_rows
 from .budget import AttackBudget
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
@@ -36,10 +36,14 @@ _TINY = 1e-12  # guards divisions by a norm, as published
 
 
 class SquareState(SlotArrays):
-    """All that Square remembers of each slot."""
+    """All that Square remembers of each slot; no pixels where the norm needs none."""
 
-    def __init__(self, like_SCHW: Tensor) -> None:
-        self.x = torch.zeros_like(like_SCHW)  # clean image
+    def __init__(self, like_SCHW: Tensor, norm: Norm) -> None:
+        none, images = like_SCHW.new_zeros(len(like_SCHW), 0), torch.zeros_like(like_SCHW)
+        self.x = none if norm == "Linf" else images  # clean image
+        # Linf: the sides of each pixel's interval. Every pixel of the start lies on one of them, and published, a
+        # window adds 2 eps or subtracts it and cuts at the interval: it puts its pixels on one side.
+        self.low, self.high = (images.clone(), images.clone()) if norm == "Linf" else (none, none.clone())
         self.x_best = torch.zeros_like(like_SCHW)
         self.x_new = torch.zeros_like(like_SCHW)  # what `propose` fills
         self.loss = torch.zeros(len(like_SCHW), dtype=torch.float64, device=like_SCHW.device)  # at the best point
@@ -65,27 +69,31 @@ class Square(Attack):
         return budget.n_queries + 1, 0
 
     def phases(self) -> Sequence[Phase]:
-        """One search. In bfloat16 the changes of the loss that it follows would be lost in rounding."""
-        return [Phase(self.name, self.name, self, in_float32=True)]
+        """One search; in bfloat16 small changes of the loss, which it follows, are lost in rounding."""
+        return again_in_float32([Phase(self.name, self.name, self)], self.setting)
 
     def state(self, like_SCHW: Tensor) -> SquareState:
         """The arrays of as many slots as there are rows."""
         self._windows = Windows(like_SCHW, self.setting.threat, self.setting.budget.n_queries)
-        return SquareState(like_SCHW)
+        return SquareState(like_SCHW, self.setting.threat.norm)
 
     def begin(self, state: SquareState, slots: Tensor, arrivals: Arrivals) -> None:
         """At the random start."""
         ids = arrivals.sample_ids
         keys = torch.tensor([image_key(self.setting.seed, self.name, sample_id) for sample_id in ids]).to(slots.device)
-        state.x[slots], state.key[slots], state.query[slots] = arrivals.x, keys, 0
+        eps = self.setting.threat.eps
+        if self.setting.threat.norm == "Linf":
+            state.low[slots], state.high[slots] = (arrivals.x - eps).clamp(min=0), (arrivals.x + eps).clamp(max=1)
+        else:
+            state.x[slots] = arrivals.x
+        state.key[slots], state.query[slots] = keys, 0
         state.loss[slots] = torch.inf
         state.x_best[slots] = first_point(arrivals.x, keys, self.setting.threat)
 
     def propose(self, state: SquareState) -> Tensor:
         """(S, C, H, W): the start, or the best point with a window changed."""
         assert self._windows is not None  # `state` makes them
-        self._windows.change(state.x, state.x_best, state.query, state.key, out=state.x_new)
-        return state.x_new
+        return self._windows.change(state)
 
     def absorb(self, state: SquareState, x_new: Tensor, seen: Seen) -> Tensor:
         """Keep what lowers the loss."""
@@ -103,7 +111,9 @@ def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
     return logits_SK.gather(1, labels_S[:, None]).squeeze(1).double() - others_SK.amax(dim=1).double()
 
 
-@ATTACKS("square-margin", describes="Square on log(1 - margin), the black-box MMAA", options=("n_queries",), order=7)
+@ATTACKS(
+    "square-margin", describes="Square on log(1 - margin), as MMAA does on a black box", options=("n_queries",), order=7
+)
 class SquareMargin(Square):
     """The black-box MMAA (paper, appendix D): a window is kept where it lowers the signed margin itself."""
 
@@ -128,28 +138,24 @@ class Windows:
             for bump_MM, size in zip(self.bumps_NMM, kinds, strict=True):
                 bump_MM[:size, :size] = bump(size)
 
-    def change(self, x: Tensor, x_best: Tensor, query: Tensor, key: Tensor, *, out: Tensor) -> None:
-        """Write to `out` the best points with the windows of their queries changed; the start as it is."""
-        n_channels = x.shape[1]
-        query = query.clamp(max=len(self.size_Q) - 1)  # of a slot that has ended
-        draws = draws_of_query(key, query, n_channels)
+    def change(self, state: SquareState) -> Tensor:
+        """Write to `x_new` the best points with the windows of their queries changed; the start as it is."""
+        x, x_best = state.x, state.x_best
+        query = state.query.clamp(max=len(self.size_Q) - 1)  # of a slot that has ended
+        draws = draws_of_query(state.key, query, x_best.shape[1])
         size = self.size_Q[query]
-        height, width = x.shape[2] - size, x.shape[3] - size
+        height, width = x_best.shape[2] - size, x_best.shape[3] - size
         top, left = below(draws[:, ROW], height), below(draws[:, COLUMN], width)
         window = self._mask(top, left, size)
         window &= (query > 0).view(-1, 1, 1, 1)
         signs = (draws[:, SIGNS:] >= 0)[:, :, None, None]
         if self.threat.norm == "Linf":
-            # Every pixel of the start lies on one side of its interval, x - eps or x + eps cut at the box. Published,
-            # a window adds 2 eps or subtracts it and cuts at the interval, so it puts its pixels on one side.
-            side = torch.where(signs, (x + self.threat.eps).clamp(max=1), (x - self.threat.eps).clamp(min=0))
-            torch.where(window, side, x_best, out=out)
-            return
+            return torch.where(window, torch.where(signs, state.high, state.low), x_best, out=state.x_new)
         source = self._mask(below(draws[:, ROW_2], height), below(draws[:, COLUMN_2], width), size)
         bump_S1HW = self._bumps(top, left, query, draws[:, COIN] >= 0)
         delta = moved_mass(x_best - x, window, source, bump_S1HW * window, signs, self.threat.eps)
         on_sphere = (x + delta / (_norm(delta) + _TINY) * self.threat.eps).clamp(0.0, 1.0)
-        torch.where((query > 0).view(-1, 1, 1, 1), on_sphere, x_best, out=out)
+        return torch.where((query > 0).view(-1, 1, 1, 1), on_sphere, x_best, out=state.x_new)
 
     def _mask(self, top: Tensor, left: Tensor, size: Tensor) -> Tensor:
         """(S, 1, H, W) bool: the square of `size` whose corner is at (top, left)."""

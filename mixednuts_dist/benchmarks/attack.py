@@ -1,39 +1,39 @@
-"""APGD-CE + APGD-T here beside pyautoattack's: same classifier, images, radius, iterations, threads and process.
+"""Attacks here beside pyautoattack's: same classifier, images, radius, iterations, threads and process.
 
-Run: `mixednuts benchmark attack`; with a GPU in the machine it takes a WRN-70-16 and the GPU, else a ResNet-18 and the
-CPU. The contestants take turns, so that other load on the machine meets all of them. Compiling and choosing copies is
-timed apart.
+Run: `mixednuts benchmark attack` for APGD-CE + APGD-T, with `--whole` for standard AutoAttack, attack by attack. With a
+GPU in the machine it takes a WRN-70-16 and the GPU, else a ResNet-18 and the CPU. The contestants take turns, so that
+other load on the machine meets all of them. Compiling and choosing copies is timed apart.
 """
 
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pyautoattack import AutoAttack
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
 from ..acceleration.batch_shape import BatchShape, Passes
 from ..acceleration.gradient_copy import folded
+from ..attacks.adaptive import STANDARD_ATTACKS, AttackOutcome, autoattack, pyautoattack_images
 from ..attacks.apgd import ApgdCe
 from ..attacks.attack import Seen, Setting
 from ..attacks.budget import AttackBudget
 from ..attacks.engine import ordered_targets
 from ..attacks.gradient_model import AttackedModel
-from ..attacks.judge import Judge
+from ..attacks.judge import Judge, Tracks
 from ..attacks.lane import Found, Lane
 from ..attacks.losses import ce_loss
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
-from ..attacks.tracks import Tracks
 from ..threat import ThreatModel
 from .attack_subjects import Subject, subject
 
 N_ITER, N_TARGETS = 50, 4
+PUBLISHED_BUDGET = AttackBudget(border_restarts=0)
 _RATE_PASSES = 3
 _PUBLISHED = "pyautoattack"
 _HERE: list[tuple[str, PrecisionChoice | None, bool]] = [
@@ -176,28 +176,18 @@ def _compared(
 
 def _published(attacked: Subject) -> Tensor:
     """Which images pyautoattack breaks, bool; one restart, full float32."""
-    x, y = attacked.x, attacked.y
-    ensemble = AutoAttack(
-        attacked.network, norm="Linf", eps=attacked.eps, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0,
-        device=x.device,
-    )  # fmt: skip
-    for attack in (ensemble.apgd, ensemble.apgd_targeted):
-        attack.n_restarts, attack.n_iter = 1, N_ITER
-        attack.n_iter_2, attack.n_iter_min = max(int(0.22 * N_ITER), 1), max(int(0.06 * N_ITER), 1)
-        attack.size_decr = max(int(0.03 * N_ITER), 1)
-    ensemble.apgd_targeted.n_target_classes = N_TARGETS
-    with tf32_allowed(False):
-        x_adv = ensemble.run_standard_evaluation(x, y, batch_size=len(x))[0].to(x.device)
-        with torch.no_grad():
-            broken: Tensor = attacked.network(x_adv).argmax(dim=1) != y
-    return broken
+    rows = torch.arange(len(attacked.y))
+    standing = _standing_theirs(attacked, ("apgd-ce", "apgd-t"), rows, AttackBudget(N_ITER, N_TARGETS))
+    return torch.ones_like(attacked.y, dtype=torch.bool).index_fill_(0, standing.to(attacked.y.device), False)
 
 
 def _attack(
     attacked: Subject, arithmetic: Arithmetic | None, n_iter: int = N_ITER, n_target_classes: int = N_TARGETS
 ) -> MinimumMarginResult:
+    # What is no module is passed as it is, in eager float32.
+    model = attacked.network if arithmetic else attacked.network.forward
     return minimum_margin_attack(
-        attacked.network, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps),
+        model, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps),
         n_iter=n_iter, n_target_classes=n_target_classes, border_restarts=0,
         batch_size=len(attacked.x), arithmetic=arithmetic,
     )  # fmt: skip
@@ -236,6 +226,74 @@ def _bookkeeping_share(attacked: Subject, n_iter: int = 30) -> float:
     share = 1 - lane.passing_s / (time.perf_counter() - started)
     say(f"bookkeeping: {share:.1%} of the engine's time in eager float32")
     return share
+
+
+def run_whole(
+    *, data: str | None = None, model: str | None = None, eps: float | None = None, n_images: int = 40, rounds: int = 1
+) -> dict[str, Any]:
+    """Whole standard AutoAttack, attack by attack, with the published budgets.
+
+    Each attack begins with what the contestant's own attacks before it have left standing. Ratios above 1 are
+    in favour of this package.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    attacked = subject(model or "resnet-18", data, n_images, device, eps)
+    say(f"{attacked.description}; standard AutoAttack, {torch.get_num_threads()} threads")
+    arithmetic = Arithmetic("auto")
+    _ours(attacked, arithmetic, STANDARD_ATTACKS[0], torch.arange(2))  # copies are made and tried before the clock runs
+    per_attack: list[dict[str, Any]] = []
+    lost: list[int] = []
+    gained: list[int] = []
+    for number in range(rounds):
+        left = {"theirs": torch.arange(len(attacked.y)), "ours": torch.arange(len(attacked.y))}
+        for attack in STANDARD_ATTACKS:
+            theirs, ours = Timed([], []), Timed([], [])
+            n_theirs, n_ours = len(left["theirs"]), len(left["ours"])
+            with theirs.taken():
+                left["theirs"] = _standing_theirs(attacked, (attack,), left["theirs"], PUBLISHED_BUDGET)
+            with ours.taken():
+                outcome = _ours(attacked, arithmetic, attack, left["ours"])
+            left["ours"] = left["ours"][outcome.robust.cpu()] if outcome else left["ours"]
+            per_attack.append({
+                "round": number, "attack": attack, "pyautoattack_s": theirs.wall_s[0], "here_s": ours.wall_s[0],
+                "broken_by_pyautoattack": n_theirs - len(left["theirs"]), "broken_here": n_ours - len(left["ours"]),
+            })  # fmt: skip
+            say(
+                f"{attack}: pyautoattack {theirs.wall_s[0]:.1f} s, {len(left['theirs'])} stand; here "
+                f"{ours.wall_s[0]:.1f} s, {len(left['ours'])} stand; {theirs.wall_s[0] / ours.wall_s[0]:.2f} times"
+            )
+        stands = {who: set(rows.tolist()) for who, rows in left.items()}
+        lost += sorted(stands["ours"] - stands["theirs"])
+        gained += sorted(stands["theirs"] - stands["ours"])
+    ratio = sum(row["pyautoattack_s"] for row in per_attack) / sum(row["here_s"] for row in per_attack)
+    say(f"whole AutoAttack: {ratio:.2f} times; broken by pyautoattack only: {lost}, here only: {gained}")
+    return {
+        "subject": attacked.description, "ratio": ratio, "attacks": per_attack,
+        "broken_by_pyautoattack_only": lost, "broken_here_only": gained,
+    }  # fmt: skip
+
+
+def _ours(attacked: Subject, arithmetic: Arithmetic, attack: str, rows: Tensor) -> AttackOutcome | None:
+    if not len(rows):
+        return None
+    return autoattack(
+        attacked.network, attacked.x[rows], attacked.y[rows], threat=ThreatModel("Linf", attacked.eps),
+        attacks=(attack,), sample_ids=rows.tolist(), budget=PUBLISHED_BUDGET, batch_size=len(attacked.y),
+        arithmetic=arithmetic,
+    )  # fmt: skip
+
+
+def _standing_theirs(attacked: Subject, attacks: Sequence[str], rows: Tensor, budget: AttackBudget) -> Tensor:
+    """Which of `rows` pyautoattack leaves standing, in full float32."""
+    if not len(rows):
+        return rows
+    x, y = attacked.x[rows], attacked.y[rows]
+    x_adv, _, _ = pyautoattack_images(
+        attacked.network, x, y, threat=ThreatModel("Linf", attacked.eps), budget=budget, seed=0, batch_size=len(x),
+        attacks=attacks,
+    )  # fmt: skip
+    with tf32_allowed(False), torch.no_grad():
+        return rows[(attacked.network(x_adv).argmax(dim=1) == y).cpu()]
 
 
 def _wait() -> None:

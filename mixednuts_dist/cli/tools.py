@@ -123,12 +123,13 @@ def benchmark(name: str, whole: bool, **options: Any) -> None:
     """Our code beside a plain one in the same process, as ratios, in JSON."""
     if whole and name != "attack":
         raise click.UsageError(f"benchmark {name} does not take whole")
-    module = importlib.import_module(f"..benchmarks.{'whole_attack' if whole else name}", __package__)
+    module = importlib.import_module(f"..benchmarks.{name}", __package__)
+    run = module.run_whole if whole else module.run
     given = {option: value for option, value in options.items() if value is not None}
-    taken = inspect.signature(module.run).parameters
+    taken = inspect.signature(run).parameters
     if unknown := sorted(given.keys() - taken.keys()):
         raise click.UsageError(f"benchmark {name} does not take {', '.join(unknown)}")
-    click.echo(json.dumps(module.run(**given), indent=2))
+    click.echo(json.dumps(run(**given), indent=2))
 
 
 @click.command(epilog=examples("verify mine.yaml", "verify mine.yaml --repair"))

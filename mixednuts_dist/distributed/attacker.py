@@ -14,13 +14,18 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, Precision
 from ..acceleration.batch_shape import BatchShape
-from ..attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack
+from ..attacks.adaptive import (
+    AttackOutcome,
+    adaptive_autoattack,
+    autoattack,
+    pyautoattack_images,
+    transferred_attack,
+)
 from ..attacks.gradient_model import AttackedModel, rows_that_fit
 from ..attacks.judge import Judge
 from ..attacks.minimum_margin import MinimumMarginResult, black_box_margin_attack, minimum_margin_attack
 from ..attacks.progress import Progress
 from ..attacks.red_flags import raised_flags
-from ..attacks.transfer import transferred_attack
 from ..mixing.classifier import MixedClassifier
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture
@@ -29,7 +34,7 @@ from ..storage.partitions import Partition, whole_of
 from ..storage.store import Store
 from ..storage.tables import FLAG, SURVIVED, read_columns
 from ..uris import is_black_box
-from .tasks import AttackTask, EvaluateTask, RoundTask, StoredPoints, Task, WorkerSpec
+from .tasks import AttackTask, CheckTask, EvaluateTask, RoundTask, StoredPoints, Task, WorkerSpec
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
 
@@ -108,6 +113,8 @@ class Attacker:
             return self.attack(partition, x, y, task)
         if isinstance(task, RoundTask):
             return self.challenge(partition, x, y, task)
+        if isinstance(task, CheckTask):
+            return self.check(partition, x, y, task)
         if isinstance(task, EvaluateTask):
             return self.evaluate(partition, x, y, task)
         raise TypeError(f"no worker knows a {type(task).__name__}")
@@ -192,6 +199,28 @@ class Attacker:
             arithmetic=self.arithmetic, progress=self._counted(len(x)),
         )  # fmt: skip
         return self._outcome_columns("mixed", mixed, AttackedModel.of(mixed, mode=task.mode), x, y, outcome)
+
+    def check(self, partition: Partition, x: Tensor, y: Tensor, task: CheckTask) -> tuple[Columns, Summary]:
+        """The unmodified pyautoattack on the task's images of the partition; the float32 judge says what it broke.
+
+        A mixture is given to it with the surrogate's gradient (`as_bypass`).
+        """
+        name, model, attacked = "rob", self.rob, self.rob
+        if task.mixture is not None:
+            mixed = self.mixed(task.mixture, task).to(x.device)
+            name, model, attacked = "mixed", mixed, mixed.as_bypass()
+        chosen = [i in task.chosen for i in range(partition.start, partition.stop)]
+        tried = torch.tensor(chosen, device=x.device)
+        rows, x_adv, n_forward, n_backward = tried.nonzero().squeeze(1), x.clone(), 0, 0
+        if len(rows):
+            x_adv[rows], n_forward, n_backward = pyautoattack_images(
+                attacked, x[rows], y[rows], threat=self.spec.threat, budget=task.budget, seed=self.spec.seed,
+                batch_size=self.shape(x).rows,
+            )  # fmt: skip
+        clean, logits = self._logits(model, x), self._logits(model, x_adv)
+        broken = tried & (logits.argmax(dim=1) != y)
+        columns = {"tried": tried, "broken": broken, f"{name}_attacked": logits, "x_adv": x_adv}
+        return columns, _summary(name, clean, y, tried & ~broken, n_forward, n_backward)
 
     def _outcome_columns(
         self, name: str, model: nn.Module, attacked: AttackedModel, x: Tensor, y: Tensor, outcome: AttackOutcome

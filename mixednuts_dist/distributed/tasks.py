@@ -96,6 +96,13 @@ class EvaluateTask(Task):
 
 
 @dataclass(frozen=True)
+class CheckTask(EvaluateTask):
+    """A second opinion: the unmodified pyautoattack on the classifier that an `EvaluateTask` has attacked."""
+
+    chosen: frozenset[int] = frozenset()  # sample ids of the images that it attacks
+
+
+@dataclass(frozen=True)
 class RoundTask(Task):
     """The attack of a search round on each of its mixtures, on images that rob keeps and that they stand on.
 

@@ -18,7 +18,7 @@ from ..deployment.loading import loading_line
 from ..errors import DatasetError, MixedNutsError
 from ..images.datasets import open_dataset
 from ..stages.attack import siblings
-from ..stages.evaluate import CACHED, autoattack_fingerprint, evaluate_fingerprint
+from ..stages.evaluate import CACHED, CHECK, autoattack_fingerprint, check_fingerprint, evaluate_fingerprint
 from ..stages.partitioned import Progress, Silent
 from ..stages.runs import Run, finished_partitions, reopen_run, require_complete, stage_clock, stage_seconds
 from ..stages.search import read_candidates, read_search_result
@@ -39,6 +39,7 @@ from .results import (
     AccuracyRow,
     MeasuredPoint,
     RunResults,
+    SurvivalStep,
     gather_results,
     square_note,
     stage_costs,
@@ -81,9 +82,11 @@ def _mixture_results(opened: Run) -> RunResults:
     receipts["evaluate"] = require_complete(opened, "evaluate", fingerprint)
     results = gather_results(_batches(opened, fingerprint), search=search, **_description(opened))
     worst, missing = _pictures(opened, results.worst, fingerprint)
+    survival, opinion = _second_opinion(opened, fingerprint, results.survival)
     return replace(
         results,
-        notes=(*results.notes, *_red_flags(opened, fingerprint, "the mixture"), *missing),
+        survival=survival,
+        notes=(*results.notes, *opinion, *_red_flags(opened, fingerprint, "the mixture"), *missing),
         measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         costs=stage_costs({stage: list(found.values()) for stage, found in receipts.items()}, results.seconds),
@@ -105,12 +108,14 @@ def _autoattack_results(opened: Run) -> RunResults:
         standing.update({step.step: step.standing.correct for step in steps})
         n_robust += int(rows["robust"].sum())
     survival = survival_of(standing, n_images)
+    notes = square_note(survival)
+    survival, opinion = _second_opinion(opened, fingerprint, survival)
     description = _description(opened)
     return RunResults(
         **description,
         accuracy=(AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), ", ".join(attacks)),),
         survival=survival,
-        notes=(*square_note(survival), *_red_flags(opened, fingerprint, "rob")),
+        notes=(*notes, *opinion, *_red_flags(opened, fingerprint, "rob")),
         costs=stage_costs({"evaluate": list(receipts.values())}, description["seconds"]),
         provenance=_provenance(opened.config, opened.store),
     )
@@ -166,6 +171,27 @@ def _red_flags(opened: Run, fingerprint: str, classifier: str) -> tuple[str, ...
     flags = read_columns(opened.store, "evaluate", opened.partitions, fingerprint, columns)
     raised = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}
     return tuple(findings(raised, opened.inputs.n_classes, classifier))
+
+
+def _second_opinion(
+    opened: Run, evaluated: str, survival: tuple[SurvivalStep, ...]
+) -> tuple[tuple[SurvivalStep, ...], tuple[str, ...]]:
+    """The table of survivors with what the unmodified package broke beyond ours, and a sentence that says so."""
+    package = opened.config.evaluate.check
+    if package is None:
+        return survival, ()
+    fingerprint = check_fingerprint(opened, evaluated)
+    if len(finished_partitions(opened, CHECK, fingerprint)) < len(opened.partitions):
+        return survival, (f"The second opinion of {package} is not complete. Run: mixednuts evaluate",)
+    rows = read_columns(opened.store, CHECK, opened.partitions, fingerprint, ["tried", "broken"])
+    n_tried, n_broken = int(rows["tried"].sum()), int(rows["broken"].sum())
+    standing = survival[-1].standing
+    left = Count(standing.correct - n_broken, standing.total)
+    broke = f"broke {n_broken} that ours had not" if n_broken else "broke none"
+    told = (
+        f"Second opinion: {package}, unmodified, attacked {n_tried} of {standing.correct} standing images and {broke}."
+    )
+    return (*survival, SurvivalStep(package, left, n_broken)), (told,)
 
 
 def _pictures(

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from ..config import RunConfig, digest
 from ..distributed.cluster import RaySession
-from ..distributed.tasks import EvaluateTask, StoredPoints
+from ..distributed.tasks import CheckTask, EvaluateTask, StoredPoints
+from ..errors import ConfigError
 from ..storage.records import Receipt, SearchResult
-from ..storage.tables import read_footer
+from ..storage.tables import read_columns, read_footer
 from .partitioned import Progress, Silent, budget_of, run_partitions
 from .rounds import evaluate_fingerprint, stored_points
 from .runs import Run, open_run, require_complete
@@ -14,6 +15,8 @@ from .search import read_search_result
 
 __all__ = ["autoattack_fingerprint", "autoattack_task", "complete", "evaluate_fingerprint", "evaluate_task", "run"]
 _ROBUST_IMAGE_COSTS = 30  # times as much as a broken one
+CHECK = "check"  # the folder of the second opinion's rows
+_LEAST_CLASSES = 4  # of pyautoattack: its targeted DLR loss needs the fourth logit
 CACHED = "cached"  # the attack stage's images, tried before anything else
 
 
@@ -32,13 +35,41 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
 def complete(opened: Run, session: RaySession | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
     if opened.config.std is None:
-        run_partitions(opened, autoattack_task(opened), session, progress)
+        alone = autoattack_task(opened)
+        run_partitions(opened, alone, session, progress)
+        _check(opened, alone, session, progress)
         return
     attacked = require_complete(opened, "attack", opened.attack_fingerprint)
     weights = {partition: _expected_cost(receipt) for partition, receipt in attacked.items()}
     result = read_search_result(opened)
     _clear_superseded(opened, result)
-    run_partitions(opened, evaluate_task(opened, result), session, progress, weights)
+    task = evaluate_task(opened, result)
+    run_partitions(opened, task, session, progress, weights)
+    _check(opened, task, session, progress)
+
+
+def _check(opened: Run, task: EvaluateTask, session: RaySession | None, progress: Progress) -> None:
+    """The second opinion on the images that stand, where the configuration asks for one."""
+    if opened.config.evaluate.check is None:
+        return
+    if opened.inputs.n_classes < _LEAST_CLASSES:
+        raise ConfigError(
+            f"evaluate.check: pyautoattack needs {_LEAST_CLASSES} classes or more, and {opened.config.data.uri} has "
+            f"{opened.inputs.n_classes}; leave the check out"
+        )
+    rows = read_columns(opened.store, task.stage, opened.partitions, task.fingerprint, ["sample_id", "robust"])
+    standing = rows["sample_id"][rows["robust"]].tolist()
+    n = min(opened.config.evaluate.check_n or len(standing), len(standing))
+    chosen = frozenset(standing[i * len(standing) // n] for i in range(n))
+    asked = {**vars(task), "stage": CHECK, "fingerprint": check_fingerprint(opened, task.fingerprint)}
+    # Whole partitions: the package's noise depends on the batch.
+    run_partitions(opened, CheckTask(**asked, chosen=chosen), session, progress, smallest=opened.config.partition_size)
+
+
+def check_fingerprint(opened: Run, evaluated: str) -> str:
+    """8 hex digits of what the second opinion's rows depend on; `evaluated` is the evaluate stage's fingerprint."""
+    evaluate = opened.config.evaluate
+    return digest({"evaluate": evaluated, "check": evaluate.check, "check_n": evaluate.check_n})
 
 
 def _clear_superseded(opened: Run, result: SearchResult) -> None:

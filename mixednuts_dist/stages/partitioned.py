@@ -66,10 +66,12 @@ def run_partitions(
     session: RaySession | None,
     progress: Progress,
     weights: Mapping[Partition, float] | None = None,
+    smallest: int = SMALLEST_SPAN,
 ) -> None:
     """Hand the unfinished partitions of a task to the pool.
 
-    `weights` are expected costs, where known: the heaviest partitions go first.
+    `weights` are expected costs, where known: the heaviest partitions go first. `smallest` are the images of the
+    smallest span into which a partition may be cut; one of no more than twice as many goes out whole.
 
     Raises:
         PartitionFailed: where partitions failed all of their tries; the others are finished first.
@@ -87,9 +89,9 @@ def run_partitions(
     set_damaged_aside(opened.store, task.stage, todo)
     _forget_errors(opened.store, task.stage, todo)
     with stage_clock(opened.store, task.stage), connected(session):
-        pool, smallest = _pool(opened, task, session)
+        pool, cut = _pool(opened, task, session)
         pool.on_receipt, pool.on_file = progress.partition_done, manifest.add
-        queue = WorkQueue(todo, smallest=smallest, weights=weights, finished_spans=list(spans))
+        queue = WorkQueue(todo, smallest=max(smallest, cut), weights=weights, finished_spans=list(spans))
         if isinstance(progress, WatchesWorkers):
             pool.on_look, pool.on_decided = progress.workers_seen, progress.images_decided
         try:

@@ -277,7 +277,7 @@ def wanted_images(search: SearchConfig, beta: float, n_robust: int) -> int:
 def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
     """8 hex digits of all that the evaluate stage's rows depend on, the deployed parameters included."""
     deployed = {"alpha_d": search.surrogate_alpha, **search.deployed().mixture().settings()}
-    evaluate = opened.config.evaluate.model_dump(mode="json")
+    evaluate = opened.config.determinants()["evaluate"]
     points = [done.fingerprint for done in search.rounds]
     return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points})
 

@@ -190,3 +190,16 @@ def test_an_attack_from_a_users_file_runs_in_the_ensemble(tmp_path: Path) -> Non
     finally:
         ATTACKS._made.pop("toy-darker", None)
         ATTACKS._added.pop("toy-darker", None)
+
+
+@pytest.mark.parametrize("attack", ["fab-t", "square"])
+def test_rounding_to_bfloat16_loses_no_image(attack: str, victim) -> None:
+    """Images that stand near the border are attacked again in float32."""
+    model, x, y = victim(n=24)
+    budget = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, border_restarts=0)
+    options = {"threat": ThreatModel("Linf", 0.02), "attacks": (attack,), "budget": budget}
+    exact = autoattack(model, x, y, precision="fp32", **options)
+    rounded = autoattack(model, x, y, precision="bf16", **options)
+    assert 0 < int(exact.robust.sum()) < len(x)
+    assert not bool((rounded.robust & ~exact.robust).any())
+    assert rounded.n_forward > exact.n_forward

@@ -46,7 +46,7 @@ def test_robust_accuracy_is_not_above_the_published_pair(victim, norm_eps) -> No
 @pytest.mark.parametrize("batch_size", [1, 5, 64])
 def test_results_follow_the_image_and_not_the_batch(victim, batch_size: int) -> None:
     model, x, y = victim(n=9)
-    options = {"threat": LINF, "n_iter": 20, "n_target_classes": 3}
+    options = {"threat": LINF, "n_iter": 20, "n_target_classes": 3, "precision": "fp32"}
     whole = minimum_margin_attack(model, x, y, sample_ids=range(100, 109), **options)
     order = torch.tensor([7, 2, 8, 0])
     ids = [100 + i for i in order.tolist()]

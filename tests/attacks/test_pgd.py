@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 
 from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.apgd import Pgd
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.pgd import Pgd
 from mixednuts_dist.attacks.projections import random_start
 from mixednuts_dist.threat import ThreatModel
 

@@ -19,6 +19,7 @@ from mixednuts_dist.attacks.square import (
     SIGNS,
     Square,
     SquareMargin,
+    SquareState,
     Windows,
     below,
     bump,
@@ -242,5 +243,7 @@ def test_starts_are_stripes_and_tilings() -> None:
 
 def test_slots_that_have_ended_are_harmless() -> None:
     x = images(2, (1, 8, 8))
-    windows = Windows(x, LINF, 5)
-    windows.change(x, x, torch.tensor([6, 60]), torch.tensor([1, 2]), out=torch.zeros_like(x))
+    for threat in (LINF, L2):
+        state = SquareState(x, threat.norm)
+        state.query[:] = torch.tensor([6, 60])
+        assert Windows(x, threat, 5).change(state).shape == x.shape

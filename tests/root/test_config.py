@@ -63,6 +63,7 @@ def test_a_radius_is_a_number_or_a_fraction(written: object, eps: float) -> None
         ("compute.num_workers", "two", "compute.num_workers.*'two'"),
         ("evaluate.attacks", ["apgd"], "apgd-ce.*'apgd'"),
         ("evaluate.attacks", ["square", "square"], "'square' is there twice"),
+        ("evaluate", {"attacks": ["joint"], "border_restarts": 0}, "border_restarts=0 leaves the attack 'joint' out"),
         ("search.biases", [], "search.biases: the list of candidates is empty"),
         ("search.scales", {"min": 1, "max": 2, "count": 100_000_000_000}, "search.scales.count.*1000.*100000000000"),
         ("search.scales", {"min": 1, "max": 1e300}, "search.scales.max.*1000000000.*1e[+]300"),

@@ -95,6 +95,26 @@ def test_the_status_names_the_classifier(finished) -> None:
     assert (stages["evaluate"].done, stages["evaluate"].total) == (3, 3)
 
 
+def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finished, ray_session: Any) -> None:
+    config, folder, results, _ = finished
+    asked = load_config(
+        EXAMPLE, [*SMALL, f"storage={config.storage}", "evaluate.check=pyautoattack", "evaluate.check_n=7"]
+    )
+    assert asked.run_id() == config.run_id()
+    watcher = Watcher()
+    told = pipeline.run(asked, session=ray_session, progress=watcher)
+    assert isinstance(told, RunResults)
+    assert sorted(watcher.computed) == [("check", i) for i in range(3)]
+    robust, checked = rows(folder, "evaluate", ["robust"]), rows(folder, "check", ["tried", "broken"])
+    assert sum(tried for tried, _ in checked.values()) == 7
+    assert all(robust[i][0] for i, (tried, _) in checked.items() if tried)
+    n_broken = sum(broken for _, broken in checked.values())
+    standing = results.survival[-1].standing.correct
+    assert (told.survival[-1].step, told.survival[-1].standing.correct) == ("pyautoattack", standing - n_broken)
+    assert any(f"pyautoattack, unmodified, attacked 7 of {standing} standing images" in note for note in told.notes)
+    assert told.to_json()["accuracy"] == results.to_json()["accuracy"]
+
+
 def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, ray_session: Any) -> None:
     config, folder, _, _ = finished
     attack.run(config, session=ray_session)
