@@ -403,7 +403,12 @@ class RunConfig(_Section):
 
         The second opinion has rows of its own.
         """
-        left_out = {"storage": True, "compute": True, "extensions": True, "evaluate": {"check", "check_n"}}
+        left_out: dict[str, Any] = {
+            "storage": True,
+            "compute": True,
+            "extensions": True,
+            "evaluate": {"check", "check_n"},
+        }
         values = self.model_dump(mode="json", exclude=left_out)
         contents = sorted(load_extensions(self.extensions).values())
         return {"version": RESULTS_VERSION, **values, **({"extensions": contents} if contents else {})}

@@ -40,4 +40,5 @@ def _complete(opened: Run, session: RaySession, progress: Progress) -> RunResult
     evaluate.complete(opened, session, progress)
     while opened.config.std is not None and search.learn(opened, session, progress):
         evaluate.complete(opened, session, progress)
+    evaluate.check(opened, session, progress)
     return report.run(opened.config, progress=progress)

@@ -3,7 +3,7 @@
 Shapes: B images of C x H x W, K classes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -143,32 +143,23 @@ def ensemble_engine(
     """An engine with the plan of `attacks`; a `MixedClassifier` is attacked through its surrogate."""
     check_attacks(attacks)
     attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
-    coarse = attacked.float32 is not None
     return Engine(
-        attacked, lambda setting: ensemble_plan(setting, attacks, coarse), threat, budget, seed, shape,
-        stop_when_broken, progress,
+        attacked, lambda setting: ensemble_plan(setting, attacks), threat, budget, seed, shape, stop_when_broken,
+        progress,
     )  # fmt: skip
 
 
-def ensemble_plan(setting: Setting, attacks: Sequence[str], coarse: bool) -> list[Phase]:
+def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Phase]:
     """All phases of the attacks, in order; after coarse gradients the last APGD attack ends with float32 steps."""
     plan: list[Phase] = []
     last_apgd = next((name for name in reversed(attacks) if name.startswith("apgd")), None)
     for name in attacks:
         plan += ATTACKS.get(name)(setting).phases()
-        if coarse and name == last_apgd:
+        if setting.coarse and name == last_apgd:
             plan += polish_phases(setting, name)
         if name == "apgd-t" and "joint" not in attacks:
             plan += [replace(phase, attack=name) for phase in ATTACKS.get("joint")(setting).phases()]
     return plan
-
-
-def ensemble_outcomes(
-    engine: Engine, attacks: Sequence[str], groups: Iterable[Group | None]
-) -> Iterator[tuple[Group, AttackOutcome]]:
-    """Outcomes of groups of images that come one after the other, on `ensemble_engine`; slots stay full across them."""
-    for finished in engine.run(groups):
-        yield finished.group, ensemble_outcome(engine, attacks, finished)
 
 
 def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished) -> AttackOutcome:

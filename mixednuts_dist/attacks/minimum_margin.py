@@ -3,7 +3,7 @@
 Shapes: B images of C x H x W, K classes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -124,14 +124,6 @@ def black_box_margin_attack(
     return margin_result(engine, engine.run_one(group))
 
 
-def minimum_margin_attacks(
-    engine: Engine, groups: Iterable[Group | None]
-) -> Iterator[tuple[Group, MinimumMarginResult]]:
-    """The same for groups of images that come one after the other, on `margin_engine`; slots stay full across them."""
-    for finished in engine.run(groups):
-        yield finished.group, margin_result(engine, finished)
-
-
 def margin_engine(
     model: Callable[[Tensor], Tensor],
     like_BCHW: Tensor,
@@ -149,7 +141,7 @@ def margin_engine(
 
     def planner(setting: Setting) -> list[Phase]:
         once = [phase for name in ("apgd-ce", "apgd-t") for phase in ATTACKS.get(name)(setting).phases()]
-        if attacked.float32 is not None:
+        if setting.coarse:
             once += polish_phases(setting, "apgd-t")
         restarts = range(1, budget.border_restarts + 1)
         return once + [near_border_only(replace(phase, restart=restart)) for restart in restarts for phase in once]

@@ -21,10 +21,10 @@ from ..attacks.adaptive import (
     pyautoattack_images,
     transferred_attack,
 )
+from ..attacks.engine import Progress
 from ..attacks.gradient_model import AttackedModel, rows_that_fit
 from ..attacks.judge import Judge
 from ..attacks.minimum_margin import MinimumMarginResult, black_box_margin_attack, minimum_margin_attack
-from ..attacks.progress import Progress
 from ..attacks.red_flags import raised_flags
 from ..mixing.classifier import MixedClassifier
 from ..mixing.margins import log_one_minus_signed_margin

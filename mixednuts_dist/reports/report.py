@@ -15,7 +15,7 @@ import yaml
 from ..attacks.red_flags import FLAGS, findings
 from ..config import RunConfig, parse_config
 from ..deployment.loading import loading_line
-from ..errors import DatasetError, MixedNutsError
+from ..errors import DatasetError, FingerprintMismatch, MixedNutsError
 from ..images.datasets import open_dataset
 from ..stages.attack import siblings
 from ..stages.evaluate import CACHED, CHECK, autoattack_fingerprint, check_fingerprint, evaluate_fingerprint
@@ -181,7 +181,11 @@ def _second_opinion(
     if package is None:
         return survival, ()
     fingerprint = check_fingerprint(opened, evaluated)
-    if len(finished_partitions(opened, CHECK, fingerprint)) < len(opened.partitions):
+    try:
+        n_done = len(finished_partitions(opened, CHECK, fingerprint))
+    except FingerprintMismatch:  # an opinion on another choice
+        n_done = 0
+    if n_done < len(opened.partitions):
         return survival, (f"The second opinion of {package} is not complete. Run: mixednuts evaluate",)
     rows = read_columns(opened.store, CHECK, opened.partitions, fingerprint, ["tried", "broken"])
     n_tried, n_broken = int(rows["tried"].sum()), int(rows["broken"].sum())

@@ -29,29 +29,33 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
     """
     opened = open_run(config)
     complete(opened, session, progress or Silent())
+    check(opened, session, progress or Silent())
     return opened
 
 
 def complete(opened: Run, session: RaySession | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
     if opened.config.std is None:
-        alone = autoattack_task(opened)
-        run_partitions(opened, alone, session, progress)
-        _check(opened, alone, session, progress)
+        run_partitions(opened, autoattack_task(opened), session, progress)
         return
     attacked = require_complete(opened, "attack", opened.attack_fingerprint)
     weights = {partition: _expected_cost(receipt) for partition, receipt in attacked.items()}
     result = read_search_result(opened)
     _clear_superseded(opened, result)
-    task = evaluate_task(opened, result)
-    run_partitions(opened, task, session, progress, weights)
-    _check(opened, task, session, progress)
+    run_partitions(opened, evaluate_task(opened, result), session, progress, weights)
 
 
-def _check(opened: Run, task: EvaluateTask, session: RaySession | None, progress: Progress) -> None:
-    """The second opinion on the images that stand, where the configuration asks for one."""
+def check(opened: Run, session: RaySession | None, progress: Progress) -> None:
+    """The second opinion on the images that stand after the stage, where the configuration asks for one.
+
+    Raises:
+        ConfigError: for fewer classes than the package can attack.
+        PartitionFailed: as the stage.
+    """
     if opened.config.evaluate.check is None:
         return
+    alone = opened.config.std is None
+    task = autoattack_task(opened) if alone else evaluate_task(opened, read_search_result(opened))
     if opened.inputs.n_classes < _LEAST_CLASSES:
         raise ConfigError(
             f"evaluate.check: pyautoattack needs {_LEAST_CLASSES} classes or more, and {opened.config.data.uri} has "
@@ -62,6 +66,10 @@ def _check(opened: Run, task: EvaluateTask, session: RaySession | None, progress
     n = min(opened.config.evaluate.check_n or len(standing), len(standing))
     chosen = frozenset(standing[i * len(standing) // n] for i in range(n))
     asked = {**vars(task), "stage": CHECK, "fingerprint": check_fingerprint(opened, task.fingerprint)}
+    for name in opened.store.names(CHECK):  # an opinion on another choice, or on other images, is replaced
+        footer = read_footer(opened.store, f"{CHECK}/{name}") if name.endswith(".parquet") else None
+        if footer is not None and footer.fingerprint != asked["fingerprint"]:
+            opened.store.delete(f"{CHECK}/{name}")
     # Whole partitions: the package's noise depends on the batch.
     run_partitions(opened, CheckTask(**asked, chosen=chosen), session, progress, smallest=opened.config.partition_size)
 

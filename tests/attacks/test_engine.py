@@ -32,7 +32,7 @@ def make_engine(attacked: AttackedModel, rows: int = 16, *, n_iter: int = 12, st
     attacks = ("apgd-ce", "apgd-t")
     budget = AttackBudget(n_iter, 2)
     shape = BatchShape(rows, fixed=True)
-    return Engine(attacked, lambda setting: ensemble_plan(setting, attacks, False), LINF, budget, 0, shape, stop)
+    return Engine(attacked, lambda setting: ensemble_plan(setting, attacks), LINF, budget, 0, shape, stop)
 
 
 def run_engine(attacked: AttackedModel, x: Tensor, y: Tensor, **options: int) -> Finished:
