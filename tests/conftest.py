@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -15,19 +16,62 @@ from mixednuts_dist import register
 from mixednuts_dist.config import RunConfig, parse_config
 from tests.object_store import ObjectStore
 
+if TYPE_CHECKING:  # Ray takes seconds to import, and the tests of many rooms do without it
+    from mixednuts_dist.distributed.cluster import LocalSession, RaySession
+
 MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
 
 torch.set_num_threads(1)
 
 
+class Finished(NamedTuple):
+    """A finished run: its configuration, its folder, and its results as JSON."""
+
+    config: RunConfig
+    folder: Path
+    results: dict[str, Any]
+
+
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[Any]:
-    """A started session; the stages that get it leave it running."""
+def ray_session() -> "Iterator[RaySession]":
+    """A started Ray for tests of what only Ray does; the stages that get it leave it running."""
     from mixednuts_dist.distributed.cluster import RaySession
 
     with RaySession("local") as session:
         session.ensure()
         yield session
+
+
+@pytest.fixture(scope="session")
+def local_session() -> "LocalSession":
+    """The stages in this process. A stage on Ray starts two processes, which takes seconds; here it takes none."""
+    from mixednuts_dist.distributed.cluster import LocalSession
+
+    return LocalSession()
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, ray_session: "RaySession") -> Finished:
+    """A tiny run that went through all stages on Ray, for the whole suite. Who changes its files takes a copy."""
+    from mixednuts_dist import pipeline
+
+    config = parse_config(tiny_content(tmp_path_factory.mktemp("tiny-run")))
+    results = pipeline.run(config, session=ray_session)
+    return Finished(config, Path(config.storage) / config.run_id(), results.to_json())
+
+
+@pytest.fixture
+def copied_run(tiny_run: Finished, tmp_path: Path) -> Finished:
+    """A copy of it that a test may damage."""
+    config = tiny_run.config.with_changes(storage=str(tmp_path / "copied"))
+    folder = Path(shutil.copytree(tiny_run.folder, tmp_path / "copied" / tiny_run.folder.name))
+    return Finished(config, folder, tiny_run.results)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report without files: drawing them takes most of a run that has little to do."""
+    monkeypatch.setattr("mixednuts_dist.reports.report.report_files", lambda _results: {})
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +132,7 @@ def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:
             "scales": [0.5, 5.0],
             "powers": [1.0, 3.0],
             "biases": [-0.5, 0.0],
+            "rounds": 0,  # they are in tests/stages/test_rounds.py
         },
         "evaluate": {"n_iter": 5, "n_target_classes": 2, "n_queries": 20},
         "storage": str(storage),

@@ -4,6 +4,7 @@ Shapes: B images of a partition, C x H x W, K classes.
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ from ..storage.store import Store
 from ..storage.tables import FLAG, SURVIVED, read_columns
 from ..uris import is_black_box
 from .tasks import AttackTask, CheckTask, EvaluateTask, RoundTask, StoredPoints, Task, WorkerSpec
+
+logger = logging.getLogger(__name__)
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
 
@@ -89,10 +92,16 @@ class Attacker:
     def _first_measured(self, x: Tensor) -> dict[str, Any]:
         kind = torch.cuda.get_device_name(x.device) if x.is_cuda else x.device.type
         path = f"acceleration/{re.sub('[^A-Za-z0-9]+', '-', kind)}.json"
-        if not self.store.exists(path):
-            self.store.create(path, json.dumps(self._measured(x)).encode())
-        found: dict[str, Any] = json.loads(self.store.read(path))  # whoever was first
-        return found
+        while True:
+            if not self.store.exists(path):
+                self.store.create(path, json.dumps(self._measured(x)).encode())
+            try:
+                found: dict[str, Any] = json.loads(self.store.read(path))  # whoever was first
+            except ValueError:
+                logger.warning("%s is damaged; it is measured again", self.store.address(path))
+                self.store.set_aside(path)
+            else:
+                return found
 
     def _measured(self, x: Tensor) -> dict[str, Any]:
         rows = self.spec.batch_size

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
 from mixednuts_dist.classifiers import checkpoints
 from mixednuts_dist.classifiers.checkpoints import fetch
+from mixednuts_dist.cli import main
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.uris import Missing
+from tests.conftest import tiny_content
 
 CONTENT = hashlib.shake_256(b"weights").digest(3_000_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -125,3 +129,23 @@ def test_an_archive_that_leads_out_of_its_folder_is_refused(server: Server, tmp_
     with pytest.raises(BaseClassifierError, match="is damaged"):
         fetch(Missing("the images", str(tmp_path / "a" / "b" / "file"), "", f"{server.url}/images.tar.gz"))
     assert not (tmp_path / "outside").exists()
+
+
+def test_the_command_fetches_what_is_missing_and_says_what_it_could_not(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
+    by_hand = Missing("file", str(tmp_path / "rob.pt"), "copy it there")
+    wanted = [("std", missing(server, tmp_path / "std.pt", SHA256)), ("rob", by_hand)]
+    monkeypatch.setattr(
+        "mixednuts_dist.cli.setup.missing_inputs",
+        lambda **_: [(key, item) for key, item in wanted if not Path(item.path).exists()],
+    )
+    shown = CliRunner().invoke(main, ["fetch", str(tmp_path / "mine.yaml")])
+    assert shown.exit_code == 1, shown.output
+    assert f"sha256 {SHA256}  {tmp_path / 'std.pt'}" in shown.output
+    assert "copy it there" in shown.output
+    (tmp_path / "rob.pt").touch()
+    shown = CliRunner().invoke(main, ["fetch", str(tmp_path / "mine.yaml")])
+    assert shown.exit_code == 0
+    assert "nothing is missing. Next: mixednuts check" in shown.output

@@ -3,23 +3,18 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mixednuts_dist import pipeline
-from mixednuts_dist.config import parse_config
-from tests.conftest import tiny_content
+from tests.conftest import Finished
 
 OLD_RUN = str(Path(__file__).with_name("old_run"))  # of release 0.1.0, results version 2
 
 
 @pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> Path:
+def run_folder(tiny_run: Finished) -> Path:
     """The folder of a run that went through all stages."""
-    config = parse_config(tiny_content(tmp_path_factory.mktemp("deployed")))
-    pipeline.run(config, session=ray_session)
-    return Path(config.storage) / config.run_id()
+    return tiny_run.folder
 
 
 @pytest.fixture

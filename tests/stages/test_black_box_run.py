@@ -21,14 +21,19 @@ def classes(images):
 
 
 @pytest.fixture
-def results(tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any) -> dict[str, dict[str, Any]]:
+def results(
+    tiny: Callable[..., RunConfig],
+    tmp_path: Path,
+    local_session: Any,
+    no_pictures: None,  # noqa: ARG001
+) -> dict[str, dict[str, Any]]:
     """The same small run with std as a module and as a function that answers with classes."""
     (tmp_path / "answers.py").write_text(ANSWERING_STD)
     stds = {"module": "demo:std", "black box": f"callable:{tmp_path / 'answers.py'}:classes#classes=10"}
     # The paper's search: a round follows std's gradient, and a black box has none, so that it finds other points.
     search = {**tiny_content(tmp_path)["search"], "rounds": 0}
     return {
-        name: pipeline.run(tiny(name=name.replace(" ", "-"), std=uri, search=search), session=ray_session).to_json()
+        name: pipeline.run(tiny(name=name.replace(" ", "-"), std=uri, search=search), session=local_session).to_json()
         for name, uri in stds.items()
     }
 

@@ -16,6 +16,7 @@ from mixednuts_dist.config import RunConfig
 from mixednuts_dist.distributed.cluster import LocalSession
 from mixednuts_dist.errors import PartitionFailed
 from mixednuts_dist.stages import attack
+from tests.conftest import Finished
 from tests.stages.test_pipeline import ATTACK, EVALUATE, Watcher, rows
 
 
@@ -30,11 +31,11 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", start)
 
 
-@pytest.mark.usefixtures("no_ray")
+@pytest.mark.usefixtures("no_ray", "no_pictures")
 def test_a_run_in_this_process_has_the_rows_and_the_choice_of_the_run_on_ray(
-    finished: tuple[RunConfig, Path, dict[str, Any]], tiny: Callable[..., RunConfig]
+    tiny_run: Finished, tiny: Callable[..., RunConfig]
 ) -> None:
-    _, on_ray, content = finished
+    _, on_ray, content = tiny_run
     config, watcher = tiny(), Watcher()
     found = pipeline.run(config, session=LocalSession(), progress=watcher).to_json()
     here = Path(config.storage) / config.run_id()

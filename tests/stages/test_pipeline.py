@@ -71,8 +71,8 @@ ATTACK = [
 EVALUATE = ["label", "mixed_clean", "mixed_attacked", "robust", "survived_cached", "survived_square", "x_adv"]
 
 
-def test_the_run_leaves_what_the_design_says(finished) -> None:
-    _, folder, _ = finished
+def test_the_run_leaves_what_the_design_says(tiny_run) -> None:
+    _, folder, _ = tiny_run
     for name in ("run.yaml", "search/selected.json", "search/candidates.parquet", "report/index.html"):
         assert (folder / name).stat().st_size > 0
     for stage in ("attack", "evaluate"):
@@ -85,12 +85,12 @@ def test_the_run_leaves_what_the_design_says(finished) -> None:
 
 
 @pytest.mark.parametrize(("stage", "columns"), [("attack", ATTACK), ("evaluate", EVALUATE)])
-def test_every_sample_id_is_there_exactly_once(finished, stage: str, columns: list[str]) -> None:
-    assert sorted(rows(finished[1], stage, columns)) == list(range(24))
+def test_every_sample_id_is_there_exactly_once(tiny_run, stage: str, columns: list[str]) -> None:
+    assert sorted(rows(tiny_run[1], stage, columns)) == list(range(24))
 
 
-def test_the_json_has_every_field_and_its_counts_are_those_of_the_rows(finished) -> None:
-    _, folder, content = finished
+def test_the_json_has_every_field_and_its_counts_are_those_of_the_rows(tiny_run) -> None:
+    _, folder, content = tiny_run
     assert json.loads(json.dumps(content, allow_nan=False)) == content
     attacked, evaluated = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
     robust = sum(row[EVALUATE.index("robust")] for row in evaluated.values())
@@ -108,22 +108,23 @@ def test_the_json_has_every_field_and_its_counts_are_those_of_the_rows(finished)
     assert all(seconds > 0 for seconds in content["seconds"].values())
 
 
-def test_the_prediction_equals_the_measured_clean_accuracy(finished) -> None:
-    content = finished[2]
+def test_the_prediction_equals_the_measured_clean_accuracy(tiny_run) -> None:
+    content = tiny_run[2]
     predicted = {point["beta"]: point for point in content["tradeoff"]["predicted"]}[content["parameters"]["beta"]]
     assert predicted["clean"]["correct"] == content["accuracy"]["mixed"]["clean"]["correct"]
 
 
-def test_run_yaml_says_what_was_run(finished) -> None:
-    config, folder, _ = finished
+def test_run_yaml_says_what_was_run(tiny_run) -> None:
+    config, folder, _ = tiny_run
     content = yaml.safe_load((folder / "run.yaml").read_text())
     assert content["run_id"] == config.run_id() == folder.name
     assert parse_config(content["config"]) == config
     assert set(content["inputs"]["checksums"]) == {"data", "labels", "std", "rob"}
 
 
-def test_a_second_run_does_nothing_and_says_so(finished) -> None:
-    config, folder, content = finished
+@pytest.mark.usefixtures("no_pictures")
+def test_a_second_run_does_nothing_and_says_so(tiny_run) -> None:
+    config, folder, content = tiny_run
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("part-*.parquet")}
     watcher = Watcher()
     again = pipeline.run(config, session=NoRay(), progress=watcher).to_json()
@@ -133,28 +134,28 @@ def test_a_second_run_does_nothing_and_says_so(finished) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("part-*.parquet")} == before
 
 
-@pytest.mark.parametrize("partition_size", [24, 2])
+@pytest.mark.parametrize(("session", "partition_size"), [("local_session", 24), ("ray_session", 2)])
 def test_the_partitioning_and_the_workers_do_not_move_a_row(
-    finished, tiny: Callable[..., RunConfig], ray_session: Any, partition_size: int
+    tiny_run, tiny: Callable[..., RunConfig], request: pytest.FixtureRequest, session: str, partition_size: int
 ) -> None:
+    used = request.getfixturevalue(session)
     config = tiny(partition_size=partition_size, compute={"num_workers": 1, "batch_size": 5})
-    attack.run(config, session=ray_session)
-    search.run(config, session=ray_session)
-    evaluate.run(config, session=ray_session)
+    for stage in (attack, search, evaluate):
+        stage.run(config, session=used)
     folder = Path(config.storage) / config.run_id()
-    for stage, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
-        mine, theirs = rows(folder, stage, columns), rows(finished[1], stage, columns)
+    for name, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
+        mine, theirs = rows(folder, name, columns), rows(tiny_run[1], name, columns)
         assert mine.keys() == theirs.keys()
         for sample_id, row in mine.items():
-            for name, a, b in zip(columns, row, theirs[sample_id], strict=True):
-                assert np.allclose(a, b, atol=2e-4), f"{stage} {sample_id} {name}"
+            for column, a, b in zip(columns, row, theirs[sample_id], strict=True):
+                assert np.allclose(a, b, atol=2e-4), f"{name} {sample_id} {column}"
 
 
-def test_another_beta_shares_the_attack(finished, ray_session: Any) -> None:
-    config, folder, _ = finished
+def test_another_beta_shares_the_attack(copied_run, local_session: Any) -> None:
+    config, folder, _ = copied_run
     other = config.model_copy(update={"search": config.search.model_copy(update={"beta": 0.5})})
     assert other.run_id() != config.run_id()
-    result = search.run(other, session=ray_session)
+    result = search.run(other, session=local_session)
     assert result.deployed().beta == 0.5
     copied = Path(config.storage) / other.run_id() / "attack"
     assert [path.read_bytes() for path in sorted(copied.glob("part-*"))] == [
@@ -162,16 +163,16 @@ def test_another_beta_shares_the_attack(finished, ray_session: Any) -> None:
     ]
 
 
-def test_candidates_hold_every_candidate_at_every_beta(finished) -> None:
-    config, folder, _ = finished
+def test_candidates_hold_every_candidate_at_every_beta(tiny_run) -> None:
+    config, folder, _ = tiny_run
     table = pq.read_table(folder / "search" / "candidates.parquet")
     assert table.num_rows == len(config.search.all_betas()) * 2 * 2 * 2
     selected = json.loads((folder / "search" / "selected.json").read_text())["result"]["entries"]
     assert [entry["beta"] for entry in selected] == [1.0, 0.9, 0.5]
 
 
-def test_status_reads_the_storage_alone(finished) -> None:
-    config, _, content = finished
+def test_status_reads_the_storage_alone(tiny_run) -> None:
+    config, _, content = tiny_run
     status = run_status(config)
     assert [(stage.stage, stage.done, stage.total) for stage in status.stages] == [("attack", 3, 3), ("evaluate", 3, 3)]
     assert status.stages[1].robust.correct == content["accuracy"]["mixed"]["robust"]["correct"]
@@ -190,22 +191,18 @@ def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig
 
 
 def test_a_rob_that_nothing_survives_is_told_before_the_search_starts(
-    tiny: Callable[..., RunConfig], ray_session: Any
+    tiny: Callable[..., RunConfig], local_session: Any
 ) -> None:
     config = tiny(threat={"eps": 0.9}, data={"uri": "digits", "n": 8})
-    attack.run(config, session=ray_session)
+    attack.run(config, session=local_session)
     with pytest.raises(InvalidInputError, match="no attacked image is classified correctly by rob"):
         search.run(config, session=NoRay())
 
 
-def test_rows_of_other_weights_are_refused(finished) -> None:
-    config, folder, _ = finished
+def test_rows_of_other_weights_are_refused(copied_run) -> None:
+    config, folder, _ = copied_run
     opened = reopen_run(config)
     path = folder / "run.yaml"
-    original = path.read_text()
-    path.write_text(original.replace(opened.inputs.checksums["rob"], "f" * 64))
-    try:
-        with pytest.raises(FingerprintMismatch, match=r"inputs of run .* have changed .*rob was ffffffffffff"):
-            attack.run(config, session=NoRay())
-    finally:
-        path.write_text(original)
+    path.write_text(path.read_text().replace(opened.inputs.checksums["rob"], "f" * 64))
+    with pytest.raises(FingerprintMismatch, match=r"inputs of run .* have changed .*rob was ffffffffffff"):
+        attack.run(config, session=NoRay())

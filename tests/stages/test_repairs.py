@@ -7,12 +7,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
+from click.testing import CliRunner
 
 from mixednuts_dist import pipeline
+from mixednuts_dist.cli import main
 from mixednuts_dist.errors import DamagedFile
 from mixednuts_dist.stages import search
 from mixednuts_dist.stages.attack import adopt_attack
 from mixednuts_dist.stages.runs import finished_partitions, open_run, reopen_run
+from mixednuts_dist.storage import manifest
 from mixednuts_dist.storage.store import Store
 from tests.object_store import ObjectStore
 from tests.stages.test_pipeline import ATTACK, EVALUATE, Watcher, rows
@@ -30,66 +34,105 @@ def flip(path: Path, column: str) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", ["delete", "truncate", "flip"])
-def test_only_what_is_missing_or_damaged_is_computed_again(finished, ray_session: Any, damage: str) -> None:
-    config, folder, content = finished
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("damage", ["delete", "truncate"])
+def test_each_file_of_a_finished_run_is_made_again(copied_run, local_session: Any, damage: str) -> None:
+    """One after the other."""
+    config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
-    for stage, index in (("attack", 1), ("evaluate", 2)):
-        path = folder / stage / f"part-{index:05d}.parquet"
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "report"]
+    files = [path for path in files if path.name != "seconds.json"]  # nothing tells again how long a stage took
+    assert len(files) >= 11
+    for path in files:
+        name = str(path.relative_to(folder))
+        whole, watcher = path.read_bytes(), Watcher()
         if damage == "delete":
             path.unlink()
-        elif damage == "flip":
-            flip(path, {"attack": "rob_attacked", "evaluate": "mixed_attacked"}[stage])
         else:
-            path.write_bytes(path.read_bytes()[:-50])
+            path.write_bytes(whole[: len(whole) // 10])
+        again = pipeline.run(config, session=local_session, progress=watcher).to_json()
+        if path.parent.name == "manifest":
+            assert any(path.parent.glob("*.json")), name  # under the name of the session that wrote it anew
+        elif path.parent.name != "acceleration":  # which is for those who attack
+            assert path.exists(), name
+        assert {key: again[key] for key in RESULTS} == {key: content[key] for key in RESULTS}, name
+        stage, _, index = name.removesuffix(".parquet").partition("/part-")
+        assert watcher.computed == ([(stage, int(index))] if index else []), name
+    assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
+    assert manifest.verify(Store(str(folder)))[0] == []
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_flipped_bit_in_what_a_stage_reads_is_found(copied_run, local_session: Any) -> None:
+    config, folder, content = copied_run
+    before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
+    flip(folder / "attack" / "part-00001.parquet", "rob_attacked")
+    flip(folder / "evaluate" / "part-00002.parquet", "mixed_attacked")
     watcher = Watcher()
-    again = pipeline.run(config, session=ray_session, progress=watcher).to_json()
+    again = pipeline.run(config, session=local_session, progress=watcher).to_json()
     assert watcher.computed == [("attack", 1), ("evaluate", 2)]
     assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
     assert {key: again[key] for key in RESULTS} == {key: content[key] for key in RESULTS}
 
 
-def test_images_that_only_a_worker_reads_are_repaired_when_it_finds_them_damaged(finished, ray_session: Any) -> None:
-    config, folder, content = finished
+@pytest.mark.usefixtures("no_pictures")
+def test_images_that_only_a_worker_reads_are_repaired_when_it_finds_them_damaged(
+    copied_run, local_session: Any
+) -> None:
+    config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
     (folder / "evaluate" / "part-00001.parquet").unlink()
     flip(folder / "attack" / "part-00001.parquet", "x_adv")
     watcher = Watcher()
-    again = pipeline.run(config, session=ray_session, progress=watcher).to_json()
+    again = pipeline.run(config, session=local_session, progress=watcher).to_json()
     assert watcher.computed == [("attack", 1), ("evaluate", 1)]
     assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
     assert again["accuracy"] == content["accuracy"]
 
 
-@pytest.mark.parametrize("name", ["run.yaml", "search/selected.json", "attack/seconds.json"])
-def test_damaged_small_files_are_written_anew(
-    finished, ray_session: Any, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    config, folder, content = finished
-    path = folder / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 10])
-    again = pipeline.run(config, session=ray_session).to_json()
-    assert f"{name} is damaged" in caplog.text
-    assert again["accuracy"] == content["accuracy"]
-    assert again["parameters"] == content["parameters"]
+def test_verify_lists_what_no_stage_notices_and_repair_sets_it_aside(copied_run, tmp_path: Path) -> None:
+    config, folder, _ = copied_run
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+
+    def verify(*options: str) -> tuple[int, str]:
+        shown = CliRunner().invoke(main, ["verify", str(tmp_path / "tiny.yaml"), *options])
+        return shown.exit_code, shown.output
+
+    assert verify()[0] == 0
+    damaged = [folder / "attack" / "part-00002.parquet", folder / "search" / "candidates.parquet"]
+    flip(damaged[0], "std_attacked")
+    flip(damaged[1], "objective")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    status, shown = verify()
+    assert status == 1
+    assert [line.partition(": ")[0] for line in shown.splitlines()[:2]] == [str(path) for path in damaged]
+    assert "2 of " in shown
+    assert "--repair" in shown
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    status, shown = verify("--repair")
+    assert status == 0
+    assert f"Next: mixednuts run {tmp_path / 'tiny.yaml'}" in shown
+    assert not any(path.exists() for path in damaged)
+    kept = {path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {before[path] for path in damaged} <= kept
 
 
-def test_changed_parameters_are_not_deployed(finished, ray_session: Any) -> None:
-    config, folder, content = finished
+@pytest.mark.usefixtures("no_pictures")
+def test_changed_parameters_are_not_deployed(copied_run, local_session: Any) -> None:
+    config, folder, content = copied_run
     path = folder / "search" / "selected.json"
     original = path.read_text()
     path.write_text(re.sub(r'"scale": [\d.]+', '"scale": 0.75', original))
     assert path.read_text() != original
     with pytest.raises(DamagedFile, match=r"selected\.json is damaged .*its content has changed"):
         search.read_search_result(reopen_run(config))
-    assert pipeline.run(config, session=ray_session).to_json()["parameters"] == content["parameters"]
+    assert pipeline.run(config, session=local_session).to_json()["parameters"] == content["parameters"]
     assert path.read_text() == original
 
 
-def test_a_damaged_partition_is_not_taken_over(finished, tmp_path: Path, object_store: ObjectStore) -> None:
+def test_a_damaged_partition_is_not_taken_over(copied_run, tmp_path: Path, object_store: ObjectStore) -> None:
     """From one prefix of an object store to another; what is whole is copied to the bit, the rest is left."""
-    config, folder, _ = finished
+    config, folder, _ = copied_run
     storage = object_store.uri(f"adoption-{tmp_path.name}")
     damaged = tmp_path / "part-00001.parquet"
     shutil.copy(folder / "attack" / damaged.name, damaged)

@@ -51,11 +51,11 @@ class Computed:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> tuple[RunConfig, SearchResult]:
+def searched(tmp_path_factory: pytest.TempPathFactory, local_session: Any) -> tuple[RunConfig, SearchResult]:
     content = tiny_content(tmp_path_factory.mktemp("rounds"), search=WIDE, data={"uri": "digits", "n": N_IMAGES})
     config = parse_config({**content, "partition_size": 16})
-    attack.run(config, session=ray_session)
-    return config, search.run(config, session=ray_session)
+    attack.run(config, session=local_session)
+    return config, search.run(config, session=local_session)
 
 
 def test_the_last_choice_keeps_its_share_under_the_attack_of_the_rounds(
@@ -68,10 +68,10 @@ def test_the_last_choice_keeps_its_share_under_the_attack_of_the_rounds(
 
 
 def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
-    searched: tuple[RunConfig, SearchResult], ray_session: Any
+    searched: tuple[RunConfig, SearchResult], local_session: Any
 ) -> None:
     config, result = searched
-    opened = evaluate.run(config, session=ray_session)
+    opened = evaluate.run(config, session=local_session)
     given = opened.store, "evaluate", opened.partitions, evaluate_fingerprint(opened, result)
     robust_N, cached_N = read_columns(*given, ["robust", "survived_cached"]).values()
     broken_N = read_columns(
@@ -83,27 +83,27 @@ def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
 
 
 def test_a_lost_selection_is_made_again_from_the_rounds(
-    searched: tuple[RunConfig, SearchResult], ray_session: Any
+    searched: tuple[RunConfig, SearchResult], local_session: Any
 ) -> None:
     config, result = searched
     folder = Path(config.storage) / config.run_id() / "search"
     before = (folder / "selected.json").read_bytes()
     (folder / "selected.json").unlink()
     watcher = Computed()
-    assert search.run(config, session=ray_session, progress=watcher) == result
+    assert search.run(config, session=local_session, progress=watcher) == result
     assert (folder / "selected.json").read_bytes() == before
     assert watcher.stages == []
 
 
 def test_a_round_that_lost_a_partition_computes_that_one_again(
-    searched: tuple[RunConfig, SearchResult], ray_session: Any
+    searched: tuple[RunConfig, SearchResult], local_session: Any
 ) -> None:
     config, result = searched
     folder = Path(config.storage) / config.run_id() / "search"
     (folder / "selected.json").unlink()
     (folder / "round-1" / "part-00001.parquet").unlink()
     watcher = Computed()
-    again = search.run(config, session=ray_session, progress=watcher)
+    again = search.run(config, session=local_session, progress=watcher)
     assert again.entries == result.entries
     assert set(watcher.stages) == {"search/round-1"}
 
@@ -135,22 +135,22 @@ def targeted(config: RunConfig, **target: Any) -> RunConfig:
 
 
 def test_a_robust_accuracy_as_the_target_is_the_beta_that_it_takes(
-    searched: tuple[RunConfig, SearchResult], ray_session: Any
+    searched: tuple[RunConfig, SearchResult], local_session: Any
 ) -> None:
     config, result = searched
     n_robust = result.deployed().n_robust
-    found = search.run(targeted(config, robust=(n_robust - 3) / N_IMAGES), session=ray_session)
+    found = search.run(targeted(config, robust=(n_robust - 3) / N_IMAGES), session=local_session)
     assert kept_images(found.deployed_beta, n_robust) == n_robust - 3
     assert found.deployed().kept_predicted >= n_robust - 3
     assert found.rounds[0].attacked[0].beta == found.deployed_beta
 
 
 def test_a_clean_accuracy_as_the_target_is_reached_and_nothing_on_the_front_keeps_more(
-    searched: tuple[RunConfig, SearchResult], ray_session: Any
+    searched: tuple[RunConfig, SearchResult], local_session: Any
 ) -> None:
     config, result = searched
     wanted = result.front[len(result.front) // 2].clean_correct
-    found = search.run(targeted(config, clean=wanted / N_IMAGES), session=ray_session)
+    found = search.run(targeted(config, clean=wanted / N_IMAGES), session=local_session)
     deployed = found.deployed()
     assert deployed.clean_correct >= wanted
     assert deployed.kept_predicted >= max(
@@ -158,9 +158,9 @@ def test_a_clean_accuracy_as_the_target_is_reached_and_nothing_on_the_front_keep
     )
 
 
-def test_a_target_that_cannot_be_had_is_refused(searched: tuple[RunConfig, SearchResult], ray_session: Any) -> None:
+def test_a_target_that_cannot_be_had_is_refused(searched: tuple[RunConfig, SearchResult], local_session: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"robust=1\.0 cannot be had: rob is robust on"):
-        search.run(targeted(searched[0], robust=1.0), session=ray_session)
+        search.run(targeted(searched[0], robust=1.0), session=local_session)
 
 
 def test_keep_is_another_word_for_beta(searched: tuple[RunConfig, SearchResult]) -> None:
@@ -170,28 +170,28 @@ def test_keep_is_another_word_for_beta(searched: tuple[RunConfig, SearchResult])
 
 
 def test_the_front_falls_and_holds_what_is_deployed_without_rounds(
-    searched: tuple[RunConfig, SearchResult], ray_session: Any
+    searched: tuple[RunConfig, SearchResult], local_session: Any
 ) -> None:
-    found = search.run(targeted(searched[0], beta=0.9, rounds=0), session=ray_session)
+    found = search.run(targeted(searched[0], beta=0.9, rounds=0), session=local_session)
     points = [(point.clean_correct, point.kept_predicted) for point in found.front]
     assert points == sorted(set(points), key=lambda point: (point[0], -point[1]))
     assert found.deployed().clean_correct in [clean for clean, _ in points]
 
 
 def test_the_papers_criterion_says_that_it_has_no_rounds(
-    searched: tuple[RunConfig, SearchResult], ray_session: Any
+    searched: tuple[RunConfig, SearchResult], local_session: Any
 ) -> None:
-    found = search.run(targeted(searched[0], beta=0.9, criterion="paper"), session=ray_session)
+    found = search.run(targeted(searched[0], beta=0.9, criterion="paper"), session=local_session)
     assert found.rounds == found.front == ()
     assert any("search.rounds" in note for note in found.notes)
 
 
-def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult], ray_session: Any) -> None:
+def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult], local_session: Any) -> None:
     config, result = searched
     content = config.model_dump(mode="json")
     content["search"]["rounds"] = 0
     plain = parse_config(content)
-    found = search.run(plain, session=ray_session)
+    found = search.run(plain, session=local_session)
     assert found.rounds == ()
     assert found.deployed().clean_correct >= result.deployed().clean_correct
     assert not (Path(plain.storage) / plain.run_id() / "search" / "round-1").exists()
@@ -207,12 +207,12 @@ def evaluated_to_the_end(config: RunConfig, session: Any, progress: Computed) ->
 
 
 def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_again(
-    tmp_path: Path, ray_session: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, local_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())  # rounds that find nothing new by themselves
     content = tiny_content(tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": N_IMAGES})
     config = parse_config({**content, "partition_size": 16})
-    evaluated_to_the_end(config, ray_session, Computed())
+    evaluated_to_the_end(config, local_session, Computed())
     opened = reopen_run(config)
     result = search.read_search_result(opened)
     assert any(done.evaluated for done in result.rounds)
@@ -225,6 +225,6 @@ def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_aga
     folder = Path(config.storage) / config.run_id()
     (folder / "search" / "selected.json").unlink()
     watcher = Computed()
-    evaluated_to_the_end(config, ray_session, watcher)
+    evaluated_to_the_end(config, local_session, watcher)
     assert search.read_search_result(opened) == result
     assert watcher.stages == []

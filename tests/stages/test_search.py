@@ -22,7 +22,7 @@ SAMPLED = {"sampler": "optuna", "n_trials": 5, "clamps": ["linear"]}
 
 
 @pytest.fixture(scope="module")
-def configured(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> Configured:
+def configured(tmp_path_factory: pytest.TempPathFactory, local_session: Any) -> Configured:
     """A factory of configurations that share one attack, which has been run."""
     content = tiny_content(
         tmp_path_factory.mktemp("search"), data={"uri": "digits", "n": 16}, attack={"n_iter": 3, "n_target_classes": 1}
@@ -31,7 +31,7 @@ def configured(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> Co
     def config(**changes: Any) -> RunConfig:
         return parse_config({**content, "search": {**content["search"], **changes}})
 
-    attack.run(config(), session=ray_session)
+    attack.run(config(), session=local_session)
     return config
 
 
@@ -51,9 +51,9 @@ def assert_best(result: SearchResult, rows: list[dict[str, Any]]) -> None:
         assert entry.objective == max(row["objective"] for row in usable)
 
 
-def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, ray_session: Any) -> None:
+def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, local_session: Any) -> None:
     config = configured(**SEVERAL)
-    result, rows = search.run(config, session=ray_session), candidates(config)
+    result, rows = search.run(config, session=local_session), candidates(config)
     pairs = {(row["clamp"], row["ln_k"]) for row in rows if row["refinement"] == 0}
     assert pairs == {("gelu", None), ("gelu", 5), ("relu", None), ("relu", 5)}
     assert {row["refinement"] for row in rows} == {0, 1}
@@ -68,19 +68,19 @@ def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, ray
     )
 
 
-def test_optuna_samples_instead(configured: Configured, ray_session: Any) -> None:
+def test_optuna_samples_instead(configured: Configured, local_session: Any) -> None:
     config = configured(**SAMPLED)
-    result, rows = search.run(config, session=ray_session), candidates(config)
+    result, rows = search.run(config, session=local_session), candidates(config)
     assert len(rows) == result.n_candidates * 3 == 5 * 2 * 3  # trials, scales, betas
     assert {row["clamp"] for row in rows} <= {"gelu", "linear"}
     assert_best(result, rows)
 
 
 def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
-    configured: Configured, ray_session: Any
+    configured: Configured, local_session: Any
 ) -> None:
     config = configured(clamp="linear", clamps=["softplus"])
-    result = search.run(config, session=ray_session)
+    result = search.run(config, session=local_session)
     opened = reopen_run(config)
     rows = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
     for entry in result.entries:

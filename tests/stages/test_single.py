@@ -34,11 +34,13 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, ray_session: Any) -> tuple[RunConfig, Path, RunResults, Watcher]:
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, local_session: Any
+) -> tuple[RunConfig, Path, RunResults, Watcher]:
     """The example of `jobs/configs`, made small and run; tests leave it as they found it."""
     storage = tmp_path_factory.mktemp("single")
     config, watcher = load_config(EXAMPLE, [*SMALL, f"storage={storage}"]), Watcher()
-    results = pipeline.run(config, session=ray_session, progress=watcher)
+    results = pipeline.run(config, session=local_session, progress=watcher)
     assert isinstance(results, RunResults)
     return config, storage / config.run_id(), results, watcher
 
@@ -78,12 +80,12 @@ def test_survivors_keep_an_attacked_image(finished) -> None:
         assert not robust or float(moved) > 0
 
 
-def test_a_lost_partition_alone_is_computed_again(finished, ray_session: Any) -> None:
+def test_a_lost_partition_alone_is_computed_again(finished, local_session: Any) -> None:
     config, folder, results, _ = finished
     before = rows(folder, "evaluate", ["robust", "x_adv"])
     (folder / "evaluate" / "part-00001.parquet").unlink()
     watcher = Watcher()
-    again = pipeline.run(config, session=ray_session, progress=watcher)
+    again = pipeline.run(config, session=local_session, progress=watcher)
     assert watcher.computed == [("evaluate", 1)]
     assert rows(folder, "evaluate", ["robust", "x_adv"]) == before
     assert again.to_json()["accuracy"] == results.to_json()["accuracy"]
@@ -95,14 +97,14 @@ def test_the_status_names_the_classifier(finished) -> None:
     assert (stages["evaluate"].done, stages["evaluate"].total) == (3, 3)
 
 
-def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finished, ray_session: Any) -> None:
+def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finished, local_session: Any) -> None:
     config, folder, results, _ = finished
     asked = load_config(
         EXAMPLE, [*SMALL, f"storage={config.storage}", "evaluate.check=pyautoattack", "evaluate.check_n=7"]
     )
     assert asked.run_id() == config.run_id()
     watcher = Watcher()
-    told = pipeline.run(asked, session=ray_session, progress=watcher)
+    told = pipeline.run(asked, session=local_session, progress=watcher)
     assert isinstance(told, RunResults)
     assert sorted(watcher.computed) == [("check", i) for i in range(3)]
     robust, checked = rows(folder, "evaluate", ["robust"]), rows(folder, "check", ["tried", "broken"])
@@ -115,9 +117,9 @@ def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finish
     assert told.to_json()["accuracy"] == results.to_json()["accuracy"]
 
 
-def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, ray_session: Any) -> None:
+def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, local_session: Any) -> None:
     config, folder, _, _ = finished
-    attack.run(config, session=ray_session)
+    attack.run(config, session=local_session)
     assert len(rows(folder, "attack", ["margin", "rob_attacked"])) == 24
     with pytest.raises(ConfigError, match=r"digits-autoattack: std is missing"):
         search.run(config, session=NoRay())
@@ -150,14 +152,14 @@ def rob():
 
 
 def test_a_rob_without_gradient_gets_real_margins_by_queries(
-    tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any
+    tiny: Callable[..., RunConfig], tmp_path: Path, local_session: Any
 ) -> None:
     (tmp_path / "zoo.py").write_text(NO_GRADIENT)
     changes = {"rob": f"py:{tmp_path / 'zoo.py'}:rob", "data": {"uri": "digits", "n": 8}, "std": None}
     with pytest.raises(BaseClassifierError, match=r"zoo.py:rob' has no gradient; set attack.method: square"):
         attack.run(tiny(**changes), session=NoRay())
     config = tiny(**changes, attack={"method": "square", "n_queries": 150})
-    opened = attack.run(config, session=ray_session)
+    opened = attack.run(config, session=local_session)
     table = pq.read_table(Path(config.storage) / config.run_id() / "attack" / "part-00000.parquet")
     margins = table.column("margin").to_pylist()
     x, y = open_dataset("digits").read(0, 8)
