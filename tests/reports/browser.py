@@ -1,8 +1,10 @@
 """A headless Chromium, driven over two pipes by its DevTools protocol: no port, no driver package."""
 
+import contextlib
 import fcntl
 import json
 import os
+import select
 import subprocess
 from collections import deque
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --remote-debugging-pipe"
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-pipe"
 )
+ANSWER_SECONDS = 120.0  # a page of this report takes a second; a Chromium short of memory may never answer
 KEYS = {"ArrowLeft": 37, "ArrowRight": 39, "End": 35, "Home": 36, "Tab": 9}
 
 
@@ -39,14 +42,20 @@ class Browser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with contextlib.suppress(AssertionError, OSError, subprocess.TimeoutExpired):  # it may be gone, or hang
             self.call("Browser.close")
             self._process.wait(timeout=20)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            os.close(self._send_end)
-            os.close(self._receive_end)
+        self._process.kill()
+        self._process.wait()
+        os.close(self._send_end)
+        os.close(self._receive_end)
+
+    def answers(self) -> bool:
+        """Whether it is still there; one that died or hangs is of no use to the next test."""
+        try:
+            return bool(self.call("Browser.getVersion"))
+        except (AssertionError, OSError):
+            return False
 
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
         """One command and its result; events that arrive meanwhile are kept in `events`."""
@@ -64,6 +73,8 @@ class Browser:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._receive_end], [], [], ANSWER_SECONDS)
+            assert ready, f"Chromium has not answered for {ANSWER_SECONDS:g} s"
             part = os.read(self._receive_end, 1 << 20)
             assert part, "Chromium has gone"
             self._unread += part
@@ -76,8 +87,8 @@ class Tab:
 
     def __init__(self, browser: Browser, file: Path, *, width: int = 1280, dark: bool = False) -> None:
         self._browser = browser
-        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = browser.call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
         self.call("Network.enable")
         self.call("Page.enable")
         screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -89,6 +100,11 @@ class Tab:
             "new Promise((done) => { (function look() { const state = document.body && document.body.dataset.drawn;"
             "state ? done(state) : setTimeout(look, 20); })(); })"
         )
+
+    def close(self) -> None:
+        """Give its memory back."""
+        self._browser.call("Target.closeTarget", targetId=self._target)
+        self._browser.events.clear()
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """A command to this page."""

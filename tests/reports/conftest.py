@@ -1,5 +1,6 @@
 """One gathered run, its rendered page and one browser, shared by the tests that only look."""
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,21 +30,33 @@ def page(results: RunResults) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A headless Chromium that finds no host."""
+def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Browser]]:
+    """The headless Chromium that all share, which finds no host; a new one where the last has died or hangs."""
     if CHROMIUM is None:
         pytest.skip("no Chromium here")
-    with Browser(CHROMIUM, tmp_path_factory.mktemp("profile")) as started:
-        yield started
+    with contextlib.ExitStack() as started:
+        running: list[Browser] = []
+
+        def browser() -> Browser:
+            if not running or not running[-1].answers():
+                running.append(started.enter_context(Browser(CHROMIUM, tmp_path_factory.mktemp("profile"))))
+            return running[-1]
+
+        yield browser
 
 
 @pytest.fixture
-def open_tab(browser: Browser, tmp_path: Path) -> Callable[..., Tab]:
-    """Open a page as a file that lies in a folder of its own."""
+def open_tab(browsers: Callable[[], Browser], tmp_path: Path) -> Iterator[Callable[..., Tab]]:
+    """Open a page as a file that lies in a folder of its own; closed again after the test."""
+    tabs: list[Tab] = []
 
     def opened(page: bytes, **options: Any) -> Tab:
         file = tmp_path / "page.html"
         file.write_bytes(page)
-        return Tab(browser, file, **options)
+        tabs.append(Tab(browsers(), file, **options))
+        return tabs[-1]
 
-    return opened
+    yield opened
+    with contextlib.suppress(AssertionError, OSError):  # a Chromium that is gone has failed its test already
+        for tab in tabs:
+            tab.close()
