@@ -1,0 +1,94 @@
+"""When enough images are evaluated: a confidence sequence for a mean, valid at every look.
+
+Values X_1, X_2, ... in [0, 1] are drawn without replacement, in random order, from N fixed ones with mean m. For each
+candidate mean the bets of Waudby-Smith & Ramdas (Estimating means of bounded random variables by betting, JRSS B 86,
+2024, sections 4.4 and 5) multiply a capital,
+
+    K+_t(m) = prod_i (1 + a_i (X_i - m_i)),   K-_t(m) = prod_i (1 - b_i (X_i - m_i)),
+    m_i = (N m - X_1 - ... - X_{i-1}) / (N - i + 1),
+
+where m_i is what the mean of the values that are left would be, and the bets a_i, b_i depend on earlier values only.
+At the true mean each factor has expectation 1 given the past, so (K+ + K-) / 2 is a nonnegative martingale that starts
+at 1, and by Ville's inequality it, and with it max(K+, K-) / 2, ever reaches 1 / alpha with probability at most alpha.
+The means whose capital has not done so are the confidence set; it may be looked at after every value, and whenever one
+likes. K+ falls and K- rises with m, so the set is an interval.
+
+Shapes: G candidate means.
+"""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+_CELLS = 4000  # of the grid over [0, 1]; the interval is rounded outwards to it, by .025 points at most
+_SHARE = 0.5  # of the largest bet that cannot lose everything: c in the paper
+
+
+class ConfidenceSequence:
+    """Bounds of the mean of `n_values` values in [0, 1], of which more and more are seen.
+
+    Args:
+        n_values: how many there are in all.
+        alpha: the probability that the bounds are ever wrong.
+
+    Example:
+        >>> bounds = ConfidenceSequence(4, alpha=0.05)
+        >>> bounds.add([1.0, 1.0, 0.5])
+        >>> bounds.interval  # what is left can be anything from 0 to 1
+        (0.625, 0.875)
+        >>> bounds.add([0.5])
+        >>> bounds.interval
+        (0.75, 0.75)
+    """
+
+    def __init__(self, n_values: int, alpha: float = 0.05) -> None:
+        self.n_values, self.n_seen, self._alpha = n_values, 0, alpha
+        self._sum = 0.0
+        self._squares = 0.25  # sum of (X_i - its predicted mean)^2, from 1/4 as the paper has it
+        self._means_G = np.linspace(0, 1, _CELLS + 1)
+        self._log_up_G = np.zeros_like(self._means_G)
+        self._log_down_G = np.zeros_like(self._means_G)
+        self._low, self._high = 0.0, 1.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The bounds, the tightest so far; they meet once all values are seen."""
+        possible = self._sum / self.n_values, (self._sum + self.n_values - self.n_seen) / self.n_values
+        return max(self._low, possible[0]), min(self._high, possible[1])
+
+    @property
+    def mean(self) -> float:
+        """Of the values seen."""
+        return self._sum / self.n_seen if self.n_seen else math.nan
+
+    def add(self, values: Iterable[float]) -> None:
+        """The next values, in the order in which they were drawn."""
+        for value in values:
+            self._bet(value)
+            self._sum += value
+            self.n_seen += 1
+            predicted = (0.5 + self._sum) / (1 + self.n_seen)
+            self._squares += (value - predicted) ** 2
+        self._narrow()
+
+    def _bet(self, value: float) -> None:
+        """One factor of the capitals; the bets know the values before this one only."""
+        t = self.n_seen + 1
+        variance = self._squares / t
+        bet = math.sqrt(2 * math.log(2 / self._alpha) / (variance * t * math.log(1 + t)))
+        left_G = (self.n_values * self._means_G - self._sum) / (self.n_values - self.n_seen)
+        inside_G = np.clip(left_G, 1e-12, 1 - 1e-12)  # other means are impossible by now: `interval` leaves them out
+        up_G = np.minimum(_SHARE / inside_G, bet)
+        down_G = np.minimum(_SHARE / (1 - inside_G), bet)
+        self._log_up_G += np.log1p(up_G * (value - inside_G))
+        self._log_down_G += np.log1p(-down_G * (value - inside_G))
+
+    def _narrow(self) -> None:
+        """Leave out the means that the capital rules out."""
+        log_capital_G = np.maximum(self._log_up_G, self._log_down_G) - math.log(2)
+        alive = np.flatnonzero(log_capital_G < -math.log(self._alpha))
+        if len(alive):
+            cell = 1 / _CELLS
+            self._low = max(self._low, float(self._means_G[alive[0]]) - cell)
+            self._high = min(self._high, float(self._means_G[alive[-1]]) + cell)
