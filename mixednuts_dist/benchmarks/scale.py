@@ -1,9 +1,10 @@
 """A run of very many images: what each command that reads it takes, in seconds and in memory.
 
 Run: `mixednuts benchmark scale -n 1000000` (10,000 images by default; `--data s3://bucket/prefix` puts the run there).
-The rows are made up, since only their number matters, and written as the stages write them; then each command runs as a
-process of its own, as a user would start it, and the system tells its peak memory. `run` on a finished run is what a
-resumed one does before its first piece of work.
+With `--classes 1000` the logits are as wide as ImageNet's (28 GB a million images). The rows are made up, since only
+their number matters: a few blocks of random logits, repeated, written with their receipts and manifest as the stages
+write them. Then each command runs as a process of its own, as a user would start it, and the system tells its peak
+memory. `run` on a finished run is what a resumed one does before its first piece of work.
 """
 
 import os
@@ -25,27 +26,37 @@ from ..images.datasets import open_dataset
 from ..stages.evaluate import CACHED, evaluate_fingerprint
 from ..stages.runs import Run, open_run
 from ..stages.search import read_search_result
+from ..storage.manifest import ManifestWriter, with_checksum
 from ..storage.partitions import Partition
 from ..storage.records import Receipt
+from ..storage.store import concurrently
 from ..storage.tables import FLAG, SURVIVED, encode_table
 
 _PARTITION_SIZE = 100
-_N_CLASSES = 10
+_BLOCKS = 16  # of logits that differ; ten thousand partitions repeat them
+_WIDE = """
+import torch
+
+def net(classes, seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
+"""
 _LIFT = 4.0  # of the labelled class's logit, so that most made-up images are right and some are not
 
 
-def run(n_images: int = 10_000, data: str | None = None) -> dict[str, Any]:
+def run(n_images: int = 10_000, data: str | None = None, classes: int = 10) -> dict[str, Any]:
     """Prints one line a command to stderr and returns all numbers.
 
     Args:
         data: where the made-up run is stored: a folder or any fsspec URI; a temporary folder by default.
+        classes: width of the logits; 10, or any number from 11 on.
     """
     with tempfile.TemporaryDirectory() as folder:
         config_file = Path(folder) / "scale.yaml"
-        config = _configuration(Path(folder), n_images, data or f"{folder}/runs")
+        config = _configuration(Path(folder), n_images, classes, data or f"{folder}/runs")
         config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
         opened = open_run(config)
-        result: dict[str, Any] = {"images": n_images, "partitions": len(opened.partitions)}
+        result: dict[str, Any] = {"images": n_images, "classes": classes, "partitions": len(opened.partitions)}
         result["write_attack_seconds"] = _write_attack(opened)
         result["status"] = _measured(["status", str(config_file)])
         result["search"] = _measured(["search", str(config_file)])
@@ -55,16 +66,19 @@ def run(n_images: int = 10_000, data: str | None = None) -> dict[str, Any]:
     return result
 
 
-def _configuration(folder: Path, n_images: int, storage: str) -> RunConfig:
-    """The demo pair on random digits; a small grid, no rounds, which would attack for real."""
+def _configuration(folder: Path, n_images: int, classes: int, storage: str) -> RunConfig:
+    """The demo pair, or a wide random one, on random digits; a small grid, no rounds, which would attack for real."""
     draw = np.random.default_rng(0)
     digits = open_dataset("digits")
     images, labels = digits.read(0, len(digits))
     chosen = draw.integers(len(labels), size=n_images)
     pixels = (images.numpy() * 255).astype(np.uint8)[chosen].transpose(0, 2, 3, 1)
     np.savez(folder / "images.npz", images=pixels, labels=labels.numpy()[chosen])
+    (folder / "wide.py").write_text(_WIDE, encoding="utf-8")
+    wide = [f"py:{folder}/wide.py:net?classes={classes}&seed={seed}" for seed in (0, 1)]
+    std, rob = ("demo:std", "demo:rob") if classes == len(set(labels.tolist())) else wide
     return parse_config({
-        "name": f"scale-{n_images}", "data": {"uri": f"npz:{folder}/images.npz"}, "std": "demo:std", "rob": "demo:rob",
+        "name": f"scale-{n_images}", "data": {"uri": f"npz:{folder}/images.npz"}, "std": std, "rob": rob,
         "threat": {"eps": 0.15}, "partition_size": _PARTITION_SIZE, "storage": storage,
         "search": {
             "beta": 0.95, "betas": [0.95, 0.9], "rounds": 0,
@@ -76,10 +90,9 @@ def _configuration(folder: Path, n_images: int, storage: str) -> RunConfig:
 def _write_attack(opened: Run) -> float:
     labels_N = torch.from_numpy(open_dataset(opened.config.data.uri).labels)
 
-    def columns(part: Partition, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def columns(part: Partition, noise: list[Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         labels_B = labels_N[part.start : part.stop]
-        clean_BK, attacked_BK = (_logits(labels_B, generator, lift) for lift in (_LIFT, _LIFT / 2))
-        std_BK = _logits(labels_B, generator, 2 * _LIFT)
+        clean_BK, attacked_BK, std_BK = map(_logits, noise, [labels_B] * 3, (_LIFT, _LIFT / 2, 2 * _LIFT))
         broken_B = attacked_BK.argmax(dim=1) != labels_B
         margin_B = attacked_BK.softmax(dim=1).amax(dim=1).double()
         values = {
@@ -98,9 +111,9 @@ def _write_evaluate(opened: Run) -> float:
     labels_N = torch.from_numpy(open_dataset(opened.config.data.uri).labels)
     attacks = (CACHED, *opened.config.evaluate.attacks)
 
-    def columns(part: Partition, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def columns(part: Partition, noise: list[Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         labels_B = labels_N[part.start : part.stop]
-        clean_BK, attacked_BK = (_logits(labels_B, generator, lift) for lift in (_LIFT, _LIFT / 2))
+        clean_BK, attacked_BK = map(_logits, noise, [labels_B] * 2, (_LIFT, _LIFT / 2))
         right_B = clean_BK.argmax(dim=1) == labels_B
         robust_B = right_B & (attacked_BK.argmax(dim=1) == labels_B)
         values = {
@@ -115,23 +128,36 @@ def _write_evaluate(opened: Run) -> float:
     return _write(opened, "evaluate", evaluate_fingerprint(opened, read_search_result(opened)), columns)
 
 
-def _logits(labels_B: Tensor, generator: torch.Generator, lift: float) -> Tensor:
-    logits_BK = torch.randn(len(labels_B), _N_CLASSES, generator=generator)
-    logits_BK[torch.arange(len(labels_B)), labels_B] += lift * torch.rand(len(labels_B), generator=generator)
+def _logits(noise_BK: Tensor, labels_B: Tensor, lift: float) -> Tensor:
+    """Random logits, the labelled class's lifted by a random part of `lift`."""
+    logits_BK = noise_BK[: len(labels_B)].clone()
+    rows_B = torch.arange(len(labels_B))
+    logits_BK[rows_B, labels_B] += lift * logits_BK[:, -1].sigmoid()
     return logits_BK
 
 
 def _write(opened: Run, stage: str, fingerprint: str, columns: Any) -> float:
-    """Every partition's file, as a worker leaves it; returns the seconds that it took."""
+    """Every partition's file and the stage's manifest, as worker and driver leave them; returns the seconds taken."""
     started, generator = time.perf_counter(), torch.Generator().manual_seed(0)
-    for part in opened.partitions:
-        values, right_B, robust_B = columns(part, generator)
+    shape = 3, _PARTITION_SIZE, opened.inputs.n_classes
+    noise = [list(torch.randn(shape, generator=generator)) for _ in range(_BLOCKS)]
+    manifest = ManifestWriter(opened.store, stage, fingerprint, {})
+
+    def write(part: Partition) -> Receipt:
+        values, right_B, robust_B = columns(part, noise[part.index % _BLOCKS])
         receipt = Receipt(
             stage=stage, partition=part.index, start=part.start, stop=part.stop, clean_correct=int(right_B.sum()),
             robust=int(robust_B.sum()), seconds=1.0, n_forward=len(part), n_backward=len(part), node="made-up",
             finished=time.time(), classifier="rob" if stage == "attack" else "mixed",
         )  # fmt: skip
-        opened.store.write(f"{stage}/{part.file_name}", encode_table(values, fingerprint, receipt))
+        content = encode_table(values, fingerprint, receipt)
+        opened.store.write(f"{stage}/{part.file_name}", content)
+        return with_checksum(receipt, content)
+
+    for start in range(0, len(opened.partitions), 1000):
+        for receipt in concurrently(write, opened.partitions[start : start + 1000]):
+            manifest.add(receipt)
+    manifest.flush()
     return time.perf_counter() - started
 
 

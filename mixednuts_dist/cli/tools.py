@@ -111,13 +111,14 @@ def study(
 
 
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))
-@click.argument("name", type=click.Choice(["search", "distribution", "attack", "serve", "scale"]))
+@click.argument("name", type=click.Choice(["search", "distribution", "ray_data", "attack", "serve", "scale"]))
 @click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); scale: storage.")
 @click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10 or wrn-70-16 (where there is a GPU).")
 @click.option("--eps", type=float, help="attack --whole: Linf radius, for a model that is a classifier's URI.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
-@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, scale: how many images.")
+@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, scale, ray_data: how many images.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
+@click.option("--classes", type=click.IntRange(min=10), help="scale: width of the logits.")
 @click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")
 def benchmark(name: str, whole: bool, **options: Any) -> None:
     """Our code beside a plain one in the same process, as ratios, in JSON."""
