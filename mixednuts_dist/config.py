@@ -235,6 +235,11 @@ class SearchConfig(_Section):
     clean: Share | None = Field(
         default=None, description="in place of `beta`: the least clean accuracy; the choice that keeps most is deployed"
     )
+    sample: Positive | Literal["auto"] = Field(
+        default="auto",
+        description="images that the search reads, drawn at random where the run has more; auto: 20 million logits of "
+        "one classifier, all of 5,000 at 1,000 classes",
+    )
     rounds: Repeats = Field(
         default=8,
         description="rounds, at most, of attacking the choice and choosing again with what was found, until the "
@@ -312,6 +317,11 @@ class EvaluateConfig(_Section):
     check_n: Positive | None = Field(
         default=None, description="of the second opinion: how many of them, spread evenly; all by default"
     )
+    until: Annotated[float, Field(gt=0, le=50)] | None = Field(
+        default=None,
+        description="for screening: partitions go in random order, and it is enough once robust accuracy is known to "
+        "so many points up or down, with 95 % confidence over all looks; by default every image is evaluated",
+    )
 
     @field_validator("attacks")
     @classmethod
@@ -335,6 +345,12 @@ class ComputeConfig(_Section):
     num_gpus: Annotated[float, Field(ge=0, le=1024)] | None = Field(
         default=None, description="GPUs a worker; 1 where there are any, else 0"
     )
+    accelerator_type: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="workers only on nodes with this accelerator, as Ray names it: H100, A10G, L4"
+    )
+    label_selector: dict[str, str] = Field(
+        default={}, description="workers only on nodes with these labels, e.g. {ray.io/market-type: spot}, {zone: '!b'}"
+    )
     num_cpus: float = Field(default=1, gt=0, le=1024, description="cores a worker, and its number of threads")
     batch_size: Positive | Literal["auto"] = Field(
         default="auto", description="images under attack at a time in each worker; auto: what fits, 128 on a CPU"
@@ -343,6 +359,13 @@ class ComputeConfig(_Section):
     max_tries: Positive = Field(default=3, description="tries of a partition before it is set aside")
     start_seconds: float = Field(
         default=1800, gt=0, description="a stage without any ready worker for so long ends and says what was asked for"
+    )
+    watchdog: float = Field(
+        default=10,
+        ge=0,
+        le=10_000,
+        description="a piece that takes so many times what the slowest finished one lets expect, at least 300 s, is "
+        "computed a second time elsewhere, and is ended as hung after twice that time; 0: waited for",
     )
 
 
@@ -401,13 +424,13 @@ class RunConfig(_Section):
     def determinants(self) -> dict[str, Any]:
         """What the rows depend on: everything but where they are stored and computed; of extensions, their content.
 
-        The second opinion has rows of its own.
+        The second opinion has rows of its own, and where an evaluation ends does not move a row.
         """
         left_out: dict[str, Any] = {
             "storage": True,
             "compute": True,
             "extensions": True,
-            "evaluate": {"check", "check_n"},
+            "evaluate": {"check", "check_n", "until"},
         }
         values = self.model_dump(mode="json", exclude=left_out)
         contents = sorted(load_extensions(self.extensions).values())

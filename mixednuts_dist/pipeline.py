@@ -38,7 +38,8 @@ def _complete(opened: Run, session: RaySession, progress: Progress) -> RunResult
         attack.complete(opened, session, progress)
         search.complete(opened, session, progress)
     evaluate.complete(opened, session, progress)
-    while opened.config.std is not None and search.learn(opened, session, progress):
+    every_image = opened.config.evaluate.until is None  # a search learns from a whole evaluation only
+    while opened.config.std is not None and every_image and search.learn(opened, session, progress):
         evaluate.complete(opened, session, progress)
     evaluate.check(opened, session, progress)
     return report.run(opened.config, progress=progress)

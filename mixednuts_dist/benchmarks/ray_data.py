@@ -147,7 +147,8 @@ def _kill_a_worker(opened: Run) -> None:
     while not any(name.endswith(".parquet") for name in opened.store.names("attack")):
         time.sleep(0.1)
     for process in psutil.Process().children(recursive=True):
-        if process.name().startswith(("ray::AttackWork", "ray::MapWorker", "ray::_MapWorke")):
+        command = " ".join(process.cmdline())
+        if command.startswith("ray::") and ("AttackWorker" in command or "MapWorker" in command):
             process.kill()
             return
     sys.stderr.write("no worker was found to kill\n")

@@ -11,11 +11,14 @@ import asyncio
 import logging
 import math
 import os
+import re
 import shlex
 import signal
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -24,12 +27,14 @@ from typing import Any
 import ray
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from ..config_file import shortened
 from ..errors import ClusterError
 from .pool import PoolSettings
 from .tasks import WorkerSpec
 from .worker import AttackWorker
 
-_ANSWER_SECONDS = 10.0
+_CONNECT_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0  # of a cluster that is there, on a busy machine; importing Ray takes seconds of them
 _TRIED_VERSIONS = ("2.60.",)  # of Ray, whose private constants are known
 _CONSTANTS = ("ENABLE_RAY_CLUSTER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
 _STARTS = 3  # of a local Ray, which gives itself 30 s; on a busy machine that may be too short
@@ -117,22 +122,47 @@ def connected(session: RaySession | None) -> Iterator[None]:
 
 
 def _require_answer(address: str) -> None:
-    """Ray itself would go on trying a dead address for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        return  # "auto" and "local"
+    """Ray itself would go on trying a dead address for minutes, and one where something else answers for ever."""
+    if address in ("auto", "local"):
+        return
+    asked = re.fullmatch(r"(ray://)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", address)
+    if not asked or not 0 < int(asked[3]) < 2**16:
+        raise ClusterError(
+            f"{shortened(address)} is no address of a Ray cluster; give host:port as `ray start --head` prints it, "
+            "ray://host:10001, auto, or local"
+        )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+        socket.create_connection((asked[2].strip("[]"), int(asked[3])), timeout=_CONNECT_SECONDS).close()
+        if not asked[1]:  # a client's connection has a time limit of its own
+            _ask_for_status(address)
     except OSError as error:
         raise ClusterError(
             f"no Ray cluster answers at {address!r} ({error}); start one, or leave the address out"
         ) from error
 
 
+def _ask_for_status(address: str) -> None:
+    """In a process of its own: inside Ray's connection neither a time limit nor Ctrl-C would be heard.
+
+    Raises:
+        OSError: where what listens there is no Ray, or does not answer in time.
+    """
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"what listens there did not answer as Ray within {_ANSWER_SECONDS:g} s") from error
+    if told.returncode:
+        raise OSError(shortened(" ".join((told.stderr or told.stdout).split())[-200:], 200))
+
+
 def _start(address: str | None) -> None:
     if address and address != "local":
-        with _own_signal_handlers():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        try:
+            with _own_signal_handlers():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, ValueError) as error:  # another version of Ray or Python, for instance
+            raise ClusterError(f"the Ray cluster at {address!r} cannot be used: {error}") from error
         return
     for left in reversed(range(_STARTS)):
         try:
@@ -200,8 +230,12 @@ def pool_settings(
     num_cpus: float,
     max_tries: int,
     start_seconds: float = math.inf,
+    watchdog: float = math.inf,
+    placement: Mapping[str, Any] | None = None,
 ) -> PoolSettings:
     """One worker a GPU where the cluster has any, otherwise one for every `num_cpus` cores.
+
+    With `placement` (Ray's `accelerator_type` and `label_selector`) only nodes that it allows count.
 
     That is the cluster as it is now. One that grows needs `num_workers` (and `num_gpus`): the workers that wait for
     room are what its autoscaler listens to.
@@ -209,17 +243,45 @@ def pool_settings(
     Raises:
         ClusterError: where there is no room for a single worker and no number is asked for.
     """
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    placement = {name: value for name, value in (placement or {}).items() if value}
+    resources = _resources(placement)
     gpus = resources.get("GPU", 0.0)
     gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
     cores = resources.get("CPU", 0.0)
     room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))
     if not num_workers and not room:
+        asked = ", ".join(f"compute.{name}={value}" for name, value in placement.items())
+        where = f" on nodes with {asked}" if placement else ""
         raise ClusterError(
-            f"the cluster has {cores:g} cores and {gpus:g} GPUs, and a worker wants {num_cpus:g} and {gpus_each:g}: "
+            f"the cluster has {cores:g} cores and {gpus:g} GPUs{where}, and a worker wants {num_cpus:g} and "
+            f"{gpus_each:g}: "
             "if the cluster grows, set compute.num_workers and compute.num_gpus to what it may grow to"
         )
-    return PoolSettings(num_workers or room, num_cpus, gpus_each, max_tries, start_seconds)
+    return PoolSettings(num_workers or room, num_cpus, gpus_each, max_tries, start_seconds, placement, watchdog)
+
+
+def _resources(placement: Mapping[str, Any]) -> dict[str, float]:
+    """What the nodes have together on which `placement` allows workers."""
+    labels: Mapping[str, str] = placement.get("label_selector", {})
+    found: dict[str, float] = {}
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    for node in nodes:
+        has, kind = node["Resources"], placement.get("accelerator_type")
+        if node["Alive"] and (not kind or f"accelerator_type:{kind}" in has) and _fits(node.get("Labels", {}), labels):
+            for name, amount in has.items():
+                found[name] = found.get(name, 0.0) + amount
+    return found
+
+
+def _fits(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Whether a node's labels are what Ray's label selector asks for: `value`, `!value`, `in(a, b)` or `!in(a, b)`."""
+    for key, condition in selector.items():
+        negated, plain = condition.startswith("!"), condition.removeprefix("!")
+        listed = re.fullmatch(r"in\((.*)\)", plain)
+        values = [value.strip() for value in listed[1].split(",")] if listed else [plain]
+        if (labels.get(key) in values) == negated:
+            return False
+    return True
 
 
 def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: str, with_uv: bool) -> str:

@@ -4,6 +4,9 @@ Each actor works on one piece, so a lost one costs one piece, and those few that
 handing out the next takes about a millisecond, so nothing would be gained by a second one in flight. More actors may be
 asked for than there is room: they wait, which is what an autoscaler listens to, and join when a node does. The driver
 holds numbers, never images.
+
+A piece that takes far longer than the finished ones let expect is computed a second time elsewhere. Results are
+deterministic and a file is created once, so whichever copy is written first counts, and the other's worker is ended.
 """
 
 import contextlib
@@ -44,13 +47,16 @@ class PoolSettings:
     num_gpus: float
     max_tries: int = 3
     start_seconds: float = math.inf  # how long all workers together may keep the stage waiting for the first one
+    placement: Mapping[str, Any] = field(default_factory=dict)  # further options of the actors: where they may run
+    watchdog: float = math.inf  # a piece may take so many times what the slowest finished one lets expect
 
 
 @dataclass(eq=False)
 class _Worker:
     actor: Any
     node: str = ""  # its Ray node id, known once it is ready
-    work: Work | None = None  # what it is at
+    work: Work | None = None  # what it is at,
+    since: float = 0.0  # and from when on, by time.monotonic()
     unwritten: list[Partition] = field(default_factory=list)  # computed, and waiting for the storage
     asked: Any = None  # a question that is not answered yet: how many images of `work` are decided
     decided: float = 0.0  # the last answer
@@ -69,6 +75,8 @@ class Pool:
     on_decided: Callable[[float], None] | None = None  # images of unfinished pieces that are decided
     _running: dict[Any, _Worker] = field(default_factory=dict)  # the task that each worker is at -> the worker
     _hired: list[_Worker] = field(default_factory=list)  # all that are not released yet, whatever they are at
+    _written: set[Work] = field(default_factory=set)
+    _twice: set[Work] = field(default_factory=set)  # overdue pieces, which a second worker may have or get
     _failed_starts: int = 0
     _any_ready: bool = False
 
@@ -88,18 +96,60 @@ class Pool:
             self._hire()
         try:
             looked, started = 0.0, time.monotonic()
-            while len(queue) or any(worker.work or worker.unwritten for worker in self._running.values()):
+            while len(queue) or any(self._needed(worker) for worker in self._running.values()):
                 for ref in self._wait():
                     self._settle(ref)
                 if not self._any_ready and time.monotonic() - started > self.settings.start_seconds:
                     raise ClusterError(self._nobody_came())
                 if time.monotonic() - looked > _LOOK_UP_SECONDS:
                     looked = time.monotonic()
+                    self._look_for_overdue(looked)
                     self.on_look(sum(bool(worker.node) for worker in self._running.values()), len(self._running))
                     self._ask_how_far()
         finally:
             self._dismiss()
         self._failures.raise_if_poisoned()
+
+    def _needed(self, worker: _Worker) -> bool:
+        """Whether anything that it has or is at is not written yet."""
+        return any(piece not in self._written for piece in (*worker.unwritten, *([worker.work] if worker.work else [])))
+
+    def _look_for_overdue(self, now: float) -> None:
+        """Hand out overdue pieces again; where twice the time has not helped either, end the worker as hung."""
+        for ref, worker in list(self._running.items()):
+            work = worker.work
+            if work is None or ref not in self._running:
+                continue
+            taken, allowed = now - worker.since, self._queue.seconds_allowed(work, self.settings.watchdog)
+            allowed *= 2 ** self._failures.tries(work)  # it may be slow by nature: each try has twice the time
+            if taken > 2 * allowed:
+                self._end_hung(ref, worker, work, taken)
+            elif taken > allowed and work not in self._twice:
+                logger.warning("%s: %.0f s are more than the %.0f s expected; it is begun again", work, taken, allowed)
+                self._twice.add(work)
+                self._queue.hand_out_again(work)
+                self._metrics.count_retry(self.task.stage)
+                if len(self._hired) < self.settings.n_workers:
+                    self._hire()  # others have been released already; where there is no room, it waits
+
+    def _end_hung(self, ref: Any, worker: _Worker, work: Work, taken: float) -> None:
+        reason = f"hung: nothing came of it for {taken:.0f} s"
+        self._end_at_once(ref, worker)
+        if self._failures.failed(work, reason, f"{reason}, on node {worker.node}", worker.node):
+            self._try_again(work)
+        else:
+            self._queue.forget_copy(work)
+        self._raise_if_hopeless()
+        if len(self._queue) and len(self._hired) < self.settings.n_workers:
+            self._hire()
+
+    def _end_at_once(self, ref: Any, worker: _Worker) -> None:
+        """End a worker in the middle of what it is at; what only waited to be written is computed again."""
+        del self._running[ref]
+        self._release(worker)
+        for piece in worker.unwritten:
+            if piece not in self._written:
+                self._try_again(piece)
 
     def _wait(self) -> list[Any]:
         """The tasks that have ended, all of them at once: with many workers looking is what costs."""
@@ -129,10 +179,11 @@ class Pool:
         settings = self.settings
         has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        where = "".join(f", {name} {value}" for name, value in settings.placement.items())
         told = ", ".join(f"{has.get(name, 0):g} {name}s ({free.get(name, 0):g} free)" for name in ("CPU", "GPU"))
         return (
             f"no worker was ready within {settings.start_seconds:g} s: {settings.n_workers} were asked for, each with "
-            f"{settings.num_cpus:g} CPUs and {settings.num_gpus:g} GPUs; the cluster has {told}. Change "
+            f"{settings.num_cpus:g} CPUs and {settings.num_gpus:g} GPUs{where}; the cluster has {told}. Change "
             "compute.num_workers, num_cpus or num_gpus to what it has, or raise compute.start_seconds"
         )
 
@@ -144,8 +195,9 @@ class Pool:
 
     def _new_actor(self) -> Any:
         return AttackActor.options(
-            num_cpus=self.settings.num_cpus, num_gpus=self.settings.num_gpus, max_restarts=0, max_task_retries=0
-        ).remote(self.spec)
+            num_cpus=self.settings.num_cpus, num_gpus=self.settings.num_gpus, max_restarts=0, max_task_retries=0,
+            **self.settings.placement,
+        ).remote(self.spec)  # fmt: skip
 
     def _release(self, worker: _Worker) -> None:
         """Give its room back to the cluster."""
@@ -157,7 +209,9 @@ class Pool:
 
     def _settle(self, ref: Any) -> None:
         """Take in one result, good or bad, and give the worker its next piece."""
-        worker = self._running.pop(ref)
+        worker = self._running.pop(ref, None)
+        if worker is None:
+            return  # ended a moment ago, as the second at a piece
         work, worker.work = worker.work, None
         try:
             result = ray.get(ref)
@@ -168,9 +222,11 @@ class Pool:
         else:
             if not worker.node:
                 worker.node, self._any_ready = result, True
+                logger.info("%s: a worker is ready", self.task.stage, extra={"node": result, **self.settings.placement})
             elif isinstance(work, Merge):
-                self._queue.finished(work)
-                self.on_file(result)
+                if self._first(work):
+                    self._queue.finished(work)
+                    self.on_file(result)
             else:
                 self._take_in(worker, work, result)
             self._assign(worker)
@@ -182,10 +238,25 @@ class Pool:
             worker.unwritten.append(work)
         worker.unwritten = [piece for piece in worker.unwritten if piece not in written]
         for piece, receipt in written.items():
+            if not self._first(piece):
+                continue
             self._queue.finished(piece, seconds=receipt.seconds, n_forward=receipt.n_forward, machine=worker.node)
             self.on_receipt(receipt)
             if not isinstance(piece, Span):
                 self.on_file(receipt)
+
+    def _first(self, work: Work) -> bool:
+        """Note that it is written; False for the second of two copies. A worker that is still at the other is ended."""
+        if work in self._written:
+            return False
+        self._written.add(work)
+        if work in self._twice:
+            for ref, other in list(self._running.items()):
+                if other.work == work:
+                    self._end_at_once(ref, other)
+                    if len(self._queue):
+                        self._hire()
+        return True
 
     def _assign(self, worker: _Worker) -> None:
         work = self._queue.take(len(self._running) + 1)
@@ -196,7 +267,7 @@ class Pool:
         if work is None:
             self._release(worker)
             return
-        worker.work = work
+        worker.work, worker.since = work, time.monotonic()
         if isinstance(work, Merge):
             self._running[worker.actor.merge.remote(work.whole, work.spans, self.task)] = worker
         else:
@@ -206,6 +277,9 @@ class Pool:
         cause = error.cause if isinstance(error.cause, Exception) else error
         if not worker.node:
             raise cause if isinstance(cause, MixedNutsError) else ClusterError(f"a worker cannot start: {error}")
+        if work in self._written:  # a copy, which the other has overtaken
+            self._assign(worker)
+            return
         if isinstance(cause, StoreError) or work is None:
             raise cause  # the worker has waited as long as waiting helps, and every other piece needs the storage too
         if self._failures.failed(work, f"{type(cause).__name__}: {cause}", str(error), worker.node):
@@ -222,8 +296,9 @@ class Pool:
         if not worker.node:
             self._count_failed_start(gone, error)
         # What it was at is to blame; where it only waited for the storage, the pieces that waited with it are.
-        blamed: list[Work] = [work] if work else list(worker.unwritten)
-        for piece in worker.unwritten:
+        unwritten = [piece for piece in worker.unwritten if piece not in self._written]
+        blamed: list[Work] = [piece for piece in ([work] if work else unwritten) if piece not in self._written]
+        for piece in unwritten:
             if piece not in blamed:
                 self._try_again(piece)
         for blame in blamed:
@@ -241,6 +316,8 @@ class Pool:
         self._failures.raise_if_hopeless({worker.node for worker in self._running.values() if worker.work})
 
     def _try_again(self, work: Work) -> None:
+        if any(other.work == work for other in self._running.values()):
+            return  # its copy goes on
         self._queue.put_back(work)
         self._metrics.count_retry(self.task.stage)
 
@@ -346,7 +423,8 @@ def _first_line(error: Exception) -> str:
 
 def measure_on_one_worker(spec: WorkerSpec, settings: PoolSettings) -> dict[str, PassSeconds]:
     """Seconds a pass of "rob", and of "std" and "mixed" where there are, on one worker of the cluster; needs Ray."""
-    actor = AttackActor.options(num_cpus=settings.num_cpus, num_gpus=settings.num_gpus).remote(spec)
+    resources = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
+    actor = AttackActor.options(**resources, **settings.placement).remote(spec)
     try:
         ray.get(actor.ready.remote())
         measured: dict[str, PassSeconds] = ray.get(actor.time_passes.remote())

@@ -30,6 +30,7 @@ from ..storage.store import Store
 logger = logging.getLogger(__name__)
 
 SHARES = 1.5  # pieces that each worker could still get of what is left
+LEAST_OVERDUE = 300.0  # seconds that any piece may take: as long as a storage that is down is waited for
 INEFFICIENT = 0.5  # of the most passes a second that its machine has shown: a span below that was too small,
 NOTICEABLE = 0.25  # unless it was over in that share of an average piece's time
 MAX_LOST_MACHINES = 10  # while it was at one piece, or waited to write it
@@ -58,6 +59,7 @@ class WorkQueue:
         smallest: images of the smallest spans to begin with; a partition of at most twice as many is never cut.
         weights: expected cost of each partition; its number of images where missing.
         finished_spans: of unfinished partitions, left by an earlier session.
+        in_order: hand the partitions out as they come, not the heaviest first.
     """
 
     def __init__(
@@ -67,22 +69,31 @@ class WorkQueue:
         smallest: int,
         weights: Mapping[Partition, float] | None = None,
         finished_spans: Sequence[Span] = (),
+        in_order: bool = False,
     ) -> None:
         self.smallest = smallest
         self._weights = weights or {}
         self._seconds, self._n_finished = 0.0, 0  # of all finished pieces
         self._speeds: dict[str, float] = {}  # machine -> the most passes a second that a piece had there
+        self._slowest = 0.0  # the most seconds that a finished piece took, by its expected cost
+        self._again: deque[Work] = deque()  # pieces that are overdue where they are
         self._spans: dict[Partition, list[Span]] = {}
         for span in finished_spans:
             self._spans.setdefault(span.whole, []).append(span)
         self._pending: deque[Partition] = deque()
         self._merges: deque[Merge] = deque()
-        for partition in sorted(partitions, key=self._weight, reverse=True):
+        for partition in partitions if in_order else sorted(partitions, key=self._weight, reverse=True):
             self._add(partition)
         self._weight_left = sum(map(self._weight, self._pending))
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._merges)
+
+    def stop(self) -> None:
+        """Hand out no further piece: what is done is enough."""
+        self._pending.clear()
+        self._again.clear()
+        self._weight_left = 0.0
 
     def most_pieces(self) -> int:
         """No more workers than this could be of use at the same time."""
@@ -93,7 +104,7 @@ class WorkQueue:
         if self._merges:
             return self._merges.popleft()
         if not self._pending:
-            return None
+            return self._again.popleft() if self._again else None
         piece = self._pending.popleft()
         n_images = self._share(piece, n_workers)
         if len(piece) > n_images and len(whole_of(piece)) > 2 * self.smallest:
@@ -105,14 +116,35 @@ class WorkQueue:
 
     def put_back(self, work: Work) -> None:
         """It failed and is to be tried again, after everything else."""
+        self.forget_copy(work)
         if isinstance(work, Merge):
             self._merges.append(work)
             return
         self._pending.append(work)
         self._weight_left += self._weight(work)
 
+    def seconds_allowed(self, work: Work, times: float) -> float:
+        """How long a piece may take: `times` what it would at the pace of the slowest finished one; at first for ever.
+
+        Costs differ 30 times between broken and robust images, so the mean would be too short for a piece that is all
+        robust; the slowest piece also contains what a worker does once, compiling for instance.
+        """
+        if isinstance(work, Merge) or not self._slowest:
+            return LEAST_OVERDUE if self._n_finished else math.inf
+        return max(LEAST_OVERDUE, times * self._slowest * self._weight(work))
+
+    def hand_out_again(self, work: Work) -> None:
+        """It is overdue: the next worker that nothing else waits for gets the same piece, uncut."""
+        self._again.append(work)
+
+    def forget_copy(self, work: Work) -> None:
+        """No second copy of it is needed any more."""
+        if work in self._again:
+            self._again.remove(work)
+
     def finished(self, work: Work, *, seconds: float = 0.0, n_forward: int = 0, machine: str = "") -> None:
         """It is written; the last span of a partition makes a merge wait."""
+        self.forget_copy(work)
         if isinstance(work, Merge):
             return
         if isinstance(work, Span):
@@ -123,6 +155,7 @@ class WorkQueue:
                 self._merges.append(self._merge(work.whole))
         self._n_finished += 1
         self._seconds += seconds
+        self._slowest = max(self._slowest, seconds / self._weight(work))
         if seconds > 0:
             self._speeds[machine] = max(self._speeds.get(machine, 0.0), n_forward / seconds)
 
@@ -176,6 +209,10 @@ class Failures:
     _poison: dict[Work, str] = field(default_factory=dict)  # -> what to tell
     _failed_on: set[str] = field(default_factory=set)  # machines
     _any_done: bool = False
+
+    def tries(self, work: Work) -> int:
+        """How many of its tries have failed."""
+        return self._records[work].tries if work in self._records else 0
 
     def failed(self, work: Work, reason: str, log: str, machine: str = "") -> bool:
         """One more try is used up; True where another one is left."""

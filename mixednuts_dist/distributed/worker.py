@@ -162,7 +162,7 @@ class AttackWorker:
         receipt = Receipt(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
             seconds=time.perf_counter() - started, finished=time.time(), node=platform.node(),
-            precision=self.attacker.precisions(x), **self._held(), **summary,
+            precision=self.attacker.precisions(x), rows=self.attacker.shape(x).rows, **self._held(), **summary,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.fingerprint, receipt)

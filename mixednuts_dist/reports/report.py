@@ -18,10 +18,18 @@ from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, MixedNutsError
 from ..images.datasets import open_dataset
 from ..stages.attack import siblings
-from ..stages.evaluate import CACHED, CHECK, autoattack_fingerprint, check_fingerprint, evaluate_fingerprint
+from ..stages.evaluate import (
+    CACHED,
+    CHECK,
+    autoattack_fingerprint,
+    check_fingerprint,
+    evaluate_fingerprint,
+    evaluated_part,
+)
 from ..stages.partitioned import Progress, Silent
 from ..stages.runs import Run, finished_partitions, reopen_run, require_complete, stage_clock, stage_seconds
 from ..stages.search import read_candidates, read_search_result
+from ..storage.manifest import write_with_checksums
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords
 from ..storage.store import Store
@@ -63,8 +71,7 @@ def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
     opened = reopen_run(config)
     results = collect(opened)
     with stage_clock(opened.store, "report"):
-        for name, content in report_files(results).items():
-            opened.store.write(f"report/{name}", content)
+        write_with_checksums(opened.store, "report", report_files(results))
     (progress or Silent()).stage_finished("report", opened.store.address("report/index.html"))
     return results
 
@@ -79,6 +86,7 @@ def _mixture_results(opened: Run) -> RunResults:
     receipts = {"attack": require_complete(opened, "attack", opened.attack_fingerprint)}
     search = read_search_result(opened)
     fingerprint = evaluate_fingerprint(opened, search)
+    opened, screened = evaluated_part(opened, fingerprint)
     receipts["evaluate"] = require_complete(opened, "evaluate", fingerprint)
     results = gather_results(_batches(opened, fingerprint), search=search, **_description(opened))
     worst, missing = _pictures(opened, results.worst, fingerprint)
@@ -86,7 +94,7 @@ def _mixture_results(opened: Run) -> RunResults:
     return replace(
         results,
         survival=survival,
-        notes=(*results.notes, *opinion, *_red_flags(opened, fingerprint, "the mixture"), *missing),
+        notes=(*screened, *results.notes, *opinion, *_red_flags(opened, fingerprint, "the mixture"), *missing),
         measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         costs=stage_costs({stage: list(found.values()) for stage, found in receipts.items()}, results.seconds),
@@ -98,9 +106,10 @@ def _mixture_results(opened: Run) -> RunResults:
 def _autoattack_results(opened: Run) -> RunResults:
     """AutoAttack on rob alone, where the run has no std."""
     fingerprint, attacks = autoattack_fingerprint(opened), opened.config.evaluate.attacks
+    opened, screened = evaluated_part(opened, fingerprint)
     receipts = require_complete(opened, "evaluate", fingerprint)
     columns = ["label", "rob_clean", "robust", *(f"{SURVIVED}{attack}" for attack in attacks)]
-    standing, n_robust, n_images = Counter[str](), 0, opened.inputs.n_images
+    standing, n_robust, n_images = Counter[str](), 0, sum(map(len, opened.partitions))
     for partitions in _parts(opened):
         rows = read_columns(opened.store, "evaluate", partitions, fingerprint, columns)
         survived = {attack: rows[f"{SURVIVED}{attack}"] for attack in attacks}
@@ -115,7 +124,7 @@ def _autoattack_results(opened: Run) -> RunResults:
         **description,
         accuracy=(AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), ", ".join(attacks)),),
         survival=survival,
-        notes=(*notes, *opinion, *_red_flags(opened, fingerprint, "rob")),
+        notes=(*screened, *notes, *opinion, *_red_flags(opened, fingerprint, "rob")),
         costs=stage_costs({"evaluate": list(receipts.values())}, description["seconds"]),
         provenance=_provenance(opened.config, opened.store),
     )

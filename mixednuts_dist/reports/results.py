@@ -387,8 +387,9 @@ def predicted(entry: Choice) -> tuple[Count, Count]:
 
 def kept_predicted(results: RunResults, entry: Choice) -> Count:
     """Of rob's robust images: those that stay right under the stored perturbations."""
-    total = results.row("rob").robust.correct
-    return Count(min(entry.kept_predicted, total), total)
+    robust = results.row("rob").robust
+    kept = round(entry.kept_predicted * robust.total / entry.total)  # the search may have read a sample
+    return Count(min(kept, robust.correct), robust.correct)
 
 
 def asked(results: RunResults) -> int:

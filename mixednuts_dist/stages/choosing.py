@@ -25,10 +25,11 @@ from ..selection.selection import (
     search_grid,
     surrogate_alpha,
 )
+from ..storage.manifest import write_with_checksums
 from ..storage.records import AttackRecords, SearchResult, candidates_table
 from ..storage.tables import read_attack_records
 from .rounds import Points, eased, wanted_images
-from .runs import Run
+from .runs import Run, searched_images
 
 SELECTED = "search/selected.json"
 CANDIDATES = "search/candidates.parquet"
@@ -47,7 +48,9 @@ class Choosing:
 
     def __init__(self, opened: Run, session: RaySession) -> None:
         self.opened, self._session, self._search = opened, session, opened.config.search
-        self.records = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
+        self._sample = searched_images(opened)
+        given = opened.store, opened.partitions, opened.attack_fingerprint
+        self.records = read_attack_records(*given, sample_ids=self._sample)
         self._inputs = _inputs(self.records)
         self._task = SearchTask(
             opened.store.uri,
@@ -71,8 +74,21 @@ class Choosing:
         scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
         exploration = _explored(search, criteria, scoring, seed=self.opened.config.seed)
         self.explored = exploration, criteria
-        notes = (*_paper_notes(search, self._inputs, exploration), *_limit_notes(search, criteria))
+        notes = (
+            *self._sample_notes(),
+            *_paper_notes(search, self._inputs, exploration),
+            *_limit_notes(search, criteria),
+        )
         return _result(search, self.records, points, exploration, notes)
+
+    def _sample_notes(self) -> tuple[str, ...]:
+        if self._sample is None:
+            return ()
+        n_searched, n_images = len(self._sample), self.opened.inputs.n_images
+        return (
+            f"The search read {n_searched:,} of the {n_images:,} images, drawn at random with the run's seed "
+            "(search.sample); its predictions count those.",
+        )
 
     def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
         """How grids are scored: by Ray Tune where it is worth starting processes for, and here where it is not.
@@ -102,7 +118,8 @@ class Choosing:
         """Leave `search/candidates.parquet` and `search/selected.json`, in this order."""
         assert self.explored is not None
         fingerprint, (exploration, criteria) = self._task.fingerprint, self.explored
-        self.opened.store.write(CANDIDATES, candidates_table(exploration, fingerprint))
+        files = {"candidates.parquet": candidates_table(exploration, fingerprint)}
+        write_with_checksums(self.opened.store, "search", files)
         searched = [(criteria[part.grid.pair], part) for part in exploration.parts]
         robust_N = self.records.rob_attacked_NK.argmax(dim=1) == self.records.labels_N
         result = replace(

@@ -18,7 +18,7 @@ from ..register import ATTACKS
 from ..storage.records import Receipt
 from .choosing import SELECTED
 from .evaluate import autoattack_fingerprint, evaluate_fingerprint
-from .partitioned import budget_of, worker_spec
+from .partitioned import budget_of, placement_of, worker_spec
 from .runs import Run, finished_partitions, open_run
 from .search import read_search_result
 
@@ -50,7 +50,9 @@ def run(config: RunConfig, *, session: RaySession | None = None) -> Estimate:
     """Measure on one worker; errors as in the attack stage."""
     opened, compute = open_run(config), config.compute
     with connected(session):
-        settings = pool_settings(compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries)
+        settings = pool_settings(
+            compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries, placement=placement_of(compute)
+        )
         measured = measure_on_one_worker(worker_spec(opened), settings)
     return Estimate(
         stages=_stages(opened, measured),

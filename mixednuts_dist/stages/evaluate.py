@@ -8,9 +8,9 @@ from ..distributed.tasks import CheckTask, EvaluateTask, StoredPoints
 from ..errors import ConfigError
 from ..storage.records import Receipt, SearchResult
 from ..storage.tables import read_columns, read_footer
-from .partitioned import Progress, Silent, budget_of, run_partitions
+from .partitioned import Progress, Screening, Silent, budget_of, run_partitions
 from .rounds import evaluate_fingerprint, stored_points
-from .runs import Run, open_run, require_complete
+from .runs import Run, finished_partitions, open_run, require_complete
 from .search import read_search_result
 
 __all__ = ["autoattack_fingerprint", "autoattack_task", "complete", "evaluate_fingerprint", "evaluate_task", "run"]
@@ -36,13 +36,37 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
 def complete(opened: Run, session: RaySession | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
     if opened.config.std is None:
-        run_partitions(opened, autoattack_task(opened), session, progress)
+        run_partitions(opened, autoattack_task(opened), session, progress, screening=screening_of(opened))
         return
     attacked = require_complete(opened, "attack", opened.attack_fingerprint)
     weights = {partition: _expected_cost(receipt) for partition, receipt in attacked.items()}
     result = read_search_result(opened)
     _clear_superseded(opened, result)
-    run_partitions(opened, evaluate_task(opened, result), session, progress, weights)
+    run_partitions(opened, evaluate_task(opened, result), session, progress, weights, screening=screening_of(opened))
+
+
+def screening_of(opened: Run) -> Screening | None:
+    """Where `evaluate.until` asks for it: nothing seen yet."""
+    until = opened.config.evaluate.until
+    return None if until is None else Screening(opened.partitions, opened.config.seed, until)
+
+
+def evaluated_part(opened: Run, fingerprint: str) -> tuple[Run, tuple[str, ...]]:
+    """The run as far as its evaluation counts, and what that lets say of the rest: all of it, unless `evaluate.until`.
+
+    Partitions that were finished beyond those that were needed do not count: they are the ones that are quick.
+
+    Raises:
+        MissingArtifact: where the evaluation has not finished.
+    """
+    screening, finished = screening_of(opened), finished_partitions(opened, "evaluate", fingerprint)
+    if screening is None or len(finished) == len(opened.partitions) or not screening.enough(finished.values()):
+        require_complete(opened, "evaluate", fingerprint)
+        return opened, ()
+    counted = replace(opened, only=tuple(screening.counted))
+    return counted, (
+        f"evaluate.until = {opened.config.evaluate.until:g}: {screening.told()}. All counts are of those.",
+    )
 
 
 def check(opened: Run, session: RaySession | None, progress: Progress) -> None:
@@ -61,6 +85,7 @@ def check(opened: Run, session: RaySession | None, progress: Progress) -> None:
             f"evaluate.check: pyautoattack needs {_LEAST_CLASSES} classes or more, and {opened.config.data.uri} has "
             f"{opened.inputs.n_classes}; leave the check out"
         )
+    opened, _ = evaluated_part(opened, task.fingerprint)
     rows = read_columns(opened.store, task.stage, opened.partitions, task.fingerprint, ["sample_id", "robust"])
     standing = rows["sample_id"][rows["robust"]].tolist()
     n = min(opened.config.evaluate.check_n or len(standing), len(standing))

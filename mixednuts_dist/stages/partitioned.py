@@ -3,22 +3,26 @@
 `Progress` is what the stages tell whoever watches; the terminal and the logs are somebody else's business.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
 
 from ..attacks.budget import AttackBudget
-from ..config import AttackConfig, EvaluateConfig
+from ..config import AttackConfig, ComputeConfig, EvaluateConfig
 from ..distributed.cluster import LocalSession, RaySession, connected, pool_settings
 from ..distributed.pool import LocalPool, Pool, PoolSettings
 from ..distributed.schedule import WorkQueue, error_log
 from ..distributed.tasks import Task, WorkerSpec
 from ..register import load_extensions
+from ..selection.sequential import ConfidenceSequence
 from ..storage.manifest import ManifestWriter, set_damaged_aside
 from ..storage.partitions import Partition
 from ..storage.records import Receipt
 from ..storage.spans import delete_spans, finished_spans
 from ..storage.store import Store
-from .runs import Run, finished_partitions, stage_clock
+from .runs import Run, finished_partitions, record_devices, stage_clock
 
 SMALLEST_SPAN = 4  # images, to begin with; the queue raises it where so few waste time
 
@@ -60,6 +64,64 @@ class Silent:
         pass
 
 
+class Screening:
+    """Evaluating partitions in random order until robust accuracy is known well enough.
+
+    The values of the confidence sequence are the partitions' shares of robust images. Partitions finish in another
+    order than they were drawn in, robust ones later; counted are those before the first unfinished one, so that what an
+    image costs does not decide whether it counts.
+
+    Args:
+        points: half the width of the interval that is enough, in percentage points.
+    """
+
+    def __init__(self, partitions: Sequence[Partition], seed: int, points: float) -> None:
+        order = torch.randperm(len(partitions), generator=torch.Generator().manual_seed(seed)).tolist()
+        self.order = [partitions[i] for i in order]
+        self._places = {partition.index: place for place, partition in enumerate(self.order)}
+        self._points, self._robust = points, dict[int, int]()  # place -> robust images
+        self._size = max(map(len, partitions))
+        self._scale = len(partitions) * self._size / sum(map(len, partitions))  # the last one may be shorter
+        self._bounds = ConfidenceSequence(len(partitions))
+
+    def place(self, partition: Partition) -> int:
+        """When it was drawn."""
+        return self._places[partition.index]
+
+    def enough(self, receipts: Iterable[Receipt]) -> bool:
+        """Take in finished partitions; whether robust accuracy is known by now."""
+        for receipt in receipts:
+            self._robust[self._places[receipt.partition]] = receipt.robust
+        while not self.known and self._bounds.n_seen in self._robust:
+            self._bounds.add([self._robust[self._bounds.n_seen] / self._size])
+        return self.known
+
+    @property
+    def known(self) -> bool:
+        """Whether the interval is narrow enough."""
+        low, high = self.interval
+        return 100 * (high - low) <= 2 * self._points
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the robust accuracy on all images, right at all looks together with 95 % confidence."""
+        low, high = self._bounds.interval
+        return low * self._scale, high * self._scale
+
+    @property
+    def counted(self) -> list[Partition]:
+        """The partitions that it rests on, in the order of their images."""
+        return sorted(self.order[: self._bounds.n_seen], key=lambda partition: partition.start)
+
+    def told(self) -> str:
+        """The result in a sentence."""
+        (low, high), counted, every = self.interval, sum(map(len, self.counted)), sum(map(len, self.order))
+        return (
+            f"robust accuracy on all {every:,} images is between {100 * low:.2f} and {100 * high:.2f} % (95 % "
+            f"confidence over all looks), from {counted:,} of them in partitions drawn at random"
+        )
+
+
 def run_partitions(
     opened: Run,
     task: Task,
@@ -67,11 +129,13 @@ def run_partitions(
     progress: Progress,
     weights: Mapping[Partition, float] | None = None,
     smallest: int = SMALLEST_SPAN,
+    screening: Screening | None = None,
 ) -> None:
     """Hand the unfinished partitions of a task to the pool.
 
     `weights` are expected costs, where known: the heaviest partitions go first. `smallest` are the images of the
-    smallest span into which a partition may be cut; one of no more than twice as many goes out whole.
+    smallest span into which a partition may be cut; one of no more than twice as many goes out whole. With `screening`
+    they go in its order, until it has seen enough.
 
     Raises:
         PartitionFailed: where partitions failed all of their tries; the others are finished first.
@@ -81,25 +145,41 @@ def run_partitions(
     spans = finished_spans(opened.store, task.stage, todo, task.fingerprint)
     progress.stage_started(task.stage, opened.inputs.n_images, [*finished.values(), *spans.values()])
     manifest = ManifestWriter(opened.store, task.stage, task.fingerprint, finished)
-    if not todo:
+    if screening:
+        todo = sorted(todo, key=screening.place)
+    if not todo or (screening and screening.enough(finished.values())):
         manifest.flush()
         delete_spans(opened.store, task.stage)
-        progress.stage_finished(task.stage, f"nothing to do: all {len(finished)} partitions are done")
+        done = screening.told() if screening and todo else f"all {len(finished)} partitions are done"
+        progress.stage_finished(task.stage, f"nothing to do: {done}")
         return
     set_damaged_aside(opened.store, task.stage, todo)
     _forget_errors(opened.store, task.stage, todo)
+    computed: list[Receipt] = []
     with stage_clock(opened.store, task.stage), connected(session):
         pool, cut = _pool(opened, task, session)
-        pool.on_receipt, pool.on_file = progress.partition_done, manifest.add
-        queue = WorkQueue(todo, smallest=max(smallest, cut), weights=weights, finished_spans=list(spans))
+        queue = WorkQueue(
+            todo, smallest=max(smallest, cut), weights=weights, finished_spans=list(spans),
+            in_order=screening is not None,
+        )  # fmt: skip
+
+        def written(receipt: Receipt) -> None:
+            manifest.add(receipt)
+            computed.append(receipt)
+            if screening and screening.enough([receipt]):
+                queue.stop()
+
+        pool.on_receipt, pool.on_file = progress.partition_done, written
         if isinstance(progress, WatchesWorkers):
             pool.on_look, pool.on_decided = progress.workers_seen, progress.images_decided
         try:
             pool.run(queue)
         finally:
             manifest.flush()
+        record_devices(opened, [*finished.values(), *computed])
     delete_spans(opened.store, task.stage)
-    progress.stage_finished(task.stage, f"{len(todo)} partitions computed, {len(finished)} were done already")
+    done = f"{len(computed)} partitions computed, {len(finished)} were done already"
+    progress.stage_finished(task.stage, f"{done}; {screening.told()}" if screening else done)
 
 
 def _pool(opened: Run, task: Task, session: RaySession | None) -> tuple[Pool, int]:
@@ -109,8 +189,9 @@ def _pool(opened: Run, task: Task, session: RaySession | None) -> tuple[Pool, in
         one = PoolSettings(1, compute.num_cpus, 0, compute.max_tries)
         return LocalPool(spec, task, one, worker=session.worker(spec)), opened.config.partition_size  # nothing is cut
     settings = pool_settings(
-        compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries, compute.start_seconds
-    )
+        compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries, compute.start_seconds,
+        compute.watchdog or math.inf, placement_of(compute),
+    )  # fmt: skip
     return Pool(spec, task, settings), SMALLEST_SPAN
 
 
@@ -140,6 +221,11 @@ def worker_spec(opened: Run) -> WorkerSpec:
         n_threads=max(1, int(config.compute.num_cpus)),
         extensions=load_extensions(config.extensions),
     )
+
+
+def placement_of(compute: ComputeConfig) -> dict[str, Any]:
+    """Ray's options for where workers may run."""
+    return {"accelerator_type": compute.accelerator_type, "label_selector": dict(compute.label_selector)}
 
 
 def budget_of(section: AttackConfig | EvaluateConfig) -> AttackBudget:

@@ -26,7 +26,7 @@ from ..selection.inputs import AttackedPoints, CachedLogits
 from ..storage.records import AttackRecords, SearchResult, SearchRound
 from ..storage.tables import read_columns
 from .partitioned import Progress, budget_of, run_partitions
-from .runs import Run, finished_partitions
+from .runs import Run, finished_partitions, searched_images
 
 Mixed = tuple[float | str | int | None, ...]  # what tells one choice's mixture from another's
 ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack; FAB and Square wait for the evaluation
@@ -53,7 +53,8 @@ class Points:
     def of_attack(cls, opened: Run) -> "Points":
         """The attack stage's: one an image."""
         names = "rob_attacked", "std_at_rob_attacked"
-        rows = read_columns(opened.store, "attack", opened.partitions, opened.attack_fingerprint, names)
+        given = opened.store, "attack", opened.partitions, opened.attack_fingerprint, names
+        rows = read_columns(*given, sample_ids=searched_images(opened))
         rob_NK, std_NK = rows.values()
         return cls(torch.arange(len(rob_NK)), rob_NK, std_NK.argmax(dim=1))
 
@@ -238,7 +239,8 @@ class Rounds:
         opened = self._opened
         for i, entry in enumerate(done.attacked):
             names = [f"{name}_{i}" for name in ("tried", "broken", "rob_attacked", "std_attacked")]
-            rows = read_columns(opened.store, round_folder(done.round), opened.partitions, done.fingerprint, names)
+            given = opened.store, round_folder(done.round), opened.partitions, done.fingerprint, names
+            rows = read_columns(*given, sample_ids=searched_images(opened))
             tried_N, broken_N, rob_NK, std_NK = rows.values()
             image_P = tried_N.nonzero().squeeze(1)
             self._points = self._points.joined(Points(image_P, rob_NK[image_P], std_NK[image_P].argmax(dim=1)))

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+import torch
 import yaml
+from torch import Tensor
 
 from ..attacks.red_flags import has_gradient
 from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
@@ -26,9 +28,11 @@ from ..uris import check_uris
 logger = logging.getLogger(__name__)
 
 STAGES = ("attack", "search", "evaluate", "report")
+MOST_LOGITS = 20_000_000  # of a table that the search holds: with all its copies the driver stays below 2 GB
 _PROBE_IMAGES = 8
 _RUN = "run.yaml"
 _LAST_KEY = "versions"
+_DEVICES = "devices"
 _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
 
 
@@ -49,9 +53,12 @@ class Run:
     config: RunConfig
     store: Store
     inputs: Inputs
+    only: tuple[Partition, ...] | None = None  # those that count, where an evaluation was ended early
 
     @property
     def partitions(self) -> list[Partition]:
+        if self.only is not None:
+            return list(self.only)
         return split_images(self.inputs.n_images, self.config.partition_size)
 
     @property
@@ -180,6 +187,24 @@ def _hold_against(run: Run, stored: Inputs) -> None:
         )
 
 
+def record_devices(run: Run, receipts: Sequence[Receipt]) -> None:
+    """Note in `run.yaml` in what shapes (rows a pass) and precisions each type of device has computed rows."""
+    content = yaml.safe_load(run.store.read(_RUN))
+    known = {device: [tuple(one.values()) for one in used] for device, used in content.get(_DEVICES, {}).items()}
+    found = {device: set(used) for device, used in known.items()}
+    for receipt in receipts:
+        if receipt.rows:
+            found.setdefault(receipt.device, set()).add((receipt.rows, receipt.precision))
+    told = {device: sorted(used) for device, used in sorted(found.items())}
+    if told != known:
+        versions = content.pop(_LAST_KEY)
+        content[_DEVICES] = {
+            device: [{"rows": rows, "precision": precision} for rows, precision in used]
+            for device, used in told.items()
+        }
+        run.store.write(_RUN, yaml.safe_dump({**content, _LAST_KEY: versions}, sort_keys=False).encode())
+
+
 def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:
     """The partitions whose file is there and whole; a damaged file counts as missing.
 
@@ -187,6 +212,16 @@ def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partitio
         FingerprintMismatch: where a file is of another run.
     """
     return finished_files(run.store, stage, run.partitions, fingerprint)
+
+
+def searched_images(run: Run) -> Tensor | None:
+    """Ids, ascending, of the images that the search reads, drawn at random with the run's seed; None for all."""
+    asked, n_images = run.config.search.sample, run.inputs.n_images
+    n_searched = MOST_LOGITS // run.inputs.n_classes if asked == "auto" else asked
+    if n_searched >= n_images:
+        return None
+    generator = torch.Generator().manual_seed(run.config.seed)
+    return torch.randperm(n_images, generator=generator)[:n_searched].sort().values
 
 
 def require_complete(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:

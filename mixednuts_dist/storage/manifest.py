@@ -122,8 +122,14 @@ def with_checksum(receipt: Receipt, content: bytes) -> Receipt:
     return replace(receipt, sha256=hashlib.sha256(content).hexdigest(), n_bytes=len(content))
 
 
-def write_checksums(store: Store, folder: str, files: Mapping[str, bytes]) -> None:
-    """Leave the sha256 of these files of a folder beside them, for `verify`."""
+def write_with_checksums(store: Store, folder: str, files: Mapping[str, bytes]) -> None:
+    """Write these files of a folder and then, for `verify`, their sha256 beside them.
+
+    Sums of files that are being replaced are removed first: whatever interrupts this, none of them is wrong.
+    """
+    store.delete(f"{folder}/{CHECKSUMS}")
+    for name, content in files.items():
+        store.write(f"{folder}/{name}", content)
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     store.write(f"{folder}/{CHECKSUMS}", json.dumps({**sums, "digest": digest(sums)}, indent=1).encode())
 

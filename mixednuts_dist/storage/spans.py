@@ -57,6 +57,7 @@ def delete_spans(store: Store, stage: str) -> None:
     """Remove what is left of the spans of a complete stage."""
     for name in store.names(f"{stage}/{SPANS}"):
         store.delete(f"{stage}/{SPANS}/{name}")
+    store.delete_empty_folder(f"{stage}/{SPANS}")
 
 
 def _parse(name: str, by_index: dict[int, Partition]) -> Span | None:
@@ -89,4 +90,5 @@ def _added_up(whole: Partition, receipts: Sequence[Receipt]) -> Receipt:
     changes["finished"] = max(receipt.finished for receipt in receipts)
     for name in ("node", "device", "precision"):
         changes[name] = ", ".join(sorted({getattr(receipt, name) for receipt in receipts}))
+    changes["rows"] = min(receipt.rows for receipt in receipts)
     return replace(receipts[0], **changes)

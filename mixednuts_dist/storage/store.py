@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 
@@ -25,6 +25,7 @@ _TEMPORARY = ".tmp-"
 _BAD = ".bad-"  # a file that was set aside: its name, this and a number
 _ABANDONED_SECONDS = 86_400.0  # a draft of another machine that is older has lost its writer
 _CONNECTIONS = 32
+_FOLDER_TRIES = 5
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _ONE_PUT = 2**30  # bytes
 _ANSWER_SECONDS, _SLOWEST = 30.0, 2**20  # a call may take that long, and as long as its bytes at that many a second
@@ -165,6 +166,12 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             self._call("rm_file", path)
 
+    def delete_empty_folder(self, path: str) -> None:
+        """Remove a folder without files; object stores have none."""
+        if self._local:
+            with contextlib.suppress(OSError):  # it is not there, or not empty
+                Path(self._path(path)).rmdir()
+
     def set_aside(self, path: str) -> str:
         """Give a damaged file another name, `<name>.bad-<n>`, so that it can be made again; returns that path.
 
@@ -260,17 +267,25 @@ class _RemoteFile(io.RawIOBase):
 @contextlib.contextmanager
 def _draft(final: Path, content: bytes) -> Iterator[Path]:
     """The content on disk beside its final place, under a name that says whose it is; gone afterwards."""
-    final.parent.mkdir(parents=True, exist_ok=True)
     writer = f"{socket.gethostname()}-{os.getpid()}"
     draft = final.with_name(f"{final.name}{_TEMPORARY}{writer}-{uuid.uuid4().hex}")
     try:
-        with draft.open("wb") as file:
+        with _opened(draft) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         yield draft
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _opened(draft: Path) -> BinaryIO:
+    """Open it in a folder that is made for it; another driver may remove an empty one between the two steps."""
+    for _ in range(_FOLDER_TRIES):
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return draft.open("wb")
+    return draft.open("wb")
 
 
 def _write_draft(final: Path, content: bytes) -> None:

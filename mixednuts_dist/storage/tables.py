@@ -129,14 +129,27 @@ def stream_columns(
 
 
 def read_columns(
-    store: Store, stage: str, partitions: Sequence[Partition], fingerprint: str, columns: Sequence[str]
+    store: Store,
+    stage: str,
+    partitions: Sequence[Partition],
+    fingerprint: str,
+    columns: Sequence[str],
+    *,
+    sample_ids: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The same of all partitions at once, each column one tensor; memory for the result and a few files."""
+    """The same of all partitions at once, each column one tensor; memory for the result and a few files.
+
+    Args:
+        sample_ids: read only these images, ascending; files that hold none of them are not opened.
+    """
     found: dict[str, Tensor] = {}
-    n_rows, at = sum(map(len, partitions)), 0
-    for part in stream_columns(store, stage, partitions, fingerprint, columns):
-        n = len(next(iter(part.values())))
-        for name, values in part.items():
+    rows = {partition: _rows_of(partition, sample_ids) for partition in partitions}
+    wanted = [partition for partition in partitions if sample_ids is None or len(rows[partition])]
+    n_rows, at = sum(len(rows[partition]) for partition in wanted), 0
+    for partition, part in zip(wanted, stream_columns(store, stage, wanted, fingerprint, columns), strict=True):
+        n = len(rows[partition])
+        for name, every in part.items():
+            values = every if sample_ids is None else every[rows[partition]]
             if name not in found:
                 found[name] = values.new_empty((n_rows, *values.shape[1:]))
             found[name][at : at + n] = values
@@ -144,10 +157,23 @@ def read_columns(
     return found
 
 
+def _rows_of(partition: Partition, sample_ids: Tensor | None) -> Tensor:
+    """Which rows of a partition's file are asked for."""
+    if sample_ids is None:
+        return torch.arange(len(partition))
+    ends = torch.searchsorted(sample_ids, torch.tensor([partition.start, partition.stop])).tolist()
+    return sample_ids[slice(*ends)] - partition.start
+
+
 def read_attack_records(
-    store: Store, partitions: Sequence[Partition], fingerprint: str, *, stage: str = "attack"
+    store: Store,
+    partitions: Sequence[Partition],
+    fingerprint: str,
+    *,
+    stage: str = "attack",
+    sample_ids: Tensor | None = None,
 ) -> AttackRecords:
-    """All rows of the attack stage (or of a study's, which has a folder of its own), without images.
+    """The rows of the attack stage (or of a study's, which has a folder of its own), without images; all by default.
 
     Errors as in `stream_columns`.
     """
@@ -162,7 +188,7 @@ def read_attack_records(
         "std_broken_N": "std_broken",
         "rob_broken_N": "rob_broken",
     }
-    values = read_columns(store, stage, partitions, fingerprint, list(names.values()))
+    values = read_columns(store, stage, partitions, fingerprint, list(names.values()), sample_ids=sample_ids)
     return AttackRecords(**{field: values[column] for field, column in names.items()})
 
 
@@ -218,7 +244,7 @@ def _read_one(
             table = parquet.read(columns=list(columns))
             values = {name: _to_tensor(table.column(name), table.schema.field(name)) for name in columns}
         expected = torch.arange(partition.start, partition.stop)
-        if "sample_id" in values and not torch.equal(values["sample_id"], expected):
+        if len(table) != len(expected) or not torch.equal(values.get("sample_id", expected), expected):
             raise ValueError(f"it does not hold {partition}")
     except _UNREADABLE as error:
         raise _unusable(store, path, error) from error

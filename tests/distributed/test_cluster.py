@@ -1,12 +1,17 @@
 """The private local Ray that a run starts for itself."""
 
+import socket
 import sys
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import ray
+
+from mixednuts_dist.distributed import cluster
+from mixednuts_dist.errors import ClusterError
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -32,3 +37,68 @@ def test_its_workers_share_the_driver_s_environment() -> None:
         return sys.executable, Path.cwd()
 
     assert ray.get(surroundings.remote()) == (sys.executable, Path.cwd())
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["head", "head:", ":6379", "head:port", "head:99999", "http://head:8265", "ray://head", "a b:1", "x" * 999],
+)
+def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ClusterError, match="is no address of a Ray cluster; give host:port") as caught:
+        cluster._require_answer(address)
+    assert len(str(caught.value)) < 300
+
+
+def test_an_address_where_nothing_or_something_else_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_ANSWER_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"no Ray cluster answers at '{address}' .*did not answer as Ray"):
+            cluster._require_answer(address)
+    with pytest.raises(ClusterError, match=f"no Ray cluster answers at '{address}'"):
+        cluster._require_answer(address)
+
+
+NODES = [
+    {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0, "accelerator_type:H100": 1.0}, "Labels": {"zone": "a"}},
+    {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 4.0, "accelerator_type:L4": 1.0}, "Labels": {"zone": "b"}},
+    {"Alive": False, "Resources": {"CPU": 64.0}, "Labels": {"zone": "a"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("placement", "n_workers"),
+    [
+        ({}, 6), ({"accelerator_type": "H100"}, 2), ({"label_selector": {"zone": "b"}}, 4),
+        ({"label_selector": {"zone": "!b"}}, 2), ({"label_selector": {"zone": "in(a, b)"}}, 6),
+        ({"label_selector": {"zone": "!in(b, c)"}, "accelerator_type": None}, 2),
+    ],
+)  # fmt: skip
+def test_only_the_nodes_that_the_placement_allows_count(
+    monkeypatch: pytest.MonkeyPatch, placement: dict[str, Any], n_workers: int
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: NODES)
+    settings = cluster.pool_settings(None, None, 1, 3, placement=placement)
+    assert (settings.n_workers, settings.num_gpus) == (n_workers, 1.0)
+    assert dict(settings.placement) == {name: value for name, value in placement.items() if value}
+
+
+def test_a_placement_without_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: NODES)
+    with pytest.raises(ClusterError, match=r"0 cores and 0 GPUs on nodes with compute\.accelerator_type=A100, and"):
+        cluster.pool_settings(None, None, 1, 3, placement={"accelerator_type": "A100"})
+
+
+def test_ray_takes_the_placement_as_it_is_written() -> None:
+    """On a local Ray, whose node has no such label: the task waits, it is not refused."""
+    here = {label: value for node in ray.nodes() for label, value in node["Labels"].items()}
+    label, value = next(iter(here.items()))
+
+    @ray.remote(num_cpus=0)
+    def where() -> int:
+        return 1
+
+    assert ray.get(where.options(label_selector={label: value}).remote()) == 1
+    waiting = where.options(label_selector={label: f"!{value}"}, accelerator_type="L4").remote()
+    assert ray.wait([waiting], timeout=0.5)[0] == []
+    ray.cancel(waiting)

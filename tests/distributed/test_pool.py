@@ -18,6 +18,7 @@ FACTORY = """
 import os
 import pathlib
 import sys
+import time
 import torch
 from mixednuts_dist.classifiers.factories import demo_rob
 from mixednuts_dist.images.arrays import load_digits_split
@@ -55,6 +56,13 @@ def never():
 
 def dying():
     return Touchy(lambda: os._exit(3))
+
+def hanging_once():
+    def act():
+        if not MARK.exists():
+            MARK.write_text("hung")
+            time.sleep(3600)
+    return Touchy(act)
 
 def dying_once():
     def act():
@@ -115,6 +123,23 @@ def test_a_process_that_dies_at_one_image_once_is_replaced(
     config = tiny(rob=f"py:{factory}:dying_once")
     attack.run(config, session=ray_session)
     assert (factory.parent / "mark").exists()
+    assert sorted(table(config)["sample_id"]) == list(range(24))
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "told"), [(2, "it is begun again"), (1, "hung: nothing came of it for")], ids=["copied", "ended"]
+)
+def test_a_piece_that_hangs_is_computed_elsewhere(
+    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, n_workers: int, told: str,
+) -> None:  # fmt: skip
+    """With two workers the other one gets a copy; a single one is ended and replaced, at the cost of one try."""
+    monkeypatch.setattr("mixednuts_dist.distributed.schedule.LEAST_OVERDUE", 2.0)
+    monkeypatch.setattr("mixednuts_dist.distributed.pool._LOOK_UP_SECONDS", 0.2)
+    config = tiny(rob=f"py:{factory}:hanging_once", compute={"num_workers": n_workers, "num_cpus": 1, "watchdog": 1})
+    attack.run(config, session=ray_session)
+    assert (factory.parent / "mark").exists()
+    assert told in caplog.text
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
 

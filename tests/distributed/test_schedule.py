@@ -1,11 +1,12 @@
 """Who gets what next: laws of the queue, without Ray."""
 
+import math
 import random
 from collections import Counter
 
 import pytest
 
-from mixednuts_dist.distributed.schedule import Merge, Work, WorkQueue
+from mixednuts_dist.distributed.schedule import LEAST_OVERDUE, Merge, Work, WorkQueue
 from mixednuts_dist.storage.partitions import Partition, Span, split_images, uncovered, whole_of, without_overlaps
 
 
@@ -109,3 +110,24 @@ def test_spans_that_waste_an_accelerator_end_the_cutting() -> None:
         return found
 
     assert n_spans(50) < 0.75 * n_spans(0)
+
+
+def test_what_a_piece_may_take_follows_from_the_slowest_finished_one() -> None:
+    queue = WorkQueue(split_images(300, 100), smallest=100)
+    first, second = queue.take(3), queue.take(3)
+    assert first is not None and second is not None
+    assert queue.seconds_allowed(second, 10) == math.inf
+    queue.finished(first, seconds=1000, n_forward=1, machine="a")
+    assert queue.seconds_allowed(second, 10) == 10_000
+    assert queue.seconds_allowed(second, 0.001) == LEAST_OVERDUE
+
+
+def test_an_overdue_piece_goes_out_again_last_and_only_while_it_is_not_written() -> None:
+    queue = WorkQueue(split_images(300, 100), smallest=100)
+    hung = queue.take(1)
+    assert hung is not None
+    queue.hand_out_again(hung)
+    assert [queue.take(1), queue.take(1), queue.take(1), queue.take(1)][2:] == [hung, None]
+    queue.hand_out_again(hung)
+    queue.finished(hung)
+    assert queue.take(1) is None

@@ -16,7 +16,10 @@ from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.storage.manifest import verify
 from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import Footer, read_footer
 
 
 class Watcher:
@@ -120,6 +123,34 @@ def test_run_yaml_says_what_was_run(tiny_run) -> None:
     assert content["run_id"] == config.run_id() == folder.name
     assert parse_config(content["config"]) == config
     assert set(content["inputs"]["checksums"]) == {"data", "labels", "std", "rob"}
+
+
+def test_run_yaml_and_every_receipt_say_the_rows_and_the_precision_of_the_device(tiny_run) -> None:
+    folder = tiny_run[1]
+    store = Store(str(folder))
+    receipts = [footer.receipt for stage in ("attack", "evaluate") for footer in footers(store, stage)]
+    assert len(receipts) == 6
+    used = {(receipt.device, receipt.rows, receipt.precision) for receipt in receipts}
+    told = yaml.safe_load((folder / "run.yaml").read_text())["devices"]
+    assert used == {(device, one["rows"], one["precision"]) for device, every in told.items() for one in every}
+    assert all(rows > 0 for _, rows, _ in used)
+
+
+def footers(store: Store, stage: str) -> list[Footer]:
+    found = [read_footer(store, f"{stage}/{name}") for name in store.names(stage) if name.endswith(".parquet")]
+    return [footer for footer in found if footer is not None]
+
+
+def test_every_file_that_is_derived_has_its_checksum(tiny_run) -> None:
+    """One byte of the page or of the candidates, and `verify` names the file."""
+    store = Store(str(tiny_run[1]))
+    for path in ("report/index.html", "search/candidates.parquet"):
+        whole = store.read(path)
+        store.write(path, whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        bad, _ = verify(store)
+        store.write(path, whole)
+        assert [damage.path for damage in bad] == [path]
+    assert verify(store)[0] == []
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -11,7 +11,7 @@ from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.errors import ConfigError
 from mixednuts_dist.mixing.mixture import mixed_clean_correct
 from mixednuts_dist.stages import attack, search
-from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.stages.runs import reopen_run, searched_images
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.storage.tables import read_attack_records
 from tests.conftest import tiny_content
@@ -92,6 +92,22 @@ def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
             (entry.kept_predicted, entry.kept_interval),
         ):
             assert 0 <= low <= correct / entry.total <= high <= 1
+
+
+def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configured, ray_session: Any) -> None:
+    """Rounds included: the attack reaches all images, the search reads the same sample of every table."""
+    config = configured(sample=16, rounds=1)
+    result = search.run(config, session=ray_session)
+    opened = reopen_run(config)
+    sample = searched_images(opened)
+    assert sample is not None and sorted(set(sample.tolist())) == sample.tolist() and len(sample) == 16
+    assert {entry.total for entry in result.entries} == {16}
+    assert any(note.startswith("The search read 16 of the 24 images") for note in result.notes)
+    rows = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint, sample_ids=sample)
+    chosen = result.deployed()
+    right = mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1), chosen.mixture())
+    assert int(right.sum()) == chosen.clean_correct
+    assert {done.of for done in result.rounds} == {int((~rows.rob_broken_N).sum())}
 
 
 def test_the_pairs_begin_with_the_configured_one(configured: Configured) -> None:

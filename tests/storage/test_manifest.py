@@ -16,7 +16,7 @@ from mixednuts_dist.storage.manifest import (
     set_damaged_aside,
     verify,
     with_checksum,
-    write_checksums,
+    write_with_checksums,
 )
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
@@ -144,9 +144,7 @@ def test_rows_of_another_run_are_refused(store: Store) -> None:
 
 def test_verify_reads_every_byte_and_repair_sets_aside(store: Store) -> None:
     """One bit in each file in turn, wherever it is; without its entry a file's own checksums find most of them."""
-    store.write("report/index.html", b"<html>")
-    store.write("report/table.csv", b"1,2")
-    write_checksums(store, "report", {"index.html": b"<html>", "table.csv": b"1,2"})
+    write_with_checksums(store, "report", {"index.html": b"<html>", "table.csv": b"1,2"})
     assert verify(store) == ([], len(store.all_files()))
     for path in store.all_files():
         whole = store.read(path)

@@ -48,6 +48,16 @@ def test_bits_and_shapes_round_trip(tmp_path: Path) -> None:
         assert torch.equal(values, expected)
 
 
+def test_a_sample_is_read_without_opening_the_files_that_hold_none_of_it(tmp_path: Path) -> None:
+    store, parts = written(tmp_path)
+    store.write(f"attack/{parts[1].file_name}", b"damaged")
+    sample = torch.tensor([0, 2, 6])
+    found = read_columns(store, "attack", parts, "f0", ["sample_id", "margin"], sample_ids=sample)
+    every = torch.cat([columns(part)["margin"] for part in parts])
+    assert torch.equal(found["sample_id"], sample)
+    assert torch.equal(found["margin"], every[sample])
+
+
 def test_the_same_rows_give_the_same_bytes() -> None:
     part = split_images(3, 3)[0]
     assert encode_table(columns(part), "f0", receipt(part)) == encode_table(columns(part), "f0", receipt(part))
