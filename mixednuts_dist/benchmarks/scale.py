@@ -23,9 +23,8 @@ from torch import Tensor
 from ..attacks.red_flags import FLAGS
 from ..config import RunConfig, parse_config
 from ..images.datasets import open_dataset
-from ..stages.evaluate import CACHED, evaluate_fingerprint
-from ..stages.runs import Run, open_run
-from ..stages.search import read_search_result
+from ..stages.evaluate import CACHED
+from ..stages.runs import Run, evaluate_fingerprint, open_run, read_search_result
 from ..storage.manifest import ManifestWriter, with_checksum
 from ..storage.partitions import Partition
 from ..storage.records import Receipt

@@ -12,11 +12,17 @@ from typing import Any
 from rich.console import Console
 
 from ..config import RunConfig
-from ..reports.counts import Count, outcome_counts, seconds_text
+from ..reports.counts import Count, device_hours, outcome_counts, seconds_text
 from ..reports.table import Cell, Table, print_table
-from ..stages.evaluate import autoattack_fingerprint, evaluate_fingerprint
-from ..stages.runs import Run, finished_partitions, reopen_run
-from ..stages.search import read_search_result
+from ..stages.runs import (
+    SELECTED,
+    Run,
+    autoattack_fingerprint,
+    evaluate_fingerprint,
+    finished_partitions,
+    read_search_result,
+    reopen_run,
+)
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
 from ..storage.spans import finished_spans
@@ -83,7 +89,7 @@ class RunStatus:
 def run_status(config: RunConfig) -> RunStatus:
     """Raises MissingArtifact where the run has not begun."""
     opened = reopen_run(config, FIRST_ANSWER_SECONDS)
-    searched = opened.store.exists("search/selected.json")
+    searched = opened.store.exists(SELECTED)
     attack = _stage(opened, "attack", "rob", opened.attack_fingerprint)
     stages = [attack]
     if config.std is None:
@@ -170,7 +176,7 @@ def _stage_json(stage: StageStatus) -> dict[str, Any]:
 def pace_of(receipts: Sequence[Receipt], n_images: int, now: float) -> Pace:
     """The pace of a stage of `n_images` at the time `now` (seconds since 1970)."""
     n_done = sum(receipt.n_images for receipt in receipts)
-    gpu, core = _hours(receipts, accelerated=True), _hours(receipts, accelerated=False)
+    gpu, core = device_hours(receipts)
     each_left = (n_images - n_done) / n_done if n_done else 0.0
     speed, finished = _speed(receipts, now), max((receipt.finished for receipt in receipts), default=0.0)
     return Pace(
@@ -192,8 +198,3 @@ def _speed(receipts: Sequence[Receipt], now: float) -> float | None:
         return None
     begun = min(receipt.finished - receipt.seconds for receipt in lately)
     return sum(receipt.n_images for receipt in lately) / max(now - begun, 1e-9)
-
-
-def _hours(receipts: Sequence[Receipt], *, accelerated: bool) -> float:
-    held = (receipt for receipt in receipts if (receipt.device != "cpu") == accelerated)
-    return sum(receipt.n_devices * receipt.seconds for receipt in held) / 3600

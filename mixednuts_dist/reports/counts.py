@@ -1,17 +1,22 @@
 """Counts of images with their 95 % intervals, and how numbers are written in the terminal, on the page and in LaTeX.
 
-Shapes: N images.
+Shapes: N images. The terminal's commands use this module, so it imports neither torch nor what does.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidInputError
-from ..storage.records import Receipt
-from ..threat import ThreatModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..storage.records import Receipt
+    from ..threat import ThreatModel
 
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
@@ -81,6 +86,14 @@ def outcome_counts(receipts: Sequence[Receipt]) -> tuple[Count, Count]:
     total = sum(receipt.n_images for receipt in receipts)
     clean = sum(receipt.clean_correct for receipt in receipts)
     return Count(clean, total), Count(sum(receipt.robust for receipt in receipts), total)
+
+
+def device_hours(receipts: Sequence[Receipt]) -> tuple[float, float]:
+    """Hours of accelerators, or of shares of one, and of cores of workers without one: held x time."""
+    hours = {True: 0.0, False: 0.0}  # on the CPU, on accelerators
+    for receipt in receipts:
+        hours[receipt.device == "cpu"] += receipt.n_devices * receipt.seconds / 3600
+    return hours[False], hours[True]
 
 
 def difference_interval(first_N: Tensor, second_N: Tensor) -> tuple[float, float]:

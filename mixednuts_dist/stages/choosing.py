@@ -29,9 +29,8 @@ from ..storage.manifest import write_with_checksums
 from ..storage.records import AttackRecords, SearchResult, candidates_table
 from ..storage.tables import read_attack_records
 from .rounds import Points, eased, wanted_images
-from .runs import Run, searched_images
+from .runs import SELECTED, Run, search_fingerprint, searched_images
 
-SELECTED = "search/selected.json"
 CANDIDATES = "search/candidates.parquet"
 WORTH_TRIALS = 1 << 29  # mapped logits, seconds of one core: for fewer the trials' processes take longer to start
 WITHOUT_ROUNDS = (
@@ -131,11 +130,6 @@ class Choosing:
         content["digest"] = digest(content)
         write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
         delete_slabs(self.opened.store)
-
-
-def search_fingerprint(opened: Run) -> str:
-    """8 hex digits of all that the search's files depend on."""
-    return digest({"attack": opened.attack_fingerprint, "search": opened.config.search.model_dump(mode="json")})
 
 
 def attacks_its_choice(search: SearchConfig) -> bool:

@@ -16,11 +16,16 @@ from ..distributed.pool import measure_on_one_worker
 from ..distributed.worker import PassSeconds
 from ..register import ATTACKS
 from ..storage.records import Receipt
-from .choosing import SELECTED
-from .evaluate import autoattack_fingerprint, evaluate_fingerprint
 from .partitioned import budget_of, placement_of, worker_spec
-from .runs import Run, finished_partitions, open_run
-from .search import read_search_result
+from .runs import (
+    SELECTED,
+    Run,
+    autoattack_fingerprint,
+    evaluate_fingerprint,
+    finished_partitions,
+    open_run,
+    read_search_result,
+)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,17 @@ from ..errors import ConfigError
 from ..storage.records import Receipt, SearchResult
 from ..storage.tables import read_columns, read_footer
 from .partitioned import Progress, Screening, Silent, budget_of, run_partitions
-from .rounds import evaluate_fingerprint, stored_points
-from .runs import Run, finished_partitions, open_run, require_complete
-from .search import read_search_result
+from .rounds import stored_points
+from .runs import (
+    Run,
+    autoattack_fingerprint,
+    evaluate_fingerprint,
+    finished_partitions,
+    open_run,
+    read_search_result,
+    require_complete,
+)
 
-__all__ = ["autoattack_fingerprint", "autoattack_task", "complete", "evaluate_fingerprint", "evaluate_task", "run"]
 _ROBUST_IMAGE_COSTS = 30  # times as much as a broken one
 CHECK = "check"  # the folder of the second opinion's rows
 _LEAST_CLASSES = 4  # of pyautoattack: its targeted DLR loss needs the fourth logit
@@ -117,13 +123,6 @@ def _clear_superseded(opened: Run, result: SearchResult) -> None:
 def _expected_cost(attacked: Receipt) -> float:
     """Of a partition, in robust images: what rob loses, the mixture mostly loses to the first attack, a cheap one."""
     return attacked.robust + (attacked.n_images - attacked.robust) / _ROBUST_IMAGE_COSTS
-
-
-def autoattack_fingerprint(opened: Run) -> str:
-    """The same for AutoAttack on rob alone."""
-    keys = ("version", "data", "rob", "threat", "seed", "partition_size", "precision", "evaluate")
-    values = opened.config.determinants()
-    return digest({**{key: values[key] for key in keys}, "checksums": opened.inputs.checksums})
 
 
 def autoattack_task(opened: Run) -> EvaluateTask:

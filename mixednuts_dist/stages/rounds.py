@@ -26,7 +26,7 @@ from ..selection.inputs import AttackedPoints, CachedLogits
 from ..storage.records import AttackRecords, SearchResult, SearchRound
 from ..storage.tables import read_columns
 from .partitioned import Progress, budget_of, run_partitions
-from .runs import Run, finished_partitions, searched_images
+from .runs import Run, evaluate_fingerprint, finished_partitions, searched_images
 
 Mixed = tuple[float | str | int | None, ...]  # what tells one choice's mixture from another's
 ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack; FAB and Square wait for the evaluation
@@ -274,14 +274,6 @@ def wanted_images(search: SearchConfig, beta: float, n_robust: int) -> int:
     """
     spare = 0 if search.clean is not None else math.ceil(SPARE * n_robust)
     return min(n_robust, kept_images(beta, n_robust) + spare)
-
-
-def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
-    """8 hex digits of all that the evaluate stage's rows depend on, the deployed parameters included."""
-    deployed = {"alpha_d": search.surrogate_alpha, **search.deployed().mixture().settings()}
-    evaluate = opened.config.determinants()["evaluate"]
-    points = [done.fingerprint for done in search.rounds]
-    return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points})
 
 
 def round_folder(number: int) -> str:

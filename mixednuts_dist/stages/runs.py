@@ -21,7 +21,7 @@ from ..images.datasets import Dataset, check_images, labels_checksum, open_datas
 from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, split_images
-from ..storage.records import Receipt
+from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store
 from ..uris import check_uris
 
@@ -31,6 +31,7 @@ STAGES = ("attack", "search", "evaluate", "report")
 MOST_LOGITS = 20_000_000  # of a table that the search holds: with all its copies the driver stays below 2 GB
 _PROBE_IMAGES = 8
 _RUN = "run.yaml"
+SELECTED = "search/selected.json"
 _LAST_KEY = "versions"
 _DEVICES = "devices"
 _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
@@ -280,3 +281,54 @@ def stage_seconds(store: Store) -> dict[str, float]:
 
 def _clock_path(stage: str) -> str:
     return f"{stage}/seconds.json"
+
+
+# --- what the stages' files depend on, and what the search chose: without Ray, so that a look at a run is quick -------
+
+
+def search_fingerprint(opened: Run) -> str:
+    """8 hex digits of all that the search's files depend on."""
+    return digest({"attack": opened.attack_fingerprint, "search": opened.config.search.model_dump(mode="json")})
+
+
+def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
+    """8 hex digits of all that the evaluate stage's rows depend on, the deployed parameters included."""
+    deployed = {"alpha_d": search.surrogate_alpha, **search.deployed().mixture().settings()}
+    evaluate = opened.config.determinants()["evaluate"]
+    points = [done.fingerprint for done in search.rounds]
+    return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points})
+
+
+def autoattack_fingerprint(opened: Run) -> str:
+    """The same where there is no std and AutoAttack attacks rob alone."""
+    keys = ("version", "data", "rob", "threat", "seed", "partition_size", "precision", "evaluate")
+    values = opened.config.determinants()
+    return digest({**{key: values[key] for key in keys}, "checksums": opened.inputs.checksums})
+
+
+def read_search_result(opened: Run) -> SearchResult:
+    """`search/selected.json`.
+
+    Raises:
+        MissingArtifact: where the search has not been run.
+        DamagedFile: where the file is not what was written; it is left as it is.
+        FingerprintMismatch: where the file is of another run.
+    """
+    address = opened.store.address(SELECTED)
+    if not opened.store.exists(SELECTED):
+        raise MissingArtifact(f"{address} does not exist. Run: mixednuts search with the same configuration")
+    try:
+        content = json.loads(opened.store.read(SELECTED))
+        if content.pop("digest") != digest(content):
+            raise ValueError("its content has changed")
+        result = SearchResult.from_json(content["result"])
+        fingerprint = content["fingerprint"]
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
+        raise DamagedFile(message, SELECTED) from error
+    if fingerprint != search_fingerprint(opened):
+        raise FingerprintMismatch(
+            f"{address} belongs to fingerprint {fingerprint}, this run is {search_fingerprint(opened)}; "
+            "delete it and search again"
+        )
+    return result

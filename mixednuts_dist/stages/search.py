@@ -1,23 +1,31 @@
 """The search stage: Algorithm 1 over the cached logits, for every beta at once."""
 
-import json
 import logging
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..config import RunConfig, digest
+from ..config import RunConfig
 from ..distributed.cluster import RaySession
-from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact
+from ..errors import DamagedFile, FingerprintMismatch
 from ..selection.grid import kept_images
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .attack import adopt_attack
-from .choosing import CANDIDATES, SELECTED, Choosing, attacks_its_choice, search_fingerprint
+from .choosing import CANDIDATES, Choosing, attacks_its_choice
 from .partitioned import Progress, Silent
-from .rounds import Rounds, evaluate_fingerprint
-from .runs import Run, open_run, require_complete, stage_clock
+from .rounds import Rounds
+from .runs import (
+    SELECTED,
+    Run,
+    evaluate_fingerprint,
+    open_run,
+    read_search_result,
+    require_complete,
+    search_fingerprint,
+    stage_clock,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,34 +61,6 @@ def complete(opened: Run, session: RaySession | None, progress: Progress) -> Sea
     with stage_clock(opened.store, "search"):
         result = _search(opened, session, progress)
     progress.stage_finished("search", _headline(result))
-    return result
-
-
-def read_search_result(opened: Run) -> SearchResult:
-    """`search/selected.json`.
-
-    Raises:
-        MissingArtifact: where the search has not been run.
-        DamagedFile: where the file is not what was written; it is left as it is.
-        FingerprintMismatch: where the file is of another run.
-    """
-    address = opened.store.address(SELECTED)
-    if not opened.store.exists(SELECTED):
-        raise MissingArtifact(f"{address} does not exist. Run: mixednuts search with the same configuration")
-    try:
-        content = json.loads(opened.store.read(SELECTED))
-        if content.pop("digest") != digest(content):
-            raise ValueError("its content has changed")
-        result = SearchResult.from_json(content["result"])
-        fingerprint = content["fingerprint"]
-    except (ValueError, KeyError, TypeError) as error:
-        message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
-        raise DamagedFile(message, SELECTED) from error
-    if fingerprint != search_fingerprint(opened):
-        raise FingerprintMismatch(
-            f"{address} belongs to fingerprint {fingerprint}, this run is {search_fingerprint(opened)}; "
-            "delete it and search again"
-        )
     return result
 
 

@@ -1,6 +1,8 @@
 """`mixednuts status` in words and as JSON."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -46,3 +48,9 @@ def test_the_json_has_the_same() -> None:
     assert stage["gpu_hours_left"] == 0.5
     assert stage["last_finished_seconds_ago"] == 8.0
     assert stage["images_per_second"] == 2.5
+
+
+def test_a_look_at_a_run_does_not_import_ray() -> None:
+    subprocess.run(
+        [sys.executable, "-c", "import sys, mixednuts_dist.cli.status; assert 'ray' not in sys.modules"], check=True
+    )

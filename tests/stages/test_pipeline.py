@@ -141,9 +141,9 @@ def footers(store: Store, stage: str) -> list[Footer]:
     return [footer for footer in found if footer is not None]
 
 
-def test_every_file_that_is_derived_has_its_checksum(tiny_run) -> None:
+def test_every_file_that_is_derived_has_its_checksum(copied_run) -> None:
     """One byte of the page or of the candidates, and `verify` names the file."""
-    store = Store(str(tiny_run[1]))
+    store = Store(str(copied_run[1]))
     for path in ("report/index.html", "search/candidates.parquet"):
         whole = store.read(path)
         store.write(path, whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
