@@ -1,9 +1,12 @@
-"""What studies work on: a run whose attack and search are done, and the rows of variants of it.
+"""What studies work on: a run whose attack and search are done, the rows of variants of it, and Algorithm 1 on rows.
 
 A variant asks a stage's task with other settings of the same partitions. Its rows lie in `studies/rows/<fingerprint>/`
 of the run, written by the same pool: distributed, resumable, computed once for all studies that need them.
+
+Shapes: N images, K classes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -12,19 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import EvaluateConfig, RunConfig, digest
+from ..config import EvaluateConfig, RunConfig, digest, grid_values
 from ..distributed.cluster import RaySession
 from ..distributed.tasks import Task
 from ..errors import ConfigError
-from ..mixing.mixture import Mixture
+from ..mixing.margins import log_one_minus_signed_margin
+from ..mixing.mixture import Mixture, mixed_clean_correct, robust_lower_bound, tempered_log_probs
 from ..mixing.transforms import LogitMap
+from ..register import CRITERIA
 from ..reports.report import collect
 from ..reports.results import RunResults
+from ..selection.choice import Choice
+from ..selection.exploration import Selection
+from ..selection.grid import Grid, kept_images
+from ..selection.inputs import CachedLogits
+from ..selection.selection import search_grid
 from ..stages import attack as attack_stage
 from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
 from ..stages.partitioned import Progress, Silent, run_partitions
-from ..stages.runs import Run, open_run
+from ..stages.runs import Run, open_run, read_search_result
 from ..storage.records import AttackRecords, Receipt, SearchResult
 from ..storage.tables import read_attack_records, read_evaluate_records
 
@@ -85,7 +95,7 @@ class Bench:
     @cached_property
     def search(self) -> SearchResult:
         """What the run's own search selected."""
-        return search_stage.read_search_result(self.run)
+        return read_search_result(self.run)
 
     @cached_property
     def results(self) -> RunResults:
@@ -102,6 +112,17 @@ class Bench:
     def beta(self) -> float:
         """The run's deployed beta."""
         return self.search.deployed_beta
+
+    @property
+    def criterion(self) -> str:
+        """The run's own criterion."""
+        return self.config.search.criterion
+
+    def grid(self, *betas: float) -> Grid:
+        """The run's own grid with the clamp and width that it settled on; by default for its deployed beta alone."""
+        search = self.config.search
+        scales, powers, biases = map(grid_values, (search.scales, search.powers, search.biases))
+        return Grid(scales, powers, biases, betas or (self.beta,), self.search.clamp, self.search.ln_k)
 
     @property
     def n_images(self) -> int:
@@ -213,3 +234,65 @@ class _Labelled:
 
     def stage_finished(self, stage: str, message: str) -> None:  # noqa: ARG002
         self.inner.stage_finished(self.label, message)
+
+
+# --- Algorithm 1 on rows ---------------------------------------------------------------------------------------------
+
+
+def select(rows: AttackRecords, grid: Grid, criterion: str) -> Selection:
+    """Algorithm 1's answer from these rows, in this process: what the search stage does through Ray Tune.
+
+    Raises:
+        InvalidInputError: where rob keeps no image of them, or no candidate is left.
+    """
+    cached = CachedLogits(
+        rows.rob_clean_NK, rows.rob_attacked_NK, rows.labels_N, std_pred_B=rows.std_clean_NK.argmax(dim=1)
+    )
+    return search_grid(CRITERIA.get(criterion).from_rows(cached, clamp=grid.clamp, ln_k=grid.ln_k), grid)
+
+
+def only(grid: Grid, choice: Choice) -> Grid:
+    """The same with a single candidate, whose alpha is then all there is to find."""
+    return replace(grid, scales=(choice.scale,), powers=(choice.power,), biases=(choice.bias,))
+
+
+def weighted(rows: AttackRecords, transform: LogitMap, beta: float) -> Mixture:
+    """Any map of rob's logits with the alpha that keeps a share beta of its attacked and correct images.
+
+    The cutoff is Algorithm 1's order statistic of the map's signed margins; a negative one counts as 0.
+    """
+    mapped_NK = transform(rows.rob_attacked_NK.double())
+    right_N = mapped_NK.argmax(dim=1) == rows.labels_N
+    log_gaps = log_one_minus_signed_margin(mapped_NK[right_N], rows.labels_N[right_N]).sort().values
+    log_cutoff = log_gaps[kept_images(beta, len(log_gaps)) - 1] if len(log_gaps) else torch.zeros(())
+    cutoff = float(-torch.expm1(log_cutoff))
+    return Mixture(transform, 1 / (1 + cutoff), cutoff / (1 + cutoff))
+
+
+def clean_correct(mixture: Mixture, rows: AttackRecords) -> Tensor:
+    """Which clean images the mixture gets right, (N,) bool, from the stored logits: exact at any temperature."""
+    if mixture.temperature > 0:
+        return mixture.classes(rows.std_clean_NK, rows.rob_clean_NK) == rows.labels_N
+    return mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1), mixture)
+
+
+def robust_bound(mixture: Mixture, rows: AttackRecords) -> Tensor:
+    """Which images are right under the stored perturbations, whatever std says, (N,) bool."""
+    return robust_lower_bound(rows.rob_attacked_NK, rows.labels_N, mixture)
+
+
+def at_clean_accuracy(rows: AttackRecords, mixture: Mixture, n_correct: int) -> Mixture:
+    """The mixture with the largest alpha that still gets `n_correct` of these clean images right.
+
+    Searched over 400 weights of std, 1 - alpha from 1e-6 to 1/2; where none gets so many right, the best one.
+    """
+    std_NK = tempered_log_probs(rows.std_clean_NK.double(), mixture.temperature)
+    rob_NK = mixture.transform(rows.rob_clean_NK.double()).log_softmax(dim=1)
+    weights = torch.logspace(-6, math.log10(0.5), 400, dtype=torch.float64).tolist()
+    counts = []
+    for weight in weights:
+        mixed_NK = torch.logaddexp(std_NK + math.log(weight), rob_NK + math.log1p(-weight))
+        counts.append(int((mixed_NK.argmax(dim=1) == rows.labels_N).sum()))
+    reached = min(n_correct, max(counts))
+    best = next(weight for weight, count in zip(weights, counts, strict=True) if count >= reached)
+    return replace(mixture, alpha=1 - best, one_minus_alpha=best)

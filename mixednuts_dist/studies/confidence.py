@@ -199,7 +199,7 @@ def confidence(bench: Bench) -> Outcome:
     figure = bars(columns_shown, value="median margin behind LayerNorm")
     others = ("The other robust classifiers' attacks stop at the first perturbation that breaks an image.",)
     remarks = (STD_STOPS, *(others if len(bench.robs) > 1 else ()), *bench.mmaa_reduction, *few_robs(bench))
-    return Outcome(Table(columns, tuple(rows)), figure, findings, remarks)
+    return Outcome(Table(columns, rows), figure, findings, remarks)
 
 
 def _medians(clean_NK: Tensor, attacked_NK: Tensor, labels_N: Tensor, ln_k: int | None) -> list[float | None]:

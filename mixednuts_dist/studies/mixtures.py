@@ -1,26 +1,18 @@
-"""Studies of mixtures under attack: data size, seen images, std's temperature, no transformation, the trade-off."""
+"""Studies of mixtures under attack: the run's own, its cost, fewer images, std's temperature, no map, the trade-off."""
 
 from dataclasses import replace
 
 import torch
 
+from ..classifiers.base_classifiers import ModelSize, measure_uri
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap, LogitTransform
 from ..register import STUDIES
-from ..reports.charts import Chart, accuracy_scatter
-from ..reports.counts import Count, compared, count
+from ..reports.charts import Chart, accuracy_scatter, bars, count_bars
+from ..reports.counts import Count, compared, count, minus, points_text, share_text
 from ..reports.table import Cell, Table
-from . import paper_numbers as paper
-from .bench import Bench, Measured, subset
-from .parameters import (
-    Question,
-    at_clean_accuracy,
-    clean_correct,
-    robust_bound,
-    select,
-    weighted,
-)
+from .bench import Bench, Measured, at_clean_accuracy, clean_correct, robust_bound, select, subset, weighted
 from .robust_classifiers import rob_name
 from .searches import data_sizes
 from .study import Outcome
@@ -29,15 +21,96 @@ TEMPERATURES = (0.0, 0.5, 1.0)
 TRADE_OFF_BETAS = (1.0, 0.96, 0.93, 0.8, 0.0)
 
 
+@STUDIES(
+    "main", describes="std, rob and the mixture, clean and attacked", section="5.1, fig:nlmc, tab:efficiency", order=2
+)
+def main_table(bench: Bench) -> Outcome:
+    """std, rob and the mixture, clean and attacked (section 5.1)."""
+    results = bench.results
+    plain = bench.measured("Mixed, no transformation", weighted(bench.rows, LogitTransform.identity(), bench.beta))
+    rows: list[tuple[str, Count, Count, str]] = [
+        (row.classifier, row.clean, row.robust, row.attack) for row in results.accuracy
+    ]
+    rows.append(("Mixed", count(plain.clean_N), count(plain.robust_N), "adaptive attack as below"))
+    table = Table(("classifier", "clean", "robust", "attack"), rows, bold="mixed")
+    rob, mixed = results.row("rob"), results.row("mixed")
+    findings = (
+        f"Against rob the mixture has {points_text(mixed.clean.percent - rob.clean.percent)} of clean and "
+        f"{points_text(mixed.robust.percent - rob.robust.percent)} of robust accuracy.",
+        f"It keeps {share_text(results.kept or Count(0, 0))} of rob's robust images under the adaptive attack.",
+        f"Mixed, which mixes the same classifiers without a transformation at the same beta = {bench.beta:g}, is right "
+        f"on {share_text(count(plain.clean_N))} clean images and on {share_text(count(plain.robust_N))} under attack.",
+    )
+    figure = accuracy_scatter({name: [(name, clean, robust)] for name, clean, robust, _ in rows})
+    remarks = tuple(f"Mixed: {sentence}" for sentence in bench.reduction)
+    return Outcome(table, figure, findings, remarks)
+
+
+@STUDIES("error-rate", describes="The mixture's error rates relative to rob's", section="5.1, tab:err_rate", order=3)
+def error_rates(bench: Bench) -> Outcome:
+    """The mixture's error rates relative to rob's (section 5.1)."""
+    rob, mixed = bench.results.row("rob"), bench.results.row("mixed")
+    pairs = {"clean": (rob.clean, mixed.clean), "robust": (rob.robust, mixed.robust)}
+    rows = tuple(
+        (name, _errors(before), _errors(after), _relative_change(before, after))
+        for name, (before, after) in pairs.items()
+    )
+    table = Table(("images", "rob's errors", "mixed's errors", "relative change (%)"), rows)
+    findings = tuple(
+        f"On {name} images the errors go from {before.total - before.correct} to {after.total - after.correct} of "
+        f"{after.total}, {_change_text(_relative_change(before, after))}."
+        for name, (before, after) in pairs.items()
+    )
+    columns_shown = [
+        (name, who, _errors(c)) for name, pair in pairs.items() for who, c in zip(("rob", "mixed"), pair, strict=True)
+    ]
+    return Outcome(table, count_bars(columns_shown, value="errors (%)"), findings)
+
+
+@STUDIES(
+    "efficiency",
+    describes="Parameters and FLOPs beside the accuracy",
+    section="C.2, tab:efficiency, fig:compare",
+    order=11,
+)
+def efficiency(bench: Bench) -> Outcome:
+    """Parameters and FLOPs of std, rob and the mixture, beside their accuracy (appendix C.2)."""
+    shape = bench.run.inputs.image_shape
+    std, rob = (
+        measure_uri(uri, role, shape) for uri, role in ((bench.config.required_std, "std"), (bench.config.rob, "rob"))
+    )
+    if std is None or rob is None:
+        raise InvalidInputError("std or rob is a black box: its parameters and operations cannot be counted")
+    sizes = {"std": std, "rob": rob, "mixed": ModelSize(std.parameters + rob.parameters, std.flops + rob.flops)}
+    rows = tuple(
+        (
+            row.classifier,
+            sizes[row.classifier].parameters / 1e6,
+            sizes[row.classifier].flops / 1e9,
+            row.clean,
+            row.robust,
+        )
+        for row in bench.results.accuracy
+    )
+    columns = ("classifier", "parameters (M)", "GFLOPs", "clean", "robust")
+    more = 100 * (sizes["mixed"].flops / rob.flops - 1)
+    findings = (
+        f"One image costs the mixture {sizes['mixed'].flops / 1e6:.4g} MFLOPs, {more:.2f} % more than rob alone; the "
+        "mixing itself adds no parameters beside s, p, c and alpha.",
+    )
+    remarks = ("FLOPs count a multiplication and an addition as two, of convolutions and matrix products.",)
+    columns_shown = [{"name": name, "value": size.flops / 1e9} for name, size in sizes.items()]
+    return Outcome(Table(columns, rows), bars(columns_shown, value="GFLOPs per image"), findings, remarks)
+
+
 @STUDIES("data-size", describes="The mixture found on fewer images", section="D.3, tab:datasize_abla", order=15)
 def data_size(bench: Bench) -> Outcome:
     """The mixture when s, p, c and alpha come from fewer images (tab:datasize_abla)."""
-    question = Question.of(bench.config.search, bench.search)
     rows: list[tuple[Cell, ...]] = []
     found: dict[str, Measured] = {}
     for size in data_sizes(len(bench.rows.labels_N)):
         mask_N = torch.arange(len(bench.rows.labels_N)) < size
-        best = select(subset(bench.rows, mask_N), question).for_beta(bench.beta)
+        best = select(subset(bench.rows, mask_N), bench.grid(), bench.criterion).for_beta(bench.beta)
         name = str(size)
         found[name] = bench.measured(f"search on {size} images", best.mixture())
         clean_N = clean_correct(best.mixture(), bench.rows)
@@ -55,7 +128,7 @@ def data_size(bench: Bench) -> Outcome:
             compared("Clean", (f"{name} images", few.clean_N), (f"{all_name} images", most.clean_N)),
         )
     )
-    return Outcome(Table(columns, tuple(rows)), _accuracies(found), findings, bench.reduction, paper=paper.DATA_SIZE)
+    return Outcome(Table(columns, rows), _accuracies(found), findings, bench.reduction)
 
 
 @STUDIES("seen-unseen", describes="Images that the search saw against others", section="D.3, tab:overfit", order=17)
@@ -63,8 +136,7 @@ def seen_unseen(bench: Bench) -> Outcome:
     """Images that the search saw against images that it did not (tab:overfit)."""
     n_images = bench.n_images
     seen_N = torch.arange(n_images) < n_images // 2
-    question = Question.of(bench.config.search, bench.search)
-    best = select(subset(bench.first(bench.rows), seen_N), question).for_beta(bench.beta)
+    best = select(subset(bench.first(bench.rows), seen_N), bench.grid(), bench.criterion).for_beta(bench.beta)
     found = bench.measured("search on half the images", best.mixture())
     groups = {"seen": seen_N, "unseen": ~seen_N}
     rows = tuple((name, count(found.clean_N[mask]), count(found.robust_N[mask])) for name, mask in groups.items())
@@ -78,13 +150,7 @@ def seen_unseen(bench: Bench) -> Outcome:
         ),
     )
     points = {name: [(name, clean, robust)] for name, clean, robust in rows}
-    return Outcome(
-        Table(("images", "clean", "robust"), rows),
-        accuracy_scatter(points),
-        findings,
-        bench.reduction,
-        paper=paper.SEEN,
-    )
+    return Outcome(Table(("images", "clean", "robust"), rows), accuracy_scatter(points), findings, bench.reduction)
 
 
 @STUDIES(
@@ -112,7 +178,7 @@ def temperature(bench: Bench) -> Outcome:
         f"Each has the largest alpha that gets as many clean images right as the deployed mixture, {n_correct}.",
         *bench.reduction,
     )
-    return Outcome(Table(columns, tuple(rows)), _accuracies(found), findings, remarks, paper=paper.TEMPERATURE)
+    return Outcome(Table(columns, rows), _accuracies(found), findings, remarks)
 
 
 @STUDIES("no-transform", describes="No transformation (Mixed), LayerNorm or GELU only, and M", section="D.1", order=13)
@@ -146,7 +212,7 @@ def no_transformation(bench: Bench) -> Outcome:
         f"Each has the alpha that keeps beta = {bench.beta:g} of rob's attacked images under the stored perturbations.",
         *bench.reduction,
     )
-    return Outcome(Table(columns, tuple(rows)), _accuracies(found), findings, remarks, paper=paper.NO_TRANSFORM)
+    return Outcome(Table(columns, rows), _accuracies(found), findings, remarks)
 
 
 @STUDIES(
@@ -179,7 +245,7 @@ def trade_off(bench: Bench) -> Outcome:
     curves = {family: _predicted(bench, mixtures) for family, mixtures in families.items()}
     columns = ("mixture", "clean", "robust", "alpha", "clean on all images, exact", "robust on all, predicted")
     remarks = ("Lines: predicted on the measured images for every beta of the configuration.", *bench.reduction)
-    return Outcome(Table(columns, tuple(rows)), accuracy_scatter(points, curves=curves), _crossing(points), remarks)
+    return Outcome(Table(columns, rows), accuracy_scatter(points, curves=curves), _crossing(points), remarks)
 
 
 def _base_classifiers(bench: Bench) -> list[tuple[str, Count, Count]]:
@@ -197,7 +263,7 @@ def _base_classifiers(bench: Bench) -> list[tuple[str, Count, Count]]:
 
 def _searched(bench: Bench, betas: tuple[float, ...]) -> dict[float, Mixture]:
     """The mixture of every beta at which a candidate is left."""
-    selection = select(bench.rows, Question.of(bench.config.search, bench.search, betas=betas))
+    selection = select(bench.rows, bench.grid(*betas), bench.criterion)
     found = {}
     for beta in betas:
         try:
@@ -238,3 +304,17 @@ def _accuracies(found: dict[str, Measured]) -> Chart:
 def _overlap(first: Count, second: Count) -> bool:
     (low, high), (other_low, other_high) = first.interval, second.interval
     return bool(low <= other_high and other_low <= high)
+
+
+def _errors(correct: Count) -> Count:
+    return Count(correct.total - correct.correct, correct.total)
+
+
+def _relative_change(before: Count, after: Count) -> float | None:
+    """Of the error rate, in percent; None where there was no error."""
+    wrong = before.total - before.correct
+    return None if not wrong else 100 * ((after.total - after.correct) / wrong - 1)
+
+
+def _change_text(change: float | None) -> str:
+    return "with nothing to compare to" if change is None else f"{minus(f'{change:+.2f}')} % relative"

@@ -1,4 +1,4 @@
-"""Studies that hold several robust classifiers against each other, and options for one without gradients."""
+"""Studies of rob: its accuracy behind each map, several robust classifiers side by side, and one without gradients."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,16 @@ from torch import Tensor
 
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
+from ..mixing.transforms import LogitMap, LogitTransform
 from ..register import STUDIES
-from ..reports.charts import accuracy_scatter, bars
+from ..reports.charts import accuracy_scatter, bars, count_bars
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count, share_text
 from ..reports.table import Cell, Table
 from ..selection.choice import Choice, MixedNUTSParameters
 from ..storage.records import AttackRecords
 from ..uris import parse_uri
-from . import paper_numbers as paper
-from .bench import Bench
-from .parameters import Question, clean_correct, robust_bound, select
+from .bench import Bench, clean_correct, only, robust_bound, select
 from .study import Outcome
 
 MARGINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -32,16 +31,15 @@ SQUARE_QUERIES = 1000  # of the reduced study
 )
 def parameter_transfer(bench: Bench) -> Outcome:
     """s, p and c of several robust classifiers, and what each would do on the run's own (tab:param_trans)."""
-    question = Question.of(bench.config.search, bench.search)
     own = bench.first(bench.rows)
     rows: list[tuple[Cell, ...]] = []
     right: dict[str, Tensor] = {}
     for rob in bench.robs:
-        name, best = rob_name(rob), _selected(bench.other_rows(rob), question, bench.beta)
+        name, best = rob_name(rob), _selected(bench, bench.other_rows(rob))
         if best is None:
             rows.append((name, None, None, None, None, None, None))
             continue
-        moved = select(own, question.only(best.scale, best.power, best.bias)).for_beta(bench.beta).mixture()
+        moved = select(own, only(bench.grid(), best), bench.criterion).for_beta(bench.beta).mixture()
         right[name] = clean_correct(moved, own)
         reached = count(right[name]), count(robust_bound(moved, own))
         rows.append((name, best.scale, best.bias, best.power, best.alpha, *reached))
@@ -66,13 +64,7 @@ def parameter_transfer(bench: Bench) -> Outcome:
     columns_shown = [{"name": name, "group": "clean", "value": count(hits_N).percent} for name, hits_N in right.items()]
     figure = bars(columns_shown, value=f"clean accuracy of the mixture with {ours} (%)")
     remarks = (*bench.mmaa_reduction, "alpha is found again on the run's own rows; s, p and c are taken over.")
-    return Outcome(
-        Table(columns, tuple(rows)),
-        figure,
-        tuple(findings),
-        (*remarks, *few_robs(bench)),
-        paper=paper.PARAMETER_TRANSFER,
-    )
+    return Outcome(Table(columns, rows), figure, tuple(findings), (*remarks, *few_robs(bench)))
 
 
 @STUDIES("base-choice", describes="Which rob to choose: robust accuracy with a margin (--rob)", section="D.6", order=21)
@@ -110,16 +102,15 @@ def base_choice(bench: Bench) -> Outcome:
 )
 def black_box(bench: Bench) -> Outcome:
     """Parameters for a rob without gradients: Square as MMAA, another model's, or a guess (appendix D.5)."""
-    question = Question.of(bench.config.search, bench.search)
-    white = _selected(bench.first(bench.rows), question, bench.beta)
+    white = _selected(bench, bench.first(bench.rows))
     n_queries = bench.config.attack.n_queries if bench.full else min(bench.config.attack.n_queries, SQUARE_QUERIES)
     blind = bench.attacked("Square as MMAA", method="square", n_queries=n_queries)
-    square = _selected(blind, question, bench.beta)
+    square = _selected(bench, blind)
     guess = MixedNUTSParameters.published("cifar10")
     mixtures: dict[str, Mixture | None] = {
         "MMAA with gradients": None if white is None else white.mixture(),
         "Square as MMAA": None if square is None else square.mixture(),
-        **{f"transfer from {rob_name(rob)}": _transferred(bench, rob, question) for rob in bench.robs[1:]},
+        **{f"transfer from {rob_name(rob)}": _transferred(bench, rob) for rob in bench.robs[1:]},
         "educated guess": guess.mixture(),
     }
     rows: list[tuple[Cell, ...]] = []
@@ -149,7 +140,39 @@ def black_box(bench: Bench) -> Outcome:
         f"gradients {share_text(count(~bench.first(bench.rows).rob_broken_N))}.",
         *bench.reduction, *few_robs(bench),
     )  # fmt: skip
-    return Outcome(Table(columns, tuple(rows)), accuracy_scatter(points), findings, remarks)
+    return Outcome(Table(columns, rows), accuracy_scatter(points), findings, remarks)
+
+
+@STUDIES(
+    "base-accuracy", describes="h, h-LN and h-M alone: does M cost accuracy?", section="C.1, tab:base_acc", order=10
+)
+def base_accuracy(bench: Bench) -> Outcome:
+    """h, h-LN and h-M alone: clean on all images, attacked by MMAA on each form (tab:base_acc)."""
+    transform = bench.deployed().transform
+    rows = bench.rows
+    attacked = {
+        "h": ~bench.attacked("MMAA on h", LogitTransform.identity()).rob_broken_N,
+        "h-LN": ~bench.first(rows).rob_broken_N,
+        "h-M": ~bench.attacked("MMAA on h-M", transform).rob_broken_N,
+    }
+    maps: dict[str, LogitMap] = {
+        "h": LogitTransform.identity(),
+        "h-LN": LogitTransform.layer_norm(bench.search.ln_k),
+        "h-M": transform,
+    }
+    clean = {name: each(rows.rob_clean_NK).argmax(dim=1) == rows.labels_N for name, each in maps.items()}
+    table = Table(
+        ("classifier", "clean", "attacked"), tuple((name, count(clean[name]), count(attacked[name])) for name in maps)
+    )
+    findings = (
+        compared("Clean", ("h", clean["h"]), ("h-M", clean["h-M"])),
+        compared("Attacked", ("h", attacked["h"]), ("h-M", attacked["h-M"])),
+        compared("Attacked", ("h-LN", attacked["h-LN"]), ("h-M", attacked["h-M"])),
+    )
+    columns_shown = [
+        (name, group, count(hits[name])) for name in maps for group, hits in (("clean", clean), ("attacked", attacked))
+    ]
+    return Outcome(table, count_bars(columns_shown), findings, bench.mmaa_reduction)
 
 
 def rob_name(uri: str) -> str:
@@ -157,16 +180,16 @@ def rob_name(uri: str) -> str:
     return parse_uri(uri).target.rpartition(":")[2].rpartition("/")[2] or uri
 
 
-def _selected(rows: AttackRecords, question: Question, beta: float) -> Choice | None:
+def _selected(bench: Bench, rows: AttackRecords) -> Choice | None:
     """Algorithm 1's choice, None where no image survives or no candidate is left."""
     try:
-        return select(rows, question).for_beta(beta)
+        return select(rows, bench.grid(), bench.criterion).for_beta(bench.beta)
     except InvalidInputError:
         return None
 
 
-def _transferred(bench: Bench, rob: str, question: Question) -> Mixture | None:
-    best = _selected(bench.other_rows(rob), question, bench.beta)
+def _transferred(bench: Bench, rob: str) -> Mixture | None:
+    best = _selected(bench, bench.other_rows(rob))
     return None if best is None else best.mixture()
 
 

@@ -10,15 +10,17 @@ from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
 from ..register import STUDIES
-from ..reports.charts import Chart, bars, count_bars, maps
+from ..reports.charts import Chart, accuracy_scatter, bars, count_bars, maps
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count, points_text
+from ..reports.results import predicted
 from ..reports.table import Cell, Table
+from ..reports.tables import search_table
+from ..selection.criteria import PaperCriterion
 from ..selection.exploration import Selection
+from ..selection.selection import search_grid
 from ..storage.records import AttackRecords
-from . import paper_numbers as paper
-from .bench import Bench, subset
-from .parameters import Question, clean_correct, robust_bound, select
+from .bench import Bench, clean_correct, robust_bound, select, subset
 from .study import Outcome
 
 CLAMPS: tuple[Clamp, ...] = ("linear", "relu", "gelu", "elu", "softplus")
@@ -28,16 +30,37 @@ N_RESAMPLES = 10
 CLOSE = 0.02  # of the best objective: what "similar" means in the sensitivity study
 
 
+@STUDIES(
+    "parameters",
+    describes="s, p, c and alpha of every beta, and what they predict",
+    section="C.1, tab:spc_candidate",
+    order=9,
+)
+def parameters(bench: Bench) -> Outcome:
+    """s, p, c and alpha of every beta, with what they will reach (tab:spc_candidate)."""
+    search, chosen = bench.search, bench.search.deployed()
+    at_edge = sum(bool(entry.on_grid_edge) for entry in search.entries)
+    findings = (
+        f"Deployed at beta = {chosen.beta:g}: s = {chosen.scale:.4g}, p = {chosen.power:.4g}, c = {chosen.bias:.4g}, "
+        f"1 - alpha = {chosen.one_minus_alpha:.4g}; {search.n_candidates} candidates, criterion {search.criterion}.",
+        f"{at_edge or 'None'} of {len(search.entries)} optima {'lies' if at_edge == 1 else 'lie'} on the grid's edge.",
+    )
+    curve = [(clean.percent, kept.percent) for clean, kept in map(predicted, search.entries)]
+    points = [(f"deployed, beta = {chosen.beta:g}", *predicted(chosen))]
+    figure = accuracy_scatter({"predicted": points}, curves={"predicted": curve})
+    return Outcome(search_table(search), figure, findings)
+
+
 @STUDIES("clamp", describes="Algorithm 1 with each clamping function", section="D.2, tab:clamp_abla", order=14)
 def clamps(bench: Bench) -> Outcome:
     """Algorithm 1 to the letter with each clamping function (tab:clamp_abla)."""
-    asked = replace(Question.of(bench.config.search, bench.search), criterion="paper")
+    asked = bench.grid()
     linear = replace(asked, biases=(0.0,), scales=LINEAR_SCALES.values(), powers=LINEAR_POWERS.values())
     rows: list[tuple[Cell, ...]] = []
     found = {}
     for clamp in CLAMPS:
-        question = replace(linear if clamp == "linear" else asked, clamp=clamp)
-        best = select(bench.rows, question).for_beta(bench.beta)
+        grid = replace(linear if clamp == "linear" else asked, clamp=clamp)
+        best = select(bench.rows, grid, "paper").for_beta(bench.beta)
         found[clamp] = clean_correct(best.mixture(), bench.rows)
         bias = None if clamp == "linear" else best.bias
         rows.append((clamp, best.scale, bias, best.power, best.alpha, best.beta, best.objective, count(found[clamp])))
@@ -55,14 +78,8 @@ def clamps(bench: Bench) -> Outcome:
         f"For the linear clamp c is 0 and, as in the paper, p may be larger: {LINEAR_POWERS.min:g} to "
         f"{LINEAR_POWERS.max:g}, s from {LINEAR_SCALES.min:g}; the others search the run's grid.",
     )
-    columns_shown = [{"name": name, "group": "objective", "value": value} for name, value in objectives.items()]
-    return Outcome(
-        Table(columns, tuple(rows)),
-        bars(columns_shown, value="objective, smaller is better"),
-        findings,
-        remarks,
-        paper=paper.CLAMP,
-    )
+    columns_shown = [{"name": name, "value": value} for name, value in objectives.items()]
+    return Outcome(Table(columns, rows), bars(columns_shown, value="objective, smaller is better"), findings, remarks)
 
 
 @STUDIES(
@@ -70,7 +87,6 @@ def clamps(bench: Bench) -> Outcome:
 )
 def resamples(bench: Bench) -> Outcome:
     """How far the selected mixture moves with the images it was searched on: nested random subsets."""
-    question = Question.of(bench.config.search, bench.search)
     total, generator = len(bench.rows.labels_N), torch.Generator().manual_seed(bench.config.seed)
     sizes = data_sizes(total)
     found: dict[int, list[tuple[float, float, float]]] = {size: [] for size in sizes}
@@ -79,7 +95,7 @@ def resamples(bench: Bench) -> Outcome:
         rank = torch.empty(total, dtype=torch.int64)
         rank[order] = torch.arange(total)
         for size in sizes:
-            drawn = _on_subset(bench.rows, question, rank < size)
+            drawn = _on_subset(bench, rank < size)
             found[size] += [drawn] if drawn else []
     rows, lines = [], []
     for size in (size for size in sizes if found[size]):
@@ -88,7 +104,7 @@ def resamples(bench: Bench) -> Outcome:
         rows.append((str(size), middle, low, high, bound_middle, bound_low, bound_high, float(excess.mean())))
         lines += [
             {"x": size, "y": middle, "low": low, "high": high, "series": "clean"},
-            {"x": size, "y": bound_middle, "low": bound_low, "high": bound_high, "series": "kept_predicted"},
+            {"x": size, "y": bound_middle, "low": bound_low, "high": bound_high, "series": "robust, predicted"},
         ]
     columns = (
         "images searched", "clean (%)", "clean, lowest", "clean, highest",
@@ -106,18 +122,24 @@ def resamples(bench: Bench) -> Outcome:
     figure = line_chart(lines, x="images searched", y="accuracy on all images (%)")
     empty = sum(N_RESAMPLES - len(draws) for draws in found.values())
     remarks = (f"{empty} subsets allow no mixture and are left out.",) if empty else ()
-    return Outcome(Table(columns, tuple(rows)), figure, findings, remarks)
+    return Outcome(Table(columns, rows), figure, findings, remarks)
 
 
 @STUDIES("relaxed", describes="The relaxed objective beside the paper's and the exact one", section="D.8.3", order=23)
 def relaxed_objective(bench: Bench) -> Outcome:
     """The paper's objective, the relaxed one over images that std gets right, and the exact criterion (appendix D)."""
-    asked = Question.of(bench.config.search, bench.search)
-    paper, exact = replace(asked, criterion="paper"), replace(asked, criterion="exact")
+    stored, grid = bench.rows, bench.grid()
+    survived_N = stored.rob_attacked_NK.argmax(dim=1) == stored.labels_N
+    wrong_N = stored.rob_clean_NK.argmax(dim=1) != stored.labels_N
+    std_right_N = stored.std_clean_NK.argmax(dim=1) == stored.labels_N
+    relaxed = PaperCriterion.of(
+        stored.rob_attacked_NK[survived_N], stored.rob_clean_NK[wrong_N], clamp=grid.clamp, ln_k=grid.ln_k,
+        std_correct_B=std_right_N[wrong_N],
+    )  # fmt: skip
     choices = {
-        "paper": select(bench.rows, paper),
-        "relaxed": select(bench.rows, paper, only_std_right=True),
-        "exact": select(bench.rows, exact),
+        "paper": select(stored, grid, "paper"),
+        "relaxed": search_grid(relaxed, grid),
+        "exact": select(stored, grid, "exact"),
     }
     rows, right = [], {}
     for name, selection in choices.items():
@@ -141,7 +163,7 @@ def relaxed_objective(bench: Bench) -> Outcome:
     columns_shown = [
         (str(row[0]), group, cell) for row in rows for group, cell in (("clean", row[7]), ("robust, predicted", row[8]))
     ]
-    return Outcome(Table(columns, tuple(rows)), count_bars(columns_shown), findings, remarks)
+    return Outcome(Table(columns, rows), count_bars(columns_shown), findings, remarks)
 
 
 @STUDIES("assumptions", describes="How often assumptions 4.1 and 4.2 fail", section="D.8", order=22)
@@ -158,12 +180,8 @@ def assumptions(bench: Bench) -> Outcome:
         right_N = transform(bench.rows.rob_clean_NK.double()).argmax(dim=1) == bench.rows.labels_N
         only_rob = int((right_N & ~std_right_N).sum())
         rows.append((f"{entry.beta:g}", only_rob, *clean, *attacked))
-        columns_shown += [
-            {"name": f"{entry.beta:g}", "group": group, "value": value}
-            for group, value in (
-                ("4.1", only_rob), ("4.2, clean", clean[0]), ("4.2, attacked", attacked[0])
-            )
-        ]  # fmt: skip
+        shown = {"4.1, clean": only_rob, "4.2, clean": clean[0], "4.2, attacked": attacked[0]}
+        columns_shown += [{"x": entry.beta, "y": value, "series": name} for name, value in shown.items()]
     columns = (
         "beta", "4.1, clean", "4.2, clean", "corrected", "contaminated",
         "4.2, attacked", "corrected, attacked", "contaminated, attacked",
@@ -177,19 +195,18 @@ def assumptions(bench: Bench) -> Outcome:
         f"{total}: M changes the class ({deployed[3]} and {deployed[6]} corrected, {deployed[4]} and "
         f"{deployed[7]} contaminated).",
     )
-    return Outcome(Table(columns, tuple(rows)), bars(columns_shown, value="images", group="assumption"), findings)
+    return Outcome(Table(columns, rows), line_chart(columns_shown, x="beta", y="images that violate it"), findings)
 
 
 @STUDIES("sensitivity", describes="The objective over s and c at every p", section="D.1, fig:sensitivity", order=12)
 def sensitivity(bench: Bench) -> Outcome:
     """The objective over s and c at every p (fig:sensitivity)."""
-    question = replace(Question.of(bench.config.search, bench.search), criterion="paper")
-    selection = select(bench.rows, question)
+    selection = select(bench.rows, bench.grid(), "paper")
     usable = ~(selection.infeasible[0] | selection.undeployable[0])
     objectives = torch.where(usable, selection.objectives[0], torch.nan)
     best = float(objectives.nan_to_num(math.inf).min())
     rows: list[tuple[Cell, ...]] = []
-    for index, power in enumerate(question.powers):
+    for index, power in enumerate(selection.grid.powers):
         layer = objectives[:, index, :]
         close = int((layer <= best + CLOSE).sum())
         least = float(layer.nan_to_num(math.inf).min())
@@ -201,7 +218,7 @@ def sensitivity(bench: Bench) -> Outcome:
         "of it.",
         f"How many of them have which p: {', '.join(f'{row[2]} at {row[0]}' for row in rows if row[2])}.",
     )
-    return Outcome(Table(columns, tuple(rows)), _maps(selection, usable, selection.for_beta(bench.beta).at), findings)
+    return Outcome(Table(columns, rows), _maps(selection, usable, selection.for_beta(bench.beta).at), findings)
 
 
 def data_sizes(total: int) -> tuple[int, int, int]:
@@ -209,13 +226,14 @@ def data_sizes(total: int) -> tuple[int, int, int]:
     return (1000, 300, 100) if total >= 1000 else (total, max(2, round(0.3 * total)), max(2, round(0.1 * total)))
 
 
-def _on_subset(rows: AttackRecords, question: Question, mask_N: torch.Tensor) -> tuple[float, float, float] | None:
+def _on_subset(bench: Bench, mask_N: torch.Tensor) -> tuple[float, float, float] | None:
     """Clean accuracy and bound on all images, and how much better clean is on the searched ones, in percent.
 
     None where rob keeps no image of the subset, or no candidate is left.
     """
+    rows = bench.rows
     try:
-        mixture = select(subset(rows, mask_N), question).for_beta(question.betas[0]).mixture()
+        mixture = select(subset(rows, mask_N), bench.grid(), bench.criterion).for_beta(bench.beta).mixture()
     except InvalidInputError:
         return None
     clean_N, bound_N = clean_correct(mixture, rows), robust_bound(mixture, rows)

@@ -1,15 +1,18 @@
 """A study: a question of the paper that is answered on a run; its register, its outcome, its files, the command.
 
 An entry of `STUDIES` is a function from a bench to an outcome. The register knows its name, the section of the paper
-and what it shows without importing it.
+and what it shows without importing it. What the paper prints for a study is in `paper_numbers.yaml`, under its name.
 """
 
+import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.text import Text
 
@@ -18,10 +21,9 @@ from ..distributed.cluster import RaySession
 from ..errors import InvalidInputError
 from ..register import STUDIES
 from ..reports.charts import Chart, chart_files
-from ..reports.table import Table, print_table
+from ..reports.table import Cell, Table, print_table
 from ..stages.partitioned import Progress
 from .bench import Bench
-from .paper_numbers import PaperTable
 
 FORMAT = "mixednuts-study/1"
 _LOG_WIDTH = 160  # of tables in a file
@@ -35,7 +37,6 @@ class Outcome:
     figure: Chart
     findings: tuple[str, ...]  # plain sentences with counts and intervals
     remarks: tuple[str, ...] = ()  # what was reduced or differs from the paper's procedure
-    paper: tuple[PaperTable, ...] = ()  # what the paper prints for it
 
 
 def run(
@@ -79,8 +80,7 @@ def result_console() -> Console:
 
 def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, bytes]:
     """The table as CSV, LaTeX and Markdown, all of it as JSON, and the figure in every form of `chart_files`."""
-    table, about = _shown(outcome, config), STUDIES.entries()[name]
-    same = same_set_up(outcome.paper, config)
+    table, about, paper = _shown(name, outcome, config), STUDIES.entries()[name], paper_tables(name)
     content = {
         "format": FORMAT,
         "study": name,
@@ -91,11 +91,11 @@ def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, byt
         "rows": table.to_json(),
         "findings": list(outcome.findings),
         "remarks": list(outcome.remarks),
-        "same_set_up_as_the_paper": same is not None,
+        "same_set_up_as_the_paper": same_set_up(paper, config) is not None,
         "paper": [
-            {"label": printed.label, "set_up": printed.set_up.words, "columns": list(printed.columns),
-             "rows": [list(row) for row in printed.rows], "note": printed.note}
-            for printed in outcome.paper
+            {"label": printed.label, "set_up": printed.words, "columns": list(printed.table.columns),
+             "rows": [list(row) for row in printed.table.rows], "note": printed.note}
+            for printed in paper
         ],
     }  # fmt: skip
     comment = f"{about.describes}; {about.facts.get('section', '')}; run {config.run_id()}"
@@ -115,13 +115,13 @@ def _markdown(name: str, outcome: Outcome, config: RunConfig) -> str:
     parts = [
         f"# {about.describes}",
         f"{name}: {section}. Run {config.run_id()}.",
-        _shown(outcome, config).as_markdown(),
+        _shown(name, outcome, config).as_markdown(),
     ]
     parts.append("\n".join(f"- {sentence}" for sentence in (*outcome.findings, *outcome.remarks)))
-    parts.append(comparison_sentence(outcome.paper, config))
-    for printed in _apart(outcome, config):
+    parts.append(comparison_sentence(name, config))
+    for printed in _apart(name, config):
         note = f" {printed.note}" if printed.note else ""
-        parts += [f"The paper's {printed.label}, {printed.set_up.words}.{note}", printed.table().as_markdown()]
+        parts += [f"The paper's {printed.label}, {printed.words}.{note}", printed.table.as_markdown()]
     return "\n\n".join([*parts, ""])
 
 
@@ -130,31 +130,82 @@ def print_study(name: str, outcome: Outcome, config: RunConfig, address: str, co
     about = STUDIES.entries()[name]
     section = f", section {about.facts['section']}" if "section" in about.facts else ""
     console.print(Text(f"\n{about.describes}  ({name}{section})", style="bold"))
-    print_table(_shown(outcome, config), console)
-    for sentence in (*outcome.findings, *outcome.remarks, comparison_sentence(outcome.paper, config)):
+    print_table(_shown(name, outcome, config), console)
+    for sentence in (*outcome.findings, *outcome.remarks, comparison_sentence(name, config)):
         console.print(Text(f"- {sentence}"))
-    for printed in _apart(outcome, config):
-        console.print(Text(f"  the paper, {printed.label}: {printed.set_up.words}. {printed.note}", style="dim"))
-        print_table(printed.table(), console)
+    for printed in _apart(name, config):
+        console.print(Text(f"  the paper, {printed.label}: {printed.words}. {printed.note}", style="dim"))
+        print_table(printed.table, console)
     console.print(Text(f"  {address}", style="dim"))
 
 
 # --- beside the paper ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of the paper for one set-up; the first column names the row as ours does."""
+
+    label: str
+    table: Table
+    note: str
+    set_up: Mapping[str, Any]  # of `paper_numbers.yaml`
+
+    @property
+    def words(self) -> str:
+        """Data, threat and base classifiers."""
+        return str(self.set_up["words"])
+
+    def is_of(self, config: RunConfig) -> bool:
+        """Whether a run has the same data, threat and base classifiers."""
+        return (
+            config.data.uri.partition(":")[0] == self.set_up["data"]
+            and config.threat.norm == "Linf"
+            and abs(config.threat.eps - self.set_up["eps_255"] / 255) < 1e-9
+            and any(name in config.rob for name in self.set_up["rob"])
+            and any(name in str(config.std) for name in self.set_up["std"])
+        )
+
+    def value(self, row: str, column: str) -> Cell:
+        """One printed number, None where the paper has none."""
+        names = [cells[0] for cells in self.table.rows]
+        return self.table.row(row)[column] if row in names and column in self.table.columns else None
+
+
+def paper_tables(study: str) -> tuple[PaperTable, ...]:
+    """What the paper prints for a study; nothing for most, and for those of users."""
+    content = _paper_numbers()
+    return tuple(
+        PaperTable(
+            printed["label"],
+            Table(printed["columns"], printed["rows"]),
+            printed.get("note", ""),
+            content["set_ups"][printed["set_up"]],
+        )
+        for printed in content["studies"].get(study, ())
+    )
+
+
+@functools.cache
+def _paper_numbers() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("paper_numbers.yaml").read_text())
+    return content
+
+
 def same_set_up(printed: Sequence[PaperTable], config: RunConfig) -> PaperTable | None:
     """The paper's table for this run's data, threat and base classifiers."""
-    return next((table for table in printed if table.set_up.is_of(config)), None)
+    return next((table for table in printed if table.is_of(config)), None)
 
 
-def comparison_sentence(printed: Sequence[PaperTable], config: RunConfig) -> str:
+def comparison_sentence(study: str, config: RunConfig) -> str:
     """Whether our numbers may be held against the paper's."""
+    printed = paper_tables(study)
     if not printed:
-        return "The paper shows this as a figure or in words, or not at all: there are no numbers to stand beside ours."
+        return "The paper prints no numbers for this."
     same = same_set_up(printed, config)
     if same is not None:
         note = f" {same.note}" if same.note else ""
-        return f"The set-up is that of {same.label} ({same.set_up.words}): the paper's numbers stand beside ours.{note}"
+        return f"The set-up is that of {same.label} ({same.words}): the paper's numbers stand beside ours.{note}"
     ours = f"{config.data.uri}, rob {config.rob}, std {config.std}, {config.threat.norm} {config.threat.eps:.4g}"
     return (
         f"The set-up differs from the paper's: here {ours}. The paper's numbers below show what to look for; they are "
@@ -162,27 +213,23 @@ def comparison_sentence(printed: Sequence[PaperTable], config: RunConfig) -> str
     )
 
 
-def _shown(outcome: Outcome, config: RunConfig) -> Table:
-    """The table, with the paper's numbers beside ours where the set-up is the same."""
-    same = same_set_up(outcome.paper, config)
-    return outcome.table if same is None else _beside(outcome.table, same)
+def _apart(study: str, config: RunConfig) -> tuple[PaperTable, ...]:
+    return () if same_set_up(paper_tables(study), config) else paper_tables(study)
 
 
-def _apart(outcome: Outcome, config: RunConfig) -> tuple[PaperTable, ...]:
-    return () if same_set_up(outcome.paper, config) else outcome.paper
-
-
-def _beside(table: Table, printed: PaperTable) -> Table:
-    """Our table with a column `paper: ...` for every column that the paper's table shares with it, by row name.
+def _shown(study: str, outcome: Outcome, config: RunConfig) -> Table:
+    """Our table; where the set-up is the paper's, with a column `paper: ...` for every column that both have.
 
     Rows that only the paper has come last, without numbers of ours.
     """
-    shared = [column for column in printed.columns[1:] if column in table.columns]
-    columns = (*table.columns, *(f"paper: {column}" for column in shared))
+    table, same = outcome.table, same_set_up(paper_tables(study), config)
+    if same is None:
+        return table
+    shared = [column for column in same.table.columns[1:] if column in table.columns]
     ours: dict[str, tuple[Any, ...]] = {str(row[0]): tuple(row) for row in table.rows}
     nothing = (None,) * (len(table.columns) - 1)
-    names = dict.fromkeys([*ours, *(str(row[0]) for row in printed.rows)])
+    names = dict.fromkeys([*ours, *(str(row[0]) for row in same.table.rows)])
     return Table(
-        columns,
-        [(*ours.get(name, (name, *nothing)), *(printed.value(name, column) for column in shared)) for name in names],
+        (*table.columns, *(f"paper: {column}" for column in shared)),
+        [(*ours.get(name, (name, *nothing)), *(same.value(name, column) for column in shared)) for name in names],
     )

@@ -96,7 +96,7 @@ def test_medians_and_ratios(bench: Bench, rows: Rows) -> None:
 
 
 def test_every_beta_has_a_cutoff_that_keeps_its_share(bench: Bench, rows: Rows) -> None:
-    for beta, scale, bias, power, alpha, *_ in outcome(bench, "parameters").table.rows:
+    for beta, scale, power, bias, alpha, *_ in outcome(bench, "parameters").table.rows:
         mapped = plain.transformed(rows.attacked[rows.survived], number(scale), number(power), number(bias))
         q = plain.cutoff(plain.signed_margin(mapped, rows.labels[rows.survived]), float(str(beta)))
         assert number(alpha) >= 1 / (1 + q) - 1e-9, "no cutoff above the order statistic keeps beta"

@@ -1,22 +1,21 @@
-"""Studies of the attacks: the surrogate's share of raw logits, transfer against bypass, perturbations against h-M."""
+"""Studies of perturbations: the surrogate, transfer against bypass, perturbations against h-M, the search's rounds."""
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ..register import STUDIES
 from ..reports.charts import bars, count_bars
-from ..reports.counts import compared, count
-from ..reports.table import Table
+from ..reports.counts import Count, compared, count, images_text, share_text
+from ..reports.figures import rounds_chart
+from ..reports.table import Cell, Table
 from ..storage.records import AttackRecords
-from . import paper_numbers as paper
-from .bench import Bench
-from .parameters import Question, robust_bound, select
+from .bench import Bench, clean_correct, only, robust_bound, select
 from .study import Outcome
 
 # The joint attack on both classifiers is ours; the paper compares without it.
 AS_PUBLISHED: dict[str, Any] = {"border_restarts": 0}
+WITHOUT_ROUNDS = "no rounds"
 WITHOUT_JOINT = "As in the paper, both without the joint attack on std and rob (border_restarts: 0)."
 
 
@@ -44,13 +43,7 @@ def surrogate(bench: Bench) -> Outcome:
         f"Square breaks {extra} images that the white-box attacks had left at r_d = 0.9, and {extra_zero} at r_d = 0.",
     )
     square = (f"Square has {bench.budget.n_queries} queries.", WITHOUT_JOINT)
-    return Outcome(
-        Table(columns, tuple(rows)),
-        count_bars(columns_shown),
-        findings,
-        (*bench.reduction, *square),
-        paper=paper.SURROGATE,
-    )
+    return Outcome(Table(columns, rows), count_bars(columns_shown), findings, (*bench.reduction, *square))
 
 
 @STUDIES("bypass", describes="Transfer from f_aux against the gradient bypass", section="B.2.2", order=8)
@@ -65,11 +58,7 @@ def bypass(bench: Bench) -> Outcome:
     )
     columns_shown = [(mode, "robust", robust) for mode, robust, _ in rows]
     return Outcome(
-        Table(("mode", "robust", "clean"), rows),
-        count_bars(columns_shown),
-        findings,
-        (*bench.reduction, WITHOUT_JOINT),
-        paper=paper.BYPASS,
+        Table(("mode", "robust", "clean"), rows), count_bars(columns_shown), findings, (*bench.reduction, WITHOUT_JOINT)
     )
 
 
@@ -77,12 +66,10 @@ def bypass(bench: Bench) -> Outcome:
 def approximation(bench: Bench) -> Outcome:
     """The objective at s*, p*, c* with perturbations against h-LN, and with those against h-M (appendix D.9)."""
     mixture, chosen = bench.deployed(), bench.search.deployed()
-    asked = Question.of(bench.config.search, bench.search).only(chosen.scale, chosen.power, chosen.bias)
-    question = replace(asked, criterion="paper")
     sources = {"h-LN": bench.first(bench.rows), "h-M": bench.attacked("MMAA on h-M", mixture.transform)}
     rows, kept = [], {}
     for name, found in sources.items():
-        best = select(found, question).for_beta(bench.beta)
+        best = select(found, only(bench.grid(), chosen), "paper").for_beta(bench.beta)
         kept[name] = robust_bound(mixture, found)
         rows.append((name, 100 * best.objective, best.alpha, count(kept[name]), count(_right(found))))
     columns = ("perturbations against", "objective (%)", "alpha", "kept with the run's alpha", "rob right")
@@ -97,10 +84,55 @@ def approximation(bench: Bench) -> Outcome:
             ("against h-M", kept["h-M"]),
         ),
     )
-    columns_shown = [{"name": row[0], "group": "objective", "value": row[1]} for row in rows]
+    columns_shown = [{"name": row[0], "value": row[1]} for row in rows]
     figure = bars(columns_shown, value="objective (%), smaller is better")
     remarks = ("The objective is the paper's, at the run's own s, p and c.", *bench.mmaa_reduction)
-    return Outcome(Table(columns, tuple(rows)), figure, findings, remarks, paper=paper.APPROXIMATION)
+    return Outcome(Table(columns, rows), figure, findings, remarks)
+
+
+@STUDIES(
+    "counterexamples",
+    describes="The search's rounds: clean, kept as predicted and kept when measured",
+    section="ours; beyond 4.3",
+    order=12.5,
+)
+def counterexamples(bench: Bench) -> Outcome:
+    """The choice without rounds and that of each round, attacked alike, and the deployed one under the whole attack.
+
+    Kept counts rob's robust images only, so that both columns have the same total.
+    """
+    beta, rows_ = bench.beta, bench.first(bench.rows)
+    n_robust = int((~rows_.rob_broken_N).sum())
+    first = select(bench.rows, bench.grid(), bench.criterion).for_beta(beta).mixture()
+    attacked = [(WITHOUT_ROUNDS, first)]
+    for done in bench.search.rounds[1:]:  # the first round attacks the choice that is made without any
+        attacked += [(f"round {done.round}", entry.mixture()) for entry in done.attacked if entry.beta == beta]
+    if bench.deployed() not in [mixture for _, mixture in attacked]:
+        attacked.append(("deployed", bench.deployed()))
+    steps: list[tuple[str, Count, Count, Count]] = []
+    for name, mixture in attacked:
+        held_N = robust_bound(mixture, rows_) & ~rows_.rob_broken_N
+        found = bench.measured(f"the choice of {name}", mixture)
+        kept = Count(int((found.robust_N & ~rows_.rob_broken_N).sum()), n_robust)
+        steps.append((name, count(clean_correct(mixture, rows_)), Count(int(held_N.sum()), n_robust), kept))
+    rows: list[tuple[Cell, ...]] = [(*step, mixture.alpha) for step, (_, mixture) in zip(steps, attacked, strict=True)]
+    (_, clean, _, kept), (_, last_clean, _, last_kept) = steps[0], steps[-1]
+    passes = sum(done.n_forward + done.n_backward for done in bench.search.rounds)
+    n_rounds = len(bench.search.rounds)
+    findings = (
+        f"Without rounds the mixture keeps {share_text(kept)} of rob's robust images when measured and has "
+        f"{share_text(clean)} clean images right; what is deployed keeps {share_text(last_kept)} and has "
+        f"{share_text(last_clean)}. beta = {beta:g} asks for {100 * beta:g} %.",
+        f"The search took {n_rounds} round{'' if n_rounds == 1 else 's'} and {passes:,} passes of images through the "
+        f"networks on {images_text(bench.run.inputs.n_images)}.",
+    )
+    remarks = (
+        "Each choice is attacked alike, with all stored perturbations tried first; predicted is what holds under those "
+        "of the attack stage.",
+        *bench.reduction,
+    )
+    columns = ("choice of", "clean", "kept_predicted", "kept_measured", "alpha")
+    return Outcome(Table(columns, rows), rounds_chart(steps, beta), findings, remarks)
 
 
 def _right(rows: AttackRecords) -> Tensor:
