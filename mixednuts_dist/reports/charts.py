@@ -49,6 +49,11 @@ _SLACK = 6  # pixels that a figure may be narrower than its frame
 CLASSIFIER_COLOURS = {"std": "#7b8087", "rob": "#2f7fc1", "mixed": "#cb5a1d"}
 PALETTE = ("#2f7fc1", "#cb5a1d", "#0f8f84", "#8a5fb0", "#b5761a", "#7b8087", "#b0457a", "#4c6a2e")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
+CLASSIFIER_MARKS = {
+    name: (shape, CLASSIFIER_COLOURS[name])
+    for name, shape in {"std": "square", "rob": "triangle-up", "mixed": "circle"}.items()
+}
+_EVERY = (SHAPES, PALETTE)
 DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
 RIGHT_AND_WRONG = {"right": "#0f8f84", "wrong": "#b5761a"}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
@@ -76,6 +81,7 @@ def vega_config(*, dark: bool = False, font: int = 12) -> Row:
         },
         "title": {"color": ink, "fontSize": font, "fontWeight": "normal", "anchor": "start", "frame": "group"},
         "text": {"color": ink, "fontSize": font},
+        "rule": {"color": muted},
     }  # fmt: skip
 
 
@@ -97,18 +103,36 @@ def described(chart: Chart, words: str) -> Chart:
     return lambda frame: chart(frame).properties(description=words)
 
 
-def key(names: Sequence[str], field: str = "series", colours: Mapping[str, str] | None = None) -> tuple[Any, Any]:
-    """Colour and shape of each name, with one key for both above the chart where there are several names."""
-    colours = colours or dict(zip(names, PALETTE * 4, strict=False))
-    legend = alt.Legend(title=None, orient="top", columns=3, labelLimit=0) if len(names) > 1 else None
-    shapes = [_SHAPE_OF.get(name, SHAPES[i % len(SHAPES)]) for i, name in enumerate(names)]
-    colour = alt.Color(f"{field}:N", scale=alt.Scale(domain=names, range=[colours[n] for n in names]), legend=legend)
-    return colour, alt.Shape(f"{field}:N", scale=alt.Scale(domain=names, range=shapes), legend=legend)
+def key(names: Sequence[str], frame: Frame, marks: Mapping[str, tuple[str, str]] | None = None) -> tuple[Any, Any]:
+    """Colour and shape of each name, with one key for both above the chart where there are several names.
+
+    Args:
+        marks: name -> (shape, colour); those of std, rob and mixed by default, other names take the free ones in turn.
+    """
+    own = {name: mark for name, mark in (marks or CLASSIFIER_MARKS).items() if name in names}
+    shapes, colours = ([each for each in every if all(each not in mark for mark in own.values())] for every in _EVERY)
+    others = [name for name in names if name not in own]
+    drawn_as = own | {
+        name: (shape, colour) for name, shape, colour in zip(others, shapes * 4, colours * 4, strict=False)
+    }
+    columns = 2 if frame.narrow else 3
+    legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=0) if len(names) > 1 else None
+
+    def channel(kind: Any, which: int) -> Any:
+        scale = alt.Scale(domain=names, range=[drawn_as[name][which] for name in names])
+        return kind("series:N", scale=scale, legend=legend)
+
+    return channel(alt.Color, 1), channel(alt.Shape, 0)
+
+
+def heading(words: str, frame: Frame) -> Drawn:
+    """What a panel is called, at one height for all panels; a title stands where the panel's labels let it."""
+    mark = alt.Chart(values([{"words": words}])).mark_text(align="left", baseline="bottom", dy=-0.4 * frame.font)
+    return mark.encode(x=alt.value(0), y=alt.value(0), text="words:N")
 
 
 # A circle with a hole; the inner arc runs the other way round, so that it is not filled.
 RING = "M1.3,0A1.3,1.3,0,1,0,-1.3,0A1.3,1.3,0,1,0,1.3,0ZM0.9,0A0.9,0.9,0,1,1,-0.9,0A0.9,0.9,0,1,1,0.9,0Z"
-_SHAPE_OF = {"std": "square", "rob": "triangle-up", "mixed": "circle"}
 
 
 # --- scatter: clean against robust accuracy --------------------------------------------------------------------------
@@ -139,7 +163,7 @@ def accuracy_scatter(
 
     def draw(frame: Frame) -> Drawn:
         width = min(frame.panel(1), 480)
-        return scatter_panel(marks, lines, key(names), shown, (width, round(0.68 * width)), frame)
+        return scatter_panel(marks, lines, key(names, frame), shown, (width, round(0.68 * width)), frame)
 
     return draw
 
@@ -164,11 +188,13 @@ def scatter_panel(
     frame: Frame,
     *,
     layers: Sequence[Any] = (),
+    stepped: bool = False,
     title: str = "",
 ) -> Drawn:
     """One panel; marks inside the window are drawn whole also where they lie on its edge.
 
     Args:
+        stepped: curves are staircases: of what lies between two of their points, only the lower one can be had.
         layers: more of them, drawn behind the labels.
     """
     (left, right), (bottom, top) = shown
@@ -178,7 +204,9 @@ def scatter_panel(
     rule = alt.Chart(values(inside)).mark_rule(clip=True, opacity=0.7)
     steps = [{**row, "series": name, "order": i} for name, curve in curves.items() for i, row in enumerate(curve)]
     parts: list[Any] = [
-        alt.Chart(values(steps)).mark_line(clip=True, strokeWidth=1.3).encode(x=x, y=y, color=colour, order="order:Q"),
+        alt.Chart(values(steps)).mark_line(
+            clip=True, strokeWidth=1.3, interpolate="step-before" if stepped else "linear"
+        ).encode(x=x, y=y, color=colour, order="order:Q"),
         rule.encode(x=accuracy_axis("clean_low", shown[0]), x2="clean_high:Q", y=y, color=colour),
         rule.encode(x=x, y=accuracy_axis("robust_low", shown[1]), y2="robust_high:Q", color=colour),
         *layers,
@@ -190,17 +218,18 @@ def scatter_panel(
     for place, labels in placed(inside, obstacles, shown, size, frame.font).items():
         text = alt.Chart(values(labels)).mark_text(align=place[0], dx=place[1], dy=place[2])
         parts.append(text.encode(x=x, y=y, text="name:N"))
-    if not steps:
-        parts.pop(0)
+    if title:
+        parts.append(heading(title, frame))
     width, height = size
-    return alt.layer(*parts).properties(width=width, height=height, **({"title": title} if title else {}))
+    return alt.layer(*parts[0 if steps else 1 :]).properties(width=width, height=height)
 
 
 def accuracy_axis(field: str, domain: Span) -> Any:
     """The horizontal axis for clean fields, the vertical one for all others, both in percent."""
     axis = alt.X if field.startswith("clean") else alt.Y
     title = "clean accuracy (%)" if field.startswith("clean") else "robust accuracy (%)"
-    return axis(f"{field}:Q", title=title, scale=alt.Scale(domain=list(domain), nice=False), axis=alt.Axis(tickCount=6))
+    ticks = alt.Axis(tickCount=6, labelFlush=False)
+    return axis(f"{field}:Q", title=title, scale=alt.Scale(domain=list(domain), nice=False), axis=ticks)
 
 
 def _tooltip(rows: Sequence[Row]) -> list[alt.Tooltip]:
@@ -290,7 +319,7 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
 
     def draw(frame: Frame) -> Drawn:
-        colour, shape = key(names)
+        colour, shape = key(names, frame)
         scale = alt.Scale(zero=False, nice=False, padding=0.8 * frame.font)
         across: Any = alt.X("x:Q", title=x, scale=scale, axis=alt.Axis(tickCount=6))
         if named:
@@ -298,24 +327,27 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
                 "x:N", title=x, sort=list(dict.fromkeys(row["x"] for row in rows)), axis=alt.Axis(labelAngle=0)
             )
         up = alt.Y("y:Q", title=y, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-        dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=list(DASHES)[: len(names)]), legend=None)
-        base = alt.Chart(values(rows))
+        base, width = alt.Chart(values(rows)), min(frame.panel(1), 480)
         layers: list[Any] = [
-            base.mark_line(strokeWidth=1.5).encode(x=across, y=up, color=colour, strokeDash=dash),
+            # Dashes are the marks' own: as a channel they would cut the outlines of the key's symbols, too.
+            *(
+                base.transform_filter(alt.datum.series == name)
+                .mark_line(strokeWidth=1.5, strokeDash=dash)
+                .encode(x=across, y=up, color=colour)
+                for name, dash in zip(names, DASHES * 4, strict=False)
+            ),
             base.mark_point(filled=True, size=0.5 * frame.font**2, opacity=1).encode(
                 x=across, y=up, color=colour, shape=shape
             ),
         ]
         if all("low" in row for row in rows):
-            layers.insert(
-                0, base.mark_area(opacity=0.18).encode(x=across, y=alt.Y("low:Q", title=y), y2="high:Q", color=colour)
-            )
+            band = base.mark_area(opacity=0.18).encode(x=across, y=alt.Y("low:Q", title=y), y2="high:Q", color=colour)
+            layers.insert(0, band)
         if rule is not None:
             level = alt.Chart(values([{"y": rule[0], "words": rule[1]}]))
             layers.append(level.mark_rule(strokeDash=[2, 3], strokeWidth=1.2).encode(y=up))
-            text = level.mark_text(align="left", dx=3, dy=-0.7 * frame.font)
-            layers.append(text.encode(y=up, x=alt.value(0), text="words:N"))
-        width = min(frame.panel(1), 480)
+            text = level.mark_text(align="left", dx=0.4 * frame.font)
+            layers.append(text.encode(y=up, x=alt.value(width), text="words:N"))
         return alt.layer(*layers).properties(width=width, height=round(0.62 * width))
 
     return draw
@@ -334,13 +366,12 @@ def beside(*charts: Chart) -> Chart:
     return draw
 
 
-def bars(rows: Sequence[Row], *, value: str, within: Span | None = None, group: str | None = None) -> Chart:
+def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Chart:
     """Horizontal bars; rows hold `name`, `value`, and where known `group`, `low` and `high`, and a `label`.
 
     Args:
         value: the axis' title.
         within: the axis' ends; from 0 to the largest number by default.
-        group: the title of the key.
     """
     shown = [{"group": "", **row} for row in rows if row["value"] is not None]
     names, groups = (list(dict.fromkeys(str(row[field]) for row in shown)) for field in ("name", "group"))
@@ -354,22 +385,24 @@ def bars(rows: Sequence[Row], *, value: str, within: Span | None = None, group: 
         axis = alt.Axis(ticks=False, domain=False, labelLimit=0.42 * frame.width)
         y = alt.Y("name:N", sort=names, title=None, axis=axis)
         offset = alt.YOffset("group:N", sort=groups, scale=alt.Scale(domain=groups))
-        legend = alt.Legend(title=group, orient="top", columns=3, symbolType="square", labelLimit=0)
+        few = 2 if frame.narrow else 3
+        legend = alt.Legend(title=None, orient="top", columns=few, symbolType="square", labelLimit=0)
         scale = alt.Scale(domain=groups, range=list((PALETTE * 4)[: len(groups)]))
         one = {"color": alt.value(CLASSIFIER_COLOURS["mixed"])}
         several = {"color": alt.Color("group:N", scale=scale, legend=legend), "yOffset": offset}
         base, step = alt.Chart(values(shown)), 1.5 * frame.font
+        width = min(frame.panel(1, beside=0.3 * frame.width), 560)
         tooltip = [alt.Tooltip("name:N"), alt.Tooltip("group:N"), alt.Tooltip("value:Q", title=value, format=".4~g")]
         layers: list[Any] = [base.mark_bar().encode(x=x, y=y, tooltip=tooltip, **(several if groups[1:] else one))]
         places = {"yOffset": offset} if groups[1:] else {}
         if shown and all("low" in row for row in shown):
-            rule = base.mark_rule(strokeWidth=1.2, color="#57606a")
+            rule = base.mark_rule(strokeWidth=1.2)
             layers.append(rule.encode(y=y, x=alt.X("low:Q"), x2="high:Q", **places))
         if shown and all("label" in row for row in shown):
             text = base.mark_text(align="left", dx=0.5 * frame.font, baseline="middle")
-            layers.append(text.encode(x=x, y=y, text="label:N", **places))
+            layers.append(text.encode(x=alt.value(width), y=y, text="label:N", **places))
         height = round(len(names) * step * max(1, 0.75 * len(groups)) + 0.6 * step * len(names))
-        return alt.layer(*layers).properties(width=min(frame.panel(1, beside=0.3 * frame.width), 560), height=height)
+        return alt.layer(*layers).properties(width=width, height=height)
 
     return draw
 
@@ -410,9 +443,9 @@ def histograms(
             order = [name for pair in zip(order[:half], order[half:], strict=True) for name in pair]
         width = frame.panel(beside, gap=gap)
         parts = [
-            _histogram(panels[name], edges, x, "" if i % beside else "share (%)", empty).properties(
-                width=width, height=round(0.7 * width), title=name
-            )
+            alt.layer(
+                *_histogram(panels[name], edges, x, "" if i % beside else "share (%)", empty), heading(name, frame)
+            ).properties(width=width, height=round(0.7 * width))
             for i, name in enumerate(order)
         ]
         chart = alt.concat(*parts, columns=beside, spacing={"row": 5.2 * frame.font, "column": gap}, bounds="flush")
@@ -421,11 +454,11 @@ def histograms(
     return draw
 
 
-def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, empty: str) -> Drawn:
+def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, empty: str) -> list[Drawn]:
     names = list(RIGHT_AND_WRONG)
     rows = [row for group in groups for row in _bins(group, edges)]
     if not rows:
-        return alt.layer(alt.Chart(values([{"words": empty}])).mark_text(fontStyle="italic").encode(text="words:N"))
+        return [alt.Chart(values([{"words": empty}])).mark_text(fontStyle="italic").encode(text="words:N")]
     top = 1.1 * max(row["share"] for row in rows)
     colour = alt.Color(
         "series:N", scale=alt.Scale(domain=names, range=list(RIGHT_AND_WRONG.values())),
@@ -444,7 +477,7 @@ def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, em
     ]
     base = alt.Chart(values(rows))
     tooltip = [alt.Tooltip("series:N"), alt.Tooltip("n:Q", title="images"), alt.Tooltip("left:Q", title="median")]
-    return alt.layer(
+    return [
         base.mark_bar(opacity=0.6).transform_filter("datum.series === 'right'").encode(
             x=across, x2="right:Q", y=up, y2=alt.datum(0), color=colour
         ),
@@ -453,7 +486,7 @@ def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, em
         alt.Chart(values(medians)).mark_rule(strokeWidth=1.5).encode(
             x=across, color=colour, strokeDash=dash, tooltip=tooltip
         ),
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 def _bins(group: Row, edges: Sequence[float]) -> list[Row]:
@@ -537,8 +570,8 @@ def _map(rows: Sequence[Row], colour: alt.Color, width: int, frame: Frame, *, fi
         for ink, wide in (("#1f2328", 0.35 * frame.font), ("#ffffff", 0.17 * frame.font))
     ]
     sides = {"width": max(1, width // columns) * columns, "height": max(1, round(0.8 * width) // steps) * steps}
-    power = f"p = {rows[0]['p']:.4g}"
-    return alt.layer(cells, crosses, *rings).properties(title=power, **sides)  # whole pixels a cell: no seams
+    named = heading(f"p = {rows[0]['p']:.4g}", frame)
+    return alt.layer(cells, crosses, *rings, named).properties(**sides)  # whole pixels a cell: no seams
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

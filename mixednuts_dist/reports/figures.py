@@ -12,6 +12,7 @@ import altair as alt
 from ..register import CHARTS
 from .charts import (
     CLASSIFIER_COLOURS,
+    CLASSIFIER_MARKS,
     PALETTE,
     RING,
     Chart,
@@ -22,6 +23,7 @@ from .charts import (
     bars,
     beside,
     described,
+    key,
     lines,
     maps,
     point,
@@ -48,13 +50,12 @@ _MEANINGS = {
     "exact": "clean accuracy of the mixture (%)",
     "paper": "clean and wrong images above the cutoff (%)",
 }
-_PREDICTED, _CHOSEN = "predicted, every beta", "predicted, chosen beta"
+_PREDICTED, _CHOSEN, _FRONT = "predicted, every beta", "predicted, chosen beta", "best of all candidates"
 _ROUNDS, _OTHERS = "measured in the search", "measured, other runs"
 _MARKS = {
-    "std": ("square", CLASSIFIER_COLOURS["std"]),
-    "rob": ("triangle-up", CLASSIFIER_COLOURS["rob"]),
-    "mixed": ("circle", CLASSIFIER_COLOURS["mixed"]),
+    **CLASSIFIER_MARKS,
     _PREDICTED: ("stroke", CLASSIFIER_COLOURS["mixed"]),
+    _FRONT: ("stroke", CLASSIFIER_COLOURS["mixed"]),
     _CHOSEN: (RING, CLASSIFIER_COLOURS["mixed"]),
     _ROUNDS: ("diamond", PALETTE[3]),
     _OTHERS: ("cross", PALETTE[3]),
@@ -76,9 +77,10 @@ def caption(name: str) -> str:
 @CHARTS(
     "tradeoff",
     describes="Clean against robust accuracy: predicted for every beta, and measured",
-    caption="Line: what the search predicts for every beta, clean accuracy against the robust images that stay right "
-    "under the stored perturbations. Ring: the beta of the slider, dotted: its 95 % interval. Marks with whiskers: "
-    "measured under attack, with 95 % intervals.",
+    caption="Dots: what the search predicts for every beta, clean accuracy against the robust images that stay right "
+    "under the stored perturbations. Line: the best that any candidate with any alpha is predicted to reach, where the "
+    "search has stored it. Ring: the beta of the slider. Marks with whiskers: measured under attack, "
+    "with 95 % intervals.",
     order=1,
 )
 def tradeoff(results: RunResults) -> Chart | None:
@@ -86,25 +88,23 @@ def tradeoff(results: RunResults) -> Chart | None:
     if results.found is None:
         return None
     curve, marks = _curve(results), _measured_marks(results)
-    shown = [name for name in _MARKS if name in {_PREDICTED, _CHOSEN, *(mark["series"] for mark in marks)}]
+    front = [{"clean": clean.percent, "robust": kept.percent} for clean, kept in map(predicted, results.search.front)]
+    line = _FRONT if front else _PREDICTED
+    shown = [name for name in _MARKS if name in {line, _CHOSEN, *(mark["series"] for mark in marks)}]
     close = _close_window(curve, marks)
     left = min([*(mark["clean_low"] for mark in marks), *(step["clean"] for step in curve)])
     whole = (max(0.0, left - 4), 100.0), (0.0, 100.0)
-    legend = alt.Legend(title=None, orient="top", columns=4, labelLimit=0)
 
     def draw(frame: Frame) -> Any:
-        shapes, colours = ([_MARKS[name][i] for name in shown] for i in (0, 1))
-        few = replace_columns(legend, 2 if frame.narrow else 4)
-        colour = alt.Color("series:N", scale=alt.Scale(domain=shown, range=colours), legend=few)
-        shape = alt.Shape("series:N", scale=alt.Scale(domain=shown, range=shapes), legend=few)
+        marked = key(shown, frame, _MARKS)
         columns, gap = (1 if frame.narrow else 2), 5.5 * frame.font
         side = frame.panel(columns, gap=gap)
         panels = [
             scatter_panel(
                 marks if i else [{**mark, "name": mark["name"] if mark["series"] in ("std", "rob", "mixed") else ""}
                                  for mark in marks],
-                {_PREDICTED: curve}, (colour, shape), window_, (side, side), frame, title=title,
-                layers=[*_ring_layers(curve, window_, (colour, shape), frame), *([] if i else [_frame(close)])],
+                {line: front or curve}, marked, window_, (side, side), frame, title=title, stepped=bool(front),
+                layers=[*_ring_layers(curve, window_, marked, frame), *([] if i else [_frame(close)])],
             )
             for i, (window_, title) in enumerate(
                 ((whole, "All of it (frame: the other panel)"), (close, "Around the curve"))
@@ -115,11 +115,6 @@ def tradeoff(results: RunResults) -> Chart | None:
         return chart.resolve_scale(color="shared", shape="shared")
 
     return described(draw, _tradeoff_words(results))
-
-
-def replace_columns(legend: alt.Legend, columns: int) -> alt.Legend:
-    """The same key in this many columns."""
-    return alt.Legend(**{**legend.to_dict(), "columns": columns})
 
 
 def _curve(results: RunResults) -> list[Row]:
@@ -154,20 +149,17 @@ def _close_window(curve: list[Row], marks: list[Row]) -> tuple[Span, Span]:
 def _ring_layers(
     curve: list[Row], shown: tuple[Span, Span], colour_and_shape: tuple[Any, Any], frame: Frame
 ) -> list[Any]:
-    """Every beta as a dot, and around the slider's a ring with its intervals."""
+    """Every beta as a dot, and around the slider's a ring."""
     colour, shape = colour_and_shape
     x, y = accuracy_axis("clean", shown[0]), accuracy_axis("robust", shown[1])
     numbers = ("beta", "s", "p", "c", "alpha", "clean", "robust")
     tooltip = [alt.Tooltip(f"{name}:Q", format=".4~g") for name in numbers]
     base = alt.Chart(values(curve))
     chosen = base.transform_filter(f"datum.beta === {SELECTED_BETA}")
-    rule = chosen.mark_rule(clip=True, strokeWidth=1.5, strokeDash=[2, 2])
     return [
         base.mark_circle(clip=True, size=0.18 * frame.font**2, opacity=1, color=CLASSIFIER_COLOURS["mixed"]).encode(
             x=x, y=y, tooltip=tooltip
         ),
-        rule.encode(x=accuracy_axis("clean_low", shown[0]), x2="clean_high:Q", y=y, color=colour),
-        rule.encode(x=x, y=accuracy_axis("robust_low", shown[1]), y2="robust_high:Q", color=colour),
         chosen.mark_point(clip=True, filled=True, size=0.6 * frame.font**2, opacity=1).encode(
             x=x, y=y, color=colour, shape=shape, tooltip=tooltip
         ),
@@ -196,9 +188,9 @@ def _tradeoff_words(results: RunResults) -> str:
 @CHARTS(
     "rounds",
     describes="What each round of the search predicted and measured",
-    caption="Each round attacks the choice, and the search chooses again with the perturbations that were found. Left: "
-    "the share of rob’s robust images that the choice keeps. Right: its clean accuracy. Last: the whole adaptive "
-    "attack on what was deployed.",
+    caption="Each round attacks the choice, and the search chooses again with the perturbations that were found: the "
+    "share of rob’s robust images that the choice keeps, and its clean accuracy. Last: the whole adaptive attack on "
+    "what was deployed.",
     order=2,
 )
 def rounds(results: RunResults) -> Chart | None:
@@ -218,16 +210,21 @@ def rounds(results: RunResults) -> Chart | None:
 def rounds_chart(steps: list[tuple[str, Count, Count, Count]], beta: float) -> Chart:
     """Steps by name, with what is clean right, predicted to be kept, and measured."""
     kept = [
-        {"x": name, "y": count.percent, "series": series}
+        {"x": _on_axis(name), "y": count.percent, "series": series}
         for name, _, foreseen, measured in steps
         for series, count in (("predicted", foreseen), ("measured", measured))
     ]
-    clean = [{"x": name, "y": count.percent, "series": "clean"} for name, count, *_ in steps]
+    clean = [{"x": _on_axis(name), "y": count.percent, "series": "clean"} for name, count, *_ in steps]
     level = (100 * beta, f"β = {beta:g}")
     return beside(
-        lines(kept, x="", y="kept of rob’s robust images (%)", named=True, rule=level),
-        lines(clean, x="", y="clean accuracy (%)", named=True),
+        lines(kept, x="round", y="robust images kept (%)", named=True, rule=level),
+        lines(clean, x="round", y="clean accuracy (%)", named=True),
     )
+
+
+def _on_axis(step: str) -> str:
+    """`2` for `round 2`: the axis' title says that these are rounds."""
+    return step.removeprefix("round ")
 
 
 def _rounds_words(steps: list[tuple[str, Count, Count, Count]]) -> str:

@@ -22,6 +22,7 @@ Images = Literal["clean", "attacked"]
 IMAGES: tuple[Images, ...] = ("clean", "attacked")
 CLASSIFIERS = ("std", "rob", "rob+LN", "rob+M")
 # Margins pile up near 0 and near 1: 8 bins a decade from 1e-4; smaller ones count in the first bin.
+SATURATED = 0.99  # medians above this no longer tell by their ratio
 EDGES: tuple[float, ...] = tuple(10 ** (n / 8 - 4) for n in range(33))
 
 
@@ -35,6 +36,7 @@ class MarginGroup:
     counts: tuple[int, ...]  # images in each bin of EDGES
     n: int
     median: float | None  # None where no image falls into the group
+    distance: float | None = None  # median of 1 - margin, told where margins themselves round to 1
 
     @property
     def side(self) -> str:
@@ -42,7 +44,7 @@ class MarginGroup:
 
 
 class MarginTally:
-    """Collects the groups batch by batch; keeps one number an image and group, no logits.
+    """Collects the groups batch by batch; keeps one number an image and group, log(1 - margin), and no logits.
 
     Args:
         transform: M, as deployed.
@@ -70,17 +72,20 @@ class MarginTally:
         return tuple(_group(*kind, self._found.get(kind, [])) for kind in kinds)
 
     def _split(self, classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> None:
-        margins_B = -torch.expm1(log_one_minus_top2_margin(logits_BK.double()))
+        log_distances_B = log_one_minus_top2_margin(logits_BK.double()).float()
         right_B = logits_BK.argmax(dim=1) == labels_B
-        self._found[classifier, images, True].append(margins_B[right_B].float())
-        self._found[classifier, images, False].append(margins_B[~right_B].float())
+        self._found[classifier, images, True].append(log_distances_B[right_B])
+        self._found[classifier, images, False].append(log_distances_B[~right_B])
 
 
 def _group(classifier: str, images: Images, correct: bool, found: Sequence[Tensor]) -> MarginGroup:
-    margins = torch.cat([torch.empty(0), *found]).double().numpy()
+    log_distances = torch.cat([torch.empty(0), *found]).double().numpy()
+    margins = -np.expm1(log_distances)
     counts, _ = np.histogram(margins.clip(EDGES[0], EDGES[-1]), bins=EDGES)
-    median = float(np.median(margins)) if margins.size else None
-    return MarginGroup(classifier, images, correct, tuple(counts.tolist()), margins.size, median)
+    median, distance = None, None
+    if margins.size:
+        median, distance = float(np.median(margins)), float(np.exp(np.median(log_distances)))
+    return MarginGroup(classifier, images, correct, tuple(counts.tolist()), margins.size, median, distance)
 
 
 def margin_groups(
@@ -114,6 +119,17 @@ def _two_medians(groups: Iterable[MarginGroup], classifier: str) -> tuple[float 
     return medians.get(("attacked", True)), medians.get(("clean", False))
 
 
+def distance_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
+    """Median of 1 - margin on clean images that are wrong, over that on attacked images that are right.
+
+    Where M takes all margins close to 1, this is what a cutoff tells apart. None where a group is empty, or the latter
+    is 0 even in float64.
+    """
+    found = {(group.images, group.correct): group.distance for group in groups if group.classifier == classifier}
+    clean_wrong, attacked_right = found.get(("clean", False)), found.get(("attacked", True))
+    return clean_wrong / attacked_right if clean_wrong is not None and attacked_right else None
+
+
 def medians_table(groups: Sequence[MarginGroup]) -> Table:
     """Each classifier's four medians, their ratio and the paper's gap."""
     rows: list[list[Cell]] = [
@@ -131,11 +147,24 @@ def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
     raw, mapped = margin_ratio(groups, "rob"), margin_ratio(groups, "rob+M")
     if raw is None or mapped is None:
         return "rob is right on no attacked image or wrong on no clean one, so there are no margins to compare."
-    better = "M raises that, and std can be trusted more often" if mapped > raw else "M does not raise that here"
+    better, worse = "M raises that, and std can be trusted more often", "M does not raise that here"
+    near, far = distance_ratio(groups, "rob+M"), distance_ratio(groups, "rob")
+    if min(median for median in _two_medians(groups, "rob+M") if median is not None) > SATURATED and near and far:
+        return (
+            "Behind M both medians are close to 1, and a cutoff tells margins apart by their distance to 1: that is "
+            f"{_factor(near)} times as large on the clean and wrong images as on the attacked and right ones, against "
+            f"{_factor(far)} times for rob itself. {better if near > far else worse}."
+        )
     return (
         f"rob's median margin is {raw:.2g} times as large on attacked images that it gets right as on clean images "
-        f"that it gets wrong; behind M it is {mapped:.2g} times as large. {better}."
+        f"that it gets wrong; behind M it is {mapped:.2g} times as large. {better if mapped > raw else worse}."
     )
+
+
+def _factor(value: float) -> str:
+    if value >= 1e6:
+        return "more than a million"
+    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
 
 
 def margin_histograms(groups: Sequence[MarginGroup]) -> Chart:

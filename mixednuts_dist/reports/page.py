@@ -17,6 +17,7 @@ from .margins import medians_table, ratio_sentence
 from .results import (
     RunResults,
     candidates_sentence,
+    corrected,
     kept_by_rounds,
     kept_predicted,
     predicted,
@@ -25,7 +26,7 @@ from .results import (
     same_mixture,
 )
 from .tables import accuracy_table, cost_table, search_table, survival_table, table_files
-from .worst_images import Reason, WorstImage, contact_sheet, perturbation_png, pixels_of, png
+from .worst_images import Reason, WorstImage, perturbation_png, pixels_of, png
 
 # The page may run what is written in it and show what is written in it; it may fetch nothing, from anywhere.
 CONTENT_SECURITY_POLICY = (
@@ -55,7 +56,7 @@ def report_files(results: RunResults) -> dict[str, bytes]:
 
     `index.html` needs none of the others. For papers and scripts: each figure as `<figure>.svg`, on dark as
     `<figure>-dark.svg`, and with 8 pt text as `<figure>-3.25in.pdf`, `<figure>-5.5in.pdf` and `.png` (300 dpi); each
-    table and each figure's data as `.csv` and `.tex` (`table.*` is the accuracy table); `worst_images.png`;
+    table and each figure's data as `.csv` and `.tex` (`table.*` is the accuracy table);
     `results.json` (`RunResults.to_json`).
     """
     charts = figures(results)
@@ -65,8 +66,6 @@ def report_files(results: RunResults) -> dict[str, bytes]:
     files["results.json"] = (json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n").encode()
     for name, chart in charts.items():
         files |= chart_files(name, chart, wide[name])
-    if results.worst:
-        files["worst_images.png"] = contact_sheet(results.worst)
     return {
         "index.html": _html(results, {name: spec for name, (spec, _) in wide.items()}, narrow, files).encode(),
         **files,
@@ -100,10 +99,11 @@ def _html(results: RunResults, wide: dict[str, Row], narrow: dict[str, Row], fil
         "costs": cost_table(results).turned(),
     }
     if results.found:
+        rounds = rounds_table(results)
         content |= {
             "deployed_stop": [stop["beta"] for stop in stops].index(results.parameters.beta),
             "betas": search_table(results.search),
-            "rounds": rounds_table(results),
+            "rounds": rounds.only([*(rounds.printed or ()), "passes"]),
             "rounds_sentence": rounds_sentence(results),
             "candidates_sentence": candidates_sentence(results.search),
             "medians": medians_table(results.margins),
@@ -122,8 +122,8 @@ def slider_stops(results: RunResults) -> list[dict[str, Any]]:
 
 
 def _stop_words(entry: Choice, results: RunResults) -> dict[str, str]:
-    clean, _ = predicted(entry)
-    kept = kept_predicted(results, entry)
+    clean, kept = predicted(entry)[0], kept_predicted(results, entry)
+    clean_elsewhere, kept_elsewhere = corrected(results, entry)
     return {
         "beta": f"{entry.beta:g}",
         "s": counts.minus(f"{entry.scale:.5g}"),
@@ -134,10 +134,16 @@ def _stop_words(entry: Choice, results: RunResults) -> dict[str, str]:
         "clamp": entry.clamp,
         "clean": counts.percent_first(clean),
         "kept_predicted": counts.percent_first(kept),
-        "clean_interval": counts.interval_text(clean),
-        "kept_interval": counts.interval_text(kept),
+        "clean_beyond": _beyond(clean, clean_elsewhere),
+        "kept_beyond": _beyond(kept, kept_elsewhere),
         "measured": _measured_words(entry, results),
     }
+
+
+def _beyond(shown: counts.Count, elsewhere: float | None) -> str:
+    """What a prediction is worth: its interval, and what to expect on images that the search has not seen."""
+    expected = "" if elsewhere is None else f"; on other images about {elsewhere:.{shown.decimals}f}\u00a0%"
+    return f"95\u00a0% interval {counts.interval_text(shown)}{expected}"
 
 
 def _measured_words(entry: Choice, results: RunResults) -> str:

@@ -18,17 +18,20 @@ from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, MixedNutsError
 from ..images.datasets import open_dataset
 from ..stages.attack import siblings
-from ..stages.evaluate import (
-    CACHED,
-    CHECK,
-    autoattack_fingerprint,
-    check_fingerprint,
-    evaluate_fingerprint,
-    evaluated_part,
-)
+from ..stages.evaluate import CACHED, CHECK, check_fingerprint, evaluated_part
 from ..stages.partitioned import Progress, Silent
-from ..stages.runs import Run, finished_partitions, reopen_run, require_complete, stage_clock, stage_seconds
-from ..stages.search import read_candidates, read_search_result
+from ..stages.runs import (
+    Run,
+    autoattack_fingerprint,
+    evaluate_fingerprint,
+    finished_partitions,
+    read_search_result,
+    reopen_run,
+    require_complete,
+    stage_clock,
+    stage_seconds,
+)
+from ..stages.search import read_candidates
 from ..storage.manifest import write_with_checksums
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords
@@ -58,7 +61,7 @@ from .worst_images import WorstImage, with_pixels
 
 logger = logging.getLogger(__name__)
 
-_IMAGES_AT_A_TIME = 20_000  # rows whose logits are held at once
+_LOGITS_AT_A_TIME = 1 << 21  # of each column: 8 MB; a few float64 copies are made of them
 
 
 def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
@@ -160,8 +163,8 @@ def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
 
 
 def _parts(opened: Run) -> Iterator[list[Partition]]:
-    """The partitions in groups of about as many images as are held at once."""
-    each = max(1, _IMAGES_AT_A_TIME // opened.config.partition_size)
+    """The partitions in groups of about as many images as are held at once, so that memory does not grow with them."""
+    each = max(1, _LOGITS_AT_A_TIME // (opened.inputs.n_classes * opened.config.partition_size))
     for start in range(0, len(opened.partitions), each):
         yield opened.partitions[start : start + each]
 

@@ -16,7 +16,7 @@ from ..selection.choice import Choice
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
 from ..threat import ThreatModel
 from ..uris import is_black_box
-from .counts import Count, percent_text, share_text
+from .counts import Count, device_hours, percent_text, share_text
 from .margins import CLASSIFIERS, MarginGroup, MarginTally, margin_gap, margin_ratio
 from .table import Cell, Table
 from .worst_images import WorstImage, WorstTally
@@ -172,11 +172,12 @@ class RunResults:
         - `rounds`: one entry a round of the search and beta: `round`, `beta`, `clean`, `kept_predicted`,
           `kept_measured`, `passes`.
         - `tradeoff`: `predicted`, one entry a beta, largest first: `beta`, `s`, `p`, `c`, `alpha`, `one_minus_alpha`,
-          `clean`, `kept_predicted` (counts of all images, with the prediction's own 95 % interval);
+          `clean`, `kept_predicted` (counts of all images, with the prediction's own 95 % interval), `clean_corrected`,
+          `kept_corrected` (percent to expect on other images; the latter of rob's robust ones);
           `measured_runs`: `beta`, `clean`, `robust`, `run`, `criterion`, `clamp`, s, p, c of every finished run
           beside this one.
-        - `margins`: `medians`, a list of `classifier`, `images`, `correct`, `n`, `median`; `ratios` and `gaps` by
-          classifier. `worst_images`: `sample_id`, `label`, `reason`, `verdicts`.
+        - `margins`: `medians`, a list of `classifier`, `images`, `correct`, `n`, `median`, `distance` to 1;
+          `ratios` and `gaps` by classifier. `worst_images`: `sample_id`, `label`, `reason`, `verdicts`.
         """
         content: dict[str, Any] = {
             "format": FORMAT,
@@ -226,9 +227,13 @@ class RunResults:
             "rounds": [dict(zip(rounds.columns, row, strict=True)) for row in rounds.to_json()],
             "tradeoff": {
                 "predicted": [
-                    {**parameter_values(entry), "clean": clean.to_json(), "kept_predicted": kept.to_json()}
+                    {
+                        **parameter_values(entry),
+                        "clean": predicted(entry)[0].to_json(),
+                        "kept_predicted": predicted(entry)[1].to_json(),
+                        **dict(zip(("clean_corrected", "kept_corrected"), corrected(self, entry), strict=True)),
+                    }
                     for entry in search.entries
-                    for clean, kept in [predicted(entry)]
                 ],
                 "measured_runs": [point.to_json() for point in self.measured],
             },
@@ -344,17 +349,15 @@ def stage_costs(receipts: Mapping[str, Sequence[Receipt]], seconds: Mapping[str,
 
 
 def _bill(stage: str, receipts: Sequence[Receipt], wall_seconds: float | None) -> StageCost:
-    hours = {True: 0.0, False: 0.0}  # on the CPU, on accelerators
-    for receipt in receipts:
-        hours[receipt.device == "cpu"] += receipt.n_devices * receipt.seconds / 3600
+    gpu_hours, core_hours = device_hours(receipts)
     return StageCost(
         stage=stage,
         images=sum(receipt.n_images for receipt in receipts),
         partitions=len(receipts),
         nodes=len({receipt.node for receipt in receipts}),
         devices=tuple(sorted({receipt.device for receipt in receipts})),
-        core_hours=hours[True],
-        gpu_hours=hours[False],
+        core_hours=core_hours,
+        gpu_hours=gpu_hours,
         wall_seconds=wall_seconds,
         n_forward=sum(receipt.n_forward for receipt in receipts),
         n_backward=sum(receipt.n_backward for receipt in receipts),
@@ -392,6 +395,16 @@ def kept_predicted(results: RunResults, entry: Choice) -> Count:
     return Count(min(kept, robust.correct), robust.correct)
 
 
+def corrected(results: RunResults, entry: Choice) -> tuple[float | None, float | None]:
+    """Clean accuracy and kept share to expect on other images, in percent, as the search has estimated them."""
+    clean, kept = entry.clean_corrected, entry.kept_corrected
+    total = max(1, results.row("rob").robust.correct)
+    return (
+        None if clean is None else 100 * clean,
+        None if kept is None else min(100.0, 100 * kept * entry.total / total),
+    )
+
+
 def asked(results: RunResults) -> int:
     """How many of rob's robust images the deployed beta asks to keep."""
     return math.ceil(results.parameters.beta * results.row("rob").robust.correct - 1e-9)
@@ -424,7 +437,9 @@ def rounds_table(results: RunResults) -> Table:
                  Count(kept, done.of), passes]
             )  # fmt: skip
             passes = 0  # of the round as a whole; told once
-    return Table(["round", "beta", "clean", "kept_predicted", "kept_measured", "passes"], rows)
+    columns = ["round", "beta", "clean", "kept_predicted", "kept_measured", "passes"]
+    several = len({row[1] for row in rows}) > 1
+    return Table(columns, rows, printed=[name for name in columns[:5] if several or name != "beta"])
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
@@ -449,7 +464,7 @@ def summary_sentence(results: RunResults) -> str:
     return (
         f"{clean} Under attack it keeps {results.kept.correct} of rob's {results.kept.total} robust images "
         f"({percent_text(results.kept)} %; beta = {results.parameters.beta:g} asks for {asked(results)}){only}: "
-        f"{share_text(mixed.robust)} are right. std alone is right on {std.robust.correct}."
+        f"{share_text(mixed.robust)} are right. std alone is right on {std.robust.correct or 'none'}."
     )
 
 

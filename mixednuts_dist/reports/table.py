@@ -48,7 +48,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     bold: str | None = None  # first cell of the row that stands out
-    printed: Sequence[str] | None = None  # the columns that LaTeX prints, where a paper has no room for all
+    printed: Sequence[str] | None = None  # the columns that a paper and a phone have room for; all by default
 
     def row(self, name: str) -> dict[str, Cell]:
         """One row by its first cell, as column -> cell."""
@@ -57,7 +57,7 @@ class Table:
     def only(self, columns: Sequence[str]) -> "Table":
         """The same with these columns alone."""
         places = [list(self.columns).index(name) for name in columns]
-        return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold)
+        return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed)
 
     def turned(self) -> "Table":
         """Rows as columns: the first cells head them."""
@@ -96,7 +96,10 @@ class Table:
     def as_latex(self, comment: str) -> str:
         """A `tabular` for `\\input`, four significant digits; needs the booktabs package."""
         table = self.only(self.printed) if self.printed else self
-        heads = [_latex_heading(name) for name in table.columns]
+        counted = [any(isinstance(row[i], Count) for row in table.rows) for i in range(len(table.columns))]
+        heads = [
+            _latex_heading(name) + r" (\%)" * is_count for name, is_count in zip(table.columns, counted, strict=True)
+        ]
         body = [[_latex_cell(cell) for cell in row] for row in table.rows]
         head, *rest = [f"  {' & '.join(cells)} " + r"\\" for cells in (heads, *body)]
         alignment = "l" + "r" * (len(table.columns) - 1)
@@ -116,9 +119,12 @@ class Table:
 
     def as_html(self, caption: str = "", css: str = "stack") -> Markup:
         """A `<table>` of the page; every text in it is escaped."""
-        heads = Markup("").join(Markup('<th scope="col">{}</th>').format(_heading(name)) for name in self.columns)
+        heads = Markup("").join(
+            Markup('<th scope="col"{}>{}</th>').format(extra, _heading(name))
+            for extra, name in zip(self._extras(), self.columns, strict=True)
+        )
         body = Markup("\n").join(self._html_row(row) for row in self.rows)
-        shown = Markup("<caption>{}</caption>").format(caption) if caption else ""
+        shown = Markup("<caption><span>{}</span></caption>").format(caption) if caption else ""
         return Markup('<table class="{}">{}<thead><tr>{}</tr></thead>\n<tbody>{}</tbody></table>').format(
             css, shown, heads, body
         )
@@ -127,10 +133,18 @@ class Table:
         """The rows as plain values."""
         return [[cell.to_json() if isinstance(cell, Count) else cell for cell in row] for row in self.rows]
 
+    def _extras(self) -> list[Markup]:
+        """For each column, what hides it on a phone where it is not printed."""
+        shown = self.columns if self.printed is None else self.printed
+        return [Markup("" if name in shown else ' class="more"') for name in self.columns]
+
     def _html_row(self, row: Sequence[Cell]) -> Markup:
         first, *rest = row
         own = Markup(' class="own"') if first == self.bold else ""
-        cells = Markup("").join(Markup("<td>{}</td>").format(_html_cell(cell)) for cell in rest)
+        cells = Markup("").join(
+            Markup("<td{}>{}</td>").format(extra, _html_cell(cell))
+            for extra, cell in zip(self._extras()[1:], rest, strict=True)
+        )
         return Markup('<tr{}><th scope="row">{}</th>{}</tr>').format(own, cell_text(first), cells)
 
 

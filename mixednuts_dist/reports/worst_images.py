@@ -4,12 +4,11 @@ Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with 
 """
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from ..mixing.margins import log_one_minus_signed_margin
@@ -143,25 +142,6 @@ def perturbation_png(clean_CHW: Tensor, attacked_CHW: Tensor) -> tuple[bytes, fl
     largest = float(change_CHW.abs().max())
     factor = 0.5 / largest if largest > 0 else 1.0
     return _encoded(0.5 + factor * change_CHW, Image.Resampling.NEAREST), factor
-
-
-def contact_sheet(images: Sequence[WorstImage]) -> bytes:
-    """Clean image, perturbation and attacked image side by side, a caption above, one row each, as one PNG."""
-    side, gap, text = LARGEST_SIDE, 8, 20
-    sheet = Image.new("RGB", (3 * side + 4 * gap, len(images) * (side + text + gap) + gap), "white")
-    pen = ImageDraw.Draw(sheet)
-    for i, image in enumerate(images):
-        top = gap + i * (side + text + gap)
-        clean_CHW, attacked_CHW = pixels_of(image)
-        perturbation, factor = perturbation_png(clean_CHW, attacked_CHW)
-        caption = f"{image.reason}: {image.sample_id}, class {image.label}, mixed {image.verdicts[-1].words()}"
-        pen.text((gap, top), f"{caption}; change x {factor:.3g}", fill="black", font=ImageFont.load_default(12))
-        for j, content in enumerate((png(clean_CHW), perturbation, png(attacked_CHW))):
-            picture = Image.open(io.BytesIO(content))
-            scale = side / max(picture.size)
-            size = (round(picture.width * scale), round(picture.height * scale))
-            sheet.paste(picture.resize(size, Image.Resampling.NEAREST), (gap + j * (side + gap), top + text))
-    return _png(sheet)
 
 
 def _encoded(image_CHW: Tensor, resampling: Image.Resampling) -> bytes:

@@ -101,8 +101,17 @@ def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) 
     }
 
 
+def test_tradeoff_draws_the_exact_front_where_the_search_has_stored_it(results: RunResults) -> None:
+    front = results.search.entries[2:6]
+    stored = dataclasses.replace(results, found=dataclasses.replace(results.search, front=front))
+    drawn_front = [row for row in rows_of(spec_of(stored, "tradeoff")) if row.get("series") == "best of all candidates"]
+    assert {(row["clean"], row["robust"]) for row in drawn_front} == {
+        (100 * choice.clean_correct / choice.total, 100 * choice.kept_predicted / choice.total) for choice in front
+    }
+
+
 def test_sensitivity_shows_every_usable_candidate_and_marks_the_selected(results: RunResults) -> None:
-    rows = rows_of(spec_of(results, "sensitivity"))
+    rows = [row for row in rows_of(spec_of(results, "sensitivity")) if "objective" in row]
     shown = {(row["s"], row["p"], row["c"]): row["objective"] for row in rows}
     assert shown == {
         (row["scale"], row["power"], row["bias"]): (
@@ -122,7 +131,7 @@ def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults
     chosen = dataclasses.replace(results.parameters, scale=row["scale"], power=18.0, bias=row["bias"])
     search = dataclasses.replace(results.search, entries=(chosen,))
     spec = spec_of(dataclasses.replace(results, candidates=fine, found=search), "sensitivity")
-    titles = [panel["title"] for panel in spec["concat"]]
+    titles = [row["words"] for rows in spec["datasets"].values() for row in rows if "words" in row]
     assert len(titles) == 12
     assert "p = 18" in titles
 

@@ -67,7 +67,7 @@ def page_data(page: bytes) -> dict[str, Any]:
 
 def test_leaves_every_file(page: dict[str, bytes], results: RunResults) -> None:
     forms = (".svg", "-dark.svg", "-3.25in.pdf", "-3.25in.png", "-5.5in.pdf", "-5.5in.png")
-    pictures = {f"{name}{form}" for name in figures(results) for form in forms} | {"worst_images.png"}
+    pictures = {f"{name}{form}" for name in figures(results) for form in forms}
     assert set(page) == {"index.html", "results.json"} | pictures | set(table_files(results))
     assert all(page.values())
     assert len(page["index.html"]) < 3_000_000

@@ -11,7 +11,7 @@ import torch
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
 from mixednuts_dist.reports.counts import Count
-from mixednuts_dist.reports.margins import EDGES, margin_gap, margin_ratio
+from mixednuts_dist.reports.margins import EDGES, MarginGroup, margin_gap, margin_ratio, ratio_sentence
 from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.threat import ThreatModel
@@ -166,3 +166,15 @@ def test_surprises_become_notes() -> None:
 
 def test_factory_is_deterministic() -> None:
     assert made_up_results(50).to_json() == made_up_results(50).to_json()
+
+
+def test_saturated_margins_are_told_apart_by_their_distance_to_1() -> None:
+    def group(classifier: str, images: str, median: float, distance: float) -> MarginGroup:
+        return MarginGroup(classifier, images, images == "attacked", (), 9, median, distance)
+
+    groups = [
+        group("rob", "attacked", 0.3, 0.7), group("rob", "clean", 0.1, 0.9),
+        group("rob+M", "attacked", 1.0, 1e-9), group("rob+M", "clean", 1.0, 1e-7),
+    ]  # fmt: skip
+    assert "it is 100 times as large" in ratio_sentence(groups).replace("that is 100", "it is 100")
+    assert ratio_sentence(groups).endswith("M raises that, and std can be trusted more often.")

@@ -77,7 +77,7 @@ def test_counts_become_columns_in_csv_and_an_interval_in_latex() -> None:
     assert lines[0] == "% a comment"
     assert r"  apgd-ce & 75.0 {\footnotesize [59.8, 85.8]} & 7 \\" in lines
     assert r"  fab-t & -- & 0.1235 \\" in lines
-    assert r"  After & Standing & Lost \\" in lines
+    assert r"  After & Standing (\%) & Lost \\" in lines
 
 
 def test_every_form_has_every_cell() -> None:

@@ -10,13 +10,11 @@ from PIL import Image
 from mixednuts_dist.reports.worst_images import (
     LARGEST_SIDE,
     WorstTally,
-    contact_sheet,
     perturbation_png,
     png,
-    with_pixels,
 )
 
-from .made_up_run import in_batches, made_up_attack, made_up_evaluate, made_up_worst
+from .made_up_run import in_batches, made_up_attack, made_up_evaluate
 
 
 def pixels(content: bytes) -> np.ndarray:
@@ -57,16 +55,6 @@ def test_large_images_are_reduced_and_their_noise_is_not_averaged_away() -> None
     assert pixels(content).shape == (LARGEST_SIDE, LARGEST_SIDE // 2, 3)
     assert set(pixels(content).ravel()) == {0, 255}
     assert pixels(png(clean_CHW)).shape == (LARGEST_SIDE, LARGEST_SIDE // 2, 3)
-
-
-def test_contact_sheet_has_a_row_an_image() -> None:
-    small_CHW, wide_CHW = torch.rand(1, 8, 8), torch.rand(3, 20, 200)
-    first, second = made_up_worst()
-    one = pixels(contact_sheet([with_pixels(first, small_CHW, 1 - small_CHW)]))
-    both = [with_pixels(first, small_CHW, 1 - small_CHW), with_pixels(second, wide_CHW, 1 - wide_CHW)]
-    two = pixels(contact_sheet(both))
-    assert two.shape[1] == one.shape[1]
-    assert two.shape[0] > one.shape[0] + LARGEST_SIDE
 
 
 def test_the_same_images_stand_out_however_they_are_cut_into_batches() -> None:
