@@ -51,7 +51,7 @@ _MEANINGS = {
     "paper": "clean and wrong images above the cutoff (%)",
 }
 _PREDICTED, _CHOSEN, _FRONT = "predicted, every beta", "predicted, chosen beta", "best of all candidates"
-_ROUNDS, _OTHERS = "measured in the search", "measured, other runs"
+_ROUNDS, _OTHERS = "measured in rounds", "measured, other runs"
 _MARKS = {
     **CLASSIFIER_MARKS,
     _PREDICTED: ("stroke", CLASSIFIER_COLOURS["mixed"]),

@@ -164,7 +164,7 @@ def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
 def _factor(value: float) -> str:
     if value >= 1e6:
         return "more than a million"
-    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
+    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"  # from there on .2g writes an exponent
 
 
 def margin_histograms(groups: Sequence[MarginGroup]) -> Chart:
