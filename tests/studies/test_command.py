@@ -93,7 +93,7 @@ def test_a_variant_through_the_pool_has_the_rows_of_a_plain_worker(bench: Bench,
     )["x_adv"]  # fmt: skip
     plain = adaptive_autoattack(
         mixed, x, y, threat=ThreatModel("Linf", 0.15), attacks=("apgd-ce",), cached_BCHW=cached,
-        budget=AttackBudget(n_iter=5, n_target_classes=2),
+        budget=AttackBudget(n_iter=5, n_target_classes=2), precision="fp32",
     )  # fmt: skip
     assert pooled.robust_N.tolist() == plain.robust.tolist()
     assert pooled.survived["cached"].tolist() == plain.survived["cached"].tolist()
