@@ -27,9 +27,10 @@ def test_the_walk_has_at_most_eight_functions_and_each_is_there() -> None:
 
 
 def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
-    tmp_path: Path, ray_session: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ray_session: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page's blocks as they stand there, in the workers and in the trials of the search."""
+    monkeypatch.setattr("mixednuts_dist.stages.choosing.WORTH_TRIALS", 0)
     files = [tmp_path / f"mine_{i}.py" for i in range(len(SHOWN))]
     for file, text in zip(files, SHOWN, strict=True):
         file.write_text(text)

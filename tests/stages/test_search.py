@@ -96,13 +96,13 @@ def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
 
 def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configured, ray_session: Any) -> None:
     """Rounds included: the attack reaches all images, the search reads the same sample of every table."""
-    config = configured(sample=16, rounds=1)
+    config = configured(sample=12, rounds=1)
     result = search.run(config, session=ray_session)
     opened = reopen_run(config)
     sample = searched_images(opened)
-    assert sample is not None and sorted(set(sample.tolist())) == sample.tolist() and len(sample) == 16
-    assert {entry.total for entry in result.entries} == {16}
-    assert any(note.startswith("The search read 16 of the 24 images") for note in result.notes)
+    assert sample is not None and sorted(set(sample.tolist())) == sample.tolist() and len(sample) == 12
+    assert {entry.total for entry in result.entries} == {12}
+    assert any(note.startswith("The search read 12 of the 16 images") for note in result.notes)
     rows = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint, sample_ids=sample)
     chosen = result.deployed()
     right = mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1), chosen.mixture())
