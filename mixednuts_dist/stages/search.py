@@ -10,6 +10,7 @@ from ..config import RunConfig
 from ..distributed.cluster import RaySession
 from ..errors import DamagedFile, FingerprintMismatch
 from ..selection.grid import kept_images
+from ..storage.manifest import restore_checksums
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .attack import adopt_attack
@@ -56,6 +57,7 @@ def complete(opened: Run, session: RaySession | None, progress: Progress) -> Sea
             logger.warning("%s", error)
             opened.store.set_aside(SELECTED)
         else:
+            restore_checksums(opened.store, *CANDIDATES.split("/"))
             progress.stage_finished("search", f"nothing to do: {_headline(result)}")
             return result
     with stage_clock(opened.store, "search"):

@@ -130,6 +130,16 @@ def write_with_checksums(store: Store, folder: str, files: Mapping[str, bytes]) 
     store.delete(f"{folder}/{CHECKSUMS}")
     for name, content in files.items():
         store.write(f"{folder}/{name}", content)
+    _write_sums(store, folder, files)
+
+
+def restore_checksums(store: Store, folder: str, name: str) -> None:
+    """Where the sums of a folder are gone, that of this file, unless the file tells that it is damaged."""
+    if not store.exists(f"{folder}/{CHECKSUMS}") and _problem(store, f"{folder}/{name}", None) is None:
+        _write_sums(store, folder, {name: store.read(f"{folder}/{name}")})
+
+
+def _write_sums(store: Store, folder: str, files: Mapping[str, bytes]) -> None:
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     store.write(f"{folder}/{CHECKSUMS}", json.dumps({**sums, "digest": digest(sums)}, indent=1).encode())
 
