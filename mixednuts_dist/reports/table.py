@@ -12,7 +12,8 @@ from typing import Any
 from markupsafe import Markup, escape
 from rich import box
 from rich import table as rich_table
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
+from rich.measure import Measurement
 from rich.text import Text
 
 from .counts import Count, interval_text, minus, percent_text
@@ -64,8 +65,12 @@ class Table:
         columns = [self.columns[0], *(str(row[0]) for row in self.rows)]
         return Table(columns, [[name, *(row[i] for row in self.rows)] for i, name in enumerate(self.columns) if i])
 
-    def terminal(self, title: str = "") -> rich_table.Table:
+    def terminal(self, title: str = "") -> ConsoleRenderable:
         """For a rich console; plain text where it is a file."""
+        return _Fitted(self, title)
+
+    def rich(self, title: str, *, intervals: bool) -> rich_table.Table:
+        """With the intervals of its counts, or without where a line has no room for them."""
         shown = rich_table.Table(
             box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False, title=title or None,
             title_justify="left", title_style="bold",
@@ -74,7 +79,7 @@ class Table:
             counted = any(isinstance(row[index], Count) for row in self.rows)
             shown.add_column(Text(_heading(name)), justify="right" if index else "left", no_wrap=counted or index == 0)
         for row in self.rows:
-            cells = [Text(_with_count(cell) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
+            cells = [Text(_with_count(cell, intervals) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
             shown.add_row(*cells, style="bold" if row[0] == self.bold else "")
         return shown
 
@@ -164,6 +169,19 @@ def latex_text(text: str) -> str:
     return "".join(_ESCAPES.get(character, character) for character in text)
 
 
+@dataclass(frozen=True)
+class _Fitted:
+    """A table on a console: its counts lose their intervals before a heading or a number is cut."""
+
+    table: Table
+    title: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self.table.rich(self.title, intervals=True)
+        fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
+        yield whole if fits else self.table.rich(self.title, intervals=False)
+
+
 def print_table(table: Table, console: Console, title: str = "") -> None:
     """On a console, numbers without colours."""
     console.print(table.terminal(title), highlight=False)
@@ -186,12 +204,13 @@ def _words(cell: Cell) -> str:
     return f"{cell.correct}/{cell.total} {percent_text(cell)} % {interval_text(cell)}" if cell.total else "–"
 
 
-def _with_count(cell: Count) -> str:
+def _with_count(cell: Count, interval: bool) -> str:
     """`566/609 92.9 [90.6, 94.7]`, as wide for every count of a column where the images are as many."""
     if not cell.total:
         return "–"
     width = len(str(cell.total))
-    return f"{cell.correct:>{width}}/{cell.total} {percent_text(cell):>5} {interval_text(cell):>12}"
+    counted = f"{cell.correct:>{width}}/{cell.total} {percent_text(cell):>5}"
+    return f"{counted} {interval_text(cell):>12}" if interval else counted
 
 
 def _csv_cells(cell: Cell, width: int) -> list[Any]:

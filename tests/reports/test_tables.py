@@ -94,6 +94,15 @@ def printed_table(table: Table) -> str:
     return file.getvalue()
 
 
+def test_counts_lose_their_intervals_before_a_heading_is_cut() -> None:
+    count = Count(30, 40)
+    columns = ["stage", "partitions", "of", "clean", "robust", "time"]
+    narrow = printed_table(Table(columns, [["attack", "8/8", "the mixture", count, count, "12 min 3 s"]]))
+    assert "[" not in narrow
+    for words in ("partitions", "the mixture", "30/40  75.0", "12 min 3 s"):
+        assert words in narrow
+
+
 def test_a_name_cannot_leave_its_cell() -> None:
     table = Table(["run_id"], [["50%_a&b{c}\\d"], ["<img src=x>|"]])
     assert latex_text("50%_a&b{c}\\d") == r"50\%\_a\&b\{c\}\textbackslash{}d"
