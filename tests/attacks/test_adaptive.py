@@ -49,6 +49,7 @@ def test_the_record_is_true_at_the_returned_images(mixed, pair, mode: str, threa
     assert 0 < int(found.robust.sum()) < len(x)
 
 
+@pytest.mark.slow
 def test_bypass_works_with_unmodified_autoattack_and_transfer_is_as_strong(mixed, pair) -> None:
     x, y = pair
     published = AutoAttack(

@@ -60,6 +60,7 @@ def slab_files(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in (folder / "search").glob("slab-*.safetensors")}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_scores_are_those_of_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(grids()))

@@ -113,6 +113,7 @@ def pooled(seed=0):
 """
 
 
+@pytest.mark.slow
 def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> None:
     """400 images of 224 pixels, 240 MB as the float32 that an attack works on; the network costs next to nothing."""
     n_images, size = 400, 16

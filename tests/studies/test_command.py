@@ -49,6 +49,7 @@ def test_an_unknown_study_is_answered_with_the_valid_names() -> None:
     assert "'trade-off'" in shown.output
 
 
+@pytest.mark.slow
 def test_every_study_leaves_its_files(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
