@@ -105,6 +105,7 @@ class Engine:
         self._lanes: dict[tuple[str, bool], Lane] = {}
         self._passes: dict[bool, Passes] = {}
         self.setting: Setting | None = None
+        self._lane_order: list[tuple[str, bool]] = []  # as the plan comes to them
         self._to_judge: list[Leaving] = []
         self._present: list[_Present] = []
         self._group_of: dict[int, _Present] = {}
@@ -154,7 +155,7 @@ class Engine:
         n_claims = sum(len(leaving.rows) for leaving in self._to_judge)
         # A full lane is emptied before the one that feeds it. Where none is full, the first of the plan is stepped: who
         # leaves it joins those who wait further on, so that images that came apart go through a long search together.
-        busy = [self._lanes[key] for key in self._lane_order() if key in self._lanes and self._lanes[key].n_ready]
+        busy = [self._lanes[key] for key in self._lane_order if key in self._lanes and self._lanes[key].n_ready]
         full = [lane for lane in busy if lane.n_ready >= self.shape.rows]
         lane = full[-1] if full else busy[0] if busy else None
         # A verification is a forward pass alone, and gives images back to their lanes: it need not be full. Images of
@@ -179,6 +180,7 @@ class Engine:
             coarse = self.attacked.float32 is not None
             self.setting = Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model, coarse)
             self.plan = self.planner(self.setting)
+            self._lane_order = list(dict.fromkeys(map(_lane_key, self.plan)))
         known = None if group.known is None else self.judge.verdicts(group.known, group.y)
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
         rows = self.tracks.admit(group.x, group.y, group.sample_ids, clean, targets, ranks)
@@ -273,10 +275,6 @@ class Engine:
                 shape.fixed = True  # each shape would be compiled
             self._passes[phase.in_float32] = Passes(shape, model.probe)
         return self._passes[phase.in_float32]
-
-    def _lane_order(self) -> list[tuple[str, bool]]:
-        """Lanes in the order in which the plan comes to them."""
-        return list(dict.fromkeys(_lane_key(phase) for phase in self.plan))
 
     def _verify(self) -> None:
         """The judge on all that has left the lanes, and where each image goes from there."""
