@@ -60,7 +60,6 @@ class Missing:
     command: str  # how to get it
     url: str = ""  # where `checkpoints.fetch` gets it; empty where nobody can say
     sha256: str = ""  # of the file, or its first digits, where the source publishes them
-    by_itself: bool = False  # the library downloads it at its first use, given a network
 
 
 def with_missing(find: Callable[[ResourceUri], Iterable[Missing]]) -> Callable[[Opener], Opener]:

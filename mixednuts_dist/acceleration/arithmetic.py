@@ -132,11 +132,6 @@ class ModelCopy:
         return any(copied.precision != "fp32" for copied in self.networks)
 
     @property
-    def finer_exact(self) -> bool:
-        """Whether `finer` gives the same bits as the original."""
-        return all(copied.finer is copied.network for copied in self.networks)
-
-    @property
     def tf32(self) -> bool:
         return any(copied.precision == "tf32" for copied in self.networks)
 

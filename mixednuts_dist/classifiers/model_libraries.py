@@ -35,7 +35,7 @@ def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missi
             folder = Path(hub.constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
             yield Missing(
                 f"{names[0]} of the hub's {repository}", str(folder), f"huggingface-cli download {repository}",
-                url=f"hf://{repository}/{names[0]}", by_itself=True,
+                url=f"hf://{repository}/{names[0]}",
             )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def missing_checkpoint(url: str, what: str, folder: Path | None = None) -> Itera
     if not path.is_file():
         known = len(digits) == 8 and set(digits) <= set("0123456789abcdef")
         command = f"curl -L --create-dirs -o {path} {url}"
-        yield Missing(f"the weights of {what}", str(path), command, url, digits if known else "", by_itself=True)
+        yield Missing(f"the weights of {what}", str(path), command, url, digits if known else "")
 
 
 def torchvision_url(name: str, weights: str) -> str | None:

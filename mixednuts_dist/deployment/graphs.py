@@ -25,7 +25,6 @@ from ..classifiers.checkpoints import quietly
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 
-FORMATS = ("torch", "onnx")
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 TOLERANCE = 1e-5  # absolute up to logits of 1, relative beyond: float32 itself resolves 6e-8 of a value
 _TRACED_IMAGES, _CHECKED_IMAGES = 3, (1, 2, 7)  # a graph that was specialised to the traced number fails the others
