@@ -11,8 +11,9 @@ image, its sample id, the seed and the batch shape, not on the groups, their ord
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -109,7 +110,8 @@ class Engine:
         self._to_judge: list[Leaving] = []
         self._present: list[_Present] = []
         self._group_of: dict[int, _Present] = {}
-        self._n_images = self._n_decided = self._n_broken = self._n_forward = self._n_backward = 0
+        self.n_decided = 0  # images of all groups so far
+        self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
 
     def run(self, source: Iterable[Group | None]) -> Iterator[Finished]:
         """Each group as its last image is decided.
@@ -227,7 +229,7 @@ class Engine:
         return Known(tracks.margin(rows), clean_margin, gained, targets, tracks.n_backward[rows], rows, tracks.note)
 
     def _decide(self, rows: Tensor) -> None:
-        self._n_decided += len(rows)
+        self.n_decided += len(rows)
         self._n_broken += int(self.tracks.broken[rows].sum())
         for row in rows.tolist():
             self._group_of.pop(row).n_open -= 1
@@ -302,13 +304,85 @@ class Engine:
     def _note(self, rows: Tensor, x: Tensor, verdicts: Verdicts) -> None:
         """What attacks want to remember of verified points."""
 
+    @property
+    def n_forward_in_flight(self) -> int:
+        """Passes so far of images whose groups are not finished."""
+        return sum(int(self.tracks.n_forward[present.rows].sum()) for present in self._present)
+
+    def lanes(self) -> Iterable[Lane]:
+        """The lanes so far."""
+        return self._lanes.values()
+
     def _progress(self) -> Progress:
-        in_flight = [present.rows for present in self._present]
-        n_forward = sum(int(self.tracks.n_forward[rows].sum()) for rows in in_flight)
-        n_backward = sum(int(self.tracks.n_backward[rows].sum()) for rows in in_flight)
-        return Progress(
-            self._n_images, self._n_decided, self._n_broken, self._n_forward + n_forward, self._n_backward + n_backward
-        )
+        n_backward = self._n_backward + sum(int(self.tracks.n_backward[each.rows].sum()) for each in self._present)
+        n_forward = self._n_forward + self.n_forward_in_flight
+        return Progress(self._n_images, self.n_decided, self._n_broken, n_forward, n_backward)
+
+
+class Stream:
+    """One engine for many calls, each of which ends one group: its free seats go to the groups of later calls.
+
+    Args:
+        engine: that nothing else uses.
+        group: makes the group of a key; called once for each that is asked for.
+    """
+
+    def __init__(self, engine: Engine, group: Callable[[Any], Group]) -> None:
+        self.engine, self._group = engine, group
+        self._outcomes = engine.run(self._groups())
+        self._asked: deque[Any] = deque()  # keys whose groups the engine has not taken yet
+        self._inside: set[Any] = set()  # keys whose groups it has taken and not given back
+        self._done: dict[Any, Finished] = {}
+        self._wanted: Any = None
+        self._n_returned = 0  # images of the groups that it has given back
+
+    @property
+    def n_decided(self) -> int:
+        """Images of groups that are not returned yet whose fate is decided."""
+        return self.engine.n_decided - self._n_returned
+
+    @property
+    def n_forward_begun(self) -> int:
+        """Passes so far of images of groups that are not returned yet."""
+        return self.engine.n_forward_in_flight + sum(finished.n_forward for finished in self._done.values())
+
+    @property
+    def n_filling(self) -> int:
+        """Rows of passes that nobody sat in, so far."""
+        return sum(lane.n_filling for lane in self.engine.lanes())
+
+    def finish(self, key: Any, ahead: Sequence[Any] = ()) -> Finished:
+        """The outcome of a key's group; meanwhile the groups of `ahead` come in, one after the other, as seats empty.
+
+        A group that cannot be made ahead of its turn is left until then. After an error the stream is of no more use.
+        """
+        self._wanted = key
+        self._asked = deque(each for each in (key, *ahead) if each not in self._inside and each not in self._done)
+        while key not in self._done:
+            finished = next(self._outcomes)
+            self._inside.discard(finished.group.key)
+            self._done[finished.group.key] = finished
+        outcome = self._done.pop(key)
+        self._n_returned += len(outcome.group.y)
+        for each in set(self._done) - set(ahead):  # somebody else has them now
+            self._n_returned += len(self._done.pop(each).group.y)
+        return outcome
+
+    def _groups(self) -> Iterator[Group | None]:
+        while True:
+            if not self._asked:
+                yield None
+                continue
+            key = self._asked.popleft()
+            try:
+                group = replace(self._group(key), key=key)
+            except Exception as error:
+                if key == self._wanted:
+                    raise
+                _logger.info("%s is not begun ahead of its turn: %s", key, error)
+                continue
+            self._inside.add(key)
+            yield group
 
 
 class _End:

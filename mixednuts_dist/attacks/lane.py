@@ -66,6 +66,7 @@ class Lane:
         self._resuming: deque[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]] = deque()
         self.rows = torch.zeros(0, dtype=torch.long)  # of the tracks, -1 where nobody sits
         self.n_seated = 0
+        self.n_filling = 0  # rows of passes that nobody sat in
         self._sittings = torch.zeros(0, dtype=torch.long)  # a number of its own for each time that someone sits down
         self._n_sittings = 0
         self._state: SlotArrays | None = None
@@ -95,6 +96,7 @@ class Lane:
         self._found.ended |= self.stepper.absorb(self._state, x_new, seen)
         seated = self.rows[self.rows >= 0]
         self.tracks.n_forward[seated] += 1
+        self.n_filling += len(self.rows) - len(seated)
         if takes_gradient:
             self.tracks.n_backward[seated] += 1
 

@@ -4,6 +4,7 @@
 - scaling: a real attack by two workers against the same one by one worker, the cores being there;
 - driver: 100,000 partitions and 1,000 workers through the real loop over real Ray tasks. The workers are sleeping
   coroutines in four processes: a machine has no room for 1,000 processes;
+- occupancy: rows of an AutoAttack's passes that hold an image, each partition alone and with later ones begun ahead;
 - tail: 64 GPUs that are simulated, with the pool's own queue, over images whose cost is drawn from passes counted here.
 """
 
@@ -17,15 +18,20 @@ from typing import Any
 
 import psutil
 
+from ..acceleration.batch_shape import BatchShape
+from ..attacks.adaptive import STANDARD_ATTACKS, ensemble_engine
+from ..attacks.budget import AttackBudget
+from ..attacks.engine import Group, Stream
 from ..attacks.minimum_margin import minimum_margin_attack
 from ..classifiers.base_classifiers import load_classifier
 from ..config import parse_config
 from ..distributed.cluster import RaySession
+from ..distributed.schedule import AHEAD
 from ..images.datasets import open_dataset
 from ..mixing.transforms import layer_norm_logits
 from ..stages import attack
 from ..stages.partitioned import Silent
-from ..storage.partitions import split_images
+from ..storage.partitions import Partition, split_images
 from ..storage.records import Receipt
 from ..threat import ThreatModel
 from .simulation import simulate, sleep_through
@@ -33,6 +39,7 @@ from .simulation import simulate, sleep_through
 _THREAT = ThreatModel("Linf", 0.15)  # of the packaged pair on the digits
 _PASSES_A_SECOND = 300.0  # of the simulated GPU: a large network on large images
 _GPUS = 64
+_BUDGET = AttackBudget(n_iter=20, n_target_classes=3, n_queries=500)
 
 
 def run() -> dict[str, Any]:
@@ -44,7 +51,7 @@ def run() -> dict[str, Any]:
             "scaling": _told(scaling(session)),
             "driver": _told(driver()),
         }
-    return {**results, "tail": _told(tail(count_passes()))}
+    return {**results, "occupancy": _told(occupancy()), "tail": _told(tail(count_passes()))}
 
 
 def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any]:
@@ -99,6 +106,30 @@ def count_passes(n_images: int = 40, n_iter: int = 100) -> list[int]:
         return found.n_forward
 
     return [count(i) for i in range(n_images)]
+
+
+def occupancy(
+    n_images: int = 899, partition_size: int = 64, rows: int = 64, budget: AttackBudget = _BUDGET
+) -> dict[str, float]:
+    """The packaged rob under the four attacks, in passes of one fixed shape as on a GPU; by pieces begun ahead."""
+    dataset, rob = open_dataset("digits"), load_classifier("demo:rob", "rob")
+    pieces = split_images(n_images, partition_size)
+    like, _ = dataset.read(0, rows)
+
+    def group(piece: Partition) -> Group:
+        x, y = dataset.read(piece.start, piece.stop)
+        return Group(x, y, range(piece.start, piece.stop))
+
+    def share(n_ahead: int) -> float:
+        engine = ensemble_engine(
+            rob, like, threat=_THREAT, attacks=STANDARD_ATTACKS, budget=budget, shape=BatchShape(rows, fixed=True)
+        )
+        stream = Stream(engine, group)
+        ended = (stream.finish(piece, pieces[i + 1 : i + 1 + n_ahead]) for i, piece in enumerate(pieces))
+        n_forward = sum(finished.n_forward for finished in ended)
+        return n_forward / (n_forward + stream.n_filling)
+
+    return {"alone": share(0), f"{AHEAD} ahead": share(AHEAD)}
 
 
 def tail(passes: Sequence[int], n_images: int = 10_000, partition_size: int = 100) -> dict[str, Any]:

@@ -1,13 +1,17 @@
-"""What a worker computes of a partition's images: the columns of its file and the counts of its receipt.
+"""What a worker computes of a piece's images: the columns of its file and the counts of its receipt.
 
-Shapes: B images of a partition, C x H x W, K classes.
+Seats that empty while a piece's last images are attacked go to images of the pieces that the worker gets next: one
+engine for each attacked network goes from piece to piece. An image's result does not depend on its company, so rows
+are the same bits whatever was begun ahead.
+
+Shapes: B images of a piece, C x H x W, K classes.
 """
 
 import json
 import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,14 +22,20 @@ from ..acceleration.batch_shape import BatchShape
 from ..attacks.adaptive import (
     AttackOutcome,
     adaptive_autoattack,
-    autoattack,
+    ensemble_engine,
+    ensemble_outcome,
     pyautoattack_images,
     transferred_attack,
 )
-from ..attacks.engine import Progress
+from ..attacks.engine import Engine, Group, Progress, Stream
 from ..attacks.gradient_model import AttackedModel, rows_that_fit
 from ..attacks.judge import Judge
-from ..attacks.minimum_margin import MinimumMarginResult, black_box_margin_attack, minimum_margin_attack
+from ..attacks.minimum_margin import (
+    MinimumMarginResult,
+    black_box_margin_attack,
+    margin_engine,
+    margin_result,
+)
 from ..attacks.red_flags import raised_flags
 from ..mixing.classifier import MixedClassifier
 from ..mixing.margins import log_one_minus_signed_margin
@@ -43,6 +53,7 @@ STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured un
 
 Columns = dict[str, Tensor]
 Summary = dict[str, Any]
+Images = Callable[[Partition], tuple[Tensor, Tensor]]  # of a piece: (B, C, H, W) and labels (B,), on the device
 
 
 @dataclass
@@ -52,10 +63,14 @@ class Attacker:
     spec: WorkerSpec
     networks: dict[str, nn.Module]  # "std", where the run has one, and "rob"
     store: Store
+    images: Images
     arithmetic: Arithmetic = field(init=False)
-    decided: float = field(init=False, default=0.0)  # images of the piece at hand, a share for each attack that is done
+    decided: float = field(init=False, default=0.0)  # images of unfinished pieces, a share for each attack that is done
     on_decided: Callable[[float], None] | None = field(init=False, default=None)  # told of it in the same process
     _decided: tuple[BatchShape, dict[str, Precision]] | None = field(init=False, default=None)
+    _streams: dict[str, Stream] = field(init=False, default_factory=dict)  # of the task at hand, by role
+    _task: tuple[str, str] | None = field(init=False, default=None)  # its stage and fingerprint
+    _ahead: Sequence[Partition] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self.arithmetic = Arithmetic(self.spec.precision, compile=self.spec.compile)
@@ -115,9 +130,22 @@ class Attacker:
         networks = self.networks.items()
         return {"rows": rows, "precision": {role: trial.network_copy(net, x, rows).precision for role, net in networks}}
 
-    def work(self, partition: Partition, x: Tensor, y: Tensor, task: Task) -> tuple[Columns, Summary]:
-        """The task on the images of a partition."""
-        self.decided = 0.0
+    def work(self, partition: Partition, task: Task, ahead: Sequence[Partition] = ()) -> tuple[Columns, Summary]:
+        """The task on the images of a piece; `ahead` are those that come next, to be begun as seats empty."""
+        if (task.stage, task.fingerprint) != self._task:
+            self._streams, self._task = {}, (task.stage, task.fingerprint)
+        self._ahead, self.decided = ahead, 0.0
+        n_filling = sum(stream.n_filling for stream in self._streams.values())
+        x, y = self.images(partition)
+        try:
+            columns, summary = self._work(partition, x, y, task)
+        except BaseException:
+            self._streams = {}
+            raise
+        summary["n_filling"] = sum(stream.n_filling for stream in self._streams.values()) - n_filling
+        return columns, summary
+
+    def _work(self, partition: Partition, x: Tensor, y: Tensor, task: Task) -> tuple[Columns, Summary]:
         if isinstance(task, AttackTask):
             return self.attack(partition, x, y, task)
         if isinstance(task, RoundTask):
@@ -127,6 +155,30 @@ class Attacker:
         if isinstance(task, EvaluateTask):
             return self.evaluate(partition, x, y, task)
         raise TypeError(f"no worker knows a {type(task).__name__}")
+
+    @property
+    def n_forward_begun(self) -> int:
+        """Passes so far of images of later pieces."""
+        return sum(stream.n_forward_begun for stream in self._streams.values())
+
+    def _stream(
+        self, role: str, attacks: int, make: Callable[[], Engine], group: Callable[[Partition], Group]
+    ) -> Stream:
+        """The engine that goes from piece to piece with one of a task's so many attacks."""
+        if role not in self._streams:
+            engine = make()
+            engine.progress = lambda _told: self._tell(attacks)
+            self._streams[role] = Stream(engine, group)
+        return self._streams[role]
+
+    def _tell(self, attacks: int) -> None:
+        self.decided = sum(stream.n_decided for stream in self._streams.values()) / attacks
+        if self.on_decided is not None:
+            self.on_decided(self.decided)
+
+    def _group(self, partition: Partition) -> Group:
+        x, y = self.images(partition)
+        return Group(x, y, range(partition.start, partition.stop))
 
     def _counted(self, n_images: int, attack: int = 0, attacks: int = 1) -> Callable[[Progress], None]:
         """Keeps `decided` while one of so many attacks on a piece's images runs; images that it leaves out are done."""
@@ -141,8 +193,7 @@ class Attacker:
 
     def attack(self, partition: Partition, x: Tensor, y: Tensor, task: AttackTask) -> tuple[Columns, Summary]:
         """MMAA on LayerNormed rob, and the plain APGD pair on std (rob's images where std has no gradients)."""
-        ids = range(partition.start, partition.stop)
-        found = self._minimum_margins(x, y, ids, task)
+        found = self._minimum_margins(partition, x, y, task)
         rob_clean = self._logits(self.rob, x)
         columns = {
             "rob_clean": rob_clean,
@@ -154,7 +205,7 @@ class Attacker:
         }
         summary = _summary("rob", rob_clean, y, ~found.broken, found.n_forward, found.n_backward)
         if "std" in self.networks:
-            std = self._std_attacked(x, y, ids, task, found)
+            std = self._std_attacked(partition, x, y, task, found)
             std_clean = self._logits(self.std, x)
             columns |= {"std_clean": std_clean, "std_attacked": std.logits, "std_broken": ~std.robust}
             columns["std_at_rob_attacked"] = self._logits(self.std, found.x_adv)
@@ -162,52 +213,62 @@ class Attacker:
             summary["n_backward"] += std.n_backward
         return columns, summary
 
-    def _minimum_margins(self, x: Tensor, y: Tensor, ids: range, task: AttackTask) -> MinimumMarginResult:
+    def _minimum_margins(self, partition: Partition, x: Tensor, y: Tensor, task: AttackTask) -> MinimumMarginResult:
         rob = nn.Sequential(self.rob, task.logit_map or LayerNormTransform(self.spec.ln_k))
         batch, budget = self.shape(x), task.budget
         if task.method == "square":
             return black_box_margin_attack(
                 rob, x, y, threat=self.spec.threat, n_queries=budget.n_queries, seed=self.spec.seed,
-                stop_when_broken=task.stop_when_broken, sample_ids=ids, batch_size=batch,
-                progress=self._counted(len(x), 0, len(self.networks)),
+                stop_when_broken=task.stop_when_broken, sample_ids=range(partition.start, partition.stop),
+                batch_size=batch, progress=self._counted(len(x), 0, len(self.networks)),
             )  # fmt: skip
-        return minimum_margin_attack(
-            rob, x, y,
-            threat=self.spec.threat, n_iter=budget.n_iter, n_target_classes=budget.n_target_classes,
-            seed=self.spec.seed, stop_when_broken=task.stop_when_broken,
-            border_restarts=budget.border_restarts, sample_ids=ids, batch_size=batch,
-            arithmetic=self.arithmetic, progress=self._counted(len(x), 0, len(self.networks)),
-        )  # fmt: skip
+
+        def make() -> Engine:
+            return margin_engine(
+                rob, x, threat=self.spec.threat, budget=budget, seed=self.spec.seed,
+                stop_when_broken=task.stop_when_broken, shape=batch, arithmetic=self.arithmetic,
+            )  # fmt: skip
+
+        stream = self._stream("rob", len(self.networks), make, self._group)
+        return margin_result(stream.engine, stream.finish(partition, self._ahead))
 
     def _std_attacked(
-        self, x: Tensor, y: Tensor, ids: range, task: AttackTask, found: MinimumMarginResult
+        self, partition: Partition, x: Tensor, y: Tensor, task: AttackTask, found: MinimumMarginResult
     ) -> AttackOutcome:
         batch = self.shape(x)
         if is_black_box(str(self.spec.std_uri)):
             return transferred_attack(self.std, x, y, found.x_adv, batch_size=batch)
-        return autoattack(
-            self.std, x, y, threat=self.spec.threat, attacks=STD_ATTACKS, seed=self.spec.seed, sample_ids=ids,
-            budget=task.budget, batch_size=batch, arithmetic=self.arithmetic, progress=self._counted(len(x), 1, 2),
-        )  # fmt: skip
+
+        def make() -> Engine:
+            return ensemble_engine(
+                self.std, x, threat=self.spec.threat, attacks=STD_ATTACKS, seed=self.spec.seed, budget=task.budget,
+                shape=batch, arithmetic=self.arithmetic,
+            )  # fmt: skip
+
+        stream = self._stream("std", len(self.networks), make, self._group)
+        return ensemble_outcome(stream.engine, STD_ATTACKS, stream.finish(partition, self._ahead))
 
     def evaluate(self, partition: Partition, x: Tensor, y: Tensor, task: EvaluateTask) -> tuple[Columns, Summary]:
         """The adaptive AutoAttack on the task's mixture; plain AutoAttack where there is rob alone."""
-        ids, budget = range(partition.start, partition.stop), task.budget
-        if task.mixture is None:
-            outcome = autoattack(
-                self.rob, x, y, threat=self.spec.threat, attacks=task.attacks, seed=self.spec.seed,
-                sample_ids=ids, budget=budget, batch_size=self.shape(x),
-                arithmetic=self.arithmetic, progress=self._counted(len(x)),
+        mixed = None if task.mixture is None else self.mixed(task.mixture, task).to(x.device)
+        model = self.rob if mixed is None else mixed
+
+        def make() -> Engine:
+            return ensemble_engine(
+                model, x, threat=self.spec.threat, attacks=task.attacks, mode=task.mode, seed=self.spec.seed,
+                budget=task.budget, shape=self.shape(x), arithmetic=self.arithmetic,
             )  # fmt: skip
-            return self._outcome_columns("rob", self.rob, AttackedModel.of(self.rob), x, y, outcome)
-        mixed = self.mixed(task.mixture, task).to(x.device)
-        cached = self._hardest(mixed, y, self._stored(partition, task.points, x))
-        outcome = adaptive_autoattack(
-            mixed, x, y, threat=self.spec.threat, attacks=task.attacks, mode=task.mode, seed=self.spec.seed,
-            cached_BCHW=cached, sample_ids=ids, budget=budget, batch_size=self.shape(x),
-            arithmetic=self.arithmetic, progress=self._counted(len(x)),
-        )  # fmt: skip
-        return self._outcome_columns("mixed", mixed, AttackedModel.of(mixed, mode=task.mode), x, y, outcome)
+
+        def with_points(piece: Partition) -> Group:
+            group = self._group(piece)
+            if mixed is None:
+                return group
+            return replace(group, known=self._hardest(mixed, group.y, self._stored(piece, task.points, group.x)))
+
+        stream = self._stream("model", 1, make, with_points)
+        outcome = ensemble_outcome(stream.engine, task.attacks, stream.finish(partition, self._ahead))
+        name, attacked = "rob" if mixed is None else "mixed", AttackedModel.of(model, mode=task.mode)
+        return self._outcome_columns(name, model, attacked, x, y, outcome)
 
     def check(self, partition: Partition, x: Tensor, y: Tensor, task: CheckTask) -> tuple[Columns, Summary]:
         """The unmodified pyautoattack on the task's images of the partition; the float32 judge says what it broke.

@@ -1,7 +1,7 @@
 """A pool of worker actors that pull pieces of work: lost workers are replaced, lost work is done again.
 
-Each actor works on one piece, so a lost one costs one piece, and those few that a silent storage kept it from writing;
-handing out the next takes about a millisecond, so nothing would be gained by a second one in flight. More actors may be
+Each actor works on one piece, so a lost one costs one piece, those few that a silent storage kept it from writing, and
+what was begun of the next ones, whose images take the seats that empty. More actors may be
 asked for than there is room: they wait, which is what an autoscaler listens to, and join when a node does. The driver
 holds numbers, never images.
 
@@ -57,6 +57,7 @@ class _Worker:
     node: str = ""  # its Ray node id, known once it is ready
     work: Work | None = None  # what it is at,
     since: float = 0.0  # and from when on, by time.monotonic()
+    ahead: tuple[Partition, ...] = ()  # pieces that it may have begun meanwhile
     unwritten: list[Partition] = field(default_factory=list)  # computed, and waiting for the storage
     asked: Any = None  # a question that is not answered yet: how many images of `work` are decided
     decided: float = 0.0  # the last answer
@@ -122,6 +123,7 @@ class Pool:
                 continue
             taken, allowed = now - worker.since, self._queue.seconds_allowed(work, self.settings.watchdog)
             allowed *= 2 ** self._failures.tries(work)  # it may be slow by nature: each try has twice the time
+            allowed *= 1 + len(worker.ahead)  # whose passes are among its own
             if taken > 2 * allowed:
                 self._end_hung(ref, worker, work, taken)
             elif taken > allowed and work not in self._twice:
@@ -202,6 +204,7 @@ class Pool:
     def _release(self, worker: _Worker) -> None:
         """Give its room back to the cluster."""
         self._hired.remove(worker)
+        self._queue.release(worker)
         self._end(worker.actor)
 
     def _end(self, actor: Any) -> None:
@@ -259,7 +262,8 @@ class Pool:
         return True
 
     def _assign(self, worker: _Worker) -> None:
-        work = self._queue.take(len(self._running) + 1)
+        n_workers = len(self._running) + 1
+        work = self._queue.take(n_workers, worker)
         worker.asked, worker.decided = None, 0.0
         if work is None and worker.unwritten:
             self._running[worker.actor.flush.remote()] = worker
@@ -271,7 +275,8 @@ class Pool:
         if isinstance(work, Merge):
             self._running[worker.actor.merge.remote(work.whole, work.spans, self.task)] = worker
         else:
-            self._running[worker.actor.process.remote(work, self.task)] = worker
+            worker.ahead = self._queue.claim(n_workers, worker, work)
+            self._running[worker.actor.process.remote(work, self.task, worker.ahead)] = worker
 
     def _task_failed(self, worker: _Worker, work: Work | None, error: RayTaskError) -> None:
         cause = error.cause if isinstance(error.cause, Exception) else error
@@ -348,14 +353,14 @@ class LocalPool(Pool):
         worker = self.worker
         worker.attacker.on_decided = self.on_decided
         failures = Failures(Store(self.spec.store_uri), self.task.stage, self.settings.max_tries)
-        while (work := queue.take(1)) is not None:
+        while (work := queue.take(1, worker)) is not None:
             try:
                 if isinstance(work, Merge):
                     self.on_file(worker.merge(work.whole, work.spans, self.task))
                     queue.finished(work)
                     continue
                 with _signals_end_it_whole():
-                    written = {**worker.process(work, self.task), **worker.flush()}
+                    written = {**worker.process(work, self.task, queue.claim(1, worker, work)), **worker.flush()}
             except StoreError:
                 raise
             except Exception as error:

@@ -12,6 +12,9 @@ Few images at a time can leave an accelerator waiting for itself, so cutting has
 what the run itself shows: a span that got through less than half as many passes a second as its machine can was too
 small. (A short span of images that all broke at once is slow in this sense too, and harmless.)
 
+A worker may be told ahead what it gets next, so that its empty seats can be filled: pieces are claimed for it while so
+many are left that they go out whole. A claim is a preference: where nothing else is left, others get the piece.
+
 Tries are counted, and poison is set aside with its log. A process that dies at a piece has used up one of its tries. A
 machine that is taken away has not: on spot machines that is nobody's fault. But a piece that takes its machine down
 each time must end as well, so lost machines have a bound.
@@ -22,6 +25,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import PartitionFailed
 from ..storage.partitions import Partition, Span, span_of, uncovered, whole_of, without_overlaps
@@ -33,6 +37,7 @@ SHARES = 1.5  # pieces that each worker could still get of what is left
 LEAST_OVERDUE = 300.0  # seconds that any piece may take: as long as a storage that is down is waited for
 INEFFICIENT = 0.5  # of the most passes a second that its machine has shown: a span below that was too small,
 NOTICEABLE = 0.25  # unless it was over in that share of an average piece's time
+AHEAD = 2  # pieces that are claimed for a worker
 MAX_LOST_MACHINES = 10  # while it was at one piece, or waited to write it
 HOPELESS = 3  # times the tries of a piece, all of them failed: then it is the run, not the piece
 
@@ -82,16 +87,21 @@ class WorkQueue:
             self._spans.setdefault(span.whole, []).append(span)
         self._pending: deque[Partition] = deque()
         self._merges: deque[Merge] = deque()
+        self._claimed: dict[Any, deque[Partition]] = {}  # worker -> pieces that it gets next
+        self._n_claimed = 0  # by all workers
+        self._tried: set[Partition] = set()  # pieces that have failed: those are worked on without company
         for partition in partitions if in_order else sorted(partitions, key=self._weight, reverse=True):
             self._add(partition)
         self._weight_left = sum(map(self._weight, self._pending))
 
     def __len__(self) -> int:
-        return len(self._pending) + len(self._merges)
+        return len(self._pending) + len(self._merges) + self._n_claimed
 
     def stop(self) -> None:
         """Hand out no further piece: what is done is enough."""
         self._pending.clear()
+        self._claimed.clear()
+        self._n_claimed = 0
         self._again.clear()
         self._weight_left = 0.0
 
@@ -99,10 +109,16 @@ class WorkQueue:
         """No more workers than this could be of use at the same time."""
         return len(self._merges) + sum(max(1, len(piece) // self.smallest) for piece in self._pending)
 
-    def take(self, n_workers: int) -> Work | None:
-        """The next piece for one of `n_workers`; None where nothing waits."""
+    def take(self, n_workers: int, worker: Any = None) -> Work | None:
+        """The next piece for `worker`, one of `n_workers`; None where nothing waits."""
         if self._merges:
             return self._merges.popleft()
+        if claimed := self._claimed.get(worker):
+            self._pending.appendleft(claimed.popleft())
+            self._n_claimed -= 1
+        elif not self._pending and self._n_claimed:
+            self._pending.append(max(self._claimed.values(), key=len).pop())
+            self._n_claimed -= 1
         if not self._pending:
             return self._again.popleft() if self._again else None
         piece = self._pending.popleft()
@@ -114,6 +130,25 @@ class WorkQueue:
         self._weight_left = max(0.0, self._weight_left - self._weight(piece))
         return piece
 
+    def claim(self, n_workers: int, worker: Any, piece: Work | None) -> tuple[Partition, ...]:
+        """What `worker` gets after `piece`, so far as it is known; nothing beside a piece that has failed before."""
+        if not isinstance(piece, Partition) or piece in self._tried:
+            return ()
+        claims = self._claimed.setdefault(worker, deque())
+        while len(claims) < AHEAD and self._pending and self._pending[0] not in self._tried:
+            # All that is claimed for this worker and as much again for each other one: nobody waits for it in the end.
+            if self._share(self._pending[0], n_workers) < (1 + AHEAD) * len(self._pending[0]):
+                break
+            claims.append(self._pending.popleft())
+            self._n_claimed += 1
+        return tuple(claims)
+
+    def release(self, worker: Any) -> None:
+        """Give back what is claimed for a worker."""
+        claims = self._claimed.pop(worker, deque())
+        self._n_claimed -= len(claims)
+        self._pending.extendleft(reversed(claims))
+
     def put_back(self, work: Work) -> None:
         """It failed and is to be tried again, after everything else."""
         self.forget_copy(work)
@@ -121,6 +156,7 @@ class WorkQueue:
             self._merges.append(work)
             return
         self._pending.append(work)
+        self._tried.add(work)
         self._weight_left += self._weight(work)
 
     def seconds_allowed(self, work: Work, times: float) -> float:

@@ -100,6 +100,8 @@ class AttackWorker:
         self.spec = spec
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._unwritten: dict[Partition, Future[Receipt]] = {}  # in the order in which they were computed
+        self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the piece at hand and those begun ahead
+        self._unbilled = 0.0  # seconds of work on pieces that are not finished
 
     def ready(self) -> str:
         """Load everything; returns the node's id in Ray, its name where there is no Ray.
@@ -124,7 +126,7 @@ class AttackWorker:
                 f"{platform.node()} does not see {self.store.address('run.yaml')}, which the driver wrote: "
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
             )
-        self.attacker = Attacker(self.spec, networks, self.store)
+        self.attacker = Attacker(self.spec, networks, self.store, self._images)
         self.metrics = RunMetrics(self.spec.run_id)
         return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else platform.node()
 
@@ -148,21 +150,29 @@ class AttackWorker:
             )
         return model.to(self.device)
 
-    def process(self, partition: Partition, task: Task) -> dict[Partition, Receipt]:
-        """Attack one partition, unless another driver's worker has; returns what is written since the last call.
+    def _images(self, piece: Partition) -> tuple[Tensor, Tensor]:
+        if piece not in self._read:
+            x, y = self.dataset.read(piece.start, piece.stop)
+            self._read[piece] = x.to(self.device), y.to(self.device)
+        return self._read[piece]
 
-        While the storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks go on.
+    def process(self, partition: Partition, task: Task, ahead: Sequence[Partition] = ()) -> dict[Partition, Receipt]:
+        """Attack one piece, unless another driver's worker has; returns what is written since the last call.
+
+        As seats empty, images of `ahead` are begun, the pieces that this worker is likely to get next. While the
+        storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks go on.
         """
         path, started = f"{task.stage}/{partition.file_name}", time.perf_counter()
         if not self._unwritten and (there := finished_receipt(self.store, path, task.fingerprint)):
             return {partition: there}
-        x, y = self.dataset.read(partition.start, partition.stop)
-        x, y = x.to(self.device), y.to(self.device)
-        columns, summary = self.attacker.work(partition, x, y, task)
+        self._read = {piece: images for piece, images in self._read.items() if piece in (partition, *ahead)}
+        columns, summary = self.attacker.work(partition, task, ahead)
+        x, y = self._images(partition)
         receipt = Receipt(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
-            seconds=time.perf_counter() - started, finished=time.time(), node=platform.node(),
-            precision=self.attacker.precisions(x), rows=self.attacker.shape(x).rows, **self._held(), **summary,
+            seconds=self._bill(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),
+            node=platform.node(), precision=self.attacker.precisions(x), rows=self.attacker.shape(x).rows,
+            **self._held(), **summary,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.fingerprint, receipt)
@@ -170,6 +180,13 @@ class AttackWorker:
         wait(self._unwritten.values(), timeout=_WRITE_SECONDS)
         wait([*self._unwritten.values()][:-_MOST_UNWRITTEN])
         return self._written()
+
+    def _bill(self, seconds: float, n_forward: int) -> float:
+        """The piece's part of the time since the last bill, by its part of the passes on all pieces since begun."""
+        self._unbilled += seconds
+        bill = self._unbilled * n_forward / max(n_forward + self.attacker.n_forward_begun, 1)
+        self._unbilled -= bill
+        return bill
 
     @ray.method(concurrency_group="watch")
     def decided(self) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.engine import Engine, Finished, Group
+from mixednuts_dist.attacks.engine import Engine, Finished, Group, Stream
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from mixednuts_dist.attacks.lane import Lane
 from mixednuts_dist.attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
@@ -182,6 +182,49 @@ def test_seats_are_filled_from_the_next_group(victim) -> None:
     found = list(engine.run(Group(x[i : i + 8], y[i : i + 8], range(i, i + 8)) for i in range(0, 80, 8)))
     real = sum(finished.n_forward for finished in found)
     assert real / sum(sizes) > 0.75
+
+
+def test_groups_begun_ahead_fill_the_seats_and_have_the_bits_that_they_have_alone(victim) -> None:
+    model, x, y = victim(n=80)
+    whole = run_engine(AttackedModel.of(model), x, y)
+    firsts, made = list(range(0, 80, 8)), []
+
+    def group(first: int) -> Group:
+        made.append(first)
+        return Group(x[first : first + 8], y[first : first + 8], range(first, first + 8))
+
+    filling = {}
+    for n_ahead in (0, 2):
+        stream = Stream(make_engine(AttackedModel.of(model)), group)
+        for i, first in enumerate(firsts):
+            found = stream.finish(first, firsts[i + 1 : i + 1 + n_ahead])
+            assert found.group.key == first
+            assert torch.equal(found.best, whole.best[first : first + 8])
+            assert torch.equal(found.log_gap, whole.log_gap[first : first + 8])
+            assert bool(found.decided.all())
+        assert stream.n_decided == stream.n_forward_begun == 0
+        filling[n_ahead] = stream.n_filling
+    assert made == firsts * 2
+    assert filling[2] < filling[0] / 2
+
+
+def test_a_group_begun_ahead_that_fails_waits_for_its_turn_and_one_that_is_not_asked_for_is_dropped(victim) -> None:
+    model, x, y = victim(n=12)
+    broken = True
+
+    def group(first: int) -> Group:
+        if first == 4 and broken:
+            raise OSError("not there yet")
+        return Group(x[first : first + 4], y[first : first + 4], range(first, first + 4))
+
+    stream = Stream(make_engine(AttackedModel.of(model)), group)
+    assert stream.finish(0, [4, 8]).group.key == 0
+    with pytest.raises(OSError, match="not there yet"):
+        Stream(make_engine(AttackedModel.of(model)), group).finish(4)
+    broken = False
+    assert stream.finish(4).group.key == 4  # 8 is somebody else's by now
+    assert stream.finish(8).group.key == 8
+    assert stream.n_decided == 0
 
 
 def test_a_keyboard_interrupt_returns_what_is_verified_by_then(victim) -> None:

@@ -24,7 +24,7 @@ class Failing:
     def ready(self) -> str:
         return "node"
 
-    def process(self, piece: Partition, task: Task) -> dict[Partition, Receipt]:  # noqa: ARG002
+    def process(self, piece: Partition, task: Task, *_: object) -> dict[Partition, Receipt]:  # noqa: ARG002
         raise StoreError("nobody answers")
 
 

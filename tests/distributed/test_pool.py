@@ -107,7 +107,7 @@ def table(config: RunConfig) -> dict[str, list[Any]]:
 
 
 def test_killed_workers_cost_nothing_but_time(tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any) -> None:
-    config = tiny(partition_size=4)
+    config = tiny(partition_size=2)  # so many pieces that workers begin some ahead
     killer = KillOnFirstReceipt()
     attack.run(config, session=ray_session, progress=killer)
     assert killer.killed >= 1
@@ -143,17 +143,20 @@ def test_a_piece_that_hangs_is_computed_elsewhere(
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
 
+@pytest.mark.parametrize("partition_size", [8, 2])  # 2: pieces are begun ahead, and the poison beside innocent ones
 @pytest.mark.parametrize(
     ("name", "reason"), [("raising", "ValueError: image 10 is poison"), ("dying", "the worker died")]
 )
 def test_a_poison_partition_is_set_aside_and_named(
-    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, name: str, reason: str
+    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, name: str, reason: str, partition_size: int
 ) -> None:
-    config = tiny(rob=f"py:{factory}:{name}")
-    with pytest.raises(PartitionFailed, match=rf"partition 1 \(images 8-15\) failed 3 of 3 tries: {reason}") as caught:
+    config = tiny(rob=f"py:{factory}:{name}", partition_size=partition_size)
+    index, first, last = (1, 8, 15) if partition_size == 8 else (5, 10, 11)
+    told = rf"^partition {index} \(images {first}-{last}\) failed 3 of 3 tries: {reason}"
+    with pytest.raises(PartitionFailed, match=told) as caught:
         attack.run(config, session=ray_session)
-    assert sorted(table(config)["sample_id"]) == [*range(8), *range(16, 24)]
-    log = Path(config.storage) / config.run_id() / "errors" / "attack-00001.txt"
+    assert sorted(table(config)["sample_id"]) == [i for i in range(24) if not first <= i <= last]
+    log = Path(config.storage) / config.run_id() / "errors" / f"attack-{index:05d}.txt"
     assert str(log) in str(caught.value)
     assert reason.rpartition(": ")[2].split()[-1] in log.read_text()
 

@@ -54,7 +54,7 @@ def shared_out(opened: Run, task: Task, n_workers: int, smallest: int) -> int:
     worker.ready()
     queue, running, n_pieces = WorkQueue(opened.partitions, smallest=smallest), [], 0
     while True:
-        while len(running) < n_workers and (work := queue.take(n_workers)) is not None:
+        while len(running) < n_workers and (work := queue.take(n_workers, worker)) is not None:
             running.append(work)
         if not running:
             return n_pieces
@@ -62,29 +62,33 @@ def shared_out(opened: Run, task: Task, n_workers: int, smallest: int) -> int:
         if isinstance(work, Merge):
             worker.merge(work.whole, work.spans, task)
         else:
-            worker.process(work, task)
+            worker.process(work, task, queue.claim(n_workers, worker, work))
             n_pieces += 1
         queue.finished(work)
 
 
-def test_a_shared_partition_has_the_rows_of_an_undivided_one(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
-    config = tiny(partition_size=24)
+def test_shared_partitions_and_pieces_begun_ahead_have_the_rows_of_an_undivided_one(
+    tiny: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = tiny(partition_size=24, compute={"batch_size": 16})
+    small = config.with_changes(partition_size=2)
     mixture = Mixture(transform=LogitTransform(5.0, 3.0, -0.5), alpha=0.95, one_minus_alpha=0.05)
     attacks = ("apgd-ce", "apgd-t", "fab-t", "square")
     n_pieces = {}
-    for name, smallest in (("shared", 2), ("undivided", 24)):
-        opened = open_run(config.with_changes(storage=str(tmp_path / name)))
+    for name, each, n_workers in (("shared", config, 2), ("undivided", config, 0), ("ahead", small, 1)):
+        opened = open_run(each.with_changes(storage=str(tmp_path / name)))
         evaluate = EvaluateTask(
             "evaluate", "e0", AttackBudget(5, 2, 20), attacks, mixture, surrogate_alpha=0.9,
             points=(StoredPoints("attack", opened.attack_fingerprint),),
         )  # fmt: skip
         for task in (attack_task(opened), evaluate):
-            n_pieces[name, task.stage] = shared_out(opened, task, 2, smallest)
+            n_pieces[name, task.stage] = shared_out(opened, task, n_workers or 1, 2 if n_workers else 24)
     folders = [tmp_path / name / config.run_id() for name in ("shared", "undivided")]
+    (ahead,) = (tmp_path / "ahead").iterdir()
     for stage in ("attack", "evaluate"):
         assert n_pieces["shared", stage] > 4
         assert n_pieces["undivided", stage] == 1
-        assert rows(folders[0] / stage) == rows(folders[1] / stage)
+        assert rows(folders[0] / stage) == rows(folders[1] / stage) == rows(ahead / stage)
         assert [path.name for path in (folders[0] / stage).rglob("*.parquet")] == ["part-00000.parquet"]
         merged, alone = (read_footer(Store(str(folder)), f"{stage}/part-00000.parquet") for folder in folders)
         assert merged is not None

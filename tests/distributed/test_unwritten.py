@@ -30,7 +30,7 @@ class Hoarder:
     def ready(self) -> str:
         return platform.node()
 
-    def process(self, piece: Partition, task: AttackTask) -> dict[Partition, Receipt]:
+    def process(self, piece: Partition, task: AttackTask, *_ahead: Any) -> dict[Partition, Receipt]:
         (self.folder / f"{piece.index}-{time.monotonic_ns()}").touch()
         self.kept[piece] = Receipt(
             stage=task.stage, partition=piece.index, start=piece.start, stop=piece.stop, clean_correct=0, robust=0,
@@ -49,7 +49,7 @@ class Hoarder:
 class OneComputed(Hoarder):
     """It fails at all pieces but the first, which it keeps until it is asked."""
 
-    def process(self, piece: Partition, task: AttackTask) -> dict[Partition, Receipt]:
+    def process(self, piece: Partition, task: AttackTask, *_ahead: Any) -> dict[Partition, Receipt]:
         if piece.index:
             raise ValueError("this piece is poison")
         return super().process(piece, task)

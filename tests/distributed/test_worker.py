@@ -61,13 +61,13 @@ def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: Att
 def test_one_worker_decides_rows_and_precision_for_all_on_such_a_device(worker: AttackWorker, tmp_path: Path) -> None:
     x, _ = worker.dataset.read(0, 12)
     spec = replace(worker.spec, batch_size="auto", precision="auto")
-    first = Attacker(spec, worker.attacker.networks, worker.store)
+    first = Attacker(spec, worker.attacker.networks, worker.store, worker.attacker.images)
     assert first.shape(x).rows == ON_CPU
     decided = json.loads((tmp_path / "acceleration" / "cpu.json").read_text())
     assert first.precisions(x) == ", ".join(f"{role} {value}" for role, value in decided["precision"].items())
     other = {"rows": 24, "precision": {"std": "bf16", "rob": "fp32"}}
     (tmp_path / "acceleration" / "cpu.json").write_text(json.dumps(other))
-    second = Attacker(spec, worker.attacker.networks, worker.store)
+    second = Attacker(spec, worker.attacker.networks, worker.store, worker.attacker.images)
     assert second.shape(x).rows == 24
     assert second.precisions(x) == "std bf16, rob fp32"
     assert second.arithmetic.network_copy(second.std, x).precision == "bf16"
