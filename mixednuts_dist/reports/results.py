@@ -411,8 +411,8 @@ def asked(results: RunResults) -> int:
 
 
 def same_mixture(one: Choice, other: Choice) -> bool:
-    """Whether both are the same classifier; by plain values, as a map is a module and equal to itself alone."""
-    return one.mixture().settings() == other.mixture().settings()
+    """Whether both are the same classifier."""
+    return one.settings() == other.settings()
 
 
 def kept_by_rounds(search: SearchResult) -> dict[float, Count]:

@@ -3,18 +3,24 @@
 The published ones are the values of the appendix table of candidates, in full precision: scale, power and bias are
 points of the printed grids of eight values (log-spaced scales, uniform powers and biases), and alpha has the digits of
 the published models, of which the table prints three.
+
+Reading a choice takes no tensors, so this module imports PyTorch only where one is put to work.
 """
+
+from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import InvalidInputError
-from ..mixing.clamps import Clamp
-from ..mixing.mixture import Mixture
-from ..mixing.transforms import LogitTransform
 from .grid import Grid
+
+if TYPE_CHECKING:
+    from ..mixing.clamps import Clamp
+    from ..mixing.mixture import Mixture
+    from ..mixing.transforms import LogitTransform
 
 _OLD_NAMES = {"robust_correct_bound": "kept_predicted", "robust_interval": "kept_interval", "round": "refinement"}
 _GRID_POINTS = 8  # of the published grids
@@ -69,11 +75,20 @@ class Choice:
 
     def transform(self) -> LogitTransform:
         """The nonlinear map of rob's logits."""
+        from ..mixing.transforms import LogitTransform
+
         return LogitTransform(self.scale, self.power, self.bias, self.clamp, self.ln_k)
 
     def mixture(self) -> Mixture:
         """The mixture that is deployed."""
+        from ..mixing.mixture import Mixture
+
         return Mixture(self.transform(), self.alpha, self.one_minus_alpha)
+
+    def settings(self) -> dict[str, Any]:
+        """Those of `mixture()`, made without PyTorch."""
+        transform = {name: getattr(self, name) for name in ("scale", "power", "bias", "clamp", "ln_k")}
+        return {"transform": "LogitTransform", **transform, "one_minus_alpha": self.one_minus_alpha, "temperature": 0.0}
 
     def to_json(self, *, short: bool = False) -> dict[str, Any]:
         """What `search/selected.json` says of it; `short` leaves out what is as in a choice that no search made."""
@@ -82,7 +97,7 @@ class Choice:
         return {**values, "cutoff": self.cutoff}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Choice":
+    def from_json(cls, content: dict[str, Any]) -> Choice:
         """A choice as it was stored, by this release or the one before; JSON has no tuples and no NaN."""
         values: dict[str, Any] = {
             _OLD_NAMES.get(name, name): tuple(value) if isinstance(value, list) else value
@@ -100,7 +115,7 @@ class MixedNUTSParameters(Choice):
     """
 
     @classmethod
-    def published(cls, dataset: str) -> "Choice":
+    def published(cls, dataset: str) -> Choice:
         """The paper's values for "cifar10", "cifar100" or "imagenet"."""
         return _look_up(_PUBLISHED, dataset)
 

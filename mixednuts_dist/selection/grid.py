@@ -1,15 +1,19 @@
 """The candidates of Algorithm 1: every scale with every power and bias, for one clamp and one LayerNorm width."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInputError
-from ..mixing.clamps import Clamp
 
-Pair = tuple[Clamp, int | None]  # a clamp and a LayerNorm width
+if TYPE_CHECKING:
+    from ..mixing.clamps import Clamp
+
+Pair = tuple[str, int | None]  # a clamp and a LayerNorm width
 AXES = (("scale", "scales"), ("power", "powers"), ("bias", "biases"))
 
 
@@ -39,7 +43,7 @@ class Grid:
         betas: Iterable[float],
         clamp: Clamp = "gelu",
         ln_k: int | None = None,
-    ) -> "Grid":
+    ) -> Grid:
         """The grid of these values.
 
         Raises:
@@ -71,7 +75,7 @@ class Grid:
         values: tuple[float, ...] = getattr(self, name)
         return values
 
-    def slabs(self) -> list["Grid"]:
+    def slabs(self) -> list[Grid]:
         """One grid a bias: all scales and powers there share the clamped logits."""
         return [replace(self, biases=(bias,)) for bias in self.biases]
 
@@ -83,13 +87,13 @@ class Grid:
             if len(values := self.axis(axis)) > 1 and value in (min(values), max(values))
         )
 
-    def merged(self, others: Iterable["Grid"]) -> "Grid":
+    def merged(self, others: Iterable[Grid]) -> Grid:
         """Every value of this grid and the others on each axis, ascending: what has been tried of one pair."""
         grids = (self, *others)
         tried: dict[str, Any] = {name: tuple(sorted({v for g in grids for v in g.axis(name)})) for _, name in AXES}
         return replace(self, **tried)
 
-    def zoomed(self, tried: "Grid", at: tuple[float, float, float]) -> "Grid":
+    def zoomed(self, tried: Grid, at: tuple[float, float, float]) -> Grid:
         """A grid of this one's size between the values of `tried` beside `at`; beyond the edge where it lies on one."""
         scale, power, bias = at
         return replace(

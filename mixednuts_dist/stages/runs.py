@@ -1,5 +1,7 @@
 """A run's folder: its identity in `run.yaml`, which partitions are finished, and how long each stage took."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import logging
@@ -8,22 +10,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-import torch
 import yaml
-from torch import Tensor
 
-from ..attacks.red_flags import has_gradient
-from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
 from ..config import RunConfig, digest
 from ..errors import BaseClassifierError, DamagedFile, DatasetError, FingerprintMismatch, MissingArtifact, StoreError
-from ..images.datasets import Dataset, check_images, labels_checksum, open_dataset
 from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, split_images
 from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store
 from ..uris import check_uris
+
+if TYPE_CHECKING:  # what only looks at a run does without PyTorch
+    from torch import Tensor
+
+    from ..images.datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +123,10 @@ def _claim(store: Store, run: Run) -> None:
 
 def inspect_inputs(config: RunConfig) -> Inputs:
     """Open the dataset and both classifiers and try them on a few images, on the CPU."""
+    from ..attacks.red_flags import has_gradient
+    from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
+    from ..images.datasets import check_images, labels_checksum, open_dataset
+
     dataset = open_dataset(config.data.uri)
     n_images = _n_images(config, dataset)
     images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
@@ -221,6 +228,8 @@ def searched_images(run: Run) -> Tensor | None:
     n_searched = MOST_LOGITS // run.inputs.n_classes if asked == "auto" else asked
     if n_searched >= n_images:
         return None
+    import torch
+
     generator = torch.Generator().manual_seed(run.config.seed)
     return torch.randperm(n_images, generator=generator)[:n_searched].sort().values
 
@@ -283,7 +292,7 @@ def _clock_path(stage: str) -> str:
     return f"{stage}/seconds.json"
 
 
-# --- what the stages' files depend on, and what the search chose: without Ray, so that a look at a run is quick -------
+# --- what the stages' files depend on, and what the search chose ------------------------------------------------------
 
 
 def search_fingerprint(opened: Run) -> str:
@@ -293,7 +302,7 @@ def search_fingerprint(opened: Run) -> str:
 
 def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
     """8 hex digits of all that the evaluate stage's rows depend on, the deployed parameters included."""
-    deployed = {"alpha_d": search.surrogate_alpha, **search.deployed().mixture().settings()}
+    deployed = {"alpha_d": search.surrogate_alpha, **search.deployed().settings()}
     evaluate = opened.config.determinants()["evaluate"]
     points = [done.fingerprint for done in search.rounds]
     return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points})

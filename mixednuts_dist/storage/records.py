@@ -3,21 +3,25 @@
 Shapes: N images of the run, K classes. One row an image, `sample_id` its index in the split.
 """
 
+from __future__ import annotations
+
 import io
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from torch import Tensor
 
-from ..mixing.clamps import Clamp
 from ..selection.choice import Choice
-from ..selection.exploration import Exploration, Selection
+
+if TYPE_CHECKING:  # what only looks at a run's files does without PyTorch
+    from torch import Tensor
+
+    from ..mixing.clamps import Clamp
+    from ..selection.exploration import Exploration, Selection
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class SearchRound:
         return {**asdict(self), "attacked": [choice.to_json() for choice in self.attacked]}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "SearchRound":
+    def from_json(cls, content: dict[str, Any]) -> SearchRound:
         """The round as it was stored."""
         attacked = tuple(Choice.from_json(choice) for choice in content["attacked"])
         return cls(**{**content, "attacked": attacked, "kept": tuple(content["kept"])})
@@ -97,7 +101,7 @@ class SearchResult:
         """The entry of each beta that has one."""
         return {entry.beta: entry for entry in self.entries}
 
-    def with_entries(self, held: Mapping[float, Choice]) -> "SearchResult":
+    def with_entries(self, held: Mapping[float, Choice]) -> SearchResult:
         """The same with these betas' entries."""
         return replace(self, entries=tuple(held.get(entry.beta, entry) for entry in self.entries))
 
@@ -108,7 +112,7 @@ class SearchResult:
         return {**asdict(self), "entries": entries, "rounds": rounds, "front": front}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "SearchResult":
+    def from_json(cls, content: dict[str, Any]) -> SearchResult:
         """The result as it was stored, by this release or the one before."""
         entries = tuple(Choice.from_json(entry) for entry in content["entries"])
         rounds = tuple(SearchRound.from_json(round_) for round_ in content.get("rounds", ()))
@@ -167,7 +171,7 @@ def _tables(selection: Selection) -> Iterator[pa.Table]:
     n_rows = mesh[0].size
     for i, beta in enumerate(grid.betas):
         log_cutoffs = selection.log_one_minus_cutoffs[i]
-        cutoffs = -torch.expm1(log_cutoffs)
+        cutoffs = -log_cutoffs.expm1()
         columns: dict[str, Any] = {
             "beta": np.full(n_rows, beta),
             **{name: axis.reshape(-1) for name, axis in zip(("scale", "power", "bias"), mesh, strict=True)},
@@ -185,5 +189,5 @@ def _tables(selection: Selection) -> Iterator[pa.Table]:
         yield pa.table(columns)
 
 
-def _flat(values: torch.Tensor) -> Any:
+def _flat(values: Tensor) -> Any:
     return values.reshape(-1).numpy()

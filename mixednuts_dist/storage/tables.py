@@ -3,25 +3,28 @@
 Shapes: B images of one partition, N of the run, K classes.
 """
 
+from __future__ import annotations
+
 import io
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from torch import Tensor
 
 from ..config import digest
 from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
 from .partitions import Partition
 from .records import AttackRecords, EvaluateRecords, Receipt
 from .store import Store
+
+if TYPE_CHECKING:  # what only looks at a run's footers does without PyTorch
+    from torch import Tensor
 
 SCHEMA_VERSION = 3  # 3: receipts say more; the columns are those of 2
 READABLE_VERSIONS = (2, 3)
@@ -159,6 +162,8 @@ def read_columns(
 
 def _rows_of(partition: Partition, sample_ids: Tensor | None) -> Tensor:
     """Which rows of a partition's file are asked for."""
+    import torch
+
     if sample_ids is None:
         return torch.arange(len(partition))
     ends = torch.searchsorted(sample_ids, torch.tensor([partition.start, partition.stop])).tolist()
@@ -217,6 +222,8 @@ def read_rows(
     Raises:
         MissingArtifact, DamagedFile, FingerprintMismatch: as in `stream_columns`.
     """
+    import torch
+
     path, found = f"{stage}/{partition.file_name}", {}
     with store.open(path) as file:
         try:
@@ -237,6 +244,8 @@ def read_rows(
 def _read_one(
     store: Store, path: str, partition: Partition, fingerprint: str, columns: Sequence[str]
 ) -> dict[str, Tensor]:
+    import torch
+
     try:
         with store.open(path) as file:
             parquet = pq.ParquetFile(file, pre_buffer=True, **_CHECKED)
@@ -307,6 +316,8 @@ def _to_arrow(values: Tensor) -> Any:
 
 
 def _to_tensor(column: Any, field: Any) -> Tensor:
+    import torch
+
     shape = json.loads(field.metadata[b"shape"])
     array = column.combine_chunks()
     if shape:

@@ -21,6 +21,7 @@ def test_published_values_round_to_the_printed_ones(dataset: str) -> None:
     assert found.alpha == pytest.approx(printed[3], abs=5e-4)
     assert found.alpha + found.one_minus_alpha == 1
     assert found.surrogate_alpha == printed[4]
+    assert found.settings() == found.mixture().settings()
     assert found.ln_k == (250 if dataset == "imagenet" else None)
 
 
