@@ -3,15 +3,19 @@
 Run: `mixednuts benchmark scale -n 1000000` (10,000 images by default; `--data s3://bucket/prefix` puts the run there).
 With `--classes 1000` the logits are as wide as ImageNet's (28 GB a million images). The rows are made up, since only
 their number matters: a few blocks of random logits, repeated, written with their receipts and manifest as the stages
-write them. Then each command runs as a process of its own, as a user would start it, and the system tells its peak
-memory. `run` on a finished run is what a resumed one does before its first piece of work.
+write them. Then each command runs as a process of its own, as a user would start it, and the system tells its time,
+on the clock and of the CPU, and its peak memory. `run` on a finished run is what a resumed one does before its first
+piece of work.
+
+With `--data FOLDER` everything stays there, and the same command goes on with what is not measured yet.
 """
 
-import os
+import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,10 @@ import yaml
 from torch import Tensor
 
 from ..attacks.red_flags import FLAGS
-from ..config import RunConfig, parse_config
+from ..config import RunConfig, load_config, parse_config
 from ..images.datasets import open_dataset
 from ..stages.evaluate import CACHED
-from ..stages.runs import Run, evaluate_fingerprint, open_run, read_search_result
+from ..stages.runs import Run, evaluate_fingerprint, finished_partitions, open_run, read_search_result
 from ..storage.manifest import ManifestWriter, with_checksum
 from ..storage.partitions import Partition
 from ..storage.records import Receipt
@@ -40,6 +44,16 @@ def net(classes, seed):
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
 """
+# In a small process of its own: Linux counts the peak of the process that starts another one as that one's, too.
+_LAUNCHER = """
+import json, os, subprocess, sys, time
+started = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=sys.stderr)
+_, status, usage = os.wait4(process.pid, 0)
+seconds, cpu_seconds = time.perf_counter() - started, usage.ru_utime + usage.ru_stime
+print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_mib": usage.ru_maxrss / 1024}))
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
 _LIFT = 4.0  # of the labelled class's logit, so that most made-up images are right and some are not
 
 
@@ -50,18 +64,30 @@ def run(n_images: int = 10_000, data: str | None = None, classes: int = 10) -> d
         data: where the made-up run is stored: a folder or any fsspec URI; a temporary folder by default.
         classes: width of the logits; 10, or any number from 11 on.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        config_file = Path(folder) / "scale.yaml"
-        config = _configuration(Path(folder), n_images, classes, data or f"{folder}/runs")
-        config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
-        opened = open_run(config)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(data) / f"{n_images}-{classes}" if data and "://" not in data else Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        config_file, kept = folder / "scale.yaml", folder / "measured.json"
+        if not config_file.exists():
+            storage = data if data and "://" in data else f"{folder}/runs"
+            config = _configuration(folder, n_images, classes, storage)
+            config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+        opened = open_run(load_config(str(config_file)))
         result: dict[str, Any] = {"images": n_images, "classes": classes, "partitions": len(opened.partitions)}
-        result["write_attack_seconds"] = _write_attack(opened)
-        result["status"] = _measured(["status", str(config_file)])
-        result["search"] = _measured(["search", str(config_file)])
-        result["write_evaluate_seconds"] = _write_evaluate(opened)
-        for name, arguments in (("status_of_all", ["status"]), ("report", ["report"]), ("resume", ["run"])):
-            result[name] = _measured([*arguments, str(config_file)])
+        result |= json.loads(kept.read_text()) if kept.exists() else {}
+        steps: dict[str, Callable[[], Any]] = {
+            "write_attack_seconds": lambda: _write_attack(opened),
+            "status": lambda: _measured("status", config_file),
+            "search": lambda: _measured("search", config_file),
+            "write_evaluate_seconds": lambda: _write_evaluate(opened),
+            "status_of_all": lambda: _measured("status", config_file),
+            "report": lambda: _measured("report", config_file),
+            "resume": lambda: _measured("run", config_file),
+            "verify": lambda: _measured("verify", config_file),
+        }
+        for name in [name for name in steps if name not in result]:
+            result[name] = steps[name]()
+            kept.write_text(json.dumps(result))
     return result
 
 
@@ -136,11 +162,13 @@ def _logits(noise_BK: Tensor, labels_B: Tensor, lift: float) -> Tensor:
 
 
 def _write(opened: Run, stage: str, fingerprint: str, columns: Any) -> float:
-    """Every partition's file and the stage's manifest, as worker and driver leave them; returns the seconds taken."""
+    """The files that are not there and the manifest, as worker and driver leave them; returns the seconds taken."""
     started, generator = time.perf_counter(), torch.Generator().manual_seed(0)
+    finished = finished_partitions(opened, stage, fingerprint)
+    todo = [partition for partition in opened.partitions if partition not in finished]
     shape = 3, _PARTITION_SIZE, opened.inputs.n_classes
     noise = [list(torch.randn(shape, generator=generator)) for _ in range(_BLOCKS)]
-    manifest = ManifestWriter(opened.store, stage, fingerprint, {})
+    manifest = ManifestWriter(opened.store, stage, fingerprint, finished)
 
     def write(part: Partition) -> Receipt:
         values, right_B, robust_B = columns(part, noise[part.index % _BLOCKS])
@@ -153,23 +181,20 @@ def _write(opened: Run, stage: str, fingerprint: str, columns: Any) -> float:
         opened.store.write(f"{stage}/{part.file_name}", content)
         return with_checksum(receipt, content)
 
-    for start in range(0, len(opened.partitions), 1000):
-        for receipt in concurrently(write, opened.partitions[start : start + 1000]):
+    for start in range(0, len(todo), 1000):
+        for receipt in concurrently(write, todo[start : start + 1000]):
             manifest.add(receipt)
     manifest.flush()
     return time.perf_counter() - started
 
 
-def _measured(arguments: list[str]) -> dict[str, float]:
-    """Seconds and peak memory (MiB, of the process itself, as the system counts it) of a command."""
-    started = time.perf_counter()
-    with tempfile.TemporaryFile() as told:
-        process = subprocess.Popen([sys.executable, "-m", "mixednuts_dist", *arguments], stdout=told, stderr=told)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            told.seek(0)
-            raise RuntimeError(f"mixednuts {' '.join(arguments)}: {told.read().decode(errors='replace')[-2000:]}")
-    found = {"seconds": time.perf_counter() - started, "peak_mib": usage.ru_maxrss / 1024}
-    sys.stderr.write(f"{arguments[0]:8} {found['seconds']:8.1f} s {found['peak_mib']:8.0f} MiB\n")
+def _measured(command: str, config: Path) -> dict[str, float]:
+    """Seconds, CPU seconds and peak memory (MiB, of the process itself, as the system counts it) of a command."""
+    asked = [sys.executable, "-m", "mixednuts_dist", command, str(config)]
+    told = subprocess.run([sys.executable, "-c", _LAUNCHER, *asked], capture_output=True, text=True, check=False)
+    if told.returncode:
+        raise RuntimeError(f"mixednuts {command}: {told.stderr[-2000:]}")
+    found: dict[str, float] = json.loads(told.stdout)
+    line = "{seconds:8.1f} s {cpu_seconds:8.1f} s of CPU {peak_mib:8.0f} MiB".format(**found)
+    sys.stderr.write(f"{command:8} {line}\n")
     return found
