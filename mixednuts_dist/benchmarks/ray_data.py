@@ -1,9 +1,9 @@
 """Our pool and Ray Data's `map_batches` over actors, on the same attack. Run: `mixednuts benchmark ray_data`; minutes.
 
 Both have two workers of a core each, the same partitions of digits and the same worker class, which writes the same
-files. Three times: undisturbed; with an image at which the classifier raises; with one worker process killed once the
-first file is there. Ray Data is asked as it is by default, and for the poison image also with `max_errored_blocks`,
-which lets the others finish.
+files. Four times: undisturbed; with an image at which the classifier raises; with one worker process killed once the
+first file is there; and on four simulated nodes, one of which is killed then. Ray Data is asked as it is by default,
+and for the poison image also with `max_errored_blocks`, which lets the others finish.
 """
 
 import functools
@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import ray.data
+from ray.cluster_utils import Cluster
 from ray.data import ActorPoolStrategy, DataContext
 
 from ..config import RunConfig, parse_config
@@ -52,13 +53,13 @@ class Touchy(torch.nn.Module):
 @dataclass(frozen=True)
 class _Case:
     poison: bool = False
-    kill: bool = False
+    kill: str = ""  # "worker" or "node"
     skip_errors: bool = False  # Ray Data's max_errored_blocks
 
 
 def run(n_images: int = 256) -> dict[str, Any]:
     """Prints a line a case and contestant, and returns their numbers."""
-    cases = {"undisturbed": _Case(), "poison image": _Case(poison=True), "worker killed": _Case(kill=True)}
+    cases = {"undisturbed": _Case(), "poison image": _Case(poison=True), "worker killed": _Case(kill="worker")}
     results: dict[str, Any] = {}
     with RaySession("local") as session:
         session.ensure()
@@ -67,8 +68,26 @@ def run(n_images: int = 256) -> dict[str, Any]:
             results[f"{name}: ours"] = _measured(n_images, case, functools.partial(attack.run, session=session))
             results[f"{name}: Ray Data"] = _measured(n_images, case, functools.partial(_by_ray_data, case=case))
         case = _Case(poison=True, skip_errors=True)
-        skipping = _measured(n_images, case, functools.partial(_by_ray_data, case=case))
-    return {**results, "poison image: Ray Data, max_errored_blocks": skipping}
+        results["poison image: Ray Data, max_errored_blocks"] = _measured(
+            n_images, case, functools.partial(_by_ray_data, case=case)
+        )
+    case = _Case(kill="node")
+    results["node killed: ours"] = _on_nodes(n_images, case, attack.run)
+    results["node killed: Ray Data"] = _on_nodes(n_images, case, functools.partial(_by_ray_data, case=case))
+    return results
+
+
+def _on_nodes(n_images: int, case: _Case, contestant: Callable[..., Any]) -> dict[str, Any]:
+    """Four nodes of a core each, two of which have a worker; whoever works then is connected to them."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(4):
+            cluster.add_node(num_cpus=1)
+        cluster.connect()  # type: ignore[no-untyped-call]
+        return _measured(n_images, case, contestant, cluster)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 class _Mapper:
@@ -109,12 +128,14 @@ def _configuration(folder: Path, n_images: int, case: _Case) -> RunConfig:
     })  # fmt: skip
 
 
-def _measured(n_images: int, case: _Case, contestant: Callable[..., Any]) -> dict[str, Any]:
+def _measured(
+    n_images: int, case: _Case, contestant: Callable[..., Any], cluster: Cluster | None = None
+) -> dict[str, Any]:
     """Wall time from the call to its end, and what is there then."""
     with tempfile.TemporaryDirectory() as folder:
         config, told = _configuration(Path(folder), n_images, case), ""
         opened = open_run(config)
-        killer = threading.Thread(target=_kill_a_worker, args=(opened,), daemon=True)
+        killer = threading.Thread(target=_kill_one, args=(opened, cluster), daemon=True)
         if case.kill:
             killer.start()
         started = time.perf_counter()
@@ -142,13 +163,21 @@ def _shares(receipts: list[Receipt], n_images: int) -> dict[str, Any]:
     }
 
 
-def _kill_a_worker(opened: Run) -> None:
-    """Once the first file is there."""
+def _kill_one(opened: Run, cluster: Cluster | None) -> None:
+    """A worker, or its whole node where there is a cluster of them, once the first file is there."""
     while not any(name.endswith(".parquet") for name in opened.store.names("attack")):
         time.sleep(0.1)
     for process in psutil.Process().children(recursive=True):
         command = " ".join(process.cmdline())
         if command.startswith("ray::") and ("AttackWorker" in command or "MapWorker" in command):
-            process.kill()
+            if cluster is None:
+                process.kill()
+                return
+            cluster.remove_node(next(node for node in cluster.worker_nodes if _is_on(process, node)), False)
             return
     sys.stderr.write("no worker was found to kill\n")
+
+
+def _is_on(process: psutil.Process, node: Any) -> bool:
+    raylets = {started.process.pid for started in node.all_processes["raylet"]}
+    return any(parent.pid in raylets for parent in process.parents())
