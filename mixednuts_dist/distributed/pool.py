@@ -7,6 +7,9 @@ holds numbers, never images.
 
 A piece that takes far longer than the finished ones let expect is computed a second time elsewhere. Results are
 deterministic and a file is created once, so whichever copy is written first counts, and the other's worker is ended.
+
+The workers of a node that Ray drains, because a spot machine is called back for instance, get no further piece. What
+they are at they finish; where the notice is shorter than that takes, another worker begins it at once.
 """
 
 import contextlib
@@ -78,6 +81,7 @@ class Pool:
     _hired: list[_Worker] = field(default_factory=list)  # all that are not released yet, whatever they are at
     _written: set[Work] = field(default_factory=set)
     _twice: set[Work] = field(default_factory=set)  # overdue pieces, which a second worker may have or get
+    _leaving: dict[str, float] = field(default_factory=dict)  # nodes that are drained -> until when, by time.time()
     _failed_starts: int = 0
     _any_ready: bool = False
 
@@ -104,6 +108,7 @@ class Pool:
                     raise ClusterError(self._nobody_came())
                 if time.monotonic() - looked > _LOOK_UP_SECONDS:
                     looked = time.monotonic()
+                    self._look_for_leaving()
                     self._look_for_overdue(looked)
                     self.on_look(sum(bool(worker.node) for worker in self._running.values()), len(self._running))
                     self._ask_how_far()
@@ -127,12 +132,35 @@ class Pool:
             if taken > 2 * allowed:
                 self._end_hung(ref, worker, work, taken)
             elif taken > allowed and work not in self._twice:
-                logger.warning("%s: %.0f s are more than the %.0f s expected; it is begun again", work, taken, allowed)
-                self._twice.add(work)
-                self._queue.hand_out_again(work)
-                self._metrics.count_retry(self.task.stage)
-                if len(self._hired) < self.settings.n_workers:
-                    self._hire()  # others have been released already; where there is no room, it waits
+                self._begin_again(work, f"{taken:.0f} s are more than the {allowed:.0f} s expected")
+
+    def _look_for_leaving(self) -> None:
+        """Note the nodes that are drained, and begin elsewhere what they have no time to finish."""
+        draining, known = draining_nodes(), self._leaving.keys()
+        for worker in [worker for worker in self._hired if worker.node in draining.keys() - known]:
+            work, left = worker.work, draining[worker.node] - time.time()
+            logger.warning("node %s is drained (%.0f s left): it gets no further piece", worker.node, left)
+            self._leaving[worker.node] = draining[worker.node]
+            self._queue.release(worker)
+            expected = self._queue.seconds_expected(work) - (time.monotonic() - worker.since) if work else 0.0
+            if work and expected > left and work not in self._twice:
+                self._begin_again(work, f"its node leaves in {left:.0f} s")
+            elif len(self._queue):
+                self._hire_if_missing()
+        self._leaving = {node: until for node, until in self._leaving.items() if node in draining}
+
+    def _begin_again(self, work: Work, why: str) -> None:
+        """Let another worker compute it too."""
+        logger.warning("%s: %s; it is begun again", work, why)
+        self._twice.add(work)
+        self._queue.hand_out_again(work)
+        self._metrics.count_retry(self.task.stage)
+        self._hire_if_missing()
+
+    def _hire_if_missing(self) -> None:
+        """In the place of one that was released or will leave; where there is no room, it waits."""
+        if sum(worker.node not in self._leaving for worker in self._hired) < self.settings.n_workers:
+            self._hire()
 
     def _end_hung(self, ref: Any, worker: _Worker, work: Work, taken: float) -> None:
         reason = f"hung: nothing came of it for {taken:.0f} s"
@@ -142,8 +170,8 @@ class Pool:
         else:
             self._queue.forget_copy(work)
         self._raise_if_hopeless()
-        if len(self._queue) and len(self._hired) < self.settings.n_workers:
-            self._hire()
+        if len(self._queue):
+            self._hire_if_missing()
 
     def _end_at_once(self, ref: Any, worker: _Worker) -> None:
         """End a worker in the middle of what it is at; what only waited to be written is computed again."""
@@ -263,13 +291,15 @@ class Pool:
 
     def _assign(self, worker: _Worker) -> None:
         n_workers = len(self._running) + 1
-        work = self._queue.take(n_workers, worker)
+        work = None if worker.node in self._leaving else self._queue.take(n_workers, worker)
         worker.asked, worker.decided = None, 0.0
         if work is None and worker.unwritten:
             self._running[worker.actor.flush.remote()] = worker
             return
         if work is None:
             self._release(worker)
+            if len(self._queue):  # it leaves with its node
+                self._hire_if_missing()
             return
         worker.work, worker.since = work, time.monotonic()
         if isinstance(work, Merge):
@@ -406,6 +436,22 @@ def _signals_end_it_whole() -> Iterator[None]:
             signal.signal(number, handler)
     if received:
         signal.raise_signal(received)
+
+
+def draining_nodes() -> dict[str, float]:
+    """Nodes that Ray was told will go -> when, in seconds since 1970, infinity where nobody said.
+
+    Ray's public interface does not tell; this is where its own libraries ask. Where it is no more, a node that leaves
+    is one that is lost.
+    """
+    try:
+        from ray._private.state import state
+
+        told: dict[str, int] = state.get_draining_nodes()
+    except (ImportError, AttributeError, RayError, RuntimeError) as error:
+        logger.debug("whether nodes are drained is not known: %s", error)
+        return {}
+    return {node: deadline / 1000 if deadline else math.inf for node, deadline in told.items()}
 
 
 def _machine_is_gone(worker: _Worker, error: RayError) -> bool:

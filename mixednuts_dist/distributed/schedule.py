@@ -165,9 +165,15 @@ class WorkQueue:
         Costs differ 30 times between broken and robust images, so the mean would be too short for a piece that is all
         robust; the slowest piece also contains what a worker does once, compiling for instance.
         """
-        if isinstance(work, Merge) or not self._slowest:
-            return LEAST_OVERDUE if self._n_finished else math.inf
-        return max(LEAST_OVERDUE, times * self._slowest * self._weight(work))
+        if not self._n_finished:
+            return math.inf
+        return max(LEAST_OVERDUE, times * self.seconds_expected(work))
+
+    def seconds_expected(self, work: Work) -> float:
+        """What a piece takes at the pace of the slowest finished one; for ever before any is finished."""
+        if isinstance(work, Merge):
+            return 0.0
+        return self._slowest * self._weight(work) if self._n_finished else math.inf
 
     def hand_out_again(self, work: Work) -> None:
         """It is overdue: the next worker that nothing else waits for gets the same piece, uncut."""

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 from mixednuts_dist.config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError, PartitionFailed
@@ -140,6 +141,32 @@ def test_a_piece_that_hangs_is_computed_elsewhere(
     attack.run(config, session=ray_session)
     assert (factory.parent / "mark").exists()
     assert told in caplog.text
+    assert sorted(table(config)["sample_id"]) == list(range(24))
+
+
+class NoticeAfterTheFirstReceipt(KillOnFirstReceipt):
+    """Ray's answer to who is drained: once, after the first piece, this node, with no time left."""
+
+    def partition_done(self, receipt: Receipt) -> None:
+        self.killed += bool(receipt.n_images)
+
+    def draining_nodes(self) -> dict[str, float]:
+        if self.killed < 1:
+            return {}
+        self.killed = -1000
+        return {ray.get_runtime_context().get_node_id(): 0.0}
+
+
+def test_what_a_leaving_node_has_no_time_for_is_begun_by_another_worker(
+    tiny: Callable[..., RunConfig], ray_session: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watcher = NoticeAfterTheFirstReceipt()
+    monkeypatch.setattr("mixednuts_dist.distributed.pool.draining_nodes", watcher.draining_nodes)
+    monkeypatch.setattr("mixednuts_dist.distributed.pool._LOOK_UP_SECONDS", 0.2)
+    config = tiny(partition_size=4)
+    attack.run(config, session=ray_session, progress=watcher)
+    assert "is drained" in caplog.text
+    assert "it is begun again" in caplog.text
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
 

@@ -60,6 +60,14 @@ class Driver:
         return self._log.read_text()
 
 
+def attack_status(config: Path, storage: str) -> dict[str, Any]:
+    """What `mixednuts status` says of the attack."""
+    command = [str(Path(sys.executable).with_name("mixednuts")), "status", str(config), "--json"]
+    told = subprocess.run([*command, "--set", f"storage={storage}"], capture_output=True, text=True, check=True)
+    stage: dict[str, Any] = json.loads(told.stdout)["stages"][0]
+    return stage
+
+
 def comparable(printed: str) -> dict[str, Any]:
     """What `--json` prints, without the machine's speed and the provenance, which names the run's folder."""
     left_out = ("seconds", "costs", "provenance")

@@ -17,7 +17,7 @@ import yaml
 from tests.conftest import tiny_content
 from tests.distributed.local_head import ONE_MACHINE, Head, local_head
 from tests.object_store import ObjectStore
-from tests.system.drivers import ROOT, Driver, comparable, everything, leftovers, rows, stamps
+from tests.system.drivers import ROOT, Driver, attack_status, comparable, everything, leftovers, rows, stamps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -136,13 +136,41 @@ def test_a_killed_machine(
     driver = Driver(undisturbed.config, storage, tmp_path / "log", "--address", address, "-v")
     driver.wait_until(lambda: bool(stamps(storage, "attack")))
     kept = stamps(storage, "attack")
-    two_machines.stdin.write("\n")
+    two_machines.stdin.write("kill\n")
     two_machines.stdin.flush()
     assert two_machines.stdout.readline() == "killed\n"
     assert driver.results() == undisturbed.results
     assert "lost a worker" in driver.log()
     assert rows(storage) == undisturbed.rows
     assert {path: stamp for path, stamp in stamps(storage, "attack").items() if path in kept} == kept
+    assert leftovers(storage) == []
+
+
+def test_a_drained_machine(
+    undisturbed: Undisturbed,
+    tmp_path: Path,
+    two_machines: "subprocess.Popen[str]",
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its worker finishes the piece that it is at and is released: nothing is lost and nothing is done twice."""
+    assert two_machines.stdin is not None
+    assert two_machines.stdout is not None
+    for name, value in ONE_MACHINE.items():
+        monkeypatch.setenv(name, value)
+    storage, address = str(tmp_path / "runs"), two_machines.stdout.readline().strip()
+    driver = Driver(undisturbed.config, storage, tmp_path / "log", "--address", address, "-v")
+    driver.wait_until(lambda: bool(stamps(storage, "attack")))
+    two_machines.stdin.write("drain\n")
+    two_machines.stdin.flush()
+    assert two_machines.stdout.readline() == "drained\n"
+    there, told = len(stamps(storage, "attack")), attack_status(undisturbed.config, storage)
+    assert there <= told["partitions_done"] <= len(stamps(storage, "attack"))
+    assert driver.results() == undisturbed.results
+    told = attack_status(undisturbed.config, storage)
+    assert (told["partitions_done"], told["images"], told["images_left"]) == (8, 24, 0)
+    assert "is drained" in driver.log()
+    assert "lost a worker" not in driver.log()
+    assert rows(storage) == undisturbed.rows
     assert leftovers(storage) == []
 
 
