@@ -237,8 +237,8 @@ class SearchConfig(_Section):
     )
     sample: Positive | Literal["auto"] = Field(
         default="auto",
-        description="images that the search reads, drawn at random where the run has more; auto: 20 million logits of "
-        "one classifier, all of 5,000 at 1,000 classes",
+        description="images that the search reads, drawn at random where the run has more; auto: 5 million logits of "
+        "one classifier (5,000 images at 1,000 classes), and at most 50,000 images",
     )
     rounds: Repeats = Field(
         default=8,

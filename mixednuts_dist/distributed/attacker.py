@@ -37,6 +37,7 @@ from ..attacks.minimum_margin import (
     margin_result,
 )
 from ..attacks.red_flags import raised_flags
+from ..config import digest
 from ..mixing.classifier import MixedClassifier
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture
@@ -109,11 +110,14 @@ class Attacker:
         path = f"acceleration/{re.sub('[^A-Za-z0-9]+', '-', kind)}.json"
         while True:
             if not self.store.exists(path):
-                self.store.create(path, json.dumps(self._measured(x)).encode())
+                measured = self._measured(x)
+                self.store.create(path, json.dumps({**measured, "digest": digest(measured)}).encode())
             try:
                 found: dict[str, Any] = json.loads(self.store.read(path))  # whoever was first
-            except ValueError:
-                logger.warning("%s is damaged; it is measured again", self.store.address(path))
+                if found.pop("digest", None) not in (None, digest(found)):  # none: of the release before
+                    raise ValueError("its content has changed")
+            except (ValueError, AttributeError) as error:
+                logger.warning("%s is damaged (%s); it is measured again", self.store.address(path), error)
                 self.store.set_aside(path)
             else:
                 return found
@@ -311,10 +315,15 @@ class Attacker:
         """Each of the task's mixtures attacked on near images that rob keeps and that no stored point breaks.
 
         The columns of mixture i end in `_i`: `tried`, `broken`, and the raw logits of both classifiers at the point
-        found, `x_adv`; rows that were not tried hold zeros. What is found against one mixture is tried on the next.
+        found, `x_adv`; rows that were not tried, or are not of the task's sample, hold zeros. What is found against
+        one mixture is tried on the next.
         """
         first = task.points[0]
         kept = ~self._column(partition, first.stage, first.fingerprint, "rob_broken").to(x.device)
+        if task.sample is not None:
+            drawn = torch.zeros_like(kept)
+            drawn[task.sample.rows_of(partition).to(x.device)] = True
+            kept &= drawn
         points, columns = self._stored(partition, task.points, x), dict[str, Tensor]()
         n_forward = n_backward = 0
         standing = kept

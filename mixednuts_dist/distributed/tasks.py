@@ -27,6 +27,7 @@ from ..register import CRITERIA
 from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid
 from ..selection.inputs import CachedLogits
+from ..storage.partitions import Sample
 from ..storage.store import Store
 from ..threat import ThreatModel
 
@@ -106,7 +107,8 @@ class CheckTask(EvaluateTask):
 class RoundTask(Task):
     """The attack of a search round on each of its mixtures, on images that rob keeps and that they stand on.
 
-    `points` begin with the attack stage's, whose rows say what rob keeps.
+    `points` begin with the attack stage's, whose rows say what rob keeps; `sample` are the images that the search
+    reads, where those are not all.
     """
 
     mixtures: tuple[Mixture, ...]
@@ -116,6 +118,7 @@ class RoundTask(Task):
     surrogate_alpha: float
     rd: float
     points: tuple[StoredPoints, ...]
+    sample: Sample | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ Shapes: B images of a partition, K classes.
 """
 
 import logging
+import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_UNWRITTEN = 2  # files that wait for a storage that does not answer while the next partition is attacked
 _WRITE_SECONDS = 5.0  # a file is waited for this long before the next partition begins
+_WATCH_SECONDS = 0.2  # between two looks at whether the raylet is there
 _TIMED_IMAGES = 256  # at most, to measure how long a pass takes
 _ENOUGH_SECONDS = 1.0  # of repeats, likewise
 
@@ -114,6 +117,7 @@ class AttackWorker:
         """
         if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
             log_json()  # into the node's log folder
+            end_with_parent()
         torch.set_num_threads(self.spec.n_threads)
         require_extensions(self.spec.extensions)
         self.device = _device()
@@ -234,6 +238,21 @@ class AttackWorker:
         if ray.is_initialized():
             held = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
         return {"device": torch.cuda.get_device_name(self.device), "n_devices": held.get("GPU", 1.0)}
+
+
+def end_with_parent() -> None:
+    """Have this process end as soon as the one that started it, the node's raylet, is gone.
+
+    A driver that is killed takes its private Ray with it at once; a worker would notice seconds later.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _device() -> torch.device:

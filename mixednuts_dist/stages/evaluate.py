@@ -5,7 +5,6 @@ from dataclasses import replace
 from ..config import RunConfig, digest
 from ..distributed.cluster import RaySession
 from ..distributed.tasks import CheckTask, EvaluateTask, StoredPoints
-from ..errors import ConfigError
 from ..storage.records import Receipt, SearchResult
 from ..storage.tables import read_columns, read_footer
 from .partitioned import Progress, Screening, Silent, budget_of, run_partitions
@@ -22,7 +21,6 @@ from .runs import (
 
 _ROBUST_IMAGE_COSTS = 30  # times as much as a broken one
 CHECK = "check"  # the folder of the second opinion's rows
-_LEAST_CLASSES = 4  # of pyautoattack: its targeted DLR loss needs the fourth logit
 CACHED = "cached"  # the attack stage's images, tried before anything else
 
 
@@ -79,18 +77,12 @@ def check(opened: Run, session: RaySession | None, progress: Progress) -> None:
     """The second opinion on the images that stand after the stage, where the configuration asks for one.
 
     Raises:
-        ConfigError: for fewer classes than the package can attack.
         PartitionFailed: as the stage.
     """
     if opened.config.evaluate.check is None:
         return
     alone = opened.config.std is None
     task = autoattack_task(opened) if alone else evaluate_task(opened, read_search_result(opened))
-    if opened.inputs.n_classes < _LEAST_CLASSES:
-        raise ConfigError(
-            f"evaluate.check: pyautoattack needs {_LEAST_CLASSES} classes or more, and {opened.config.data.uri} has "
-            f"{opened.inputs.n_classes}; leave the check out"
-        )
     opened, _ = evaluated_part(opened, task.fingerprint)
     rows = read_columns(opened.store, task.stage, opened.partitions, task.fingerprint, ["sample_id", "robust"])
     standing = rows["sample_id"][rows["robust"]].tolist()

@@ -26,7 +26,7 @@ from ..selection.inputs import AttackedPoints, CachedLogits
 from ..storage.records import AttackRecords, SearchResult, SearchRound
 from ..storage.tables import read_columns
 from .partitioned import Progress, budget_of, run_partitions
-from .runs import Run, evaluate_fingerprint, finished_partitions, searched_images
+from .runs import Run, evaluate_fingerprint, finished_partitions, search_sample, searched_images
 
 Mixed = tuple[float | str | int | None, ...]  # what tells one choice's mixture from another's
 ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack; FAB and Square wait for the evaluation
@@ -188,7 +188,7 @@ class Rounds:
         """The next round, on these choices of a result."""
         number, surrogate_alpha = len(self._done) + 1, result.surrogate_alpha
         opened, evaluate = self._opened, self._opened.config.evaluate
-        budget = budget_of(evaluate)
+        budget, sample = budget_of(evaluate), search_sample(opened)
         budget = replace(
             budget,
             n_iter=min(budget.n_iter, ROUND_ITERATIONS),
@@ -207,6 +207,7 @@ class Rounds:
             "budget": [budget.n_iter, budget.n_target_classes, budget.border_restarts],
             "surrogate": [surrogate_alpha, evaluate.rd, evaluate.mode],
             "points": [[source.stage, source.fingerprint] for source in self._sources],
+            **({"sample": vars(sample)} if sample else {}),
         }
         return RoundTask(
             stage=round_folder(number),
@@ -219,6 +220,7 @@ class Rounds:
             surrogate_alpha=surrogate_alpha,
             rd=evaluate.rd,
             points=tuple(self._sources),
+            sample=sample,
         )
 
     def _reach(self, entry: Choice, share: float, weight: float) -> float:

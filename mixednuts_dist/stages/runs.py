@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING
 import yaml
 
 from ..config import RunConfig, digest
-from ..errors import BaseClassifierError, DamagedFile, DatasetError, FingerprintMismatch, MissingArtifact, StoreError
+from ..errors import (
+    BaseClassifierError,
+    ConfigError,
+    DamagedFile,
+    DatasetError,
+    FingerprintMismatch,
+    MissingArtifact,
+    StoreError,
+)
 from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
-from ..storage.partitions import Partition, split_images
+from ..storage.partitions import Partition, Sample, split_images
 from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store
 from ..uris import check_uris
@@ -31,8 +39,11 @@ if TYPE_CHECKING:  # what only looks at a run does without PyTorch
 logger = logging.getLogger(__name__)
 
 STAGES = ("attack", "search", "evaluate", "report")
-MOST_LOGITS = 20_000_000  # of a table that the search holds: with all its copies the driver stays below 2 GB
+# Of a table that the search holds: with all its copies and its resamples the driver stays below 2 GB. (On a grid of 512
+# candidates 100,000 images took 2.2 GB, and a minute a beta for the resamples.)
+MOST_LOGITS, MOST_IMAGES = 5_000_000, 50_000
 _PROBE_IMAGES = 8
+_LEAST_CLASSES = 4  # of evaluate.check: pyautoattack's targeted DLR loss needs the fourth logit
 _RUN = "run.yaml"
 SELECTED = "search/selected.json"
 _LAST_KEY = "versions"
@@ -77,7 +88,7 @@ def open_run(config: RunConfig) -> Run:
     Storage that cannot be reached or written shows here, before any accelerator is asked for.
 
     Raises:
-        DatasetError, BaseClassifierError: where the inputs cannot be used.
+        DatasetError, BaseClassifierError, ConfigError: where the inputs cannot be used.
         FingerprintMismatch: where the weights or images have changed since the run began.
         StoreError: where the storage does not answer, or takes no files.
     """
@@ -122,7 +133,12 @@ def _claim(store: Store, run: Run) -> None:
 
 
 def inspect_inputs(config: RunConfig) -> Inputs:
-    """Open the dataset and both classifiers and try them on a few images, on the CPU."""
+    """Open the dataset and both classifiers and try them on a few images, on the CPU.
+
+    Raises:
+        DatasetError, BaseClassifierError: where they cannot be used.
+        ConfigError: for a second opinion that cannot attack so few classes.
+    """
     from ..attacks.red_flags import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
     from ..images.datasets import check_images, labels_checksum, open_dataset
@@ -145,6 +161,11 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         checksums[role] = classifier_checksum(model, uri)
     if n_classes.get("std", n_classes["rob"]) != n_classes["rob"]:
         raise BaseClassifierError(f"std has {n_classes['std']} classes and rob {n_classes['rob']}; they must agree")
+    if config.evaluate.check and n_classes["rob"] < _LEAST_CLASSES:
+        raise ConfigError(
+            f"evaluate.check={config.evaluate.check} needs {_LEAST_CLASSES} classes or more, and rob={config.rob!r} "
+            f"has {n_classes['rob']}; leave the check out"
+        )
     largest = int(dataset.labels[:n_images].max())
     if largest >= n_classes["rob"]:
         raise DatasetError(f"{config.data.uri} holds label {largest}; the classifiers have {n_classes['rob']} classes")
@@ -224,14 +245,15 @@ def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partitio
 
 def searched_images(run: Run) -> Tensor | None:
     """Ids, ascending, of the images that the search reads, drawn at random with the run's seed; None for all."""
-    asked, n_images = run.config.search.sample, run.inputs.n_images
-    n_searched = MOST_LOGITS // run.inputs.n_classes if asked == "auto" else asked
-    if n_searched >= n_images:
-        return None
-    import torch
+    sample = search_sample(run)
+    return None if sample is None else sample.ids()
 
-    generator = torch.Generator().manual_seed(run.config.seed)
-    return torch.randperm(n_images, generator=generator)[:n_searched].sort().values
+
+def search_sample(run: Run) -> Sample | None:
+    """The same in a few numbers, as workers are told it."""
+    asked, n_images = run.config.search.sample, run.inputs.n_images
+    n_searched = min(MOST_IMAGES, MOST_LOGITS // run.inputs.n_classes) if asked == "auto" else asked
+    return None if n_searched >= n_images else Sample(n_images, n_searched, run.config.seed)
 
 
 def require_complete(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:

@@ -1,7 +1,14 @@
 """How a split is cut: partition i holds the sample ids `start` .. `stop - 1`; a span is a part of a partition."""
 
+from __future__ import annotations
+
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPANS = "spans"  # folder of the spans' files, below a stage's
 
@@ -66,6 +73,33 @@ def without_overlaps(spans: Iterable[Span]) -> list[Span]:
         if not kept or span.start >= kept[-1].stop:
             kept.append(span)
     return kept
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`n_drawn` of `n_images` images, drawn at random: the same ones wherever they are drawn."""
+
+    n_images: int
+    n_drawn: int
+    seed: int
+
+    @functools.cache  # noqa: B019  a worker asks at every piece, of one sample
+    def ids(self) -> Tensor:
+        """The sample ids, ascending."""
+        import torch  # here, because a look at a run does without
+
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randperm(self.n_images, generator=generator)[: self.n_drawn].sort().values
+
+    def rows_of(self, piece: Partition) -> Tensor:
+        """Which rows of a piece's images are drawn."""
+        return rows_among(self.ids(), piece)
+
+
+def rows_among(sample_ids: Tensor, piece: Partition) -> Tensor:
+    """The rows of a piece's images whose ids are among these ascending ones."""
+    first, last = sample_ids.numpy().searchsorted([piece.start, piece.stop]).tolist()
+    return sample_ids[first:last] - piece.start
 
 
 def split_images(n_images: int, partition_size: int) -> list[Partition]:

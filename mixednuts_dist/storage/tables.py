@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from ..config import digest
 from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
-from .partitions import Partition
+from .partitions import Partition, rows_among
 from .records import AttackRecords, EvaluateRecords, Receipt
 from .store import Store
 
@@ -145,29 +145,21 @@ def read_columns(
     Args:
         sample_ids: read only these images, ascending; files that hold none of them are not opened.
     """
-    found: dict[str, Tensor] = {}
-    rows = {partition: _rows_of(partition, sample_ids) for partition in partitions}
-    wanted = [partition for partition in partitions if sample_ids is None or len(rows[partition])]
-    n_rows, at = sum(len(rows[partition]) for partition in wanted), 0
-    for partition, part in zip(wanted, stream_columns(store, stage, wanted, fingerprint, columns), strict=True):
-        n = len(rows[partition])
-        for name, every in part.items():
-            values = every if sample_ids is None else every[rows[partition]]
-            if name not in found:
-                found[name] = values.new_empty((n_rows, *values.shape[1:]))
-            found[name][at : at + n] = values
-        at += n
-    return found
-
-
-def _rows_of(partition: Partition, sample_ids: Tensor | None) -> Tensor:
-    """Which rows of a partition's file are asked for."""
     import torch
 
-    if sample_ids is None:
-        return torch.arange(len(partition))
-    ends = torch.searchsorted(sample_ids, torch.tensor([partition.start, partition.stop])).tolist()
-    return sample_ids[slice(*ends)] - partition.start
+    found: dict[str, Tensor] = {}
+    asked = {partition: torch.arange(len(partition)) for partition in partitions}
+    if sample_ids is not None:
+        asked = {partition: rows for partition in partitions if len(rows := rows_among(sample_ids, partition))}
+    n_rows, at = sum(map(len, asked.values())), 0
+    parts = stream_columns(store, stage, list(asked), fingerprint, columns)
+    for rows, part in zip(asked.values(), parts, strict=True):
+        for name, values in part.items():
+            if name not in found:
+                found[name] = values.new_empty((n_rows, *values.shape[1:]))
+            found[name][at : at + len(rows)] = values[rows]
+        at += len(rows)
+    return found
 
 
 def read_attack_records(

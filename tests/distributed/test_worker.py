@@ -1,6 +1,9 @@
 """The worker without a cluster: a plain object under a debugger."""
 
 import json
+import os
+import select
+import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
@@ -14,11 +17,12 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
 from mixednuts_dist.distributed.attacker import Attacker
 from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
-from mixednuts_dist.distributed.worker import AttackWorker
+from mixednuts_dist.distributed.worker import AttackWorker, end_with_parent
 from mixednuts_dist.errors import DatasetError, StoreError
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
+from mixednuts_dist.storage.manifest import verify
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import finished_receipt, read_attack_records, read_footer
@@ -71,6 +75,31 @@ def test_one_worker_decides_rows_and_precision_for_all_on_such_a_device(worker: 
     assert second.shape(x).rows == 24
     assert second.precisions(x) == "std bf16, rob fp32"
     assert second.arithmetic.network_copy(second.std, x).precision == "bf16"
+    (tmp_path / "acceleration" / "cpu.json").write_text(json.dumps({**decided, "rows": 65}))  # a bit is flipped
+    (bad,) = verify(Store(str(tmp_path)))[0]
+    assert (bad.path, bad.reason) == ("acceleration/cpu.json", "its content has changed")
+    third = Attacker(spec, worker.attacker.networks, worker.store, worker._images)
+    assert third.shape(x).rows == ON_CPU
+    assert verify(Store(str(tmp_path)))[0] == []
+
+
+def test_a_worker_ends_with_the_process_that_started_it() -> None:
+    """A child of this process starts one that would sleep for an hour, and ends."""
+    told, telling = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if os.fork() == 0:
+            end_with_parent()
+            os.write(telling, b"at work")
+            time.sleep(3600)
+        os.close(telling)
+        os.read(told, 7)
+        os._exit(0)
+    os.close(telling)
+    os.waitpid(child, 0)
+    ready, _, _ = select.select([told], [], [], 60)
+    assert ready and os.read(told, 1) == b""  # nobody holds the other end any more
+    os.close(told)
 
 
 def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_path: Path) -> None:

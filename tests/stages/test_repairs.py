@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
-from mixednuts_dist.errors import DamagedFile
+from mixednuts_dist.cli.status import run_status
+from mixednuts_dist.errors import DamagedFile, MissingArtifact
+from mixednuts_dist.reports import report
 from mixednuts_dist.stages import search
 from mixednuts_dist.stages.attack import adopt_attack
 from mixednuts_dist.stages.runs import finished_partitions, open_run, reopen_run
@@ -88,6 +90,17 @@ def test_images_that_only_a_worker_reads_are_repaired_when_it_finds_them_damaged
     assert watcher.computed == [("attack", 1), ("evaluate", 1)]
     assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
     assert again["accuracy"] == content["accuracy"]
+
+
+def test_a_look_at_a_run_with_damaged_files_changes_none_of_them(copied_run) -> None:
+    config, folder, _ = copied_run
+    for path in (folder / "attack" / "part-00000.parquet", folder / "evaluate" / "part-00001.parquet"):
+        path.write_bytes(path.read_bytes()[:-100])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert [(stage.stage, stage.done) for stage in run_status(config).stages] == [("attack", 2), ("evaluate", 2)]
+    with pytest.raises(MissingArtifact, match="attack: 2 of 3 partitions"):
+        report.run(config)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_verify_lists_what_no_stage_notices_and_repair_sets_it_aside(copied_run, tmp_path: Path) -> None:

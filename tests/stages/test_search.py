@@ -13,7 +13,7 @@ from mixednuts_dist.mixing.mixture import mixed_clean_correct
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.runs import reopen_run, searched_images
 from mixednuts_dist.storage.records import SearchResult
-from mixednuts_dist.storage.tables import read_attack_records
+from mixednuts_dist.storage.tables import read_attack_records, read_columns
 from tests.conftest import tiny_content
 
 Configured = Callable[..., RunConfig]
@@ -95,7 +95,7 @@ def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
 
 
 def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configured, ray_session: Any) -> None:
-    """Rounds included: the attack reaches all images, the search reads the same sample of every table."""
+    """Rounds included, which attack no other image: the search reads the same sample of every table."""
     config = configured(sample=12, rounds=1)
     result = search.run(config, session=ray_session)
     opened = reopen_run(config)
@@ -108,6 +108,9 @@ def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configur
     right = mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1), chosen.mixture())
     assert int(right.sum()) == chosen.clean_correct
     assert {done.of for done in result.rounds} == {int((~rows.rob_broken_N).sum())}
+    given = opened.store, "search/round-1", opened.partitions, result.rounds[0].fingerprint, ["tried_0"]
+    tried_N = read_columns(*given)["tried_0"]
+    assert 0 < int(tried_N.sum()) == int(tried_N[sample].sum())
 
 
 def test_the_pairs_begin_with_the_configured_one(configured: Configured) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -21,7 +22,7 @@ from mixednuts_dist.config import RunConfig, load_config
 from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.results import RunResults
-from mixednuts_dist.stages import attack, search
+from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.threat import ThreatModel
 
 from .test_pipeline import NoRay, Watcher, rows
@@ -139,6 +140,18 @@ def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finish
     assert (told.survival[-1].step, told.survival[-1].standing.correct) == ("pyautoattack", standing - n_broken)
     assert any(f"pyautoattack, unmodified, attacked 7 of {standing} standing images" in note for note in told.notes)
     assert told.to_json()["accuracy"] == results.to_json()["accuracy"]
+
+
+def test_a_second_opinion_on_too_few_classes_is_refused_with_the_inputs(tmp_path: Path) -> None:
+    np.savez(tmp_path / "three.npz", images=np.zeros((8, 8, 8, 1), np.uint8), labels=np.arange(8) % 3)
+    (tmp_path / "zoo.py").write_text(
+        "import torch\n\ndef rob():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))\n"
+    )
+    uris = [f"data.uri=npz:{tmp_path / 'three.npz'}", "data.n=8", f"rob=py:{tmp_path / 'zoo.py'}:rob"]
+    config = load_config(EXAMPLE, [*SMALL, *uris, f"storage={tmp_path}", "evaluate.check=pyautoattack"])
+    with pytest.raises(ConfigError, match=r"evaluate\.check=pyautoattack needs 4 classes or more.* has 3; leave"):
+        evaluate.run(config, session=NoRay())
+    assert not list(tmp_path.glob("*/evaluate"))
 
 
 def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, local_session: Any) -> None:
