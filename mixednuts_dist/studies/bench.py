@@ -34,7 +34,7 @@ from ..stages import attack as attack_stage
 from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
 from ..stages.partitioned import Progress, Silent, run_partitions
-from ..stages.runs import Run, open_run, read_search_result
+from ..stages.runs import MOST_LOGITS, Run, open_run, read_search_result, searched_images
 from ..storage.records import AttackRecords, Receipt, SearchResult
 from ..storage.tables import read_attack_records, read_evaluate_records
 
@@ -89,8 +89,23 @@ class Bench:
 
     @cached_property
     def rows(self) -> AttackRecords:
-        """The attack stage's rows of all images."""
-        return read_attack_records(self.run.store, self.run.partitions, self.run.attack_fingerprint)
+        """The attack stage's rows of the images that the search reads: all, or a sample of very many."""
+        run = self.run
+        return read_attack_records(run.store, run.partitions, run.attack_fingerprint, sample_ids=searched_images(run))
+
+    @cached_property
+    def first_rows(self) -> AttackRecords:
+        """Those of the images that variants are attacked on."""
+        part = self._part(self.run)
+        return read_attack_records(part.store, part.partitions, part.attack_fingerprint)
+
+    @property
+    def sampling(self) -> tuple[str, ...]:
+        """Where the stored rows of some images are read only, as a remark."""
+        n_read, n_all = len(self.rows.labels_N), self.run.inputs.n_images
+        if n_read == n_all:
+            return ()
+        return (f'"All images" are the {n_read:,} of {n_all:,} that the search read, drawn at random.',)
 
     @cached_property
     def search(self) -> SearchResult:
@@ -133,18 +148,16 @@ class Bench:
     def reduction(self) -> tuple[str, ...]:
         """What is less than the configuration says, as remarks; nothing with `full`."""
         if self.full:
-            return ()
+            return (f"Attacked{self._part_text()}: no more rows are held at a time.",) if self._part_text() else ()
         attacks = f"{' + '.join(self.budget.attacks)} with {self.budget.n_iter} iterations"
         return (f"Reduced: {attacks}{self._part_text()}; --full takes the configured attacks and all images.",)
 
     @property
     def mmaa_reduction(self) -> tuple[str, ...]:
         """The same for studies that run the minimum-margin attack again."""
+        if self.full:
+            return self.reduction
         return (f"Reduced: attacked{self._part_text()}; --full takes all.",) if self._part_text() else ()
-
-    def first(self, records: AttackRecords) -> AttackRecords:
-        """The rows of the images that variants are attacked on."""
-        return subset(records, torch.arange(len(records.labels_N)) < self.n_images)
 
     def deployed(self) -> Mixture:
         """The mixture that the search chose."""
@@ -179,7 +192,7 @@ class Bench:
     def other_rows(self, rob: str) -> AttackRecords:
         """The same for another robust classifier: the attack stage of a run of its own."""
         if rob == self.config.rob:
-            return self.first(self.rows)
+            return self.first_rows
         part = self._part(open_run(self.config.with_changes(rob=rob)))
         attack_stage.complete(part, self.session, _Labelled(self.progress, f"MMAA on {rob}"))
         return read_attack_records(part.store, part.partitions, part.attack_fingerprint)
@@ -203,12 +216,14 @@ class Bench:
         return f" on the first {self.n_images} of {n_all} images" if self.n_images < n_all else ""
 
     def _part(self, opened: Run) -> Run:
-        """The run cut to the first images, in whole partitions; its rows stay valid rows of the whole."""
-        if self.full:
-            return opened
-        n_images = max(REDUCED_IMAGES, 2 * self.config.partition_size)
-        whole = -(-n_images // self.config.partition_size) * self.config.partition_size
-        return replace(opened, inputs=replace(opened.inputs, n_images=min(whole, opened.inputs.n_images)))
+        """The run cut to the first images, in whole partitions; its rows stay valid rows of the whole.
+
+        With `full` to as many as the search would hold, which is all of them but in a very large run.
+        """
+        size, inputs = self.config.partition_size, opened.inputs
+        most = max(1, MOST_LOGITS // (inputs.n_classes * size)) * size
+        wanted = inputs.n_images if self.full else -(-max(REDUCED_IMAGES, 2 * size) // size) * size
+        return replace(opened, inputs=replace(inputs, n_images=min(wanted, most, inputs.n_images)))
 
     def _complete(self, part: Run, task: Task, label: str) -> None:
         run_partitions(part, task, self.session, _Labelled(self.progress, label))

@@ -188,7 +188,7 @@ def confidence(bench: Bench) -> Outcome:
         medians = _medians(found.rob_clean_NK, found.rob_attacked_NK, found.labels_N, bench.search.ln_k)
         clean = count(found.rob_clean_NK.argmax(dim=1) == found.labels_N)
         rows.append((rob_name(rob), clean, count(~found.rob_broken_N), *medians))
-    std = bench.first(bench.rows)
+    std = bench.first_rows
     medians = _medians(std.std_clean_NK, std.std_attacked_NK, std.labels_N, bench.search.ln_k)
     clean = count(std.std_clean_NK.argmax(dim=1) == std.labels_N)
     rows.append((f"std ({rob_name(bench.config.required_std)})", clean, count(~std.std_broken_N), *medians))

@@ -136,7 +136,7 @@ def seen_unseen(bench: Bench) -> Outcome:
     """Images that the search saw against images that it did not (tab:overfit)."""
     n_images = bench.n_images
     seen_N = torch.arange(n_images) < n_images // 2
-    best = select(subset(bench.first(bench.rows), seen_N), bench.grid(), bench.criterion).for_beta(bench.beta)
+    best = select(subset(bench.first_rows, seen_N), bench.grid(), bench.criterion).for_beta(bench.beta)
     found = bench.measured("search on half the images", best.mixture())
     groups = {"seen": seen_N, "unseen": ~seen_N}
     rows = tuple((name, count(found.clean_N[mask]), count(found.robust_N[mask])) for name, mask in groups.items())
@@ -250,7 +250,7 @@ def trade_off(bench: Bench) -> Outcome:
 
 def _base_classifiers(bench: Bench) -> list[tuple[str, Count, Count]]:
     """std, rob and the other robust classifiers alone, under APGD-CE + APGD-T."""
-    first = bench.first(bench.rows)
+    first = bench.first_rows
     robs = {"rob" if rob == bench.config.rob else rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
     return [
         ("std", count(first.std_clean_NK.argmax(dim=1) == first.labels_N), count(~first.std_broken_N)),
@@ -275,7 +275,7 @@ def _searched(bench: Bench, betas: tuple[float, ...]) -> dict[float, Mixture]:
 
 def _predicted(bench: Bench, mixtures: dict[float, Mixture]) -> list[tuple[float, float]]:
     """Exact clean and predicted robust accuracy, in percent, on the images that are measured."""
-    rows = bench.first(bench.rows)
+    rows = bench.first_rows
     return [
         (count(clean_correct(mixture, rows)).percent, count(robust_bound(mixture, rows)).percent)
         for mixture in mixtures.values()

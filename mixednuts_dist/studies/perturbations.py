@@ -66,7 +66,7 @@ def bypass(bench: Bench) -> Outcome:
 def approximation(bench: Bench) -> Outcome:
     """The objective at s*, p*, c* with perturbations against h-LN, and with those against h-M (appendix D.9)."""
     mixture, chosen = bench.deployed(), bench.search.deployed()
-    sources = {"h-LN": bench.first(bench.rows), "h-M": bench.attacked("MMAA on h-M", mixture.transform)}
+    sources = {"h-LN": bench.first_rows, "h-M": bench.attacked("MMAA on h-M", mixture.transform)}
     rows, kept = [], {}
     for name, found in sources.items():
         best = select(found, only(bench.grid(), chosen), "paper").for_beta(bench.beta)
@@ -101,7 +101,7 @@ def counterexamples(bench: Bench) -> Outcome:
 
     Kept counts rob's robust images only, so that both columns have the same total.
     """
-    beta, rows_ = bench.beta, bench.first(bench.rows)
+    beta, rows_ = bench.beta, bench.first_rows
     n_robust = int((~rows_.rob_broken_N).sum())
     first = select(bench.rows, bench.grid(), bench.criterion).for_beta(beta).mixture()
     attacked = [(WITHOUT_ROUNDS, first)]

@@ -31,7 +31,7 @@ SQUARE_QUERIES = 1000  # of the reduced study
 )
 def parameter_transfer(bench: Bench) -> Outcome:
     """s, p and c of several robust classifiers, and what each would do on the run's own (tab:param_trans)."""
-    own = bench.first(bench.rows)
+    own = bench.first_rows
     rows: list[tuple[Cell, ...]] = []
     right: dict[str, Tensor] = {}
     for rob in bench.robs:
@@ -102,7 +102,7 @@ def base_choice(bench: Bench) -> Outcome:
 )
 def black_box(bench: Bench) -> Outcome:
     """Parameters for a rob without gradients: Square as MMAA, another model's, or a guess (appendix D.5)."""
-    white = _selected(bench, bench.first(bench.rows))
+    white = _selected(bench, bench.first_rows)
     n_queries = bench.config.attack.n_queries if bench.full else min(bench.config.attack.n_queries, SQUARE_QUERIES)
     blind = bench.attacked("Square as MMAA", method="square", n_queries=n_queries)
     square = _selected(bench, blind)
@@ -137,7 +137,7 @@ def black_box(bench: Bench) -> Outcome:
     remarks = (
         "The guess is the paper's s = 5, p = 4, c = -1.1, alpha = 0.99875 of CIFAR-10; a transfer takes alpha over.",
         f"Square as MMAA has {n_queries} queries and leaves {share_text(count(~blind.rob_broken_N))} right, MMAA with "
-        f"gradients {share_text(count(~bench.first(bench.rows).rob_broken_N))}.",
+        f"gradients {share_text(count(~bench.first_rows.rob_broken_N))}.",
         *bench.reduction, *few_robs(bench),
     )  # fmt: skip
     return Outcome(Table(columns, rows), accuracy_scatter(points), findings, remarks)
@@ -152,7 +152,7 @@ def base_accuracy(bench: Bench) -> Outcome:
     rows = bench.rows
     attacked = {
         "h": ~bench.attacked("MMAA on h", LogitTransform.identity()).rob_broken_N,
-        "h-LN": ~bench.first(rows).rob_broken_N,
+        "h-LN": ~bench.first_rows.rob_broken_N,
         "h-M": ~bench.attacked("MMAA on h-M", transform).rob_broken_N,
     }
     maps: dict[str, LogitMap] = {

@@ -8,7 +8,7 @@ import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,8 @@ def run(
     done, refused = {}, []
     for each in names:
         try:
-            done[each] = STUDIES.get(each)(bench)
+            outcome = STUDIES.get(each)(bench)
+            done[each] = replace(outcome, remarks=(*outcome.remarks, *bench.sampling))
         except InvalidInputError as error:
             refused.append(f"{each}: {error}")
             continue

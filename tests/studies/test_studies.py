@@ -14,6 +14,7 @@ from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.register import STUDIES
 from mixednuts_dist.reports.counts import Count
+from mixednuts_dist.stages.runs import searched_images
 from mixednuts_dist.storage.records import AttackRecords
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies.bench import Bench
@@ -74,6 +75,21 @@ def test_main_counts_what_the_files_hold(bench: Bench) -> None:
     x, y = images(bench)
     assert correct(table.row("mixed")["clean"]) == int((mixed_model(bench, bench.deployed())(x).argmax(1) == y).sum())
     assert correct(table.row("mixed")["robust"]) == evaluated.row("mixed").robust.correct
+
+
+def test_of_very_many_images_a_study_reads_those_that_the_search_did(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = bench.config
+    sampled = Bench(
+        config.with_changes(search=config.search.model_copy(update={"sample": 12})), session=bench.session, full=True
+    )
+    assert sampled.rows.sample_ids_N.tolist() == searched_images(sampled.run).tolist()  # type: ignore[union-attr]
+    assert sampled.sampling == ('"All images" are the 12 of 24 that the search read, drawn at random.',)
+    assert len(sampled.first_rows.labels_N) == sampled.n_images == 24
+    monkeypatch.setattr("mixednuts_dist.studies.bench.MOST_LOGITS", 170)  # two partitions of 8 at 10 classes
+    assert Bench(sampled.config, session=bench.session, full=True).n_images == 16
+    assert sampled.reduction == ("Attacked on the first 16 of 24 images: no more rows are held at a time.",)
 
 
 def test_the_error_rate_is_relative_to_robs(bench: Bench, rows: Rows) -> None:
