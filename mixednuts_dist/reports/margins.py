@@ -3,13 +3,13 @@
 Shapes: B images of a batch, K classes. "Right" is each classifier's own prediction against the label.
 """
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..mixing.margins import log_one_minus_top2_margin
@@ -56,7 +56,8 @@ class MarginTally:
             "rob+LN": lambda logits_BK: layer_norm_logits(logits_BK, ln_k=ln_k),
             "rob+M": transform,
         }
-        self._found: dict[tuple[str, Images, bool], list[Tensor]] = defaultdict(list)
+        # Arrays that grow, since small tensors kept between large ones that come and go would hold all their memory.
+        self._found: dict[tuple[str, Images, bool], array[float]] = defaultdict(lambda: array("f"))
 
     def add(self, rows: AttackRecords) -> None:
         """One more batch of the attack stage's rows."""
@@ -69,17 +70,17 @@ class MarginTally:
     def groups(self) -> tuple[MarginGroup, ...]:
         """Every group: each classifier on clean images and on those of its own attack, right and wrong."""
         kinds = [(name, images, right) for name in CLASSIFIERS for images in IMAGES for right in (True, False)]
-        return tuple(_group(*kind, self._found.get(kind, [])) for kind in kinds)
+        return tuple(_group(*kind, self._found[kind]) for kind in kinds)
 
     def _split(self, classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> None:
         log_distances_B = log_one_minus_top2_margin(logits_BK.double()).float()
         right_B = logits_BK.argmax(dim=1) == labels_B
-        self._found[classifier, images, True].append(log_distances_B[right_B])
-        self._found[classifier, images, False].append(log_distances_B[~right_B])
+        for side, mask_B in ((True, right_B), (False, ~right_B)):
+            self._found[classifier, images, side].frombytes(log_distances_B[mask_B].numpy().tobytes())
 
 
-def _group(classifier: str, images: Images, correct: bool, found: Sequence[Tensor]) -> MarginGroup:
-    log_distances = torch.cat([torch.empty(0), *found]).double().numpy()
+def _group(classifier: str, images: Images, correct: bool, found: "array[float]") -> MarginGroup:
+    log_distances = np.array(found, dtype=np.float64)
     margins = -np.expm1(log_distances)
     counts, _ = np.histogram(margins.clip(EDGES[0], EDGES[-1]), bins=EDGES)
     median, distance = None, None

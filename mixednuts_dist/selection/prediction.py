@@ -8,9 +8,11 @@ around what it estimates.
 
 The search is repeated over a pool: the candidates with the best counts, each with the cutoffs around the constraint's.
 What a member of the pool gets right is one row of zeros and ones, so all members on all resamples are one product of
-matrices.
+matrices. The pool's rows are computed candidate by candidate and never held together: at 6,144 rows of 100,000 images
+they would be 5 GB.
 
-Shapes: B and N images, n of them robust for rob, K classes, C members of the pool, R resamples.
+Shapes: B and N images, n of them robust for rob, K classes, L cutoffs of a candidate, C members of the pool, R
+resamples.
 """
 
 from collections.abc import Sequence
@@ -112,15 +114,6 @@ class HonestPrediction:
     kept: HonestShare  # robust for rob, and kept
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """What every member gets right; float32, since products of matrices count with it, exactly up to 2^24."""
-
-    clean_CN: Tensor
-    kept_CN: Tensor  # 0 where rob is not robust
-    robust_N: Tensor
-
-
 def honest_prediction(
     choice: Choice,
     searched: Sequence[tuple[ExactCriterion, Selection]],
@@ -141,29 +134,37 @@ def honest_prediction(
     """
     if not 0 < confidence < 1:
         raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; the usual value is 0.95")
-    pool = _pool(choice, searched, robust_N)
-    n_images = len(robust_N)
+    candidates, n_images = _pool(choice, searched), len(robust_N)
     generator = torch.Generator().manual_seed(seed)
     drawn_RN = torch.randint(n_images, (n_resamples, n_images), generator=generator)
     weights_RN = torch.zeros(n_resamples, n_images).scatter_add_(1, drawn_RN, torch.ones(n_resamples, n_images))
-    clean_CR, kept_CR = pool.clean_CN @ weights_RN.T, pool.kept_CN @ weights_RN.T
-    n_robust_R = (weights_RN @ pool.robust_N.float()).long().tolist()
+    counted = []  # float32 counts exactly up to 2^24
+    for criterion, at in candidates:
+        clean_LN, kept_LN = _outcomes(criterion, at, choice.beta, robust_N)
+        counted.append((clean_LN @ weights_RN.T, kept_LN @ weights_RN.T))
+    clean_CR, kept_CR = (torch.cat(parts) for parts in zip(*counted, strict=True))
+    n_robust_R = (weights_RN @ robust_N.float()).long().tolist()
     needed_R = torch.tensor([kept_images(choice.beta, n) for n in n_robust_R], dtype=torch.float32)
     # Most clean images, then most kept, among the members that keep enough; where none does, the one that keeps most.
     rank_CR = (clean_CR * (n_images + 1) + kept_CR).masked_fill(kept_CR < needed_R, -torch.inf)
     best_R = torch.where(rank_CR.amax(dim=0).isfinite(), rank_CR.argmax(dim=0), kept_CR.argmax(dim=0))
+    # The rows of the members that are best on some resample, once more.
+    sizes = torch.tensor([len(clean_LR) for clean_LR, _ in counted])
+    of_R, starts = torch.arange(len(sizes)).repeat_interleave(sizes)[best_R], sizes.cumsum(0) - sizes
+    clean_RN, kept_RN = torch.empty_like(weights_RN), torch.empty_like(weights_RN)
+    for i in sorted(set(of_R.tolist())):
+        criterion, at = candidates[i]
+        clean_LN, kept_LN = _outcomes(criterion, at, choice.beta, robust_N)
+        mine_r = (of_R == i).nonzero().squeeze(1)
+        rows_r = best_R[mine_r] - starts[i]
+        clean_RN[mine_r], kept_RN[mine_r] = clean_LN[rows_r], kept_LN[rows_r]
     left_out_RN = (weights_RN == 0).float()
     index_R = torch.arange(n_resamples)
     shares = {
-        name: _honest(raw, seen_CR[best_R, index_R] / n_images, right_CN[best_R], left_out_RN, confidence)
-        for name, raw, seen_CR, right_CN in (
-            (
-                "clean",
-                choice.clean_correct / choice.total if choice.total else choice.objective,
-                clean_CR,
-                pool.clean_CN,
-            ),
-            ("kept", choice.kept_predicted / n_images, kept_CR, pool.kept_CN),
+        name: _honest(raw, seen_CR[best_R, index_R] / n_images, right_RN, left_out_RN, confidence)
+        for name, raw, seen_CR, right_RN in (
+            ("clean", choice.clean_correct / choice.total if choice.total else choice.objective, clean_CR, clean_RN),
+            ("kept", choice.kept_predicted / n_images, kept_CR, kept_RN),
         )
     }
     return HonestPrediction(**shares)
@@ -198,21 +199,22 @@ def _honest(raw: float, seen_R: Tensor, right_RN: Tensor, left_out_RN: Tensor, c
     return HonestShare(raw, *(min(1.0, max(0.0, value)) for value in (corrected, corrected - high, corrected - low)))
 
 
-def _pool(choice: Choice, searched: Sequence[tuple[ExactCriterion, Selection]], robust_N: Tensor) -> _Pool:
-    """The candidates with the best counts at the choice's beta, each with the cutoffs that a resample may lead to."""
+def _pool(
+    choice: Choice, searched: Sequence[tuple[ExactCriterion, Selection]]
+) -> list[tuple[ExactCriterion, tuple[float, float, float]]]:
+    """The candidates with the best counts at the choice's beta."""
     entries = []
     for criterion, selection in searched:
         counts = selection.objectives[selection.betas.index(choice.beta)].flatten().nan_to_num(nan=-1.0)
         entries += [(float(counts[i]), criterion, at) for i, at in enumerate(selection.grid) if counts[i] >= 0]
     entries.sort(key=lambda entry: -entry[0])
-    rows = [_outcomes(criterion, at, choice.beta, robust_N) for _, criterion, at in entries[:N_CANDIDATES]]
-    return _Pool(torch.cat([clean for clean, _ in rows]), torch.cat([kept for _, kept in rows]), robust_N)
+    return [(criterion, at) for _, criterion, at in entries[:N_CANDIDATES]]
 
 
 def _outcomes(
     criterion: ExactCriterion, at: tuple[float, float, float], beta: float, robust_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What a candidate gets right at each of its cutoffs, (cutoffs, N) each: clean images, kept images."""
+    """What a candidate gets right at each cutoff that a resample may lead to, (L, N) each: clean images, kept ones."""
     scale, power, bias = at
     attacked_n, open_N, rob_right_E, open_E = criterion.values(Slab(bias, criterion.clamp, (power,), (scale,)))
     n_images = len(attacked_n)
