@@ -71,8 +71,9 @@ def evaluate(given: Invocation) -> None:
     given.on_ray(partial(stage.run, given.config))
 
 
-@run_command("report mine.yaml --json", ray=False, as_json=True)
-def report(given: Invocation, as_json: bool) -> None:
+@run_command("report mine.yaml --json", "report mine.yaml --otlp http://127.0.0.1:4318", ray=False, as_json=True)
+@click.option("--otlp", metavar="URL", help="Send the numbers to an OpenTelemetry collector too (extra `otlp`).")
+def report(given: Invocation, as_json: bool, otlp: str | None) -> None:
     """Tables, figures and the page of a finished run."""
     from ..reports import report as stage
     from .terminal import TerminalProgress
@@ -80,6 +81,8 @@ def report(given: Invocation, as_json: bool) -> None:
     with TerminalProgress(given.console) as progress:
         results = stage.run(given.config, progress=progress)
     print_result(results, as_json)
+    if otlp:
+        stage.send_table(results, otlp)
 
 
 @click.command(epilog=examples("status mine.yaml", "status mine.yaml --set storage=s3://bucket/prefix --json"))

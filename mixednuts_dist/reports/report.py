@@ -15,7 +15,7 @@ import yaml
 from ..attacks.red_flags import FLAGS, findings
 from ..config import RunConfig, parse_config
 from ..deployment.loading import loading_line
-from ..errors import DatasetError, FingerprintMismatch, MixedNutsError
+from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, StoreError
 from ..images.datasets import open_dataset
 from ..stages.attack import siblings
 from ..stages.evaluate import CACHED, CHECK, check_fingerprint, evaluated_part
@@ -61,6 +61,7 @@ from .worst_images import WorstImage, with_pixels
 
 logger = logging.getLogger(__name__)
 
+_COLLECTOR_SECONDS = 10.0
 _LOGITS_AT_A_TIME = 1 << 21  # of each column: 8 MB; a few float64 copies are made of them
 
 
@@ -224,6 +225,42 @@ def _pictures(
     except DatasetError as error:
         return (), (f"No images are shown: {error}",)
     return tuple(found), ()
+
+
+# --- elsewhere -------------------------------------------------------------------------------------------------------
+
+
+def send_table(results: RunResults, endpoint: str) -> None:
+    """The numbers of a run as OpenTelemetry gauges `mixednuts.*`, to the collector at `endpoint`, over OTLP/HTTP.
+
+    Shares lie in [0, 1] and carry their classifier, costs their stage; the run's names are the resource's.
+
+    Raises:
+        StoreError: where the extra is not installed, or the collector takes nothing.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult
+        from opentelemetry.sdk.resources import Resource
+    except ImportError as error:
+        raise StoreError(f"--otlp needs {error.name}: pip install 'mixednuts-dist[otlp]'") from error
+    about = {"run": results.run_id, "dataset": results.dataset, "rob": results.rob, "std": results.std or "none"}
+    names = {"service.name": "mixednuts", **{f"mixednuts.{name}": value for name, value in about.items()}}
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader], Resource(names), shutdown_on_exit=False).get_meter("mixednuts_dist")
+    shares = [(what, row.classifier, getattr(row, what)) for row in results.accuracy for what in ("clean", "robust")]
+    if results.kept is not None:
+        shares.append(("kept", "mixed", results.kept))
+    for what, classifier, found in shares:
+        meter.create_gauge(f"mixednuts.{what}", unit="1").set(found.percent / 100, {"classifier": classifier})
+    for cost in results.costs:
+        for what in ("gpu_hours", "core_hours", "n_forward", "n_backward"):
+            meter.create_gauge(f"mixednuts.{what}").set(getattr(cost, what), {"stage": cost.stage})
+    exporter = OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics", timeout=_COLLECTOR_SECONDS)
+    found = reader.get_metrics_data()
+    if found is None or exporter.export(found) is not MetricExportResult.SUCCESS:
+        raise StoreError(f"no OpenTelemetry collector takes the run's numbers at {endpoint}; the report is written")
 
 
 # --- other runs ------------------------------------------------------------------------------------------------------
