@@ -43,9 +43,9 @@ class Driver:
         self.process.kill()
         self.process.wait()
 
-    def interrupt(self) -> int:
-        """Ctrl-C; returns the exit status."""
-        self.process.send_signal(signal.SIGINT)
+    def interrupt(self, number: int = signal.SIGINT) -> int:
+        """Ctrl-C, or another signal; returns the exit status."""
+        self.process.send_signal(number)
         return self.exit_status()
 
     def exit_status(self) -> int:

@@ -3,7 +3,9 @@
 Killed workers and poison images are in tests/distributed/test_pool.py.
 """
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from mixednuts_dist import pipeline
+from mixednuts_dist.config import parse_config
 from tests.conftest import tiny_content
 from tests.distributed.local_head import ONE_MACHINE, Head, local_head
 from tests.object_store import ObjectStore
@@ -44,17 +48,20 @@ def driver_on(head: Head, config: Path, storage: str, log: Path) -> Driver:
     return Driver(config, storage, log, "--address", head.address, environment=head.environment)
 
 
+def undisturbed_run(folder: Path, session: Any, **changes: Any) -> Undisturbed:
+    """In this process, without Ray: on any number of workers it ends in the same bits."""
+    content = tiny_content(folder / "runs", partition_size=3, **changes)
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
+    results = pipeline.run(parse_config(content), session=session)
+    found = rows(str(folder / "runs"))
+    assert {(stage, i) for stage in ("attack", "evaluate") for i in range(24)} <= set(found)
+    return Undisturbed(folder / "tiny.yaml", comparable(json.dumps(results.to_json())), found)
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, head: Head) -> Undisturbed:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    config = folder / "tiny.yaml"
-    changes = {"partition_size": 3, "attack": {"n_iter": 60, "n_target_classes": 4}}
-    config.write_text(yaml.safe_dump(tiny_content(folder / "nowhere", **changes)))
-    storage = str(folder / "runs")
-    results = driver_on(head, config, storage, folder / "log").results()
-    found = rows(storage)
-    assert sorted(found) == [(stage, i) for stage in ("attack", "evaluate") for i in range(24)]
-    return Undisturbed(config, results, found)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_session: Any) -> Undisturbed:
+    attack = {"n_iter": 60, "n_target_classes": 4}
+    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), local_session, attack=attack)
 
 
 def test_a_killed_driver(undisturbed: Undisturbed, tmp_path: Path, head: Head) -> None:
@@ -71,21 +78,53 @@ def test_a_killed_driver(undisturbed: Undisturbed, tmp_path: Path, head: Head) -
     assert leftovers(storage) == []
 
 
-def test_ctrl_c(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    """On a Ray of its own, as on a laptop; then the same configuration by the script that Ray jobs run."""
-    storage = str(tmp_path / "runs")
-    first = Driver(undisturbed.config, storage, tmp_path / "first")
-    first.wait_until(lambda: bool(stamps(storage, "attack")))
-    assert first.interrupt() == 130, first.log()
-    assert "the same command goes on from there" in first.log()
-    kept = stamps(storage, "attack")
-    assert 0 < len(kept) < 8
+WITH_ROUNDS = {
+    "attack": {"n_iter": 30, "n_target_classes": 3},
+    "search": {
+        "beta": 0.95,
+        "betas": [1.0, 0.9],
+        "scales": {"min": 0.05, "max": 5, "count": 8, "spacing": "log"},
+        "powers": {"min": 1, "max": 4, "count": 5},
+        "biases": {"min": -1, "max": 0, "count": 6},
+        "rounds": 2,
+    },
+    "evaluate": {"n_iter": 20, "n_target_classes": 3, "n_queries": 50},
+}
+
+
+def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_session: Any, head: Head) -> None:
+    """On a Ray of its own, as on a laptop, on a cluster, without Ray; the last time by the script that Ray jobs run."""
+    folder, storage = tmp_path / "undisturbed", str(tmp_path / "runs")
+    folder.mkdir()
+    undisturbed, kept = undisturbed_run(folder, local_session, **WITH_ROUNDS), dict[str, Any]()
+    assert stamps(str(folder / "runs"), "search/round-1")
+
+    def stopped(driver: Driver, stage: str, n_files: int, number: signal.Signals) -> None:
+        driver.wait_until(lambda: len(stamps(storage, stage)) >= n_files)
+        assert driver.interrupt(number) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+        told = driver.log()
+        assert number == signal.SIGKILL or "the same command goes on from there" in told.splitlines()[-1], told
+        assert not any(word in told for word in ("Traceback", "SIGTERM received", "*** ")), told
+        now = stamps(storage, "attack") | stamps(storage, "search/round-1") | stamps(storage, "evaluate")
+        assert now.items() >= kept.items()  # what was finished before is not touched
+        kept.update(now)
+
+    given = undisturbed.config, storage
+    stopped(Driver(*given, tmp_path / "attack"), "attack", 1, signal.SIGINT)
+    assert len(stamps(storage, "attack")) < 8
+    stopped(Driver(*given, tmp_path / "search", "--local"), "attack", 8, signal.SIGTERM)
+    stopped(Driver(*given, tmp_path / "round", "--local"), "search/round-1", 1, signal.SIGKILL)
+    assert len(stamps(storage, "search/round-1")) < 8
+    stopped(driver_on(head, *given, tmp_path / "evaluate"), "evaluate", 1, signal.SIGTERM)
+    assert len(stamps(storage, "evaluate")) < 8
+    stopped(Driver(*given, tmp_path / "report", "--local"), "evaluate", 8, signal.SIGINT)
+    assert not list((tmp_path / "runs").rglob("report/index.html"))
     job = [sys.executable, str(ROOT / "jobs" / "run.py"), str(undisturbed.config), "--json", f"--set=storage={storage}"]
     again = subprocess.run(job, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     assert comparable(again.stdout) == undisturbed.results
     assert rows(storage) == undisturbed.rows
-    assert {path: stamp for path, stamp in stamps(storage, "attack").items() if path in kept} == kept
+    assert leftovers(storage) == []
 
 
 OUTAGE_SECONDS = 20
