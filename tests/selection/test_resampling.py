@@ -49,21 +49,31 @@ def truth(choice: Choice, everything: CachedLogits) -> dict[str, float]:
 
 
 def test_intervals_cover_and_the_correction_takes_the_flattery_out() -> None:
+    """The bars are from 400 trials, in which intervals of 95 % covered the clean share in 93.5 % and the kept one in
+    90.8 %: with these at least one count falls below 20 of 30 with a chance of 4e-5. Coverage cannot tell the raw share
+    from the corrected one (91.3 and 87.8 %), the mean can.
+
+    A trial's errors are counted beyond those that its images bring to any choice, told by one that no search has seen.
+    Of the raw shares' 3.4 points for both (2.2 a trial) 0.7 are left after the correction. It must take at least a
+    quarter; what it takes varies by about a point a trial, so 30 trials are some 8 standard errors away from either.
+    """
     everything = rows(20_000, seed=1000)
-    covered = {"clean": 0, "kept": 0}
-    raw_errors, corrected_errors = [], []
+    fixed = search_grid(ExactCriterion.from_rows(everything, clamp="gelu", ln_k=None), GRID).for_beta(0.95)
+    fixed_truth = truth(fixed, everything)
+    covered, raw, corrected = {"clean": 0, "kept": 0}, 0.0, 0.0
     for trial in range(N_TRIALS):
-        choice, found = predicted(rows(N_IMAGES, seed=trial))
-        expected = truth(choice, everything)
+        cached = rows(N_IMAGES, seed=trial)
+        choice, found = predicted(cached)
+        expected, of_fixed = truth(choice, everything), truth(fixed, cached)
         for name in covered:
             share = getattr(found, name)
             covered[name] += share.low <= expected[name] <= share.high
-        raw_errors.append(found.clean.raw - expected["clean"])
-        corrected_errors.append(found.clean.corrected - expected["clean"])
-    raw, corrected = (torch.tensor(errors, dtype=torch.float64).mean() for errors in (raw_errors, corrected_errors))
-    assert min(covered.values()) >= 0.83 * N_TRIALS  # 95 % in the long run; less than this has a chance below 1 %
-    assert raw > 0.005
-    assert abs(corrected) < raw / 2
+            by_chance = of_fixed[name] - fixed_truth[name]
+            raw += share.raw - expected[name] - by_chance
+            corrected += share.corrected - expected[name] - by_chance
+    assert min(covered.values()) >= 20
+    assert raw > 0.01 * N_TRIALS
+    assert abs(corrected) < 0.75 * raw
 
 
 def test_the_same_seed_gives_the_same_interval_and_bad_confidence_is_an_error() -> None:
