@@ -138,14 +138,24 @@ def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
 
 def _headline(result: SearchResult) -> str:
     chosen = result.deployed()
-    last = result.rounds[-1] if result.rounds else None
-    measured = dict(zip(last.attacked, last.kept, strict=True)).get(chosen) if last else None
+    measured = {
+        entry: f", which left {kept} of rob's {done.of} robust images"
+        for done in result.rounds
+        for entry, kept in zip(done.attacked, done.kept, strict=True)
+    }
     passes = sum(done.n_forward + done.n_backward for done in result.rounds)
-    n_betas = len({entry.beta for done in result.rounds for entry in done.attacked})
-    rounds = f"; {len(result.rounds)} round{'s' * (len(result.rounds) > 1)} of attack" if last else ""
+    tried = [
+        (entry.beta, n)
+        for done in result.rounds
+        if not done.evaluated
+        for entry, n in zip(done.attacked, done.tried, strict=False)
+    ]
+    n_betas, n_of_one = len(dict(tried)), sum(n for beta, n in tried if beta == chosen.beta)
+    rounds = f"; {len(result.rounds)} round{'s' * (len(result.rounds) > 1)} of attack" if result.rounds else ""
     rounds += f" on {n_betas} betas" * (n_betas > 1) + f" in {passes:,} passes" * bool(rounds)
-    if last and measured is not None:
-        rounds += f", which left {measured} of rob's {last.of} robust images"
+    if n_betas > 1 and n_of_one:
+        rounds += f" ({sum(n for _, n in tried) / n_of_one:.2f} times the images attacked of this one)"
+    rounds += measured.get(chosen, "")
     alpha = f"{chosen.alpha:.4g}" if chosen.one_minus_alpha > 1e-3 else f"1 - {chosen.one_minus_alpha:.3g}"
     return (
         f"beta {chosen.beta:g}: s {chosen.scale:.4g}, p {chosen.power:.4g}, c {chosen.bias:.4g}, alpha {alpha}; "

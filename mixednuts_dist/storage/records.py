@@ -63,6 +63,7 @@ class SearchRound:
     n_forward: int
     n_backward: int
     evaluated: str = ""  # fingerprint of the evaluation whose images it took in; empty where it attacked
+    tried: tuple[int, ...] = ()  # images that each of them was attacked on
 
     def to_json(self) -> dict[str, Any]:
         """As in `search/selected.json`."""
@@ -72,7 +73,8 @@ class SearchRound:
     def from_json(cls, content: dict[str, Any]) -> SearchRound:
         """The round as it was stored."""
         attacked = tuple(Choice.from_json(choice) for choice in content["attacked"])
-        return cls(**{**content, "attacked": attacked, "kept": tuple(content["kept"])})
+        counts = {name: tuple(content.get(name, ())) for name in ("kept", "tried")}
+        return cls(**{**content, "attacked": attacked, **counts})
 
 
 @dataclass(frozen=True)

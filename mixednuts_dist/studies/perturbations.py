@@ -104,11 +104,12 @@ def counterexamples(bench: Bench) -> Outcome:
     beta, rows_ = bench.beta, bench.first_rows
     n_robust = int((~rows_.rob_broken_N).sum())
     first = select(bench.rows, bench.grid(), bench.criterion).for_beta(beta).mixture()
-    attacked = [(WITHOUT_ROUNDS, first)]
+    deployed, attacked = bench.deployed(), [(WITHOUT_ROUNDS, first)]
     for done in bench.search.rounds[1:]:  # the first round attacks the choice that is made without any
-        attacked += [(f"round {done.round}", entry.mixture()) for entry in done.attacked if entry.beta == beta]
-    if bench.deployed() not in [mixture for _, mixture in attacked]:
-        attacked.append(("deployed", bench.deployed()))
+        chosen = [entry.mixture() for entry in done.attacked if entry.beta == beta and not done.evaluated]
+        attacked += [(f"round {done.round}", each) for each in chosen if each.settings() != deployed.settings()]
+    if len(attacked) > 1 or first.settings() != deployed.settings():
+        attacked.append(("deployed", deployed))  # last, though a round on a bolder choice may have followed its own
     steps: list[tuple[str, Count, Count, Count]] = []
     for name, mixture in attacked:
         held_N = robust_bound(mixture, rows_) & ~rows_.rob_broken_N
