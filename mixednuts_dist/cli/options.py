@@ -124,7 +124,9 @@ def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunCo
 
 
 @contextmanager
-def reported(verbose: bool) -> Iterator[Console]:
+def reported(
+    verbose: bool, interrupted: str = "interrupted: what is written is kept; the same command goes on from there"
+) -> Iterator[Console]:
     """A console on stderr; our errors become one red line and exit status 1, Ctrl-C a hint and 130, SIGTERM 143."""
     console = Console(stderr=True)
     _configure_logging(verbose, console)
@@ -135,7 +137,7 @@ def reported(verbose: bool) -> Iterator[Console]:
     except (Exception, KeyboardInterrupt) as error:
         # In the middle of an import or inside of Ray an interrupt may come out as an error of any kind.
         if received or isinstance(error, KeyboardInterrupt):
-            console.print("interrupted: what is written is kept; the same command goes on from there", highlight=False)
+            console.print(interrupted, highlight=False)
             sys.exit(128 + (received[0] if received else signal.SIGINT))
         if not isinstance(error, MixedNutsError):
             raise

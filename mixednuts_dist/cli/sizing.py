@@ -120,10 +120,10 @@ def print_estimate(estimate: "Estimate", console: Console) -> None:
 def _cost(estimate: "Estimate", worker_seconds: float) -> str:
     hours = worker_seconds * estimate.devices_each / 3600
     plural = "s" if estimate.n_workers > 1 else ""
-    from ..reports.counts import seconds_text
+    from ..reports.counts import held_text, seconds_text
 
     wall = seconds_text(worker_seconds / estimate.n_workers)
-    return f"{hours:.2g} {estimate.unit}-hours, {wall} on the {estimate.n_workers} worker{plural} of this cluster"
+    return f"{held_text(hours, estimate.unit)}, {wall} on the {estimate.n_workers} worker{plural} of this cluster"
 
 
 def _stage_json(estimate: "Estimate", stage: "StageEstimate") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from ..config import RunConfig
-from ..reports.counts import Count, device_hours, outcome_counts, seconds_text
+from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
 from ..reports.table import Cell, Table, print_table
 from ..stages.runs import (
     SELECTED,
@@ -150,12 +150,12 @@ def _pace_text(stage: StageStatus) -> str:
         parts.append(f"last images finished {seconds_text(pace.last_finished)} ago")
     if pace.images_left and pace.images_per_second and pace.seconds_left is not None:
         parts.append(f"{pace.images_per_second:.2g} images/s, about {seconds_text(pace.seconds_left)} to go")
-    for unit, spent, left in (
-        ("GPU-hours", pace.gpu_hours, pace.gpu_hours_left),
-        ("core-hours", pace.core_hours, pace.core_hours_left),
+    for device, spent, left in (
+        ("GPU", pace.gpu_hours, pace.gpu_hours_left),
+        ("core", pace.core_hours, pace.core_hours_left),
     ):
         if spent:
-            parts.append(f"{spent:.2g} {unit}" + (f", about {left:.2g} to go" if left else ""))
+            parts.append(held_text(spent, device) + (f", about {held_text(left, device)} to go" if left else ""))
     return " · ".join(parts) if parts else "nothing finished yet"
 
 

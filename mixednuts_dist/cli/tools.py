@@ -6,7 +6,6 @@ import json
 import shlex
 import signal
 import tempfile
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -263,7 +262,7 @@ def serve(
 
     It answers until Ctrl-C, and needs the extra `serve`.
     """
-    with reported(verbose) as console:
+    with reported(verbose, interrupted="ended; the run is as it was") as console:
         from ..deployment.loading import read_run
 
         found = read_run(run, beta=beta)
@@ -280,6 +279,4 @@ def serve(
             session.ensure()
             with service.serving({"/": service.application(run, beta, options)}, host=host, port=port):
                 console.print(f"http://{host}:{port}/ answers; Ctrl-C ends it", highlight=False)
-                with suppress(KeyboardInterrupt):
-                    signal.pause()
-        console.print("ended", highlight=False)
+                signal.pause()

@@ -13,8 +13,10 @@ This is the one file of the room that imports Ray. Shapes: B images of C x H x W
 import asyncio
 import io
 import json
+import logging
 import math
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +41,8 @@ MOST_IMAGES = 1024  # a request
 _JSON_BYTES_A_VALUE = 32  # "0.30000001192092896, " has 21
 _NAME = "mixednuts"
 _HEADER_BYTES = 4096  # of an .npy file: 128 as written by NumPy
+_CONTROLLER = ("SERVE_CONTROLLER_ACTOR", "serve")  # name and namespace
+_SECONDS_TO_END = 30.0
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,7 @@ def serving(applications: dict[str, serve.Application], *, host: str, port: int)
             probe.bind((host, port))
         except OSError as error:
             raise ClusterError(f"cannot serve on {host}:{port} ({error}); choose another --host or --port") from error
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its handlers are its own
     serve.start(http_options={"host": host, "port": port})
     try:
         for i, (route, made) in enumerate(applications.items()):
@@ -235,4 +240,22 @@ def serving(applications: dict[str, serve.Application], *, host: str, port: int)
                 raise ClusterError(f"a replica does not start: {error}") from error
         yield
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]
+        _end()
+
+
+def _end() -> None:
+    """End Ray Serve and wait until it is gone.
+
+    `serve.shutdown` alone waits in a call to the controller that only its death ends, and Ray prints that call as a
+    task that failed; so the controller is told to end, and its name is watched until it is free.
+    """
+    try:
+        controller: Any = ray.get_actor(*_CONTROLLER)
+        ray.get(controller.graceful_shutdown.remote(wait=False), timeout=_SECONDS_TO_END)
+        until = time.monotonic() + _SECONDS_TO_END
+        while time.monotonic() < until:
+            time.sleep(0.1)
+            ray.get_actor(*_CONTROLLER)
+    except (ValueError, ray.exceptions.RayError):  # no such name, or it was gone before it could answer
+        pass
+    serve.shutdown()  # type: ignore[no-untyped-call]

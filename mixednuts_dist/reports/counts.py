@@ -172,14 +172,28 @@ def threat_text(threat: ThreatModel) -> str:
     return f"{threat.norm}, eps = {f'{round(levels)}/255' if whole else f'{threat.eps:g}'}"
 
 
+class Seconds(float):
+    """A time in a table: `12 min 05 s` for people, unrounded seconds in CSV."""
+
+
 def seconds_text(seconds: float) -> str:
-    """`41.3 s`, `12 min 05 s`, `3 h 20 min`."""
+    """`0.25 s`, `41.3 s`, `12 min 05 s`, `3 h 20 min`."""
+    if seconds < 0.95:
+        return f"{seconds:.2g} s" if seconds >= 0.0005 else "0 s"
     if seconds < 100:
         return f"{seconds:.1f} s"
     if round(seconds) < 3600:
         return f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def held_text(hours: float, device: str) -> str:
+    """`1.5 GPU-hours`, `3.2 core-minutes`, `1 core-second`: the largest unit of which there is at least one."""
+    units = (("hour", 1), ("minute", 60), ("second", 3600))
+    unit, size = next((unit for unit in units if hours * unit[1] >= 1), units[-1])
+    number = f"{hours * size:,.0f}" if hours * size >= 9.95 else f"{hours * size:.2g}"
+    return f"{number} {device}-{unit}{'' if number == '1' else 's'}"
 
 
 def weight_text(alpha: float, one_minus_alpha: float) -> str:

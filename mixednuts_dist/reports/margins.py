@@ -21,8 +21,8 @@ from .table import Cell, Table
 Images = Literal["clean", "attacked"]
 IMAGES: tuple[Images, ...] = ("clean", "attacked")
 CLASSIFIERS = ("std", "rob", "rob+LN", "rob+M")
-# Margins pile up near 0 and near 1: 8 bins a decade from 1e-4; smaller ones count in the first bin.
 SATURATED = 0.99  # medians above this no longer tell by their ratio
+# Margins pile up near 0: 8 bins a decade from 1e-4; smaller ones count in the first bin.
 EDGES: tuple[float, ...] = tuple(10 ** (n / 8 - 4) for n in range(33))
 
 
@@ -132,15 +132,16 @@ def distance_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | No
 
 
 def medians_table(groups: Sequence[MarginGroup]) -> Table:
-    """Each classifier's four medians, their ratio and the paper's gap."""
+    """Each classifier's four medians, the ratios of the two that count, and the paper's gap."""
     rows: list[list[Cell]] = [
         [name, *(group.median for group in groups if group.classifier == name), margin_ratio(groups, name),
-         margin_gap(groups, name)]
+         distance_ratio(groups, name), margin_gap(groups, name)]
         for name in CLASSIFIERS
     ]  # fmt: skip
     kinds = [f"{images}, {side}" for images in IMAGES for side in ("right", "wrong")]
-    columns = ["classifier", *kinds, "ratio", "gap"]
-    return Table(columns, rows, bold="rob+M", printed=["classifier", "clean, wrong", "attacked, right", "ratio"])
+    columns = ["classifier", *kinds, "ratio", "ratio to 1", "gap"]
+    printed = ["classifier", "clean, wrong", "attacked, right", "ratio", "ratio to 1"]
+    return Table(columns, rows, bold="rob+M", printed=printed)
 
 
 def ratio_sentence(groups: Sequence[MarginGroup]) -> str:

@@ -464,7 +464,8 @@ def summary_sentence(results: RunResults) -> str:
     return (
         f"{clean} Under attack it keeps {results.kept.correct} of rob's {results.kept.total} robust images "
         f"({percent_text(results.kept)} %; beta = {results.parameters.beta:g} asks for {asked(results)}){only}: "
-        f"{share_text(mixed.robust)} are right. std alone is right on {std.robust.correct or 'none'}."
+        f"{share_text(mixed.robust)} {'is' if mixed.robust.correct == 1 else 'are'} right. "
+        f"std alone is right on {std.robust.correct or 'none'}."
     )
 
 

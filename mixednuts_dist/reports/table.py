@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResul
 from rich.measure import Measurement
 from rich.text import Text
 
-from .counts import Count, interval_text, minus, percent_text
+from .counts import Count, Seconds, interval_text, minus, percent_text, seconds_text
 
 Cell = str | int | float | Count | None
 
@@ -29,6 +29,9 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "one_minus_alpha": ("1 − alpha", r"$1-\alpha$"),
     "ln_k": ("LayerNorm over", "LayerNorm over"),
     "sample_id": ("image", "Image"),
+    "gpu_seconds": ("GPU time", "GPU time"),
+    "core_seconds": ("core time", "Core time"),
+    "seconds": ("time", "Time"),
     "kept_predicted": ("kept, predicted", "Kept, predicted"),
     "kept_measured": ("kept, measured", "Kept, measured"),
 }
@@ -159,6 +162,8 @@ def cell_text(cell: Cell) -> str:
         return "–"
     if isinstance(cell, Count):
         return _words(cell)
+    if isinstance(cell, Seconds):
+        return seconds_text(cell)
     if isinstance(cell, float):
         return minus(f"{cell:.4g}")
     return f"{cell:,}" if isinstance(cell, int) else cell

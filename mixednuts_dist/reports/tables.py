@@ -7,7 +7,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..storage.records import SearchResult
-from .counts import layer_norm_text, seconds_text, threat_text, weight_text
+from .counts import Seconds, layer_norm_text, seconds_text, threat_text, weight_text
 from .margins import EDGES, medians_table
 from .results import (
     RunResults,
@@ -97,19 +97,21 @@ def cost_table(results: RunResults) -> Table:
     """The bill of each stage with receipts."""
     rows: list[list[Cell]] = [
         [
-            cost.stage, cost.images, cost.partitions, cost.nodes, ", ".join(cost.devices), cost.gpu_hours,
-            cost.core_hours, cost.wall_seconds, cost.images_per_second, cost.n_forward, cost.n_backward,
+            cost.stage, cost.images, cost.partitions, cost.nodes, ", ".join(cost.devices),
+            Seconds(3600 * cost.gpu_hours), Seconds(3600 * cost.core_hours),
+            None if cost.wall_seconds is None else Seconds(cost.wall_seconds),
+            cost.images_per_second, cost.n_forward, cost.n_backward,
             cost.passes_per_image,
         ]
         for cost in results.costs
     ]  # fmt: skip
     columns = [
-        "stage", "images", "partitions", "nodes", "computed on", "GPU-hours", "core-hours", "seconds", "images/s",
+        "stage", "images", "partitions", "nodes", "computed on", "gpu_seconds", "core_seconds", "seconds", "images/s",
         "passes forward", "passes backward", "passes an image",
     ]  # fmt: skip
-    empty = {i for i, name in enumerate(columns) if name.endswith("hours") and not any(row[i] for row in rows)}
+    empty = {i for i, name in enumerate(columns) if name.endswith("_seconds") and not any(row[i] for row in rows)}
     kept = [name for i, name in enumerate(columns) if i not in empty]
-    printed = [name for name in kept if name in ("stage", "images", "GPU-hours", "core-hours", "passes an image")]
+    printed = [name for name in kept if name in ("stage", "images", "gpu_seconds", "core_seconds", "passes an image")]
     return Table(kept, [[cell for i, cell in enumerate(row) if i not in empty] for row in rows], printed=printed)
 
 

@@ -31,7 +31,11 @@ class Verdict:
 
     def words(self) -> str:
         """`3 (−0.058)`."""
-        return f"{self.predicted} ({minus(f'{self.margin:+.3f}')})"
+        return f"{self.predicted} ({self.margin_text()})"
+
+    def margin_text(self) -> str:
+        """`−0.058`, and `+3e−05` where three decimals would hide which side it is on."""
+        return minus(f"{self.margin:+.3f}" if abs(self.margin) >= 0.0005 else f"{self.margin:+.0e}")
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class WorstImage:
         mixed = self.verdicts[-1]
         became = f"the mixture takes it for {mixed.predicted}" if self.reason == "lost" else "the mixture holds it"
         rob = "rob survives its own attack" if self.rob_survives else "rob is broken by its own attack"
-        return f"Attacked, {became} (margin of class {self.label}: {minus(f'{mixed.margin:+.3f}')}); {rob}."
+        return f"Attacked, {became} (margin of class {self.label}: {mixed.margin_text()}); {rob}."
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the pixels."""

@@ -227,8 +227,8 @@ def remarks(parts: Iterable[Selection], chosen: Iterable[Choice | None], betas: 
     if n_excluded := sum(part.n_undeployable for part in parts):
         n_candidates = sum(part.undeployable[0].numel() for part in parts)
         sentence = (
-            f"{n_excluded} of {n_candidates} candidates were left out at one beta or more because float32 could not "
-            "carry their logits, cutoff or 1 - alpha."
+            f"{n_excluded:,} of {n_candidates:,} candidates {'was' if n_excluded == 1 else 'were'} left out at one "
+            "beta or more because float32 could not carry their logits, cutoff or 1 - alpha."
         )
         found.append(Remark(None, sentence))
     if parts[0].n_objective == 0:
@@ -253,8 +253,9 @@ def _choice_remarks(choice: Choice, part: Selection) -> list[str]:
         )
     if choice.n_only_rob_right:
         notes.append(
-            f"{choice.n_only_rob_right} of {part.n_objective} clean images are right for transformed rob and wrong for "
-            "std (assumption 4.1)."
+            f"{choice.n_only_rob_right} of {part.n_objective} clean images "
+            f"{'is' if choice.n_only_rob_right == 1 else 'are'} right for transformed rob and "
+            "wrong for std (assumption 4.1)."
         )
     return notes
 

@@ -291,8 +291,8 @@ def _crossing(points: dict[str, list[tuple[str, Count, Count]]]) -> tuple[str, .
         if any(c.correct >= clean.correct and r.correct >= robust.correct for _, c, r in ours)
     ]
     return (
-        f"Of {len(theirs)} measured mixtures without transformation {len(beaten)} are matched or beaten in both "
-        f"accuracies by one of {len(ours)} with it.",
+        f"Of {len(theirs)} measured mixtures without transformation, those that one of {len(ours)} with it matches or "
+        f"beats in both accuracies: {len(beaten)}.",
         *(f"MixedNUTS at beta = {name}: {c.percent:.1f} % clean, {r.percent:.1f} % robust." for name, c, r in ours),
     )
 

@@ -40,7 +40,8 @@ def surrogate(bench: Bench) -> Outcome:
     (_, _, extra, _), (_, _, extra_zero, _) = rows
     findings = (
         compared("Robust", ("r_d = 0", found["r_d = 0"].robust_N), ("r_d = 0.9", found["r_d = 0.9"].robust_N)),
-        f"Square breaks {extra} images that the white-box attacks had left at r_d = 0.9, and {extra_zero} at r_d = 0.",
+        f"Square breaks {images_text(extra)} that the white-box attacks had left at r_d = 0.9, and "
+        f"{extra_zero} at r_d = 0.",
     )
     square = (f"Square has {bench.budget.n_queries} queries.", WITHOUT_JOINT)
     return Outcome(Table(columns, rows), count_bars(columns_shown), findings, (*bench.reduction, *square))

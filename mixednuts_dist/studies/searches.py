@@ -121,7 +121,7 @@ def resamples(bench: Bench) -> Outcome:
     )
     figure = line_chart(lines, x="images searched", y="accuracy on all images (%)")
     empty = sum(N_RESAMPLES - len(draws) for draws in found.values())
-    remarks = (f"{empty} subsets allow no mixture and are left out.",) if empty else ()
+    remarks = (f"Subsets that allow no mixture are left out: {empty}.",) if empty else ()
     return Outcome(Table(columns, rows), figure, findings, remarks)
 
 

@@ -33,7 +33,7 @@ def test_a_running_stage_has_age_speed_time_left_and_its_bill(capsys: pytest.Cap
     shown = lines(status(ATTACK, failed=("s3://b/c10-3f2a1c9e/errors/00004.txt",)), capsys)
     assert any("9/12" in line and "50.0" in line and "[46.7, 53.3]" in line for line in shown)
     pace = "last images finished 8.0 s ago · 2.5 images/s, about 2 min 00 s to go"
-    assert f"attack   {pace} · 1.5 GPU-hours, about 0.5 to go" in shown
+    assert f"attack   {pace} · 1.5 GPU-hours, about 30 GPU-minutes to go" in shown
     assert shown[-1] == "failed   s3://b/c10-3f2a1c9e/errors/00004.txt"
 
 

@@ -75,11 +75,11 @@ def test_leaves_every_file(page: dict[str, bytes], results: RunResults) -> None:
 
 def test_costs_are_the_receipts(page: dict[str, bytes]) -> None:
     outline = Outline(page["index.html"])
-    assert outline.row("GPU-hours") == "GPU-hours 0.375 0.375"
-    assert outline.row("core-hours") == "core-hours 0.4 0.4"
+    assert outline.row("GPU time") == "GPU time 22 min 30 s 22 min 30 s"
+    assert outline.row("core time") == "core time 24 min 00 s 24 min 00 s"
     assert outline.row("nodes") == "nodes 2 2"
     assert outline.row("passes forward") == "passes forward 11,700 11,700"
-    assert outline.row("seconds") == "seconds – 412.9"
+    assert outline.row("time") == "time – 6 min 53 s"
 
 
 def test_numbers_are_the_results(page: dict[str, bytes], results: RunResults) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from mixednuts_dist.reports.counts import (
     Count,
+    held_text,
     interval_text,
     minus,
     percent_text,
@@ -18,6 +19,7 @@ from mixednuts_dist.reports.counts import (
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.reports.table import Table, latex_text
 from mixednuts_dist.reports.tables import DATA_ONLY, TABLES, print_results, table_files
+from mixednuts_dist.reports.worst_images import Verdict
 from mixednuts_dist.threat import ThreatModel
 
 from .made_up_run import made_up_results
@@ -150,15 +152,29 @@ def test_medians_ratio_and_gap_are_the_groups(results: RunResults) -> None:
     assert float(row["gap"]) == pytest.approx(right - wrong)
 
 
+def test_a_small_margin_still_says_which_side_it_is_on() -> None:
+    said = [Verdict("mixed", "attacked", 3, margin).words() for margin in (-0.0577, 3.2e-5, -4e-9)]
+    assert said == ["3 (−0.058)", "3 (+3e−05)", "3 (−4e−09)"]
+
+
 def test_zero_has_no_sign() -> None:
     assert [minus(f"{value:+.2f}") for value in (0.001, -0.001, 1.25, -0.5)] == ["0.00", "0.00", "+1.25", "−0.50"]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.04, "0.0 s"), (99.9, "99.9 s"), (725.2, "12 min 05 s"), (12000, "3 h 20 min")]
+    ("seconds", "words"),
+    [(0, "0 s"), (0.04, "0.04 s"), (0.999, "1.0 s"), (99.9, "99.9 s"), (725.2, "12 min 05 s"), (12000, "3 h 20 min")],
 )
 def test_seconds(seconds: float, words: str) -> None:
     assert seconds_text(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("hours", "words"),
+    [(1500.4, "1,500 GPU-hours"), (1, "1 GPU-hour"), (0.05, "3 GPU-minutes"), (3.7e-05, "0.13 GPU-seconds")],
+)
+def test_time_of_devices_in_a_unit_that_fits(hours: float, words: str) -> None:
+    assert held_text(hours, "GPU") == words
 
 
 def test_threat_in_grey_levels_where_it_is_one() -> None:
