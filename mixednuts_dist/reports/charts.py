@@ -35,7 +35,7 @@ class Frame:
         return max(20, int((self.width - beside - gap * (columns - 1) + self.stretch) / columns))
 
 
-Drawn = Any  # any of Altair's charts
+Drawn = Any  # one of Altair's charts, or a Vega-Lite specification
 Chart = Callable[[Frame], Drawn]
 
 WIDE = Frame("wide", 760, 12)
@@ -98,9 +98,32 @@ def values(rows: Iterable[Row]) -> alt.NamedData:
 _rows_being_drawn: dict[str, list[Row]] = {}  # of the call of `drawn` that is under way
 
 
+def layered(*layers: Drawn, width: int, height: int) -> Row:
+    """Layers over each other.
+
+    `alt.layer` and `alt.concat` copy all that they are given, again at every level: most of the time of drawing.
+    """
+    return {"width": width, "height": height, "layer": [_specification(layer) for layer in layers]}
+
+
+def panelled(panels: Iterable[Drawn], *, resolve: Mapping[str, str], **options: Any) -> Row:
+    """Panels in rows; `resolve` says which channels are "shared" and which "independent"."""
+    return {"concat": [_specification(panel) for panel in panels], "resolve": {"scale": dict(resolve)}, **options}
+
+
+def _specification(chart: Drawn) -> Row:
+    """Without what stands at the top of a whole figure: its configuration, its rows and the only address in it."""
+    if isinstance(chart, dict):
+        return chart
+    with debug_mode(False):  # nothing is held against the schema: that takes longer than drawing
+        spec: Row = chart.to_dict(validate=False)
+    _rows_being_drawn.update(spec.pop("datasets", {}))
+    return {name: value for name, value in spec.items() if name not in ("$schema", "config")}
+
+
 def described(chart: Chart, words: str) -> Chart:
     """The chart with its content in words, for people who cannot see it."""
-    return lambda frame: chart(frame).properties(description=words)
+    return lambda frame: {**_specification(chart(frame)), "description": words}
 
 
 def key(names: Sequence[str], frame: Frame, marks: Mapping[str, tuple[str, str]] | None = None) -> tuple[Any, Any]:
@@ -128,7 +151,7 @@ def key(names: Sequence[str], frame: Frame, marks: Mapping[str, tuple[str, str]]
 def heading(words: str, frame: Frame) -> Drawn:
     """What a panel is called, at one height for all panels; a title stands where the panel's labels let it."""
     mark = alt.Chart(values([{"words": words}])).mark_text(align="left", baseline="bottom", dy=-0.4 * frame.font)
-    return mark.encode(x=alt.value(0), y=alt.value(0), text="words:N")
+    return mark.encode(x=alt.XValue(0), y=alt.YValue(0), text=alt.Text("words:N"))
 
 
 # A circle with a hole; the inner arc runs the other way round, so that it is not filled.
@@ -206,9 +229,9 @@ def scatter_panel(
     parts: list[Any] = [
         alt.Chart(values(steps)).mark_line(
             clip=True, strokeWidth=1.3, interpolate="step-before" if stepped else "linear"
-        ).encode(x=x, y=y, color=colour, order="order:Q"),
-        rule.encode(x=accuracy_axis("clean_low", shown[0]), x2="clean_high:Q", y=y, color=colour),
-        rule.encode(x=x, y=accuracy_axis("robust_low", shown[1]), y2="robust_high:Q", color=colour),
+        ).encode(x=x, y=y, color=colour, order=alt.Order("order:Q")),
+        rule.encode(x=accuracy_axis("clean_low", shown[0]), x2=alt.X2("clean_high:Q"), y=y, color=colour),
+        rule.encode(x=x, y=accuracy_axis("robust_low", shown[1]), y2=alt.Y2("robust_high:Q"), color=colour),
         *layers,
         alt.Chart(values(inside)).mark_point(filled=True, size=0.6 * frame.font**2, opacity=1).encode(
             x=x, y=y, color=colour, shape=shape, tooltip=_tooltip(inside)
@@ -217,11 +240,11 @@ def scatter_panel(
     obstacles = [row for row in steps if left <= row["clean"] <= right and bottom <= row["robust"] <= top]
     for place, labels in placed(inside, obstacles, shown, size, frame.font).items():
         text = alt.Chart(values(labels)).mark_text(align=place[0], dx=place[1], dy=place[2])
-        parts.append(text.encode(x=x, y=y, text="name:N"))
+        parts.append(text.encode(x=x, y=y, text=alt.Text("name:N")))
     if title:
         parts.append(heading(title, frame))
     width, height = size
-    return alt.layer(*parts[0 if steps else 1 :]).properties(width=width, height=height)
+    return layered(*parts[0 if steps else 1 :], width=width, height=height)
 
 
 def accuracy_axis(field: str, domain: Span) -> Any:
@@ -341,14 +364,16 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
             ),
         ]
         if all("low" in row for row in rows):
-            band = base.mark_area(opacity=0.18).encode(x=across, y=alt.Y("low:Q", title=y), y2="high:Q", color=colour)
+            band = base.mark_area(opacity=0.18).encode(
+                x=across, y=alt.Y("low:Q", title=y), y2=alt.Y2("high:Q"), color=colour
+            )
             layers.insert(0, band)
         if rule is not None:
             level = alt.Chart(values([{"y": rule[0], "words": rule[1]}]))
             layers.append(level.mark_rule(strokeDash=[2, 3], strokeWidth=1.2).encode(y=up))
             text = level.mark_text(align="left", dx=0.4 * frame.font)
-            layers.append(text.encode(y=up, x=alt.value(width), text="words:N"))
-        return alt.layer(*layers).properties(width=width, height=round(0.62 * width))
+            layers.append(text.encode(y=up, x=alt.XValue(width), text=alt.Text("words:N")))
+        return layered(*layers, width=width, height=round(0.62 * width))
 
     return draw
 
@@ -360,8 +385,8 @@ def beside(*charts: Chart) -> Chart:
         columns, gap = (1 if frame.narrow else len(charts)), 2 * frame.font
         width = (frame.width - gap * (columns - 1)) // columns
         each = replace(frame, width=width, stretch=frame.stretch / columns)
-        chart = alt.concat(*(chart(each) for chart in charts), columns=columns, spacing=gap)
-        return chart.resolve_scale(color="independent", shape="independent")
+        resolve = {"color": "independent", "shape": "independent"}
+        return panelled([chart(each) for chart in charts], resolve=resolve, columns=columns, spacing=gap)
 
     return draw
 
@@ -388,7 +413,7 @@ def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Char
         few = 2 if frame.narrow else 3
         legend = alt.Legend(title=None, orient="top", columns=few, symbolType="square", labelLimit=0)
         scale = alt.Scale(domain=groups, range=list((PALETTE * 4)[: len(groups)]))
-        one = {"color": alt.value(CLASSIFIER_COLOURS["mixed"])}
+        one = {"color": alt.ColorValue(CLASSIFIER_COLOURS["mixed"])}
         several = {"color": alt.Color("group:N", scale=scale, legend=legend), "yOffset": offset}
         base, step = alt.Chart(values(shown)), 1.5 * frame.font
         width = min(frame.panel(1, beside=0.3 * frame.width), 560)
@@ -397,12 +422,12 @@ def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Char
         places = {"yOffset": offset} if groups[1:] else {}
         if shown and all("low" in row for row in shown):
             rule = base.mark_rule(strokeWidth=1.2)
-            layers.append(rule.encode(y=y, x=alt.X("low:Q"), x2="high:Q", **places))
+            layers.append(rule.encode(y=y, x=alt.X("low:Q"), x2=alt.X2("high:Q"), **places))
         if shown and all("label" in row for row in shown):
             text = base.mark_text(align="left", dx=0.5 * frame.font, baseline="middle")
-            layers.append(text.encode(x=alt.value(width), y=y, text="label:N", **places))
+            layers.append(text.encode(x=alt.XValue(width), y=y, text=alt.Text("label:N"), **places))
         height = round(len(names) * step * max(1, 0.75 * len(groups)) + 0.6 * step * len(names))
-        return alt.layer(*layers).properties(width=width, height=height)
+        return layered(*layers, width=width, height=height)
 
     return draw
 
@@ -443,13 +468,14 @@ def histograms(
             order = [name for pair in zip(order[:half], order[half:], strict=True) for name in pair]
         width = frame.panel(beside, gap=gap)
         parts = [
-            alt.layer(
-                *_histogram(panels[name], edges, x, "" if i % beside else "share (%)", empty), heading(name, frame)
-            ).properties(width=width, height=round(0.7 * width))
+            layered(
+                *_histogram(panels[name], edges, x, "" if i % beside else "share (%)", empty), heading(name, frame),
+                width=width, height=round(0.7 * width),
+            )
             for i, name in enumerate(order)
-        ]
-        chart = alt.concat(*parts, columns=beside, spacing={"row": 5.2 * frame.font, "column": gap}, bounds="flush")
-        return chart.resolve_scale(color="shared", strokeDash="shared")
+        ]  # fmt: skip
+        spacing, resolve = {"row": 5.2 * frame.font, "column": gap}, {"color": "shared", "strokeDash": "shared"}
+        return panelled(parts, resolve=resolve, columns=beside, spacing=spacing, bounds="flush")
 
     return draw
 
@@ -458,7 +484,7 @@ def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, em
     names = list(RIGHT_AND_WRONG)
     rows = [row for group in groups for row in _bins(group, edges)]
     if not rows:
-        return [alt.Chart(values([{"words": empty}])).mark_text(fontStyle="italic").encode(text="words:N")]
+        return [alt.Chart(values([{"words": empty}])).mark_text(fontStyle="italic").encode(text=alt.Text("words:N"))]
     top = 1.1 * max(row["share"] for row in rows)
     colour = alt.Color(
         "series:N", scale=alt.Scale(domain=names, range=list(RIGHT_AND_WRONG.values())),
@@ -479,7 +505,7 @@ def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, em
     tooltip = [alt.Tooltip("series:N"), alt.Tooltip("n:Q", title="images"), alt.Tooltip("left:Q", title="median")]
     return [
         base.mark_bar(opacity=0.6).transform_filter("datum.series === 'right'").encode(
-            x=across, x2="right:Q", y=up, y2=alt.datum(0), color=colour
+            x=across, x2=alt.X2("right:Q"), y=up, y2=alt.Y2Datum(0), color=colour
         ),
         base.mark_line(interpolate="step-after", strokeWidth=1.3).transform_filter("datum.series === 'wrong'")
         .encode(x=across, y=up, color=colour, strokeDash=dash),
@@ -531,8 +557,7 @@ def maps(cells: Sequence[Row], *, meaning: str, maximised: bool) -> Chart:
             for i, power in enumerate(powers)
         ]
         spacing = {"row": 5 * frame.font, "column": gap}
-        chart = alt.concat(*panels, columns=columns, spacing=spacing, bounds="flush")
-        return chart.resolve_scale(color="shared")
+        return panelled(panels, resolve={"color": "shared"}, columns=columns, spacing=spacing, bounds="flush")
 
     return draw
 
@@ -563,7 +588,7 @@ def _map(rows: Sequence[Row], colour: alt.Color, width: int, frame: Frame, *, fi
     usable = [row for row in rows if row["objective"] is not None]
     unusable = [row for row in rows if row["objective"] is None]
     cells = alt.Chart(values(usable)).mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
-    crosses = alt.Chart(values(unusable)).mark_text(opacity=0.6).encode(x=x, y=y, text=alt.value("×"))
+    crosses = alt.Chart(values(unusable)).mark_text(opacity=0.6).encode(x=x, y=y, text=alt.TextValue("×"))
     ring = alt.Chart(values(row for row in rows if row["selected"])).encode(x=x, y=y, tooltip=tooltip)
     rings = [
         ring.mark_point(size=0.6 * frame.font**2, stroke=ink, strokeWidth=wide)
@@ -571,7 +596,7 @@ def _map(rows: Sequence[Row], colour: alt.Color, width: int, frame: Frame, *, fi
     ]
     sides = {"width": max(1, width // columns) * columns, "height": max(1, round(0.8 * width) // steps) * steps}
     named = heading(f"p = {rows[0]['p']:.4g}", frame)
-    return alt.layer(cells, crosses, *rings, named).properties(**sides)  # whole pixels a cell: no seams
+    return layered(cells, crosses, *rings, named, **sides)  # whole pixels a cell: no seams
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -586,11 +611,9 @@ def drawn(chart: Chart, frame: Frame) -> tuple[Row, bytes]:
     used = frame
     for _ in range(4):
         _rows_being_drawn.clear()
-        with debug_mode(False):  # nothing is held against the schema: that takes longer than drawing
-            spec: Row = chart(used).to_dict(validate=False)
-        spec.pop("$schema", None)  # the only address that Altair writes
-        spec.pop("config", None)
-        spec["datasets"] = {**spec.get("datasets", {}), **_rows_being_drawn}
+        with debug_mode(False):
+            spec = _specification(chart(used))
+        spec = {**spec, "datasets": dict(_rows_being_drawn)}
         picture = svg(spec, vega_config(font=frame.font))
         found = re.search(rb'<svg[^>]* width="([\d.]+)"', picture)
         left = frame.width - float(found[1]) if found else 0.0

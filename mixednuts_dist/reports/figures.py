@@ -26,6 +26,7 @@ from .charts import (
     key,
     lines,
     maps,
+    panelled,
     point,
     scatter_panel,
     values,
@@ -110,9 +111,9 @@ def tradeoff(results: RunResults) -> Chart | None:
                 ((whole, "All of it (frame: the other panel)"), (close, "Around the curve"))
             )
         ]  # fmt: skip
-        chosen = alt.param(name=SELECTED_BETA, value=results.parameters.beta)
-        chart = alt.concat(*panels, columns=columns, spacing=gap, bounds="flush").add_params(chosen)
-        return chart.resolve_scale(color="shared", shape="shared")
+        chosen = {"name": SELECTED_BETA, "value": results.parameters.beta}
+        resolve = {"color": "shared", "shape": "shared"}
+        return panelled(panels, resolve=resolve, columns=columns, spacing=gap, bounds="flush", params=[chosen])
 
     return described(draw, _tradeoff_words(results))
 
@@ -170,7 +171,7 @@ def _frame(close: tuple[Span, Span]) -> Any:
     (left, right), (bottom, top) = close
     corners = {"clean": left, "clean_to": right, "robust": bottom, "robust_to": top}
     frame = alt.Chart(values([corners])).mark_rect(fillOpacity=0, stroke="#8b929b", strokeDash=[3, 3], strokeWidth=1)
-    return frame.encode(x="clean:Q", x2="clean_to:Q", y="robust:Q", y2="robust_to:Q")
+    return frame.encode(x=alt.X("clean:Q"), x2=alt.X2("clean_to:Q"), y=alt.Y("robust:Q"), y2=alt.Y2("robust_to:Q"))
 
 
 def _tradeoff_words(results: RunResults) -> str:

@@ -12,7 +12,7 @@ from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import layer_norm_logits
 from ..register import STUDIES
-from ..reports.charts import PALETTE, Chart, Frame, bars, values
+from ..reports.charts import PALETTE, Chart, Frame, bars, layered, values
 from ..reports.counts import count
 from ..reports.margins import CLASSIFIERS, margin_groups, margin_histograms, margin_ratio, medians_table, ratio_sentence
 from ..reports.table import Cell, Table, cell_text
@@ -143,12 +143,13 @@ def _figure(paths: list[dict[str, Any]]) -> Chart:
         dash, order = alt.StrokeDash("path:N", scale=dashes, legend=None), alt.Order("tau:Q")
         line = alt.Chart(values(paths)).mark_line(strokeWidth=2)
         text = alt.Chart(values(corners)).mark_text(dy=-0.9 * frame.font, fontWeight="bold")
-        width = min(frame.panel(1, beside=10), 420)
-        return alt.layer(
-            alt.Chart(values(outline)).mark_line(color="#8b929b", strokeWidth=1).encode(x=x, y=y, order="order:Q"),
+        width, outlined = min(frame.panel(1, beside=10), 420), alt.Order("order:Q")
+        return layered(
+            alt.Chart(values(outline)).mark_line(color="#8b929b", strokeWidth=1).encode(x=x, y=y, order=outlined),
             line.encode(x=x, y=y, color=colour, strokeDash=dash, order=order),
-            text.encode(x=x, y=y, text="name:N"),
-        ).properties(width=width, height=round(0.87 * width))
+            text.encode(x=x, y=y, text=alt.Text("name:N")),
+            width=width, height=round(0.87 * width),
+        )  # fmt: skip
 
     return draw
 
