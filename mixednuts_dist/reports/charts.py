@@ -37,6 +37,8 @@ class Frame:
 
 Drawn = Any  # one of Altair's charts, or a Vega-Lite specification
 Chart = Callable[[Frame], Drawn]
+at_x: Any = alt.XValue  # a place in pixels; these two have no types in Altair
+at_y: Any = alt.YValue
 
 WIDE = Frame("wide", 760, 12)
 NARROW = Frame("narrow", 340, 12, narrow=True)
@@ -151,7 +153,7 @@ def key(names: Sequence[str], frame: Frame, marks: Mapping[str, tuple[str, str]]
 def heading(words: str, frame: Frame) -> Drawn:
     """What a panel is called, at one height for all panels; a title stands where the panel's labels let it."""
     mark = alt.Chart(values([{"words": words}])).mark_text(align="left", baseline="bottom", dy=-0.4 * frame.font)
-    return mark.encode(x=alt.XValue(0), y=alt.YValue(0), text=alt.Text("words:N"))
+    return mark.encode(x=at_x(0), y=at_y(0), text=alt.Text("words:N"))
 
 
 # A circle with a hole; the inner arc runs the other way round, so that it is not filled.
@@ -372,7 +374,7 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
             level = alt.Chart(values([{"y": rule[0], "words": rule[1]}]))
             layers.append(level.mark_rule(strokeDash=[2, 3], strokeWidth=1.2).encode(y=up))
             text = level.mark_text(align="left", dx=0.4 * frame.font)
-            layers.append(text.encode(y=up, x=alt.XValue(width), text=alt.Text("words:N")))
+            layers.append(text.encode(y=up, x=at_x(width), text=alt.Text("words:N")))
         return layered(*layers, width=width, height=round(0.62 * width))
 
     return draw
@@ -425,7 +427,7 @@ def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Char
             layers.append(rule.encode(y=y, x=alt.X("low:Q"), x2=alt.X2("high:Q"), **places))
         if shown and all("label" in row for row in shown):
             text = base.mark_text(align="left", dx=0.5 * frame.font, baseline="middle")
-            layers.append(text.encode(x=alt.XValue(width), y=y, text=alt.Text("label:N"), **places))
+            layers.append(text.encode(x=at_x(width), y=y, text=alt.Text("label:N"), **places))
         height = round(len(names) * step * max(1, 0.75 * len(groups)) + 0.6 * step * len(names))
         return layered(*layers, width=width, height=height)
 

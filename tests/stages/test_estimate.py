@@ -66,7 +66,9 @@ def test_the_published_budget_takes_the_published_passes() -> None:
         assert estimate.attack_passes((name,), AttackBudget(), 10) == (forward + 3, backward)
 
 
-def test_an_estimate_gets_closer_with_what_is_finished(tiny: Callable[..., RunConfig], ray_session: Any) -> None:
+def test_an_estimate_gets_closer_with_what_is_finished(
+    tiny: Callable[..., RunConfig], ray_session: Any, local_session: Any
+) -> None:
     config = tiny()
     before = estimate.run(config, session=ray_session)
     assert before.unit == "core"
@@ -79,7 +81,7 @@ def test_an_estimate_gets_closer_with_what_is_finished(tiny: Callable[..., RunCo
         assert 0 < seconds.forward < 1
         assert 0 < seconds.both < 1
     assert all(stage.at_most > 0 for stage in before.stages)
-    attack.run(config, session=ray_session)
+    attack.run(config, session=local_session)
     after = estimate_json(estimate.run(config, session=ray_session))
     assert after["stages"][0]["images_left"] == 0
     assert after["stages"][0]["at_most"]["hours"] == 0
