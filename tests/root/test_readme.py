@@ -84,7 +84,7 @@ def test_every_block_is_run_by_a_test_or_says_why_not(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_and_every_test_that_a_page_names_is_there(page: Path) -> None:
     text = page.read_text()
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+    for link in re.findall(r'(?:\]\(|src=")(?!https?:)([^)#"]+)', text):
         assert (page.parent / link).exists(), link
     for test in re.findall(r"`(\w+/test_\w+\.py)`", text):
         assert (ROOT / "tests" / test).is_file(), test
