@@ -150,7 +150,7 @@ def run_partitions(
     if not todo or (screening and screening.enough(finished.values())):
         manifest.flush()
         delete_spans(opened.store, task.stage)
-        done = screening.told() if screening and todo else f"all {len(finished)} partitions are done"
+        done = screening.told() if screening and todo else f"{len(finished)} of {len(finished)} partitions are done"
         progress.stage_finished(task.stage, f"nothing to do: {done}")
         return
     set_damaged_aside(opened.store, task.stage, todo)
@@ -178,7 +178,9 @@ def run_partitions(
             manifest.flush()
         record_devices(opened, [*finished.values(), *computed])
     delete_spans(opened.store, task.stage)
-    done = f"{len(computed)} partitions computed, {len(finished)} were done already"
+    done = f"{len(computed)} partition{'s' * (len(computed) != 1)} computed"
+    if finished:
+        done += f", {len(finished)} {'was' if len(finished) == 1 else 'were'} done already"
     progress.stage_finished(task.stage, f"{done}; {screening.told()}" if screening else done)
 
 
