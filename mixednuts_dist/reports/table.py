@@ -66,7 +66,9 @@ class Table:
     def turned(self) -> "Table":
         """Rows as columns: the first cells head them."""
         columns = [self.columns[0], *(str(row[0]) for row in self.rows)]
-        return Table(columns, [[name, *(row[i] for row in self.rows)] for i, name in enumerate(self.columns) if i])
+        return Table(
+            columns, [[_heading(name), *(row[i] for row in self.rows)] for i, name in enumerate(self.columns) if i]
+        )
 
     def terminal(self, title: str = "") -> ConsoleRenderable:
         """For a rich console; plain text where it is a file."""
