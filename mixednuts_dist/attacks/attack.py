@@ -242,8 +242,8 @@ def again_in_float32(phases: Sequence[Phase], setting: Setting) -> list[Phase]:
 def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor) -> None:
     """`kept[chosen] = new[chosen]` in place, for a mask over the slots; without asking an accelerator anything."""
     if kept.device.type == "cpu":
-        index = chosen.nonzero().squeeze(1)
-        if len(index):
-            kept.index_copy_(0, index, new.index_select(0, index))
+        rows, source = kept.numpy(), new.detach().numpy()
+        for row in chosen.nonzero().squeeze(1).tolist():  # half the time of gathering the rows and scattering them
+            rows[row] = source[row]
     else:
         torch.where(chosen.view(-1, *[1] * (kept.dim() - 1)), new, kept, out=kept)
