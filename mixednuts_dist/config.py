@@ -353,7 +353,9 @@ class ComputeConfig(_Section):
     )
     num_cpus: float = Field(default=1, gt=0, le=1024, description="cores a worker, and its number of threads")
     batch_size: Positive | Literal["auto"] = Field(
-        default="auto", description="images under attack at a time in each worker; auto: what fits, 128 on a CPU"
+        default="auto",
+        description="images under attack at a time in each worker; "
+        "auto: what fits; on a CPU 64, for small networks 128",
     )
     compile: bool = Field(default=False, description="gradients through torch.compile; moves the last bits")
     max_tries: Positive = Field(default=3, description="tries of a partition before it is set aside")

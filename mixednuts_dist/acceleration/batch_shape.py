@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import InvalidInputError
 
-ON_CPU = 64  # rows: memory does not limit the batch there, and more rows are hardly faster
+ON_CPU = 64  # rows: memory does not limit the batch there, and more rows of a large network are hardly faster
 SMALLEST = 8  # smaller shapes are not even tried: they differ on every CPU that was measured
 MOST = 4096
 
@@ -67,8 +67,9 @@ class BatchShape:
 class Passes:
     """The shapes in which one function may be passed: the rows of `shape`, and fewer that give the same bits.
 
-    Fewer are multiples of an eighth of the rows. Each is probed once, when the rows that it would have saved so far are
-    as many as the probe takes: a short call is filled up and never probes, a long one loses at most twice as much.
+    Fewer are multiples of a sixteenth of the rows, at least of 8. Each is probed once, when the rows that it would have
+    saved so far are as many as the probe takes: a short call is filled up and never probes, a long one loses at most
+    twice as much.
     """
 
     def __init__(self, shape: BatchShape, probe: Probe) -> None:
@@ -79,7 +80,7 @@ class Passes:
     def rows_for(self, n_images: int, like_BCHW: Tensor) -> int:
         """The rows in which to pass `n_images`, at most those of the shape; `like_BCHW` holds images to try with."""
         rows = self.shape.rows
-        step = max(SMALLEST, rows // 8)
+        step = max(SMALLEST, rows // 16)
         fewer = -(-n_images // step) * step
         while self._same.get((rows, fewer)) is False:
             fewer += step
@@ -145,21 +146,13 @@ def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes
 
 
 def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -> int:
-    """The largest power of two of rows in which every probe fits where the images `x_BCHW` are; 64 on a CPU.
+    """The largest power of two of rows in which every probe fits where the images `x_BCHW` are, by trying.
 
-    On a CPU memory is swapped before it ends, and larger batches are no faster. Elsewhere each probe is tried, because
-    float32 graphs take twice the memory of bfloat16 ones.
+    Each probe is tried, because float32 graphs take twice the memory of bfloat16 ones.
 
     Raises:
         torch.OutOfMemoryError: where not even one image fits.
     """
-    if x_BCHW.device.type == "cpu":
-        return min(ON_CPU, most)
-    return tried_rows(probes, x_BCHW, most=most)
-
-
-def tried_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -> int:
-    """`largest_rows` by trying, on any device."""
     rows = SMALLEST
     while not _fits(probes, x_BCHW, rows):
         if rows == 1:

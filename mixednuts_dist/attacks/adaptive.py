@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
-from ..acceleration.batch_shape import ON_CPU, BatchShape
+from ..acceleration.batch_shape import BatchShape
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
 from ..threat import ThreatModel
@@ -18,7 +18,7 @@ from .apgd import polish_phases
 from .attack import Phase, Setting
 from .budget import AttackBudget
 from .engine import CACHED, CLEAN, Engine, Finished, Group, Progress, shown_or
-from .gradient_model import AttackedModel, AttackMode
+from .gradient_model import AttackedModel, AttackMode, shape_of
 from .judge import Judge, check_images
 
 STANDARD_ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
@@ -52,7 +52,7 @@ def adaptive_autoattack(
     stop_when_broken: bool = True,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
-    batch_size: int | BatchShape = ON_CPU,
+    batch_size: int | BatchShape | None = None,
     precision: PrecisionChoice = "auto",
     arithmetic: Arithmetic | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -85,9 +85,10 @@ def adaptive_autoattack(
         >>> found.robust.shape, list(found.survived)
         (torch.Size([5]), ['apgd-ce'])
     """
+    check_images(x_BCHW, y_B)
     engine = ensemble_engine(
         mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget or AttackBudget(),
-        shape=BatchShape.of(batch_size), arithmetic=arithmetic or Arithmetic(precision),
+        shape=shape_of(batch_size, mixed, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         stop_when_broken=stop_when_broken, progress=shown_or(progress, verbose),
     )  # fmt: skip
     return _one(engine, attacks, x_BCHW, y_B, sample_ids, cached_BCHW)
@@ -103,7 +104,7 @@ def autoattack(
     seed: int = 0,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
-    batch_size: int | BatchShape = ON_CPU,
+    batch_size: int | BatchShape | None = None,
     precision: PrecisionChoice = "auto",
     arithmetic: Arithmetic | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -118,9 +119,10 @@ def autoattack(
         >>> bool((found.robust == (model(found.x_adv).argmax(1) == y)).all())
         True
     """
+    check_images(x_BCHW, y_B)
     engine = ensemble_engine(
         model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget or AttackBudget(),
-        shape=BatchShape.of(batch_size), arithmetic=arithmetic or Arithmetic(precision),
+        shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         progress=shown_or(progress, verbose),
     )  # fmt: skip
     return _one(engine, attacks, x_BCHW, y_B, sample_ids, None)
@@ -265,6 +267,5 @@ def _one(
     sample_ids: Sequence[int] | None,
     cached: Tensor | None,
 ) -> AttackOutcome:
-    check_images(x, y)
     group = Group(x, y, range(len(x)) if sample_ids is None else sample_ids, cached)
     return ensemble_outcome(engine, attacks, engine.run_one(group))

@@ -17,11 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
-from ..acceleration.batch_shape import ON_CPU, SMALLEST, largest_rows
+from ..acceleration.batch_shape import ON_CPU, SMALLEST, BatchShape, largest_rows
+from ..acceleration.gradient_copy import is_heavy
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 
 AttackMode = Literal["transfer", "bypass"]
+
+_SMALL = 4 << 20  # bytes that a pass keeps for the gradient of one image, weights included; half a GiB at 128 rows
+_ROWS_IF_SMALL = 128  # a third faster an image than 64 in bfloat16, and 256 only a tenth faster than that
 
 
 class Outputs:
@@ -123,13 +127,39 @@ def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]
 
 
 def rows_that_fit(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: PrecisionChoice = "auto") -> int:
-    """The rows of a pass for which memory suffices in every arithmetic that an attack on `model` uses; 64 on a CPU.
+    """The rows of a pass for which memory suffices in every arithmetic that an attack on `model` uses.
 
-    Tried on copies that are not compiled, so that no graphs of other shapes stay behind.
+    Tried on copies that are not compiled, so that no graphs of other shapes stay behind. On a CPU, where memory is
+    swapped before it ends, `rows_on_cpu`.
     """
+    if x_BCHW.device.type == "cpu":
+        return rows_on_cpu(model, x_BCHW)
     attacked = AttackedModel.of(model, arithmetic=Arithmetic(precision), like_BCHW=x_BCHW, rows=SMALLEST)
     exact = GradientModel(_passes_through(model, "transfer"))
     return largest_rows([each.probe for each in (attacked.fast, attacked.float32, exact) if each is not None], x_BCHW)
+
+
+def rows_on_cpu(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> int:
+    """64 rows, or 128 for more images of a small network: of its pass a fixed part is calls and not products."""
+    if len(x_BCHW) <= ON_CPU or not isinstance(model, nn.Module) or not is_heavy(model):
+        return ON_CPU
+    kept = 0
+
+    def counted(values: Tensor) -> Tensor:
+        nonlocal kept
+        kept += values.nbytes
+        return values
+
+    with torch.autograd.graph.saved_tensors_hooks(counted, lambda values: values):
+        GradientModel(_passes_through(model, "transfer")).probe(x_BCHW[:1])
+    return _ROWS_IF_SMALL if kept <= _SMALL else ON_CPU
+
+
+def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> BatchShape:
+    """The shape that was asked for; by default the one of `rows_on_cpu`, and 64 rows on an accelerator."""
+    if batch_size is None:
+        batch_size = rows_on_cpu(model, x_BCHW) if x_BCHW.device.type == "cpu" else ON_CPU
+    return BatchShape.of(batch_size)
 
 
 def input_gradient(values: Tensor, x_BCHW: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from .apgd import polish_phases
 from .attack import Known, Phase, Setting
 from .budget import AttackBudget
 from .engine import Engine, Finished, Group, Progress, shown_or
-from .gradient_model import AttackedModel
+from .gradient_model import AttackedModel, shape_of
 from .judge import check_images
 
 NEAR_BORDER = 0.05  # of the clean margin: whoever is left with less is attacked again from other starts
@@ -48,7 +48,7 @@ def minimum_margin_attack(
     stop_when_broken: bool = True,
     border_restarts: int = 2,
     sample_ids: Sequence[int] | None = None,
-    batch_size: int | BatchShape = ON_CPU,
+    batch_size: int | BatchShape | None = None,
     precision: PrecisionChoice = "auto",
     arithmetic: Arithmetic | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -69,8 +69,9 @@ def minimum_margin_attack(
         border_restarts: repeats of the whole plan, from other random starts, for images that survive with less than 5 %
             of their clean margin: which of them break is the luck of one start. 0 gives the paper's budget.
         sample_ids: the images' ids in their split; 0 .. B-1 by default.
-        batch_size: rows of every pass, or the `BatchShape` of a run; halved where memory ends. An image's result is
-            the same bits in any order and company for one batch size, and the same up to rounding for another.
+        batch_size: rows of every pass, or the `BatchShape` of a run; 64 by default, and 128 for more images than that
+            of a small network on a CPU. Halved where memory ends. An image's result is the same bits in any order and
+            company for one batch size, and the same up to rounding for another.
         precision: of the gradients; "auto" takes the fastest that works for this model here, "fp32" stays in float32.
             Whatever it is, the margins, the logits and what counts as broken are those of `model` in float32.
         arithmetic: in place of `precision`, copies of the networks that were made before.
@@ -92,7 +93,7 @@ def minimum_margin_attack(
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
     engine = margin_engine(
         model, x_BCHW, threat=threat, budget=budget, seed=seed, stop_when_broken=stop_when_broken,
-        shape=BatchShape.of(batch_size), arithmetic=arithmetic or Arithmetic(precision),
+        shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         progress=shown_or(progress, verbose),
     )  # fmt: skip
     return margin_result(engine, engine.run_one(group))

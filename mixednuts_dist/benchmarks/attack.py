@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
-from ..acceleration.batch_shape import ON_CPU, BatchShape, Passes
+from ..acceleration.batch_shape import BatchShape, Passes
 from ..acceleration.gradient_copy import folded
 from ..attacks.adaptive import STANDARD_ATTACKS, AttackOutcome, autoattack, pyautoattack_images
 from ..attacks.apgd import ApgdCe
@@ -268,7 +268,7 @@ def run_whole(
 def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> AttackOutcome:
     return autoattack(
         attacked.network, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps), budget=budget,
-        batch_size=min(len(attacked.y), ON_CPU) if attacked.x.device.type == "cpu" else len(attacked.y),
+        batch_size=len(attacked.y) if attacked.x.is_cuda else None,
         arithmetic=arithmetic,
     )  # fmt: skip
 

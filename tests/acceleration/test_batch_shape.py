@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.acceleration.batch_shape import ON_CPU, BatchShape, Passes, in_one_shape, largest_rows, tried_rows
-from mixednuts_dist.attacks.gradient_model import AttackedModel
+from mixednuts_dist.acceleration.batch_shape import BatchShape, Passes, in_one_shape, largest_rows
+from mixednuts_dist.attacks.gradient_model import AttackedModel, rows_on_cpu
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.errors import InvalidInputError
@@ -110,20 +110,27 @@ def test_the_largest_shape_fits_and_twice_of_it_does_not(room: int) -> None:
             raise torch.OutOfMemoryError
         return (x,)
 
-    found = tried_rows([wide, narrow], images(5, (1, 4, 4)), most=256)
+    found = largest_rows([wide, narrow], images(5, (1, 4, 4)), most=256)
     assert found + found // 8 <= room
     assert found == 256 or 2 * found + found // 4 > room
 
 
-def test_no_room_at_all_is_an_error_and_on_a_cpu_nothing_is_tried() -> None:
+def test_no_room_at_all_is_an_error() -> None:
     def never(_: Tensor) -> tuple[Tensor]:
         raise torch.OutOfMemoryError
 
     with pytest.raises(torch.OutOfMemoryError, match=r"one image of shape \(1, 4, 4\)"):
-        tried_rows([never], images(5, (1, 4, 4)))
-    assert largest_rows([never], images(5, (1, 4, 4))) == ON_CPU
+        largest_rows([never], images(5, (1, 4, 4)))
     with pytest.raises(InvalidInputError, match="batch_size=0 must be at least 1 image"):
         BatchShape(0)
+
+
+def test_small_networks_get_more_rows_on_a_cpu() -> None:
+    x = images(65, (1, 8, 8))
+    large = nn.Sequential(nn.Flatten(), nn.Linear(64, 20_000), nn.Linear(20_000, 3))
+    assert rows_on_cpu(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), x) == 128
+    assert rows_on_cpu(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), x[:64]) == 64
+    assert rows_on_cpu(large, x) == rows_on_cpu(large.forward, x) == 64
 
 
 def same_bits_of_an_attack() -> None:
