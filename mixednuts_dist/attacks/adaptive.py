@@ -155,8 +155,12 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Phase]:
     """All phases of the attacks, in order; after coarse gradients the last APGD attack ends with float32 steps."""
     plan: list[Phase] = []
     last_apgd = next((name for name in reversed(attacks) if name.startswith("apgd")), None)
-    for name in attacks:
-        plan += ATTACKS.get(name)(setting).phases()
+    for position, name in enumerate(attacks):
+        phases = ATTACKS.get(name)(setting).phases()
+        if not any(before.startswith("apgd") for before in attacks[:position]) and any(p.in_float32 for p in phases):
+            # Nothing has shown yet who stands near the border, so nobody is left to the coarse search.
+            phases = [replace(phase, wanted=None) for phase in phases if phase.in_float32]
+        plan += phases
         if setting.coarse and name == last_apgd:
             plan += polish_phases(setting, name)
         if name == "apgd-t" and "joint" not in attacks:

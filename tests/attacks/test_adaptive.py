@@ -4,7 +4,8 @@ import pytest
 import torch
 from pyautoattack import AutoAttack
 
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
+from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
@@ -70,6 +71,13 @@ def test_cached_images_only_strengthen_the_adversary(mixed, pair) -> None:
     assert torch.equal(cached.robust, strong.robust)
     useless = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=x)
     assert bool(useless.robust.all())
+
+
+def test_square_and_fab_are_coarse_only_for_images_that_apgd_has_measured() -> None:
+    plan = ensemble_plan(Setting(THREAT, QUICK, 10, coarse=True), ["square", "apgd-ce", "fab-t"])
+    assert [phase.in_float32 for phase in plan if phase.attack == "square"] == [True]
+    assert all(phase.wanted is None for phase in plan if phase.attack == "square")
+    assert [phase.in_float32 for phase in plan if phase.attack == "fab-t"] == [False] * 3 + [True] * 3
 
 
 def test_images_that_the_mixture_gets_wrong_are_not_robust(mixed, pair) -> None:

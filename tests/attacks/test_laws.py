@@ -192,14 +192,15 @@ def test_an_attack_from_a_users_file_runs_in_the_ensemble(tmp_path: Path) -> Non
         ATTACKS._added.pop("toy-darker", None)
 
 
+@pytest.mark.parametrize("before", [(), ("apgd-ce",)], ids=["alone", "after APGD"])
 @pytest.mark.parametrize("attack", ["fab-t", "square"])
-def test_rounding_to_bfloat16_loses_no_image(attack: str, victim) -> None:
-    """Images that stand near the border are attacked again in float32."""
+def test_rounding_to_bfloat16_loses_no_image(attack: str, before: tuple[str, ...], victim) -> None:
+    """After APGD images that stand near the border are attacked again in float32; alone all are, from the first."""
     model, x, y = victim(n=24)
     budget = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, border_restarts=0)
-    options = {"threat": ThreatModel("Linf", 0.02), "attacks": (attack,), "budget": budget}
+    options = {"threat": ThreatModel("Linf", 0.02), "attacks": (*before, attack), "budget": budget}
     exact = autoattack(model, x, y, precision="fp32", **options)
     rounded = autoattack(model, x, y, precision="bf16", **options)
     assert 0 < int(exact.robust.sum()) < len(x)
     assert not bool((rounded.robust & ~exact.robust).any())
-    assert rounded.n_forward > exact.n_forward
+    assert not before or rounded.n_forward > exact.n_forward
