@@ -28,6 +28,7 @@ from .judge import Judge, Tracks, Verdicts
 from .lane import Lane, Leaving
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image beside the attacks
+_LONGEST_WAIT = 8  # passes until an estimate is verified: an image that waits falls behind the others
 
 _logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Engine:
         self.setting: Setting | None = None
         self._lane_order: list[tuple[str, bool]] = []  # as the plan comes to them
         self._to_judge: list[Leaving] = []
+        self._waited = 0  # passes since the first of them left its seat
         self._present: list[_Present] = []
         self._group_of: dict[int, _Present] = {}
         self.n_decided = 0  # images of all groups so far
@@ -165,11 +167,13 @@ class Engine:
         if n_claims and (
             lane is None
             or n_claims >= self.shape.rows
+            or self._waited >= _LONGEST_WAIT
             or (not full and (4 * n_claims >= lane.n_ready or any(claim.lane is not lane for claim in self._to_judge)))
         ):
             self._verify()
         elif lane is not None:
             lane.step()
+            self._waited += bool(self._to_judge)
             if (leaving := lane.leaving()) is not None:
                 self._to_judge.append(leaving)
 
@@ -280,7 +284,7 @@ class Engine:
 
     def _verify(self) -> None:
         """The judge on all that has left the lanes, and where each image goes from there."""
-        claims, self._to_judge = self._to_judge, []
+        claims, self._to_judge, self._waited = self._to_judge, [], 0
         rows = torch.cat([claim.rows for claim in claims])
         x = torch.cat([claim.x for claim in claims])
         verdicts = self.judge.verdicts(x, self.tracks.host_labels[rows])

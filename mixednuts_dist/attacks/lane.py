@@ -33,6 +33,7 @@ class Found(SlotArrays):
     x_found: Tensor  # where the smallest margin was seen
     log_gap: Tensor  # float64, log(1 - margin) there
     wrong: Tensor  # bool: it fools
+    refuted: Tensor  # float64, twice the depth -margin at which the judge found it right after all; -inf before
     ended: Tensor  # bool: its phase is over, or nobody sits here
 
 
@@ -126,10 +127,10 @@ class Lane:
         return Seen(logits, labels, targets, log_gap, wrong, objective.detach(), grad)
 
     def _watch(self, found: Found, x_new: Tensor, seen: Seen) -> None:
-        """Keep the smallest margin's point; with `stop_when_broken` the first success stands."""
+        """Keep the smallest margin's point; with `stop_when_broken` the first one to be verified stands."""
         better = is_smaller(seen.log_gap, seen.wrong, found.log_gap, found.wrong) & ~found.ended
         if self._stop:
-            better &= ~found.wrong
+            better &= ~_to_be_verified(found)
         if not self.stepper.stays_inside:
             better &= _inside(x_new, found.x, self.stepper.setting)
         copy_rows(found.x_found, x_new, better)
@@ -188,6 +189,7 @@ class Lane:
         found.x_found[slots] = arrivals.x
         found.log_gap[slots] = -torch.inf
         found.wrong[slots] = False
+        found.refuted[slots] = -torch.inf
         found.ended[slots] = False
         self.stepper.begin(self._state, slots, arrivals)
         self._sit(seats, rows)
@@ -243,7 +245,10 @@ class Lane:
         x, rows, ended = found.x_found[slots], self.rows[seats], ended[seats]
         going_on = slots[(~ended).to(slots.device)] if bool((~ended).any()) else slots[:0]
         saved = self._state.take(going_on), found.take(going_on)
-        saved[1]["wrong"].zero_()  # if the judge does not confirm it, only a smaller margin counts
+        # If the judge does not confirm it, only a smaller margin counts, and half as small is worth no second look
+        # before the phase ends: an image that leaves its seat after every step falls behind all others.
+        saved[1]["wrong"].zero_()
+        saved[1]["refuted"] = 2 * saved[1]["log_gap"].expm1().clamp(min=0)
         found.ended[slots] = True
         self.rows[seats] = self._sittings[seats] = -1
         self.n_seated -= len(seats)
@@ -256,7 +261,7 @@ class Lane:
         """
         assert self._found is not None
         found = self._found
-        leaves = (found.ended | found.wrong) if self._stop else found.ended
+        leaves = (found.ended | _to_be_verified(found)) if self._stop else found.ended
         if not leaves.is_cuda:
             return leaves.clone(), found.ended.clone()
         flags = torch.empty(2, len(leaves), dtype=torch.bool, pin_memory=True)
@@ -270,6 +275,11 @@ class Lane:
         before[0].synchronize()
         same = before[2] == self._sittings  # who has come to the seat since is answered in the next round
         return before[1][0] & same, before[1][1] & same
+
+
+def _to_be_verified(found: Found) -> Tensor:
+    """(S,) whose point fools, by more than twice what was refuted before."""
+    return found.wrong & (found.log_gap.expm1() > found.refuted)
 
 
 def _inside(x_new: Tensor, x: Tensor, setting: Setting) -> Tensor:
@@ -287,6 +297,7 @@ def _nobody(like: Tensor, *, pixels: bool) -> Found:
         x_found=torch.zeros_like(like, memory_format=torch.contiguous_format),
         log_gap=torch.zeros(n, dtype=torch.float64, device=like.device),
         wrong=torch.zeros(n, dtype=torch.bool, device=like.device),
+        refuted=torch.full((n,), -torch.inf, dtype=torch.float64, device=like.device),
         ended=torch.ones(n, dtype=torch.bool, device=like.device),
     )
 

@@ -14,6 +14,7 @@ from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.engine import Engine, Finished, Group, Stream
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
+from mixednuts_dist.attacks.judge import Verdicts
 from mixednuts_dist.attacks.lane import Lane
 from mixednuts_dist.attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from mixednuts_dist.attacks.projections import random_start
@@ -115,11 +116,31 @@ def test_an_image_that_only_seems_broken_goes_on(victim) -> None:
     assert found.n_backward >= standing * 3 * 13
 
 
+def test_an_image_that_seems_broken_again_and_again_keeps_its_seat(victim) -> None:
+    """It is looked at again where its margin is twice as deep, and as its phase ends; not after every step."""
+    model, x, y = victim(n=60)
+    label = y.mode().values
+    x, y = x[y == label], y[y == label]
+    alarm = torch.nn.functional.one_hot(label, 10) * 2.0
+    engine, looks = make_engine(estimating(model, lambda logits: logits - alarm), n_iter=40), 0
+    verdicts = engine.judge.verdicts
+
+    def counted(x: Tensor, y: Tensor) -> Verdicts:
+        nonlocal looks
+        looks += len(x)
+        return verdicts(x, y)
+
+    engine.judge.verdicts = counted  # type: ignore[method-assign]
+    found = engine.run_one(Group(x, y, range(len(x))))
+    assert not bool(found.broken.all())
+    assert looks < 6 * 3 * len(x)
+
+
 def test_an_image_that_never_seems_broken_is_judged_as_its_phases_end(victim) -> None:
     model, x, y = victim(n=60)
     label = y.mode().values
     x, y = x[y == label], y[y == label]
-    calm = torch.nn.functional.one_hot(label, 10) * 50.0
+    calm = torch.nn.functional.one_hot(label, 10) * 8.0
     found = run_engine(estimating(model, lambda logits: logits + calm), x, y)
     with torch.no_grad():
         assert torch.equal(found.broken, model(found.best).argmax(dim=1) != y)
