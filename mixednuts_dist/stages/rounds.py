@@ -126,6 +126,7 @@ class Rounds:
         self._sources = [StoredPoints("attack", opened.attack_fingerprint)]
         self._points = Points.of_attack(opened)
         self._broken: dict[Mixed, Tensor] = {}  # by the judge, in the rounds that attacked the choice
+        self._settled = set[tuple[float, Mixed]]()  # betas with mixtures that were attacked and chosen again
         self._done: list[SearchRound] = []
 
     def run(self, session: RaySession | None, progress: Progress) -> SearchResult:
@@ -196,11 +197,21 @@ class Rounds:
     def _chosen_again(self, result: SearchResult) -> SearchResult:
         """The search over all points; what has been attacked and is kept stays chosen."""
         held = {beta: entry for beta, entry in result.by_beta().items() if self._is_kept(entry)}
-        return self._choose(self._points, {}).with_entries(held)
+        result = self._choose(self._points, {}).with_entries(held)
+        self._settled |= {(entry.beta, _mixed(entry)) for entry in result.entries if _mixed(entry) in self._broken}
+        return result
 
     def _unmet(self, result: SearchResult) -> list[Choice]:
-        """The choices to be measured that have not been attacked or do not keep enough."""
-        return [entry for entry in self._measured(result) if not self._is_kept(entry)]
+        """The choices to be measured that have not been attacked or do not keep enough.
+
+        Of other betas than the deployed one, not those that the search came back to: a round finds the same again.
+        """
+        return [
+            entry
+            for entry in self._measured(result)
+            if not self._is_kept(entry)
+            and (entry.beta == result.deployed_beta or (entry.beta, _mixed(entry)) not in self._settled)
+        ]
 
     def _measured(self, result: SearchResult) -> list[Choice]:
         """The choices to be measured, the deployed one first."""

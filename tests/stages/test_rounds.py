@@ -17,7 +17,7 @@ from mixednuts_dist.selection.inputs import AttackedPoints
 from mixednuts_dist.selection.kernel import Slab
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.evaluate import evaluate_fingerprint
-from mixednuts_dist.stages.rounds import BOLDER_SPARE, Points, Span
+from mixednuts_dist.stages.rounds import BOLDER_SPARE, Points, Rounds, Span
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import Receipt, SearchResult
 from mixednuts_dist.storage.tables import read_columns
@@ -98,6 +98,17 @@ def test_a_more_accurate_choice_that_keeps_too_few_is_not_taken(
     wanted = kept_images(0.8, first.of) + math.ceil(BOLDER_SPARE * first.of)
     assert first.kept[0] > wanted > max(done.kept[0] for done in bolder)
     assert found.deployed() == first.attacked[0]
+
+
+def test_a_choice_of_another_beta_that_comes_back_as_it_was_is_not_attacked_again(
+    searched: tuple[RunConfig, SearchResult], local_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a large beta asks for more images than rob itself keeps at all points."""
+    kept = Rounds._kept
+    monkeypatch.setattr(Rounds, "_kept", lambda self, entry: 0 if entry.beta == 0.99 else kept(self, entry))
+    found = search.run(targeted(searched[0], beta=0.8, measure=[0.99], rounds=6), session=local_session)
+    mixtures = [str(entry.mixture()) for done in found.rounds for entry in done.attacked if entry.beta == 0.99]
+    assert 1 <= len(set(mixtures)) == len(mixtures) < 6
 
 
 def test_what_is_asked_of_a_prediction_ends_between_too_few_and_enough() -> None:
