@@ -3,9 +3,11 @@
 import functools
 import json
 import logging
+import math
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -21,6 +23,8 @@ from ..errors import MixedNutsError, log_json
 from ..uris import check_uris
 
 logger = logging.getLogger(__name__)
+
+_AT_ONCE = 1.0  # seconds between signals of one cause
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
 set_option = click.option(
@@ -131,37 +135,45 @@ def reported(
     console = Console(stderr=True)
     _configure_logging(verbose, console)
     received: list[int] = []
-    try:
-        with _signals_kept(received):
+    with _signals_kept(received):
+        try:
             yield console
-    except (Exception, KeyboardInterrupt) as error:
-        # In the middle of an import or inside of Ray an interrupt may come out as an error of any kind.
-        if received or isinstance(error, KeyboardInterrupt):
-            console.print(interrupted, highlight=False)
-            sys.exit(128 + (received[0] if received else signal.SIGINT))
-        if not isinstance(error, MixedNutsError):
-            raise
-        console.print(f"[red]{type(error).__name__}[/red]: ", end="")
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        except (Exception, KeyboardInterrupt) as error:
+            # In the middle of an import or inside of Ray an interrupt may come out as an error of any kind.
+            if received or isinstance(error, KeyboardInterrupt):
+                console.print(interrupted, highlight=False)
+                sys.exit(128 + (received[0] if received else signal.SIGINT))
+            if not isinstance(error, MixedNutsError):
+                raise
+            console.print(f"[red]{type(error).__name__}[/red]: ", end="")
+            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            sys.exit(1)
 
 
 @contextmanager
 def _signals_kept(received: list[int]) -> Iterator[None]:
-    """In here SIGINT (Ctrl-C) and SIGTERM, which Slurm and spot machines send, both raise KeyboardInterrupt."""
+    """In here SIGINT (Ctrl-C) and SIGTERM, which Slurm and spot machines send, both raise KeyboardInterrupt.
+
+    Of signals that come at once only the first one does: `uv run` passes on what the whole group gets as well.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def interrupt(number: int, _: object) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
+    last = -math.inf
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    def interrupt(number: int, _: object) -> None:
+        nonlocal last
+        received.append(number)
+        if (now := time.monotonic()) - last > _AT_ONCE:
+            last = now
+            raise KeyboardInterrupt
+
+    handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
