@@ -37,7 +37,7 @@ def awaited(condition: Callable[[], bool], what: str, seconds: float = 300) -> N
 def overrides(storage: Path) -> list[str]:
     """The digits run, made tiny."""
     tiny = tiny_content(storage, name="digits")
-    settings = {"data.n": 24, "partition_size": 2, "attack.n_iter": 100, "attack.n_target_classes": 6}
+    settings = {"data.n": 24, "partition_size": 2, "attack.n_iter": 300, "attack.n_target_classes": 6}
     settings |= {f"search.{key}": value for key, value in tiny["search"].items()}
     settings |= {f"evaluate.{key}": value for key, value in tiny["evaluate"].items()}
     settings |= {"storage": str(storage), "compute.num_workers": 2}
