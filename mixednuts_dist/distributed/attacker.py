@@ -139,15 +139,12 @@ class Attacker:
         if (task.stage, task.fingerprint) != self._task:
             self._streams, self._task = {}, (task.stage, task.fingerprint)
         self._ahead, self.decided = ahead, 0.0
-        n_filling = sum(stream.n_filling for stream in self._streams.values())
         x, y = self.images(partition)
         try:
-            columns, summary = self._work(partition, x, y, task)
+            return self._work(partition, x, y, task)
         except BaseException:
             self._streams = {}
             raise
-        summary["n_filling"] = sum(stream.n_filling for stream in self._streams.values()) - n_filling
-        return columns, summary
 
     def _work(self, partition: Partition, x: Tensor, y: Tensor, task: Task) -> tuple[Columns, Summary]:
         if isinstance(task, AttackTask):

@@ -38,6 +38,7 @@ from .worker import AttackActor, AttackWorker, PassSeconds
 logger = logging.getLogger(__name__)
 
 _LOOK_UP_SECONDS = 5.0  # how long the driver sleeps at most before it tells who is at work
+_NOTICE_SECONDS = 1.0  # between two looks at which nodes are drained, as pieces end
 _MOST_ASKED = 200  # workers, for how far they are; of more of them, some finish every few seconds
 
 
@@ -100,15 +101,17 @@ class Pool:
         for _ in range(min(self.settings.n_workers, queue.most_pieces())):
             self._hire()
         try:
-            looked, started = 0.0, time.monotonic()
+            looked, noticed, started = 0.0, 0.0, time.monotonic()
             while len(queue) or any(self._needed(worker) for worker in self._running.values()):
+                if time.monotonic() - noticed > min(_NOTICE_SECONDS, _LOOK_UP_SECONDS):
+                    noticed = time.monotonic()
+                    self._look_for_leaving()
                 for ref in self._wait():
                     self._settle(ref)
                 if not self._any_ready and time.monotonic() - started > self.settings.start_seconds:
                     raise ClusterError(self._nobody_came())
                 if time.monotonic() - looked > _LOOK_UP_SECONDS:
                     looked = time.monotonic()
-                    self._look_for_leaving()
                     self._look_for_overdue(looked)
                     self.on_look(sum(bool(worker.node) for worker in self._running.values()), len(self._running))
                     self._ask_how_far()

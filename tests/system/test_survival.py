@@ -60,7 +60,7 @@ def undisturbed_run(folder: Path, session: Any, **changes: Any) -> Undisturbed:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_session: Any) -> Undisturbed:
-    attack = {"n_iter": 60, "n_target_classes": 4}
+    attack = {"n_iter": 120, "n_target_classes": 4}
     return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), local_session, attack=attack)
 
 
@@ -149,34 +149,46 @@ def test_an_s3_server_that_is_gone_for_20_seconds(
     assert object_store.secret.encode() not in everything(storage)
 
 
+class OnTwoMachines(NamedTuple):
+    """A driver in the middle of the attack, on two machines of which one does as it is told."""
+
+    driver: Driver
+    storage: str
+    machines: "subprocess.Popen[str]"
+
+    def tell(self, order: str, answer: str) -> None:
+        assert self.machines.stdin is not None
+        assert self.machines.stdout is not None
+        self.machines.stdin.write(f"{order}\n")
+        self.machines.stdin.flush()
+        assert self.machines.stdout.readline() == f"{answer}\n"
+
+
 @pytest.fixture
-def two_machines() -> Iterator["subprocess.Popen[str]"]:
+def on_two_machines(
+    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OnTwoMachines]:
     script = Path(__file__).with_name("two_machines.py")
     process = subprocess.Popen(
         [sys.executable, str(script)],
         env={**os.environ, **ONE_MACHINE}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    yield process
-    process.communicate(timeout=120)
+    try:
+        assert process.stdout is not None
+        for name, value in ONE_MACHINE.items():
+            monkeypatch.setenv(name, value)
+        storage, address = str(tmp_path / "runs"), process.stdout.readline().strip()
+        driver = Driver(undisturbed.config, storage, tmp_path / "log", "--address", address, "-v")
+        driver.wait_until(lambda: bool(stamps(storage, "attack")))
+        yield OnTwoMachines(driver, storage, process)
+    finally:
+        process.communicate(timeout=120)
 
 
-def test_a_killed_machine(
-    undisturbed: Undisturbed,
-    tmp_path: Path,
-    two_machines: "subprocess.Popen[str]",
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert two_machines.stdin is not None
-    assert two_machines.stdout is not None
-    for name, value in ONE_MACHINE.items():
-        monkeypatch.setenv(name, value)
-    storage, address = str(tmp_path / "runs"), two_machines.stdout.readline().strip()
-    driver = Driver(undisturbed.config, storage, tmp_path / "log", "--address", address, "-v")
-    driver.wait_until(lambda: bool(stamps(storage, "attack")))
+def test_a_killed_machine(undisturbed: Undisturbed, on_two_machines: OnTwoMachines) -> None:
+    driver, storage, _ = on_two_machines
     kept = stamps(storage, "attack")
-    two_machines.stdin.write("kill\n")
-    two_machines.stdin.flush()
-    assert two_machines.stdout.readline() == "killed\n"
+    on_two_machines.tell("kill", answer="killed")
     assert driver.results() == undisturbed.results
     assert "lost a worker" in driver.log()
     assert rows(storage) == undisturbed.rows
@@ -184,23 +196,10 @@ def test_a_killed_machine(
     assert leftovers(storage) == []
 
 
-def test_a_drained_machine(
-    undisturbed: Undisturbed,
-    tmp_path: Path,
-    two_machines: "subprocess.Popen[str]",
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_drained_machine(undisturbed: Undisturbed, on_two_machines: OnTwoMachines) -> None:
     """Its worker finishes the piece that it is at and is released: nothing is lost and nothing is done twice."""
-    assert two_machines.stdin is not None
-    assert two_machines.stdout is not None
-    for name, value in ONE_MACHINE.items():
-        monkeypatch.setenv(name, value)
-    storage, address = str(tmp_path / "runs"), two_machines.stdout.readline().strip()
-    driver = Driver(undisturbed.config, storage, tmp_path / "log", "--address", address, "-v")
-    driver.wait_until(lambda: bool(stamps(storage, "attack")))
-    two_machines.stdin.write("drain\n")
-    two_machines.stdin.flush()
-    assert two_machines.stdout.readline() == "drained\n"
+    driver, storage, _ = on_two_machines
+    on_two_machines.tell("drain", answer="drained")
     there, told = len(stamps(storage, "attack")), attack_status(undisturbed.config, storage)
     assert there <= told["partitions_done"] <= len(stamps(storage, "attack"))
     assert driver.results() == undisturbed.results
