@@ -13,6 +13,12 @@ Norm = Literal["Linf", "L2"]
 class ThreatModel:
     """All `x'` with `||x' - x||_norm <= eps` and `x'` in [0, 1]; `eps` in units of the pixel range [0, 1].
 
+    As text it names a Linf radius in grey levels where that is the shorter way to write it.
+
+    Example:
+        >>> [str(ThreatModel("Linf", eps)) for eps in (8 / 255, 0.25 / 255, 0.15)]
+        ['Linf, eps = 8/255', 'Linf, eps = 0.25/255', 'Linf, eps = 0.15']
+
     Raises:
         ThreatModelError: for an unknown norm, or a radius that is not positive and finite; under Linf also above 1.
     """
@@ -29,3 +35,7 @@ class ThreatModel:
             raise ThreatModelError(
                 f"eps={self.eps} exceeds the pixel range [0, 1] for norm 'Linf'; did you mean {self.eps:g}/255?"
             )
+
+    def __str__(self) -> str:
+        plain, levels = f"{self.eps:g}", f"{round(self.eps * 255, 6):g}/255"
+        return f"{self.norm}, eps = {levels if self.norm == 'Linf' and len(levels) <= len(plain) else plain}"

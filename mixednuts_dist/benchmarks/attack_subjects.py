@@ -16,6 +16,7 @@ from ..classifiers.checkpoints import import_quietly
 from ..classifiers.robustbench_zoo import import_robustbench
 from ..errors import DatasetError, InvalidInputError
 from ..images.datasets import open_dataset
+from ..threat import ThreatModel
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def subject(model: str, data: str | None, n_images: int, device: torch.device, e
         y, source = predicted, f"{source}, labelled by the classifier"
     right = (predicted == y).nonzero().squeeze(1)[:n_images]
     weights = "trained" if trained else "random"
-    described = f"{model} ({weights} weights), {len(right)} images: {source}; Linf eps {255 * eps:g}/255"
+    described = f"{model} ({weights} weights), {len(right)} images: {source}; {ThreatModel('Linf', eps)}"
     return Subject(network, x[right], y[right].to(device), eps, described)
 
 

@@ -134,7 +134,7 @@ def _front_matter(run: DeployedRun, results: dict[str, Any] | None) -> dict[str,
         "tags": ["adversarial-robustness", "mixednuts", "image-classification"],
     }
     if results is not None:
-        mixed, threat = results["accuracy"]["mixed"], run.threat_words
+        mixed, threat = results["accuracy"]["mixed"], run.threat
         metrics = [
             {"type": "accuracy", "name": "clean accuracy", "value": round(mixed["clean"]["percent"], 2)},
             {"type": "accuracy", "name": f"robust accuracy ({threat})", "value": round(mixed["robust"]["percent"], 2)},
@@ -154,7 +154,7 @@ def _introduction(run: DeployedRun, address: str) -> Iterator[str]:
         "nonlinear transformation before both are mixed. Nothing was trained.", "",
         f"- standard: `{run.config['std']}`", f"- robust: `{run.config['rob']}`",
         f"- images: {shape}, values in [0, 1]; {run.n_classes} classes",
-        f"- threat model: {run.threat_words}", f"- run: `{run.run_id}`, beta = {run.chosen.beta:g}", "",
+        f"- threat model: {run.threat}", f"- run: `{run.run_id}`, beta = {run.chosen.beta:g}", "",
         "```python", "from mixednuts_dist import MixedClassifier", "",
         f"mixed = MixedClassifier.from_pretrained({json.dumps(address)})",
         "classes = mixed.predict(images)  # asks the standard classifier only where it can change the answer", "```",
@@ -218,7 +218,7 @@ def _graphs(differences: Mapping[str, float]) -> Iterator[str]:
 def _limits(run: DeployedRun) -> Iterator[str]:
     yield from (
         "", "## Limits", "",
-        f"Robustness was measured against {run.threat_words} with the attacks named above; nothing is proved, and "
+        f"Robustness was measured against {run.threat} with the attacks named above; nothing is proved, and "
         "other threats were not tried. The weights keep the licences of their sources.",
     )  # fmt: skip
     if any(run.config[role].startswith("py:") for role in ("std", "rob")):

@@ -32,6 +32,7 @@ from ..register import load_extensions
 from ..selection.choice import Choice
 from ..storage.records import SearchResult
 from ..storage.store import Store
+from ..threat import ThreatModel
 from ..uris import without_weights
 
 RUN = "run.yaml"
@@ -62,12 +63,9 @@ class DeployedRun:
         return self.chosen.beta == self.searched.deployed_beta
 
     @property
-    def threat_words(self) -> str:
-        """The threat model in one phrase: `Linf, eps = 8/255`."""
-        threat = self.config["threat"]
-        steps = threat["eps"] * 255
-        whole = abs(steps - round(steps)) < 1e-6
-        return f"{threat['norm']}, eps = {f'{round(steps)}/255' if whole else format(threat['eps'], 'g')}"
+    def threat(self) -> ThreatModel:
+        """What the run attacked with."""
+        return ThreatModel(self.config["threat"]["norm"], self.config["threat"]["eps"])
 
     def base(self, role: str) -> nn.Module:
         """The base classifier "std" or "rob", with the weights that the run was made with.

@@ -150,7 +150,7 @@ def _evaluation_form(run: DeployedRun, found: Evaluated) -> str:
     return "\n".join([
         "## Target model",
         f"+ **Model identifier(s):** {_identifier(run)}",
-        f"+ **Leaderboard(s):** {scheme}, {run.threat_words}",
+        f"+ **Leaderboard(s):** {scheme}, {run.threat}",
         "",
         "## New evaluation",
         f"+ **Link to adversarial images:** <where you have put {TENSOR}>",
@@ -176,7 +176,7 @@ def _model_form(run: DeployedRun, found: Evaluated) -> str:
         "# Leaderboard Claim(s)", "", "## Model 1", "",
         f"- **Architecture**: MixedNUTS of {run.config['std']} and {run.config['rob']}",
         f"- **Threat Model**: {threat['norm']}",
-        f"- **eps**: {run.threat_words.partition('eps = ')[2]}",
+        f"- **eps**: {str(run.threat).partition('eps = ')[2]}",
         f"- **Clean accuracy**: {_percent(found.n_clean, found.total)}",
         f"- **Robust accuracy**: {_percent(found.n_robust, found.total)}",
         "- **Additional data**: <true or false, of either base classifier>",

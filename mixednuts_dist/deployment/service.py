@@ -115,7 +115,7 @@ class RobHalf(_Half):
         """What a GET answers."""
         run = self.run
         return {
-            "run": run.run_id, "beta": run.chosen.beta, "threat": run.threat_words,
+            "run": run.run_id, "beta": run.chosen.beta, "threat": str(run.threat),
             "image_shape": list(run.image_shape), "classes": run.n_classes,
             "std": run.config["std"] if self.std is not None else None, "rob": run.config["rob"],
         }  # fmt: skip

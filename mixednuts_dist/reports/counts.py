@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..storage.records import Receipt
-    from ..threat import ThreatModel
 
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
@@ -163,13 +162,6 @@ def points_text(points: float) -> str:
 def images_text(n: int) -> str:
     """`1 image`, `no images`, `12 images`."""
     return "1 image" if n == 1 else f"{n or 'no'} images"
-
-
-def threat_text(threat: ThreatModel) -> str:
-    """`Linf, eps = 8/255`, or the plain radius where it is no whole number of grey levels."""
-    levels = threat.eps * 255
-    whole = threat.norm == "Linf" and abs(levels - round(levels)) < 1e-6
-    return f"{threat.norm}, eps = {f'{round(levels)}/255' if whole else f'{threat.eps:g}'}"
 
 
 class Seconds(float):

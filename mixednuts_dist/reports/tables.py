@@ -7,7 +7,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..storage.records import SearchResult
-from .counts import Seconds, layer_norm_text, seconds_text, threat_text, weight_text
+from .counts import Seconds, layer_norm_text, seconds_text, weight_text
 from .margins import EDGES, medians_table
 from .results import (
     RunResults,
@@ -149,7 +149,7 @@ def table_files(results: RunResults) -> dict[str, str]:
         if table.rows:
             files[f"{name}.csv"] = table.as_csv()
             if name not in DATA_ONLY:
-                comment = f"{results.name}, {name}: {results.n_images} images, {threat_text(results.threat)}"
+                comment = f"{results.name}, {name}: {results.n_images} images, {results.threat}"
                 files[f"{name}.tex"] = table.as_latex(f"{comment}; run {results.run_id}")
     return files
 
@@ -161,7 +161,7 @@ def print_results(results: RunResults, console: Console | None = None) -> None:
 
 
 def _report(results: RunResults) -> Group:
-    setting = f"{results.dataset}, {results.n_images} images, {threat_text(results.threat)}"
+    setting = f"{results.dataset}, {results.n_images} images, {results.threat}"
     std = f"std = {results.std}\n" if results.std else ""
     accuracy = accuracy_table(results).only(["classifier", "clean", "robust"])
     attacks = ", ".join(f"{row.attack} for {row.classifier}" for row in results.accuracy)

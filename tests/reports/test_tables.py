@@ -13,7 +13,6 @@ from mixednuts_dist.reports.counts import (
     minus,
     percent_text,
     seconds_text,
-    threat_text,
     weight_text,
 )
 from mixednuts_dist.reports.results import RunResults
@@ -178,9 +177,10 @@ def test_time_of_devices_in_a_unit_that_fits(hours: float, words: str) -> None:
 
 
 def test_threat_in_grey_levels_where_it_is_one() -> None:
-    assert threat_text(ThreatModel("Linf", 8 / 255)) == "Linf, eps = 8/255"
-    assert threat_text(ThreatModel("Linf", 0.1)) == "Linf, eps = 0.1"
-    assert threat_text(ThreatModel("L2", 0.5)) == "L2, eps = 0.5"
+    assert str(ThreatModel("Linf", 8 / 255)) == "Linf, eps = 8/255"
+    assert str(ThreatModel("Linf", 0.25 / 255)) == "Linf, eps = 0.25/255"
+    assert str(ThreatModel("Linf", 0.1)) == "Linf, eps = 0.1"
+    assert str(ThreatModel("L2", 0.5)) == "L2, eps = 0.5"
 
 
 def test_weight_is_told_from_one() -> None:
