@@ -27,22 +27,23 @@ TRADE_OFF_BETAS = (1.0, 0.96, 0.93, 0.8, 0.0)
 def main_table(bench: Bench) -> Outcome:
     """std, rob and the mixture, clean and attacked (section 5.1)."""
     results = bench.results
-    plain = bench.measured("Mixed, no transformation", weighted(bench.rows, LogitTransform.identity(), bench.beta))
+    plain_name = "mixed, no transformation"  # the paper's "Mixed"
+    plain = bench.measured(plain_name, weighted(bench.rows, LogitTransform.identity(), bench.beta))
     rows: list[tuple[str, Count, Count, str]] = [
         (row.classifier, row.clean, row.robust, row.attack) for row in results.accuracy
     ]
-    rows.append(("Mixed", count(plain.clean_N), count(plain.robust_N), "adaptive attack as below"))
+    rows.append((plain_name, count(plain.clean_N), count(plain.robust_N), "adaptive attack as below"))
     table = Table(("classifier", "clean", "robust", "attack"), rows, bold="mixed")
     rob, mixed = results.row("rob"), results.row("mixed")
     findings = (
         f"Against rob the mixture has {points_text(mixed.clean.percent - rob.clean.percent)} of clean and "
         f"{points_text(mixed.robust.percent - rob.robust.percent)} of robust accuracy.",
         f"It keeps {share_text(results.kept or Count(0, 0))} of rob's robust images under the adaptive attack.",
-        f"Mixed, which mixes the same classifiers without a transformation at the same beta = {bench.beta:g}, is right "
+        f"Without a transformation the mixture of the same classifiers, at the same beta = {bench.beta:g}, is right "
         f"on {share_text(count(plain.clean_N))} clean images and on {share_text(count(plain.robust_N))} under attack.",
     )
     figure = accuracy_scatter({name: [(name, clean, robust)] for name, clean, robust, _ in rows})
-    remarks = tuple(f"Mixed: {sentence}" for sentence in bench.reduction)
+    remarks = tuple(f"{plain_name}: {sentence}" for sentence in bench.reduction)
     return Outcome(table, figure, findings, remarks)
 
 
