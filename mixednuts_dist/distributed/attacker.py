@@ -168,29 +168,22 @@ class Attacker:
         """The engine that goes from piece to piece with one of a task's so many attacks."""
         if role not in self._streams:
             engine = make()
-            engine.progress = lambda _told: self._tell(attacks)
+            engine.progress = lambda _: self._tell(sum(each.n_decided for each in self._streams.values()) / attacks)
             self._streams[role] = Stream(engine, group)
         return self._streams[role]
 
-    def _tell(self, attacks: int) -> None:
-        self.decided = sum(stream.n_decided for stream in self._streams.values()) / attacks
+    def _tell(self, decided: float) -> None:
+        self.decided = decided
         if self.on_decided is not None:
-            self.on_decided(self.decided)
+            self.on_decided(decided)
 
     def _group(self, partition: Partition) -> Group:
         x, y = self.images(partition)
         return Group(x, y, range(partition.start, partition.stop))
 
     def _counted(self, n_images: int, attack: int = 0, attacks: int = 1) -> Callable[[Progress], None]:
-        """Keeps `decided` while one of so many attacks on a piece's images runs; images that it leaves out are done."""
-
-        def count(told: Progress) -> None:
-            done = n_images - told.n_images + told.n_decided
-            self.decided = (attack * n_images + done) / attacks
-            if self.on_decided is not None:
-                self.on_decided(self.decided)
-
-        return count
+        """Tells how far one of so many attacks on a piece's images is; images that it leaves out are done."""
+        return lambda told: self._tell(((attack + 1) * n_images - told.n_images + told.n_decided) / attacks)
 
     def attack(self, partition: Partition, x: Tensor, y: Tensor, task: AttackTask) -> tuple[Columns, Summary]:
         """MMAA on LayerNormed rob, and the plain APGD pair on std (rob's images where std has no gradients)."""
