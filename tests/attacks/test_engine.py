@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.engine import Engine, Finished, Group, Stream
+from mixednuts_dist.attacks.engine import Engine, Finished, Group, Stream, ordered_targets
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from mixednuts_dist.attacks.judge import Verdicts
 from mixednuts_dist.attacks.lane import Lane
@@ -349,3 +349,38 @@ def test_margins_on_cifar_are_not_above_those_of_a_plain_loop() -> None:
     model = load_classifier(f"py:{REAL / 'zoo.py'}:rob_c10_resnet4b", "rob")
     right = model(x).argmax(dim=1) == y
     as_small_as_the_plain_loop(model, x[right], y[right], ThreatModel("Linf", 2 / 255))
+
+
+def test_targets_go_by_the_known_points_logits_and_stay_the_same_set() -> None:
+    clean, there = torch.randn(6, 10), torch.randn(6, 10)
+    by_rank, ranks = ordered_targets(clean, 4, None)
+    assert torch.equal(by_rank, clean.argsort(dim=1, descending=True)[:, 1:5])
+    assert ranks.tolist() == [[2, 3, 4, 5]] * 6
+    targets, moved = ordered_targets(clean, 4, Verdicts(there, torch.zeros(6), torch.zeros(6) > 0))
+    assert torch.equal(targets.sort(dim=1).values, by_rank.sort(dim=1).values)
+    assert torch.equal(by_rank.gather(1, moved - 2), targets), "random starts keep the key of the clean image's rank"
+    logits = there.gather(1, targets)
+    assert torch.equal(logits, logits.sort(dim=1, descending=True).values)
+
+
+class SecondNeverWins(nn.Module):
+    """Of the label 0 and three others the runner-up does not move; brighter images go to class 2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        brighter = 10 * (x.flatten(1).mean(dim=1) - 0.5)
+        still = torch.zeros_like(brighter)
+        return torch.stack([still, still - 0.2, brighter - 0.9, still - 5], dim=1)
+
+
+def test_a_broken_image_leaves_sooner_where_a_known_point_names_its_target() -> None:
+    x, y = torch.full((5, 1, 4, 4), 0.5), torch.zeros(5, dtype=torch.long)
+
+    def attacked(known: Tensor | None) -> Finished:
+        model, threat, shape = AttackedModel.of(SecondNeverWins()), ThreatModel("Linf", 0.1), BatchShape(8, fixed=True)
+        engine = Engine(model, lambda s: ensemble_plan(s, ["apgd-t"]), threat, AttackBudget(15), 0, shape)
+        return engine.run_one(Group(x, y, range(5), known))
+
+    blind, told = attacked(None), attacked(x + 0.08)
+    assert blind.broken.all()
+    assert told.broken.all()
+    assert blind.n_backward - told.n_backward == 5 * 16, "the run against the runner-up"
