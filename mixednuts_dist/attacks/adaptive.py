@@ -16,12 +16,11 @@ from ..register import ATTACKS
 from ..threat import ThreatModel
 from .apgd import polish_phases
 from .attack import Phase, Setting
-from .budget import AttackBudget
+from .budget import STANDARD_ATTACKS, AttackBudget
 from .engine import CACHED, CLEAN, Engine, Finished, Group, Progress, shown_or
 from .gradient_model import AttackedModel, AttackMode, shape_of
 from .judge import Judge, check_images
 
-STANDARD_ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
 TRANSFER = "transfer"  # the one attack on a classifier without gradients
 
 

@@ -1,8 +1,18 @@
 """The one budget of all attacks, which travels whole from the configuration to them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ..errors import InvalidInputError
+from ..register import ATTACKS
+
+STANDARD_ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
+_WORDS = {
+    "n_iter": ("iteration", "iterations"),
+    "n_target_classes": ("target", "targets"),
+    "n_queries": ("query", "queries"),
+}
 
 
 @dataclass(frozen=True)
@@ -28,3 +38,26 @@ class AttackBudget:
     def n_targets(self, n_classes: int) -> int:
         """Targets that an image has among `n_classes`."""
         return min(self.n_target_classes, n_classes - 1)
+
+
+def is_autoattack(evaluate: Mapping[str, Any]) -> bool:
+    """Whether settings, as run.yaml has them, leave out and shorten nothing of AutoAttack."""
+    published = AttackBudget()
+    return {*STANDARD_ATTACKS} <= {*evaluate["attacks"]} and all(
+        evaluate[key] >= getattr(published, key) for key in _WORDS
+    )
+
+
+def attack_words(evaluate: Mapping[str, Any]) -> str:
+    """What such settings run: attacks and budgets, or "AutoAttack" where that is what they are.
+
+    Example:
+        >>> attack_words({"attacks": ["apgd-ce"], "n_iter": 20, "n_target_classes": 9, "n_queries": 5000})
+        'apgd-ce (20 iterations)'
+    """
+    if is_autoattack(evaluate):
+        return "AutoAttack"
+    attacks, entries = evaluate["attacks"], ATTACKS.entries()
+    used = {option for name in attacks if name in entries for option in entries[name].facts.get("options", ())}
+    spent = [f"{evaluate[key]} {words[evaluate[key] > 1]}" for key, words in _WORDS.items() if key in used]
+    return ", ".join(attacks) + (f" ({', '.join(spent)})" if spent else "")

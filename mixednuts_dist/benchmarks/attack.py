@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
 from ..acceleration.batch_shape import BatchShape, Passes
 from ..acceleration.gradient_copy import folded
-from ..attacks.adaptive import STANDARD_ATTACKS, AttackOutcome, autoattack, pyautoattack_images
+from ..attacks.adaptive import AttackOutcome, autoattack, pyautoattack_images
 from ..attacks.apgd import ApgdCe
 from ..attacks.attack import Seen, Setting
-from ..attacks.budget import AttackBudget
+from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
 from ..attacks.engine import ordered_targets
 from ..attacks.gradient_model import AttackedModel
 from ..attacks.judge import Judge, Tracks

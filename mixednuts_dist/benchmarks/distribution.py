@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 from ..acceleration.batch_shape import BatchShape
-from ..attacks.adaptive import STANDARD_ATTACKS, ensemble_engine
-from ..attacks.budget import AttackBudget
+from ..attacks.adaptive import ensemble_engine
+from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
 from ..attacks.engine import Group, Stream
 from ..attacks.minimum_margin import minimum_margin_attack
 from ..classifiers.base_classifiers import load_classifier

@@ -50,6 +50,8 @@ threat:
 search:
   beta: 0.985
 
+# evaluate: {{preset: fast}}      # for a first look; AutoAttack by default
+
 # storage: s3://BUCKET/PREFIX   # a folder `runs` by default
 # compute: {{num_workers: 8}}     # one a GPU, or one a core, by default
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..config import RunConfig
+from ..config import RunConfig, fast_notes
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
 from ..reports.table import Cell, Table, print_table
 from ..stages.runs import (
@@ -73,15 +73,17 @@ class RunStatus:
     searched: bool
     reported: bool
     failed: tuple[str, ...]  # logs of partitions that were set aside
+    notes: tuple[str, ...]  # on what the evaluation's settings are worth
 
     def to_json(self) -> dict[str, Any]:
-        """Keys: run_id, uri, searched, reported, failed, stages (stage, partitions, images, clean, robust)."""
+        """Keys: run_id, uri, searched, reported, failed, notes, stages (stage, partitions, images, clean, robust)."""
         return {
             "run_id": self.run_id,
             "uri": self.uri,
             "searched": self.searched,
             "reported": self.reported,
             "failed": list(self.failed),
+            "notes": list(self.notes),
             "stages": [_stage_json(stage) for stage in self.stages],
         }
 
@@ -104,6 +106,7 @@ def run_status(config: RunConfig) -> RunStatus:
         searched=searched,
         reported=opened.store.exists("report/index.html"),
         failed=tuple(opened.store.address(f"errors/{name}") for name in opened.store.names("errors")),
+        notes=tuple(fast_notes(config.evaluate.model_dump(mode="json"))),
     )
 
 
@@ -116,6 +119,8 @@ def print_status(status: RunStatus, console: Console) -> None:
         console.print(f"{stage.stage:<8} {_pace_text(stage)}", highlight=False, soft_wrap=True)
     console.print(f"search   {'done' if status.searched else 'not done'}", highlight=False)
     console.print(f"report   {'done' if status.reported else 'not done'}", highlight=False)
+    for note in status.notes:
+        console.print(note, highlight=False, soft_wrap=True)
     for log in status.failed:
         console.print(f"failed   {log}", highlight=False, soft_wrap=True)
 

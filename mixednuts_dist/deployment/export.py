@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from ..config import fast_notes
 from ..errors import InvalidInputError, StoreError
 from ..uris import is_black_box
 from .graphs import export_graphs
@@ -170,6 +171,8 @@ def _measured(run: DeployedRun, results: dict[str, Any] | None) -> Iterator[str]
     yield from ("| classifier | clean (%) | robust (%) | robust under |", "| --- | ---: | ---: | --- |")
     for name, row in results["accuracy"].items():
         yield f"| {name} | {_share(row['clean'])} | {_share(row['robust'])} | {row['attack']} |"
+    for note in fast_notes(run.config["evaluate"]):
+        yield from ("", note)
 
 
 def _share(count: Mapping[str, Any]) -> str:

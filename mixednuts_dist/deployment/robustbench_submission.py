@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attacks.budget import is_autoattack
+from ..config import fast_notes
 from ..errors import InvalidInputError, MissingArtifact
 from ..images.datasets import open_dataset
 from ..images.parquet_images import ParquetImages, read_part
@@ -131,13 +133,15 @@ def _source(run: DeployedRun) -> str:
 
 def _attacks(run: DeployedRun) -> str:
     evaluate = run.config["evaluate"]
+    notes = "".join(f". {note}" for note in fast_notes(evaluate))
+    name = "AutoAttack" if is_autoattack(evaluate) else "attack"
     return (
-        f"adaptive AutoAttack of MixedNUTS: the minimum-margin images of the robust base classifier, then "
+        f"adaptive {name} of MixedNUTS: the minimum-margin images of the robust base classifier, then "
         f"{', '.join(evaluate['attacks'])} ({evaluate['n_iter']} iterations, {evaluate['n_target_classes']} target "
         f"classes, {evaluate['n_queries']} queries of Square), gradients of the differentiable surrogate "
         f"(mode {evaluate['mode']}), every verdict that of the mixture itself in float32; run {run.run_id} of "
         "mixednuts-dist, seed "
-        f"{run.config['seed']}"
+        f"{run.config['seed']}{notes}"
     )
 
 

@@ -35,7 +35,6 @@ from .charts import (
 from .counts import Count, percent_text
 from .margins import margin_histograms
 from .results import (
-    MIXED_ATTACK,
     RunResults,
     kept_by_rounds,
     kept_predicted,
@@ -126,13 +125,14 @@ def _measured_marks(results: RunResults) -> list[Row]:
     """std, rob and mixed; what the rounds measured at each beta; the mixtures of other runs."""
     own = [point(row.classifier, row.classifier, row.clean, row.robust, attack=row.attack) for row in results.accuracy]
     by_beta = {entry.beta: entry for entry in results.search.entries}
+    attack = results.row("mixed").attack  # siblings have the same settings
     rounds = [
         point(_ROUNDS, f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_images), beta=beta)
         for beta, kept in kept_by_rounds(results.search).items()
         if beta != results.parameters.beta
     ]
     others = [
-        point(_OTHERS, f"β {other.parameters.beta:g}", other.clean, other.robust, run=other.run_id, attack=MIXED_ATTACK)
+        point(_OTHERS, f"β {other.parameters.beta:g}", other.clean, other.robust, run=other.run_id, attack=attack)
         for other in results.measured
         if other.run_id != results.run_id
     ]

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import yaml
 
+from ..attacks.budget import attack_words
 from ..attacks.red_flags import FLAGS, findings
-from ..config import RunConfig, parse_config
+from ..config import RunConfig, fast_notes, parse_config
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, StoreError
 from ..images.datasets import open_dataset
@@ -92,23 +93,30 @@ def _mixture_results(opened: Run) -> RunResults:
     fingerprint = evaluate_fingerprint(opened, search)
     opened, screened = evaluated_part(opened, fingerprint)
     receipts["evaluate"] = require_complete(opened, "evaluate", fingerprint)
-    results = gather_results(_batches(opened, fingerprint), search=search, **_description(opened))
+    evaluate = config.evaluate.model_dump(mode="json")
+    results = gather_results(
+        _batches(opened, fingerprint), search=search, mixed_attack=f"adaptive {attack_words(evaluate)}",
+        **_description(opened),
+    )  # fmt: skip
     worst, missing = _pictures(opened, results.worst, fingerprint)
     survival, opinion = _second_opinion(opened, fingerprint, results.survival)
     return replace(
         results,
         survival=survival,
-        notes=(*screened, *results.notes, *opinion, *_red_flags(opened, fingerprint, "the mixture"), *missing),
+        notes=(
+            *screened, *fast_notes(evaluate), *results.notes, *opinion,
+            *_red_flags(opened, fingerprint, "the mixture"), *missing,
+        ),
         measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         costs=stage_costs({stage: list(found.values()) for stage, found in receipts.items()}, results.seconds),
         worst=worst,
         provenance=_provenance(config, store),
-    )
+    )  # fmt: skip
 
 
 def _autoattack_results(opened: Run) -> RunResults:
-    """AutoAttack on rob alone, where the run has no std."""
+    """The attacks on rob alone, where the run has no std."""
     fingerprint, attacks = autoattack_fingerprint(opened), opened.config.evaluate.attacks
     opened, screened = evaluated_part(opened, fingerprint)
     receipts = require_complete(opened, "evaluate", fingerprint)
@@ -123,12 +131,12 @@ def _autoattack_results(opened: Run) -> RunResults:
     survival = survival_of(standing, n_images)
     notes = square_note(survival)
     survival, opinion = _second_opinion(opened, fingerprint, survival)
-    description = _description(opened)
+    description, evaluate = _description(opened), opened.config.evaluate.model_dump(mode="json")
     return RunResults(
         **description,
-        accuracy=(AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), ", ".join(attacks)),),
+        accuracy=(AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), attack_words(evaluate)),),
         survival=survival,
-        notes=(*screened, *notes, *opinion, *_red_flags(opened, fingerprint, "rob")),
+        notes=(*screened, *fast_notes(evaluate), *notes, *opinion, *_red_flags(opened, fingerprint, "rob")),
         costs=stage_costs({"evaluate": list(receipts.values())}, description["seconds"]),
         provenance=_provenance(opened.config, opened.store),
     )
@@ -287,7 +295,8 @@ def _siblings(opened: Run) -> Iterator[Run]:
             logger.info("%s is left out of the report: %s", name, error)
             continue
         same_attack = sibling.attack_fingerprint == opened.attack_fingerprint
-        if same_attack and sibling.config.run_id() == name and sibling.config.evaluate == config.evaluate:
+        same_evaluation = sibling.config.evaluate.model_dump() == config.evaluate.model_dump()  # whatever the preset
+        if same_attack and sibling.config.run_id() == name and same_evaluation:
             yield sibling
 
 

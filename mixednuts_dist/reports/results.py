@@ -30,7 +30,6 @@ BLACK_BOX_NOTE = (
     "gradients may find more."
 )
 MINIMUM_MARGIN_ATTACK = "APGD-CE + APGD-T (MMAA)"
-MIXED_ATTACK = "adaptive AutoAttack"
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class MeasuredPoint:
 class RunResults:
     """Everything a report shows about one run; `to_json` documents the fields.
 
-    A run without std has AutoAttack on rob alone: one row of accuracy, no search, no margins.
+    A run without std has attacks on rob alone: one row of accuracy, no search, no margins.
     """
 
     run_id: str
@@ -252,6 +251,7 @@ def gather_results(  # the run's own description and one argument a stage
     batches: Iterable[tuple[AttackRecords, EvaluateRecords]],
     *,
     search: SearchResult,
+    mixed_attack: str,
     **description: Any,
 ) -> RunResults:
     """Count what the stages stored.
@@ -259,6 +259,7 @@ def gather_results(  # the run's own description and one argument a stage
     Args:
         batches: rows of the attack and of the evaluate stage about the same images, in the same order.
         search: what the search chose.
+        mixed_attack: what the mixture was attacked with, in words.
         description: fields of `RunResults` that say what was run.
 
     Raises:
@@ -284,7 +285,7 @@ def gather_results(  # the run's own description and one argument a stage
     accuracy = tuple(
         AccuracyRow(name, Count(hits[f"{name} clean"], hits["images"]), Count(hits[f"{name} robust"], hits["images"]),
                     attack_name)
-        for name, attack_name in (("std", std_attack), ("rob", MINIMUM_MARGIN_ATTACK), ("mixed", MIXED_ATTACK))
+        for name, attack_name in (("std", std_attack), ("rob", MINIMUM_MARGIN_ATTACK), ("mixed", mixed_attack))
     )  # fmt: skip
     results = RunResults(
         **description,

@@ -1,12 +1,14 @@
 """Adaptive AutoAttack: the mixture decides, the surrogate shows the way, and every image's fate is recorded."""
 
+from typing import Any
+
 import pytest
 import torch
 from pyautoattack import AutoAttack
 
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
 from mixednuts_dist.attacks.attack import Setting
-from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget, attack_words
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
@@ -107,3 +109,19 @@ def test_unknown_attacks_and_modes_are_named(mixed, pair) -> None:
         adaptive_autoattack(mixed, *pair, threat=THREAT, attacks=("fab",))
     with pytest.raises(InvalidInputError, match=r"'transfre'.*transfer, bypass"):
         adaptive_autoattack(mixed, *pair, threat=THREAT, mode="transfre")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "AutoAttack"),
+        ({"attacks": (*STANDARD_ATTACKS, "pgd-20"), "n_iter": 200}, "AutoAttack"),
+        ({"attacks": STANDARD_ATTACKS[:3]}, "apgd-ce, apgd-t, fab-t (100 iterations, 9 targets)"),
+        ({"n_queries": 1}, "apgd-ce, apgd-t, fab-t, square (100 iterations, 9 targets, 1 query)"),
+        ({"attacks": ("square",), "n_queries": 300}, "square (300 queries)"),
+        ({"attacks": ("pgd-20",)}, "pgd-20"),
+    ],
+)
+def test_only_what_leaves_nothing_out_is_called_autoattack(changes: dict[str, Any], words: str) -> None:
+    evaluate = {"attacks": STANDARD_ATTACKS, "n_iter": 100, "n_target_classes": 9, "n_queries": 5000, **changes}
+    assert attack_words(evaluate) == words

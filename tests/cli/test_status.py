@@ -21,7 +21,9 @@ ATTACK = StageStatus("attack", "rob", 9, 12, Count(700, 900), Count(450, 900), 5
 
 
 def status(*stages: StageStatus, failed: tuple[str, ...] = ()) -> RunStatus:
-    return RunStatus("c10-3f2a1c9e", "s3://b/c10-3f2a1c9e", stages, searched=False, reported=False, failed=failed)
+    return RunStatus(
+        "c10-3f2a1c9e", "s3://b/c10-3f2a1c9e", stages, searched=False, reported=False, failed=failed, notes=()
+    )
 
 
 def lines(found: RunStatus, capsys: pytest.CaptureFixture[str]) -> list[str]:

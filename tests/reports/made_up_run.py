@@ -232,6 +232,7 @@ def made_up_results(n_images: int = 300, *, name: str = "made-up", betas: tuple[
     results = gather_results(
         in_batches(attack, made_up_evaluate(attack, alpha=search.deployed().alpha)),
         search=search,
+        mixed_attack="adaptive AutoAttack",
         run_id=run_id,
         name=name,
         dataset="npz:cifar10_first_2048.npz",

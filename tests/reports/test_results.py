@@ -21,6 +21,7 @@ from .made_up_run import in_batches, made_up_attack, made_up_evaluate, made_up_r
 
 def gather(attack, search, evaluate, **changes) -> RunResults:
     described = {"run_id": "r-00000000", "name": "r", "dataset": "digits", "std": "demo:std", "rob": "demo:rob"}
+    described["mixed_attack"] = "adaptive AutoAttack"
     settings = {"threat": ThreatModel("Linf", 0.1), "seconds": {"attack": 1.0}, **described, **changes}
     return gather_results(in_batches(attack, evaluate), search=search, **settings)
 
@@ -95,7 +96,14 @@ def test_the_cut_into_batches_changes_nothing(size: int) -> None:
     evaluate = made_up_evaluate(attack, alpha=search.deployed().alpha)
     described = {"name": "r", "dataset": "digits", "std": "demo:std", "rob": "demo:rob", "seconds": {"attack": 1.0}}
     parts = in_batches(attack, evaluate, size)
-    cut = gather_results(parts, search=search, run_id="r-00000000", threat=ThreatModel("Linf", 0.1), **described)
+    cut = gather_results(
+        parts,
+        search=search,
+        run_id="r-00000000",
+        threat=ThreatModel("Linf", 0.1),
+        mixed_attack="adaptive AutoAttack",
+        **described,
+    )
     assert cut.to_json() == gather(attack, search, evaluate).to_json()
 
 
@@ -117,10 +125,10 @@ def test_refuses_rows_about_other_images() -> None:
     search = made_up_search(attack)
     other = made_up_evaluate(made_up_attack(250), alpha=0.9)
     with pytest.raises(InvalidInputError, match=r"300 attack rows and 250 evaluate rows is not about the same images"):
-        gather_results([(attack, other)], search=search, std="demo:std")
+        gather_results([(attack, other)], search=search, mixed_attack="apgd-ce", std="demo:std")
     shuffled = dataclasses.replace(other, sample_ids_N=other.sample_ids_N.flip(0))
     with pytest.raises(InvalidInputError, match="not about the same images"):
-        gather_results([(made_up_attack(250), shuffled)], search=search, std="demo:std")
+        gather_results([(made_up_attack(250), shuffled)], search=search, mixed_attack="apgd-ce", std="demo:std")
 
 
 def test_json_is_strict_and_has_the_documented_fields(results: RunResults) -> None:

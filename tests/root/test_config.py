@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mixednuts_dist.config import RangeConfig, RunConfig, load_config, parse_config
+from mixednuts_dist.config import FAST, RangeConfig, RunConfig, fast_notes, load_config, parse_config
 from mixednuts_dist.errors import ConfigError, ThreatModelError
 from mixednuts_dist.threat import ThreatModel
 
@@ -48,6 +48,7 @@ def test_a_radius_is_a_number_or_a_fraction(written: object, eps: float) -> None
         ("threat.norm", "L7", "'Linf' or 'L2'.*'L7'"),
         ("partitions", 3, "partitions: unknown key.*partition_size"),
         ("search.beta", 98.5, "search.beta.*98.5"),
+        ("evaluate.preset", "quick", "evaluate.preset: .*'standard' or 'fast'.*'quick'"),
         (
             "search",
             {"keep": 0.9, "clean": 0.8},
@@ -176,6 +177,18 @@ def test_the_run_id_follows_the_results_and_nothing_else() -> None:
     assert {parse_config(content).run_id() for content in same} == {base.run_id()}
     other = [changed("seed", 1), changed("threat.eps", 0.03), changed("search.beta", 0.9), changed("attack.n_iter", 3)]
     assert len({base.run_id(), *(parse_config(content).run_id() for content in other)}) == 5
+
+
+def test_a_preset_is_what_it_says_of_the_other_keys_and_they_override_it() -> None:
+    fast = parse_config(changed("evaluate.preset", "fast"))
+    chosen = fast.evaluate.model_dump(mode="json")
+    assert {key: chosen[key] for key in FAST} == FAST
+    assert fast.run_id() == parse_config(changed("evaluate", FAST)).run_id() != parse_config(MINIMAL).run_id()
+    assert parse_config(changed("evaluate.preset", "standard")).run_id() == parse_config(MINIMAL).run_id()
+    assert fast.attack_determinants() == parse_config(MINIMAL).attack_determinants()
+    longer = parse_config(changed("evaluate", {"preset": "fast", "n_iter": 70})).evaluate
+    assert (longer.n_iter, longer.attacks) == (70, tuple(FAST["attacks"]))
+    assert fast_notes(chosen) != [] == fast_notes(longer.model_dump(mode="json"))
 
 
 def test_beta_does_not_move_the_attack() -> None:

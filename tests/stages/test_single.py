@@ -18,7 +18,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.factories import demo_rob
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.config import RunConfig, load_config
+from mixednuts_dist.config import RunConfig, fast_notes, load_config
 from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.results import RunResults
@@ -94,6 +94,19 @@ def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, ra
     assert {sample_id: after[sample_id] for sample_id in before} == before
     assert every.row("rob").robust.total == len(after) == 24
     assert not any("evaluate.until" in note for note in every.notes)
+
+
+def test_a_fast_run_is_never_called_autoattack_and_says_what_it_misses(tmp_path: Path, local_session: Any) -> None:
+    fast = ["evaluate.preset=fast", "data.n=8", "partition_size=8", "name=first-look", f"storage={tmp_path}"]
+    config = load_config(EXAMPLE, fast)
+    results = pipeline.run(config, session=local_session)
+    (note,) = fast_notes(config.evaluate.model_dump(mode="json"))
+    assert results.notes[0] == note == run_status(config).notes[0]
+    assert results.row("rob").attack == "apgd-ce, apgd-t (100 iterations, 3 targets)"
+    assert [step.step for step in results.survival] == ["clean", "apgd-ce", "apgd-t"]
+    page = (tmp_path / config.run_id() / "report" / "index.html").read_text()
+    assert note in page
+    assert "AutoAttack" not in page.replace(note, "")
 
 
 def test_survivors_keep_an_attacked_image(finished) -> None:
