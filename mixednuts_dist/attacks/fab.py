@@ -95,16 +95,17 @@ class Fab(Attack):
         """
         crossed = state.checking & seen.wrong
         state.left -= state.checking.long()
-        pulled = state.x + (x_new - state.x) * PULL_BACK
+        x_next = x_new
         if not self.takes_gradient:
-            state.x_next = torch.where(per_image(crossed, x_new), pulled, x_new)
             state.checking = torch.zeros_like(crossed)
         else:
             value = difference(seen.logits, seen.labels, seen.targets)
-            stepped = next_iterate(state.x, x_new, value, seen.grad, self.setting.threat.norm)
+            x_next = next_iterate(state.x, x_new, value, seen.grad, self.setting.threat.norm)
             # By the alternation nothing is checked here, but for the odd slot where memory ran out between two passes.
-            state.x_next = torch.where(per_image(crossed, x_new), pulled, stepped)
             state.checking = ~crossed
+        if anyone(crossed):
+            x_next = torch.where(per_image(crossed, x_new), torch.lerp(state.x, x_new, PULL_BACK), x_next)
+        state.x_next = x_next
         self.takes_gradient = not self.takes_gradient
         return state.left <= 0
 
@@ -127,7 +128,8 @@ def next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, nor
     d_clean = project_on_plane(x.flatten(1), w_BD, offset_B, norm).view_as(x)
     now_B, clean_B = _length(d_now, norm), _length(d_clean, norm)
     bias = per_image((now_B / (now_B + clean_B)).clamp(max=MOST_BIAS), x)
-    return ((x_now + OVERSHOOT * d_now) * (1 - bias) + (x + OVERSHOOT * d_clean) * bias).clamp(0.0, 1.0)
+    near_now, near_clean = torch.add(x_now, d_now, alpha=OVERSHOOT), torch.add(x, d_clean, alpha=OVERSHOOT)
+    return torch.lerp(near_now, near_clean, bias).clamp_(0.0, 1.0)
 
 
 def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: Norm) -> Tensor:
@@ -149,29 +151,66 @@ def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: Norm) -
     with g concave, increasing and piecewise linear. Newton's method from lam = 0 never overshoots, as each tangent lies
     above g, and ends exactly once it has reached the right piece; unlike the published bisection it sorts nothing.
     """
-    sign_BD = torch.where(offset_B >= 0, -1.0, 1.0)[:, None] * w_BD.sign()  # the way that pixels move; 0 where w is 0
+    # The way that pixels move; 0 where w is 0.
+    sign_BD = w_BD.sign().mul_(torch.where(offset_B >= 0, -1.0, 1.0)[:, None])
     weight_BD = w_BD.abs()
     room_BD = torch.where(sign_BD > 0, 1 - t_BD, t_BD)
-    target_B1 = offset_B.abs()[:, None]
-    # The first step is taken with every pixel free. Pixels that arrive are counted with their room, the others stay
-    # in the slope: lam = (target - sum of arrived |w| room) / (sum of free |w| v). No free pixel: the plane is missed.
     gain_BD = weight_BD if norm == "Linf" else weight_BD.square()
+    limit_BD = room_BD if norm == "Linf" else room_BD / weight_BD.clamp(min=1e-30)  # the lam at which a pixel arrives
+    lam_B1 = _root(gain_BD, limit_BD, offset_B.abs()[:, None])
+    moves_BD = lam_B1 if norm == "Linf" else weight_BD.mul_(lam_B1)
+    return sign_BD.mul_(torch.minimum(moves_BD, room_BD))
+
+
+def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:
+    """The lam, (B, 1), at which sum_j gain_j min(lam, limit_j) = target, or the largest number where no lam is.
+
+    Newton: pixels that have arrived count with gain_j limit_j, the slope is the gain of the others, the free ones:
+    lam = (target - sum of arrived gain limit) / (sum of free gain). The first step is taken with every pixel free that
+    has any room. On a CPU the next steps look only at pixels that arrive before twice that lam, a few percent of an
+    image; where lam goes further, all pixels are looked at.
+    """
+    missed = torch.finfo(limit_BD.dtype).max  # and not infinity, which times a weight of 0 is not a number
+    stuck_BD = limit_BD <= 0
+    gain_BD = gain_BD.masked_fill(stuck_BD, 0)
     every_B1 = gain_BD.sum(dim=1, keepdim=True)
     lam_B1 = torch.where(every_B1 > 0, target_B1 / every_B1, 0)
-    missed = torch.finfo(lam_B1.dtype).max  # and not infinity, which times a weight of 0 is not a number
-    limit_BD = room_BD if norm == "Linf" else room_BD / weight_BD.clamp(min=1e-30)  # the lam at which a pixel arrives
-    filled_BD = weight_BD * room_BD
+    beyond_B1 = torch.ones_like(lam_B1, dtype=torch.bool)
+    if lam_B1.device.type == "cpu":
+        seen_B1 = 2 * lam_B1
+        near_BD = (limit_BD < seen_B1) & ~stuck_BD
+        index_N = near_BD.flatten().nonzero().squeeze(1)
+        image_N = index_N // limit_BD.shape[1]
+        gain_N, limit_N = gain_BD.flatten()[index_N], limit_BD.flatten()[index_N]
+        filled_N, far_B1 = gain_N * limit_N, gain_BD.masked_fill(near_BD, 0).sum(dim=1, keepdim=True)
+
+        def of_image(values_N: Tensor) -> Tensor:
+            return torch.zeros_like(lam_B1).squeeze(1).index_add_(0, image_N, values_N)[:, None]
+
+        for _ in range(_NEWTON_STEPS):
+            arrived_N = limit_N < lam_B1.squeeze(1)[image_N]
+            free_B1 = far_B1 + of_image(gain_N * ~arrived_N)
+            further_B1 = torch.where(free_B1 > 0, (target_B1 - of_image(filled_N * arrived_N)) / free_B1, missed)
+            moved_B1 = further_B1 > lam_B1
+            lam_B1 = torch.where(moved_B1, further_B1, lam_B1)
+            if not anyone(moved_B1):
+                break
+        # What was not seen was taken as free, so that lam is too small, if anything, and Newton may go on from it. An
+        # image that is done is left as it is: its bits must not depend on the others.
+        beyond_B1 = (lam_B1 > seen_B1) & (far_B1 > 0)
+        if not anyone(beyond_B1):
+            return lam_B1
+    filled_BD = gain_BD * limit_BD
     for _ in range(_NEWTON_STEPS):
         arrived_BD = limit_BD < lam_B1
         free_B1 = gain_BD.masked_fill(arrived_BD, 0).sum(dim=1, keepdim=True)
         left_B1 = target_B1 - filled_BD.masked_fill(~arrived_BD, 0).sum(dim=1, keepdim=True)
         further_B1 = torch.where(free_B1 > 0, left_B1 / free_B1, missed)
-        moved_B1 = further_B1 > lam_B1
+        moved_B1 = (further_B1 > lam_B1) & beyond_B1
         lam_B1 = torch.where(moved_B1, further_B1, lam_B1)
         if not anyone(moved_B1):
             break
-    moves_BD = lam_B1 if norm == "Linf" else lam_B1 * weight_BD
-    return sign_BD * torch.minimum(moves_BD, room_BD)
+    return lam_B1
 
 
 def _length(d: Tensor, norm: Norm) -> Tensor:
