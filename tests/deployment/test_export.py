@@ -1,5 +1,6 @@
 """`mixednuts export`: a folder that others can load and read, and what RobustBench takes."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from click.testing import CliRunner, Result
 
 from mixednuts_dist import MixedClassifier
 from mixednuts_dist.cli import main
+from mixednuts_dist.config import FAST, fast_notes
+from mixednuts_dist.deployment.export import model_card
+from mixednuts_dist.deployment.loading import read_run
 from mixednuts_dist.images.datasets import open_dataset
 
 from .conftest import OLD_RUN
@@ -48,6 +52,15 @@ def test_the_card_has_what_was_measured_and_against_what(run_folder: Path, tmp_p
     assert "| 0.9 (this one) |" in text
     assert "![Clean against robust accuracy](tradeoff.png)" in text
     assert "| `rob.pt2` |" in text
+
+
+def test_the_card_of_a_fast_run_says_what_the_preset_misses(run_folder: Path) -> None:
+    run = read_run(str(run_folder))
+    evaluate = {**run.config["evaluate"], **FAST}
+    fast = dataclasses.replace(run, config={**run.config, "evaluate": evaluate})
+    (note,) = fast_notes(evaluate)
+    assert note in model_card(fast, address="here", differences={}, curve=None)
+    assert note not in model_card(run, address="here", differences={}, curve=None)
 
 
 def test_another_beta_is_said_not_to_have_been_attacked(run_folder: Path, tmp_path: Path) -> None:
