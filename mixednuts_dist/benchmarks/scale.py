@@ -7,7 +7,9 @@ write them. Then each command runs as a process of its own, as a user would star
 on the clock and of the CPU, and its peak memory. `run` on a finished run is what a resumed one does before its first
 piece of work.
 
-With `--data FOLDER` everything stays there, and the same command goes on with what is not measured yet.
+With `--data` everything stays, and the same command goes on with what is not written and not measured yet: in that
+folder or, where the run is in a bucket, its images, its configuration and the numbers in a folder of this machine's
+temporary files, which is named first.
 """
 
 import json
@@ -25,7 +27,7 @@ import yaml
 from torch import Tensor
 
 from ..attacks.red_flags import FLAGS
-from ..config import RunConfig, load_config, parse_config
+from ..config import RunConfig, digest, load_config, parse_config
 from ..images.datasets import open_dataset
 from ..stages.evaluate import CACHED
 from ..stages.runs import Run, evaluate_fingerprint, finished_partitions, open_run, read_search_result
@@ -65,7 +67,11 @@ def run(n_images: int = 10_000, data: str | None = None, classes: int = 10) -> d
         classes: width of the logits; 10, or any number from 11 on.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(data) / f"{n_images}-{classes}" if data and "://" not in data else Path(temporary)
+        folder = Path(temporary)
+        if data:
+            beside = Path(tempfile.gettempdir()) / f"mixednuts-scale-{digest(data)}" if "://" in data else Path(data)
+            folder = beside / f"{n_images}-{classes}"
+            sys.stderr.write(f"{folder}\n")
         folder.mkdir(parents=True, exist_ok=True)
         config_file, kept = folder / "scale.yaml", folder / "measured.json"
         if not config_file.exists():

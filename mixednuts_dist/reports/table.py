@@ -74,8 +74,8 @@ class Table:
         """For a rich console; plain text where it is a file."""
         return _Fitted(self, title)
 
-    def rich(self, title: str, *, intervals: bool) -> rich_table.Table:
-        """With the intervals of its counts, or without where a line has no room for them."""
+    def rich(self, title: str, detail: int) -> rich_table.Table:
+        """Its counts as percentages (`detail` 0), with their numbers too (1), and with their intervals (2)."""
         shown = rich_table.Table(
             box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False, title=title or None,
             title_justify="left", title_style="bold",
@@ -84,7 +84,7 @@ class Table:
             counted = any(isinstance(row[index], Count) for row in self.rows)
             shown.add_column(Text(_heading(name)), justify="right" if index else "left", no_wrap=counted or index == 0)
         for row in self.rows:
-            cells = [Text(_with_count(cell, intervals) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
+            cells = [Text(_with_count(cell, detail) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
             shown.add_row(*cells, style="bold" if row[0] == self.bold else "")
         return shown
 
@@ -178,15 +178,17 @@ def latex_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Fitted:
-    """A table on a console: its counts lose their intervals before a heading or a number is cut."""
+    """A table on a console: its counts lose their intervals, then their numbers, before a cell is cut."""
 
     table: Table
     title: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = self.table.rich(self.title, intervals=True)
-        fits = Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width
-        yield whole if fits else self.table.rich(self.title, intervals=False)
+        tables, wide = [self.table.rich(self.title, detail) for detail in (2, 1, 0)], options.update(max_width=10_000)
+        widths = [Measurement.get(console, wide, table).maximum for table in tables]
+        yield next(
+            (table for table, width in zip(tables, widths, strict=True) if width <= options.max_width), tables[1]
+        )
 
 
 def print_table(table: Table, console: Console, title: str = "") -> None:
@@ -211,13 +213,15 @@ def _words(cell: Cell) -> str:
     return f"{cell.correct}/{cell.total} {percent_text(cell)} % {interval_text(cell)}" if cell.total else "–"
 
 
-def _with_count(cell: Count, interval: bool) -> str:
+def _with_count(cell: Count, detail: int) -> str:
     """`566/609 92.9 [90.6, 94.7]`, as wide for every count of a column where the images are as many."""
     if not cell.total:
         return "–"
+    if not detail:
+        return f"{percent_text(cell)} %"
     width = len(str(cell.total))
     counted = f"{cell.correct:>{width}}/{cell.total} {percent_text(cell):>5}"
-    return f"{counted} {interval_text(cell):>12}" if interval else counted
+    return f"{counted} {interval_text(cell):>12}" if detail > 1 else counted
 
 
 def _csv_cells(cell: Cell, width: int) -> list[Any]:

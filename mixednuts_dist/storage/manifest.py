@@ -51,7 +51,8 @@ def finished_files(
         NewerSchema: where a newer release has written a file.
         FingerprintMismatch: where a file is of another run.
     """
-    sizes, known = store.sizes(stage), _known(store, stage, fingerprint)
+    sizes = store.sizes(stage, {partition.stem for partition in partitions})
+    known = _known(store, stage, fingerprint) if sizes else {}
     found: dict[Partition, Receipt] = {}
     unlisted: list[Partition] = []
     for partition in partitions:

@@ -29,6 +29,11 @@ class Partition:
         """Name of its file in a stage's folder."""
         return f"part-{self.index:05d}.parquet"
 
+    @property
+    def stem(self) -> str:
+        """What the names of the files of a thousand partitions begin with."""
+        return f"part-{self.index // 1000:02d}"
+
     def __str__(self) -> str:
         return f"partition {self.index} (images {self.start}-{self.stop - 1})"
 

@@ -25,7 +25,7 @@ def finished_spans(store: Store, stage: str, partitions: Sequence[Partition], fi
     """
     by_index = {partition.index: partition for partition in partitions}
     found: dict[Partition, dict[Span, Receipt]] = {}
-    for name in store.names(f"{stage}/{SPANS}"):
+    for name in store.names(f"{stage}/{SPANS}") if partitions else ():
         span = _parse(name, by_index)
         receipt = finished_receipt(store, f"{stage}/{span.file_name}", fingerprint) if span else None
         if span and receipt:

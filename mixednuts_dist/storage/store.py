@@ -13,10 +13,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import MissingArtifact, StoreError
 from .outages import PATIENCE_SECONDS, conditional_writes_unknown, in_words, patiently, precondition_failed
@@ -64,8 +67,9 @@ class Store:
             raise StoreError(f"storage={uri!r} cannot be opened: {error}") from error
         if s3:
             self._fs.retries = 1
+            _read_dates_quickly(self._fs)
         self._put_options = {"chunksize": _ONE_PUT} if s3 else {}
-        self._local = "file" in _protocols(self._fs)
+        self._local = isinstance(self._fs, LocalFileSystem)
         self._patience = 0.0 if self._local else patience_seconds
         self.uri = self._root if self._local else uri.rstrip("/")
 
@@ -91,14 +95,24 @@ class Store:
         paths = (PurePosixPath(str(entry)) for entry in entries)
         return sorted(path.name for path in paths if path != itself and _TEMPORARY not in path.name)
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Name -> bytes of each file in a folder, in one listing; none where there is no such folder."""
-        try:
-            entries = self._call("ls", folder, detail=True)
-        except FileNotFoundError:
-            return {}
-        files = {PurePosixPath(entry["name"]).name: entry["size"] for entry in entries if entry["type"] == "file"}
+    def sizes(self, folder: str, stems: Iterable[str] = ("",)) -> dict[str, int]:
+        """Name -> bytes of each file in a folder, in one listing; none where there is no such folder.
+
+        An object store lists a thousand files a request, and each request needs the answer to the one before. With
+        `stems`, the beginnings of the names that are wanted, the files of each are listed at the same time.
+        """
+        wanted = stems if self._fs.async_impl else ("",)
+        entries = [entry for listed in concurrently(partial(self._listed, folder), wanted) for entry in listed]
+        files = {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] == "file"}
         return {name: int(size) for name, size in files.items() if _TEMPORARY not in name}
+
+    def _listed(self, folder: str, stem: str) -> list[dict[str, Any]]:
+        if stem:
+            return list(self._call("find", folder, maxdepth=1, prefix=stem, detail=True).values())
+        try:
+            return list(self._call("ls", folder, detail=True))
+        except FileNotFoundError:
+            return []
 
     def all_files(self) -> list[str]:
         """The paths of all files below the root, sorted, drafts and what was set aside left out."""
@@ -235,6 +249,19 @@ def concurrently(function: Callable[[Item], Result], items: Iterable[Item]) -> l
         return list(threads.map(function, items))
 
 
+def _read_dates_quickly(fs: Any) -> None:
+    """Let botocore read the dates of a listing with `fromisoformat`: dateutil takes four fifths of a listing's time."""
+    from aiobotocore.session import AioSession
+    from botocore.utils import parse_timestamp
+
+    def date(value: Any) -> Any:
+        return datetime.fromisoformat(value) if str(value).endswith("Z") else parse_timestamp(value)
+
+    if fs.session is None:
+        fs.session = AioSession(**fs.kwargs)
+        fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=date)
+
+
 class _RemoteFile(io.RawIOBase):
     """A remote file that is read by ranges, each one a call of its store."""
 
@@ -330,8 +357,3 @@ def _is_abandoned(draft: Path) -> bool:
         return True
     except (OSError, ValueError):
         return False
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    protocol = fs.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

@@ -93,6 +93,18 @@ def test_without_a_usable_manifest_the_files_are_asked_and_the_next_session_writ
     assert (path in store.all_files()) == (damage == "newer"), "a newer release's manifest is not ours to delete"
 
 
+def test_a_listing_by_stems_is_that_of_the_folder(store: Store) -> None:
+    """A thousand partitions have a stem in common: that is what an object store lists in one request."""
+    far = Partition(1000, 20, 23)
+    write(store, far)
+    store.write("attack/spans/part-01000-20-21.parquet", b"below")
+    every = store.sizes("attack")
+    assert set(every) == {part.file_name for part in (*PARTS, far)}
+    assert store.sizes("attack", {part.stem for part in (*PARTS, far)}) == every
+    assert far.file_name in store.sizes("attack", {far.stem})
+    assert store.sizes("nowhere", {far.stem}) == {}
+
+
 def test_files_that_came_went_or_shrank_since_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     came, went, shrank = Partition(7, 20, 23), PARTS[0], PARTS[1]
     write(store, came)
