@@ -173,8 +173,8 @@ def _signals_kept(received: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number, handler in handlers.items():  # a further signal does not kill the command while it ends
+            signal.signal(number, signal.SIG_IGN if received else handler or signal.SIG_DFL)
 
 
 def _configure_logging(verbose: bool, console: Console) -> None:

@@ -8,6 +8,7 @@ import time
 import pytest
 
 COMMAND = """
+import atexit
 import time
 import click
 from mixednuts_dist.cli.options import reported
@@ -23,6 +24,7 @@ def main(ctx):
         finally:
             time.sleep(0.3)  # something to put away
 
+atexit.register(time.sleep, 1.0)  # the last signal comes as Python ends
 main()
 """
 
@@ -35,9 +37,9 @@ def test_signals_that_come_at_once_end_a_command_with_one_line(number: signal.Si
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        for _ in range(3):
+        for pause in (0.05, 0.05, 0.75, 0.0):
             process.send_signal(number)
-            time.sleep(0.05)
+            time.sleep(pause)
         _, told = process.communicate(timeout=60)
     assert process.returncode == status
     assert told == "interrupted: what is written is kept; the same command goes on from there\n"
