@@ -31,6 +31,7 @@ _CONNECTIONS = 32
 _FOLDER_TRIES = 5
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _ONE_PUT = 2**30  # bytes
+_END_BYTES = 2**16  # what pyarrow reads first, for the footer
 _ANSWER_SECONDS, _SLOWEST = 30.0, 2**20  # a call may take that long, and as long as its bytes at that many a second
 # One try a call: `patiently` is the only one that tries again, so that the time it takes is known.
 _S3_OPTIONS = {
@@ -130,12 +131,12 @@ class Store:
         """The last `n_bytes` of a file, or all of a shorter one, in one call."""
         return self._cat(path, n_bytes, start=-n_bytes)
 
-    def open(self, path: str) -> Any:
-        """A seekable binary file, for readers that need only a part of it."""
+    def open(self, path: str, size: int | None = None) -> Any:
+        """A seekable binary file, for readers that need only a part of it; a known `size` spares a request."""
         try:
             if self._local:
                 return patiently(lambda: Path(self._path(path)).open("rb"), self.address(path), self._patience)
-            size = int(self._call("info", path)["size"])
+            size = int(self._call("info", path)["size"]) if size is None else size
         except FileNotFoundError as error:
             raise self._missing(path) from error
         return _RemoteFile(lambda start, stop: self._cat(path, stop - start, start=start, end=stop), size)
@@ -263,10 +264,11 @@ def _read_dates_quickly(fs: Any) -> None:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A remote file that is read by ranges, each one a call of its store."""
+    """A remote file that is read by ranges, each one a call of its store; its end, or all of a small one, by one."""
 
     def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
         self._read_range, self._size, self._position = read_range, size, 0
+        self._end, self._end_from = b"", max(0, size - _END_BYTES)
 
     def readable(self) -> bool:
         return True
@@ -285,7 +287,11 @@ class _RemoteFile(io.RawIOBase):
         stop = min(self._position + len(buffer), self._size)
         if stop <= self._position:
             return 0
-        content = self._read_range(self._position, stop)
+        if self._position >= self._end_from:
+            self._end = self._end or self._read_range(self._end_from, self._size)
+            content = self._end[self._position - self._end_from : stop - self._end_from]
+        else:
+            content = self._read_range(self._position, stop)
         buffer[: len(content)] = content
         self._position += len(content)
         return len(content)

@@ -119,8 +119,10 @@ def stream_columns(
     """
 
     def read(partition: Partition) -> dict[str, Tensor]:
-        return _read_one(store, f"{stage}/{partition.file_name}", partition, fingerprint, columns)
+        path, size = f"{stage}/{partition.file_name}", sizes.get(partition.file_name)
+        return _read_one(store, path, size, partition, fingerprint, columns)
 
+    sizes = store.sizes(stage, {part.stem for part in partitions}) if len(partitions) > _FILES_AHEAD else {}
     with ThreadPoolExecutor(_FILES_AHEAD, thread_name_prefix="columns") as threads:
         waiting: deque[Future[dict[str, Tensor]]] = deque()
         for partition in partitions:
@@ -234,12 +236,12 @@ def read_rows(
 
 
 def _read_one(
-    store: Store, path: str, partition: Partition, fingerprint: str, columns: Sequence[str]
+    store: Store, path: str, size: int | None, partition: Partition, fingerprint: str, columns: Sequence[str]
 ) -> dict[str, Tensor]:
     import torch
 
     try:
-        with store.open(path) as file:
+        with store.open(path, size) as file:
             parquet = pq.ParquetFile(file, pre_buffer=True, **_CHECKED)
             check_footer(store.address(path), _footer(parquet.schema_arrow, store.address(path)), fingerprint)
             table = parquet.read(columns=list(columns))
