@@ -173,11 +173,8 @@ def _kill_one(opened: Run, cluster: Cluster | None) -> None:
             if cluster is None:
                 process.kill()
                 return
-            cluster.remove_node(next(node for node in cluster.worker_nodes if _is_on(process, node)), False)
+            above = {parent.pid for parent in process.parents()}
+            raylets = {node: {one.process.pid for one in node.all_processes["raylet"]} for node in cluster.worker_nodes}
+            cluster.remove_node(next(node for node, pids in raylets.items() if pids & above), False)
             return
     sys.stderr.write("no worker was found to kill\n")
-
-
-def _is_on(process: psutil.Process, node: Any) -> bool:
-    raylets = {started.process.pid for started in node.all_processes["raylet"]}
-    return any(parent.pid in raylets for parent in process.parents())

@@ -171,7 +171,8 @@ def run(
 
 def _jobs(uri: str, dataset: Dataset, destination: str, n_images: int, part_size: int, seed: int) -> list[PartJob]:
     order = balanced_order(dataset.labels[:n_images], seed)
-    identity = {"source": dataset.checksum(n_images), "order": _order_hash(order), "part_size": part_size}
+    shuffled = hashlib.sha256(json.dumps(order).encode()).hexdigest()
+    identity = {"source": dataset.checksum(n_images), "order": shuffled, "part_size": part_size}
     fingerprint = digest(identity)
     target = Store(destination).uri  # absolute: a worker has another working folder
     return [
@@ -211,7 +212,3 @@ def _finish(dataset: Dataset, jobs: Sequence[PartJob], done: Sequence[PartDone],
     )
     Store(jobs[0].destination).write(MANIFEST, manifest.to_json())
     return manifest
-
-
-def _order_hash(order: Sequence[int]) -> str:
-    return hashlib.sha256(json.dumps(order).encode()).hexdigest()

@@ -1,11 +1,13 @@
 """The evaluate stage: the adaptive AutoAttack on the mixture that the search deployed, or AutoAttack on rob alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..config import RunConfig, digest
 from ..distributed.cluster import RaySession
 from ..distributed.tasks import CheckTask, EvaluateTask, StoredPoints
-from ..storage.records import Receipt, SearchResult
+from ..storage.records import SearchResult
+from ..storage.store import Store, concurrently
 from ..storage.tables import read_columns, read_footer
 from .partitioned import Progress, Screening, Silent, budget_of, run_partitions
 from .rounds import stored_points
@@ -43,7 +45,8 @@ def complete(opened: Run, session: RaySession | None, progress: Progress) -> Non
         run_partitions(opened, autoattack_task(opened), session, progress, screening=screening_of(opened))
         return
     attacked = require_complete(opened, "attack", opened.attack_fingerprint)
-    weights = {partition: _expected_cost(receipt) for partition, receipt in attacked.items()}
+    # What rob loses, the mixture mostly loses to the first attack, a cheap one.
+    weights = {part: one.robust + (one.n_images - one.robust) / _ROBUST_IMAGE_COSTS for part, one in attacked.items()}
     result = read_search_result(opened)
     _clear_superseded(opened, result)
     run_partitions(opened, evaluate_task(opened, result), session, progress, weights, screening=screening_of(opened))
@@ -89,10 +92,8 @@ def check(opened: Run, session: RaySession | None, progress: Progress) -> None:
     n = min(opened.config.evaluate.check_n or len(standing), len(standing))
     chosen = frozenset(standing[i * len(standing) // n] for i in range(n))
     asked = {**vars(task), "stage": CHECK, "fingerprint": check_fingerprint(opened, task.fingerprint)}
-    for name in opened.store.names(CHECK):  # an opinion on another choice, or on other images, is replaced
-        footer = read_footer(opened.store, f"{CHECK}/{name}") if name.endswith(".parquet") else None
-        if footer is not None and footer.fingerprint != asked["fingerprint"]:
-            opened.store.delete(f"{CHECK}/{name}")
+    # An opinion on another choice, or on other images, is replaced.
+    _delete_rows(opened.store, CHECK, lambda fingerprint: fingerprint != asked["fingerprint"])
     # Whole partitions: the package's noise depends on the batch.
     run_partitions(opened, CheckTask(**asked, chosen=chosen), session, progress, smallest=opened.config.partition_size)
 
@@ -106,15 +107,19 @@ def check_fingerprint(opened: Run, evaluated: str) -> str:
 def _clear_superseded(opened: Run, result: SearchResult) -> None:
     """Remove the rows of choices that a later round has replaced; their images are among that round's points."""
     superseded = {done.evaluated for done in result.rounds if done.evaluated}
-    for name in opened.store.names("evaluate") if superseded else ():
-        footer = read_footer(opened.store, f"evaluate/{name}") if name.endswith(".parquet") else None
-        if footer is not None and footer.fingerprint in superseded:
-            opened.store.delete(f"evaluate/{name}")
+    if superseded:
+        _delete_rows(opened.store, "evaluate", superseded.__contains__)
 
 
-def _expected_cost(attacked: Receipt) -> float:
-    """Of a partition, in robust images: what rob loses, the mixture mostly loses to the first attack, a cheap one."""
-    return attacked.robust + (attacked.n_images - attacked.robust) / _ROBUST_IMAGE_COSTS
+def _delete_rows(store: Store, folder: str, unwanted: Callable[[str], bool]) -> None:
+    """Remove a folder's files of these fingerprints."""
+
+    def look(name: str) -> None:
+        footer = read_footer(store, f"{folder}/{name}")
+        if footer is not None and unwanted(footer.fingerprint):
+            store.delete(f"{folder}/{name}")
+
+    concurrently(look, [name for name in store.names(folder) if name.endswith(".parquet")])
 
 
 def autoattack_task(opened: Run) -> EvaluateTask:

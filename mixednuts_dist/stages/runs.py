@@ -180,18 +180,15 @@ def _n_images(config: RunConfig, dataset: Dataset) -> int:
 
 
 def _run_yaml(run: Run) -> str:
+    versions = {name: importlib.metadata.version(name) for name in _VERSIONED}
     content = {
         "run_id": run.config.run_id(),
         "attack_fingerprint": run.attack_fingerprint,
         "inputs": {**asdict(run.inputs), "image_shape": list(run.inputs.image_shape)},
         "config": run.config.model_dump(mode="json"),
-        _LAST_KEY: {"python": platform.python_version(), **_versions()},
+        _LAST_KEY: {"python": platform.python_version(), **versions},
     }
     return yaml.safe_dump(content, sort_keys=False)
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _VERSIONED}
 
 
 def _read_inputs(store: Store) -> Inputs:
