@@ -1,4 +1,4 @@
-"""The pool under real trouble: killed processes, poison images, workers that cannot start."""
+"""The pool under real trouble: killed processes, poison images, workers that cannot start; each takes new workers."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -107,6 +107,7 @@ def table(config: RunConfig) -> dict[str, list[Any]]:
     return pq.read_table(sorted(folder.glob("part-*.parquet"))).to_pydict()
 
 
+@pytest.mark.slow
 def test_killed_workers_cost_nothing_but_time(tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any) -> None:
     config = tiny(partition_size=2)  # so many pieces that workers begin some ahead
     killer = KillOnFirstReceipt()
@@ -118,6 +119,7 @@ def test_killed_workers_cost_nothing_but_time(tiny: Callable[..., RunConfig], tm
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_at_one_image_once_is_replaced(
     tiny: Callable[..., RunConfig], factory: Path, ray_session: Any
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_process_that_dies_at_one_image_once_is_replaced(
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_workers", "told"), [(2, "it is begun again"), (1, "hung: nothing came of it for")], ids=["copied", "ended"]
 )
@@ -157,6 +160,7 @@ class NoticeAfterTheFirstReceipt(KillOnFirstReceipt):
         return {ray.get_runtime_context().get_node_id(): 0.0}
 
 
+@pytest.mark.slow
 def test_what_a_leaving_node_has_no_time_for_is_begun_by_another_worker(
     tiny: Callable[..., RunConfig], ray_session: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,7 +175,11 @@ def test_what_a_leaving_node_has_no_time_for_is_begun_by_another_worker(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("raising", "ValueError: image 10 is poison"), ("dying", "the worker died")]
+    ("name", "reason"),
+    [
+        ("raising", "ValueError: image 10 is poison"),
+        pytest.param("dying", "the worker died", marks=pytest.mark.slow),
+    ],
 )
 def test_a_poison_partition_is_set_aside_and_named(
     tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, name: str, reason: str
@@ -199,6 +207,7 @@ def test_a_worker_with_other_weights_than_the_driver_is_refused(
         attack.run(tiny(rob=f"py:{path}:rob"), session=ray_session)
 
 
+@pytest.mark.slow
 def test_a_classifier_that_never_works_ends_the_stage_early(
     tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

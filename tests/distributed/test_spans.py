@@ -97,6 +97,7 @@ def test_shared_partitions_and_pieces_begun_ahead_have_the_rows_of_an_undivided_
             assert getattr(merged.receipt, field) == getattr(alone.receipt, field)
 
 
+@pytest.mark.slow
 def test_an_interrupted_shared_partition_goes_on_from_its_spans(
     tiny: Callable[..., RunConfig], ray_session: Any
 ) -> None:

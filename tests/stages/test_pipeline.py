@@ -165,14 +165,14 @@ def test_a_second_run_does_nothing_and_says_so(tiny_run) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("part-*.parquet")} == before
 
 
-@pytest.mark.parametrize(("session", "partition_size"), [("local_session", 24), ("ray_session", 2)])
+@pytest.mark.parametrize("partition_size", [24, 2])
 def test_the_partitioning_and_the_workers_do_not_move_a_row(
-    tiny_run, tiny: Callable[..., RunConfig], request: pytest.FixtureRequest, session: str, partition_size: int
+    tiny_run, tiny: Callable[..., RunConfig], local_session: Any, partition_size: int
 ) -> None:
-    used = request.getfixturevalue(session)
+    """Against partitions of 8 and two workers of Ray."""
     config = tiny(partition_size=partition_size, compute={"num_workers": 1, "batch_size": 5})
     for stage in (attack, search, evaluate):
-        stage.run(config, session=used)
+        stage.run(config, session=local_session)
     folder = Path(config.storage) / config.run_id()
     for name, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
         mine, theirs = rows(folder, name, columns), rows(tiny_run[1], name, columns)

@@ -72,11 +72,11 @@ def test_the_json_and_the_page_know_of_no_mixture(finished) -> None:
         assert f"{step.standing.correct}/{step.standing.total}" in page
 
 
-def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, ray_session: Any) -> None:
+def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, local_session: Any) -> None:
     """Half of the 12 partitions at most are needed for 30 points: what is left cannot move the accuracy further."""
     small = [*SMALL, "partition_size=2", "compute.num_workers=1", f"storage={tmp_path}"]
     config, watcher = load_config(EXAMPLE, [*small, "evaluate.until=30"]), Watcher()
-    results = pipeline.run(config, session=ray_session, progress=watcher)
+    results = pipeline.run(config, session=local_session, progress=watcher)
     n_images = results.row("rob").robust.total
     assert 0 < n_images == 2 * len(watcher.computed) <= 12
     (note,) = (
@@ -88,7 +88,7 @@ def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, ra
     assert again.computed == []
     whole = load_config(EXAMPLE, small)
     assert whole.run_id() == config.run_id()
-    every = pipeline.run(whole, session=ray_session, progress=again)
+    every = pipeline.run(whole, session=local_session, progress=again)
     assert len(watcher.computed) + len(again.computed) == 12
     after = rows(tmp_path / config.run_id(), "evaluate", ["robust"])
     assert {sample_id: after[sample_id] for sample_id in before} == before

@@ -94,7 +94,7 @@ def test_a_truncated_file_is_named_counts_as_missing_and_stays(tmp_path: Path) -
 def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
     """Every byte of a file in turn: the rows and the receipt are those that were written, or it counts as damaged."""
     store, (part, *_) = written(tmp_path)
-    path, names = f"attack/{part.file_name}", list(columns(part))
+    path, expected = f"attack/{part.file_name}", columns(part)
     whole = store.read(path)
     noticed = 0
     for position in range(len(whole)):
@@ -109,12 +109,12 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
             noticed += 1
             continue
         try:
-            found = read_columns(store, "attack", [part], "f0", names)
+            found = read_columns(store, "attack", [part], "f0", list(expected))
         except FingerprintMismatch:
             noticed += 1
             continue
         assert (footer.fingerprint, footer.receipt) == ("f0", receipt(part)), position
-        assert all(torch.equal(found[name], columns(part)[name]) for name in names), position
+        assert all(torch.equal(found[name], values) for name, values in expected.items()), position
     assert noticed > len(whole) / 3
 
 
