@@ -29,7 +29,7 @@ def images(n: int) -> Tensor:
     return torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(n))
 
 
-@pytest.mark.parametrize("kind", ["torch", "onnx"])
+@pytest.mark.parametrize("kind", ["torch", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_the_lazy_pair_answers_as_the_classifier_does(kind: str, tmp_path: Path) -> None:
     """As another program would run it: rob's graph on everything, std's on what is open."""
     mixed = mixture()

@@ -46,6 +46,7 @@ def npy(images: Any) -> bytes:
     return sink.getvalue()
 
 
+@pytest.mark.slow
 def test_a_load_of_concurrent_requests_is_answered_as_the_classifier_does(url: str, run_folder: Path) -> None:
     """120 requests of 1 to 3 images on 8 connections; std is asked for the images that rob leaves open, no others."""
     images, _ = open_dataset("digits").read(0, 240)
@@ -60,6 +61,7 @@ def test_a_load_of_concurrent_requests_is_answered_as_the_classifier_does(url: s
     assert decided_by.count(ROB) == mixed.std_use.skipped
 
 
+@pytest.mark.slow
 def test_json_and_a_single_image_are_taken_too(url: str, run_folder: Path) -> None:
     images, _ = open_dataset("digits").read(0, 5)
     expected = MixedClassifier.from_run(str(run_folder)).predict(images).tolist()
@@ -67,6 +69,7 @@ def test_json_and_a_single_image_are_taken_too(url: str, run_folder: Path) -> No
     assert requests.post(url, npy(images[3].double()), timeout=60).json()["classes"] == expected[3:4]
 
 
+@pytest.mark.slow
 def test_it_says_what_is_served(url: str, run_folder: Path) -> None:
     told = requests.get(url, timeout=60).json()
     assert told["run"] == run_folder.name
@@ -74,6 +77,7 @@ def test_it_says_what_is_served(url: str, run_folder: Path) -> None:
     assert (told["image_shape"], told["classes"], told["threat"]) == ([1, 8, 8], 10, "Linf, eps = 0.15")
 
 
+@pytest.mark.slow
 def test_a_bad_request_is_refused_and_the_next_one_answered(url: str) -> None:
     refused = requests.post(url, npy(np.full((1, *SHAPE), 255.0)), timeout=60)
     assert refused.status_code == 400
