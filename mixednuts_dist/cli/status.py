@@ -127,8 +127,7 @@ def print_status(status: RunStatus, console: Console) -> None:
 
 def _stage(opened: Run, stage: str, subject: str, fingerprint: str) -> StageStatus:
     finished = finished_partitions(opened, stage, fingerprint)
-    partitions = opened.partitions
-    unfinished = [partition for partition in partitions if partition not in finished]
+    unfinished = [partition for partition in opened.partitions if partition not in finished]
     spans = finished_spans(opened.store, stage, unfinished, fingerprint)
     receipts = [*finished.values(), *spans.values()]
     clean, robust = outcome_counts(receipts)
@@ -136,7 +135,7 @@ def _stage(opened: Run, stage: str, subject: str, fingerprint: str) -> StageStat
         stage=stage,
         subject=subject,
         done=len(finished),
-        total=len(partitions),
+        total=len(opened.partitions),
         clean=clean,
         robust=robust,
         worker_seconds=sum(receipt.seconds for receipt in receipts),

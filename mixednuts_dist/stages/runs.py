@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import logging
@@ -70,7 +71,7 @@ class Run:
     inputs: Inputs
     only: tuple[Partition, ...] | None = None  # those that count, where an evaluation was ended early
 
-    @property
+    @functools.cached_property
     def partitions(self) -> list[Partition]:
         if self.only is not None:
             return list(self.only)
