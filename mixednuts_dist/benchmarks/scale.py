@@ -69,7 +69,11 @@ def run(n_images: int = 10_000, data: str | None = None, classes: int = 10) -> d
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if data:
-            beside = Path(tempfile.gettempdir()) / f"mixednuts-scale-{digest(data)}" if "://" in data else Path(data)
+            beside = (
+                Path(tempfile.gettempdir()) / f"mixednuts-scale-{digest({'data': data})}"
+                if "://" in data
+                else Path(data)
+            )
             folder = beside / f"{n_images}-{classes}"
             sys.stderr.write(f"{folder}\n")
         folder.mkdir(parents=True, exist_ok=True)
