@@ -41,7 +41,7 @@ ALLOWED_THIRD_PARTY = {
         "urllib3",
         "pyautoattack",
     },
-    "storage": {"torch", "numpy", "fsspec", "s3fs", "pyarrow", "urllib3"},
+    "storage": {"aiobotocore", "botocore", "torch", "numpy", "fsspec", "s3fs", "pyarrow", "urllib3"},
     "distributed": {"torch", "numpy", "safetensors", "ray", "optuna"},
     "stages": {"torch", "numpy", "yaml", "pyarrow"},
     "deployment": {

@@ -184,7 +184,7 @@ def test_after_its_patience_the_store_names_the_place_and_the_way_on(object_stor
 
 def test_an_outage_in_the_middle_of_a_file_is_no_damage(object_store: ObjectStore) -> None:
     store = Store(object_store.uri("middle"), patience_seconds=0)
-    store.write("file", bytes(1000))
+    store.write("file", bytes(2**17))  # its end comes at once
     with store.open("file") as file:
         file.read(10)
         object_store.kill()
