@@ -8,7 +8,6 @@ Shapes: S slots, images of C x H x W.
 
 # ruff: noqa: ARG002, ARG004 - what is registered is given more than it may need
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,6 @@ from .losses import anyone, ce_loss
 from .projections import per_image, project, steepest
 
 MOMENTUM = 0.75  # weight of the new step against the last displacement
-STILL_PAYS = 1.0  # a run with a goal stops where so many times its present speed would not reach it
 RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
 
 # The margin itself, from the best point so far: what is left to gain in float32 after coarser gradients.
@@ -43,7 +41,6 @@ class ApgdPhase(Phase):
     from_best: bool = False  # begin at the best point so far, not at a random one
     first_step: float = 2.0  # in radii
     weight: float = 1.0  # what the loss takes beside logits and classes
-    goal: float = -math.inf  # the loss that no success is below: the run stops where it will not get there
 
 
 @dataclass
@@ -74,7 +71,6 @@ class ApgdState(SlotArrays):
     n_iter: Tensor
     loss: Tensor  # which of the lane's losses
     weight: Tensor
-    goal: Tensor
 
 
 class Apgd(Attack):
@@ -107,7 +103,7 @@ class Apgd(Attack):
             loss_best=numbers(), loss_prev=numbers(), loss_at_check=numbers(), reduced=counts().bool(),
             step_size=numbers(), n_increases=counts(), since_check=counts(), check_every=counts(),
             min_check=counts(), check_decrease=counts(), iteration=counts(), n_iter=counts(),
-            loss=counts(), weight=numbers(), goal=numbers(),
+            loss=counts(), weight=numbers(),
         )  # fmt: skip
 
     def begin(self, state: ApgdState, slots: Tensor, arrivals: Arrivals) -> None:
@@ -129,7 +125,6 @@ class Apgd(Attack):
         for values, number in (
             (state.step_size, lambda phase: phase.first_step * eps),
             (state.weight, lambda phase: phase.weight),
-            (state.goal, lambda phase: phase.goal),
             (state.n_iter, lambda phase: phase.n_iter),
             (state.check_every, lambda phase: max(int(0.22 * phase.n_iter), 1)),
             (state.min_check, lambda phase: max(int(0.06 * phase.n_iter), 1)),
@@ -206,11 +201,6 @@ class Apgd(Attack):
         oscillating = state.n_increases <= state.check_every * RHO
         stalled = ~state.reduced & (state.loss_at_check >= state.loss_best)
         halve = due & (oscillating | stalled)
-        # What is missing, against what the iterations that are left would gain at the speed of the last ones.
-        gained = (state.loss_best - state.loss_at_check) / state.check_every
-        left = state.n_iter + 1 - state.iteration
-        hopeless = due & (state.goal - state.loss_best > STILL_PAYS * gained * left)
-        torch.where(hopeless, state.iteration - 1, state.n_iter, out=state.n_iter)
         torch.where(due, halve, state.reduced, out=state.reduced)
         torch.where(due, state.loss_best, state.loss_at_check, out=state.loss_at_check)
         torch.where(halve, state.step_size / 2, state.step_size, out=state.step_size)

@@ -79,7 +79,7 @@ def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Ten
 
 @LOSSES("joint", describes="rob's gap to the target and std's vote for it, both of a mixture")
 def joint(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """`joint_loss` of the two base classifiers; `weights_B` is rob's weight."""
+    """`joint_loss` of the two base classifiers; `weights_B` is the weight of std's vote."""
     if not isinstance(outputs, MixedOutputs):
         raise InvalidInputError("the loss 'joint' is that of a mixture; this classifier has no std and rob")
     return joint_loss(outputs.std_logits.double(), outputs.mapped_logits, labels_B, targets_B, weights_B)
@@ -88,7 +88,7 @@ def joint(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tens
 def joint_loss(
     std_logits_BK: Tensor, mapped_logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor
 ) -> Tensor:
-    """`w log(1 - (p_y - p_k))` of rob behind its map, plus std's gap to k while it is negative; shape (B,).
+    """`log(1 - (p_y - p_k))` of rob behind its map, plus w times std's gap to k while it is negative; shape (B,).
 
     To be maximised. 1 - (p_y - p_k) is a sum of positive terms, 2 p_k and the others but y, so it never saturates.
     """
@@ -98,7 +98,7 @@ def joint_loss(
     rob_B = (log_probs_BK + twice_BK).logsumexp(dim=1)
     best_other_B = _others(std_logits_BK, targets_B).amax(dim=1)
     std_gap_B = _at(std_logits_BK, targets_B) - best_other_B
-    return weights_B * rob_B + std_gap_B.clamp(max=0)
+    return rob_B + weights_B * std_gap_B.clamp(max=0)
 
 
 def anyone(mask: Tensor) -> bool:

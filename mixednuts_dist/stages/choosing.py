@@ -61,8 +61,8 @@ class Choosing:
         self._inputs.criterion(search.criterion, search.clamp, search.ln_k)
         self.explored: tuple[Exploration, dict[Pair, Criterion]] | None = None  # the last one
 
-    def __call__(self, points: Points | None, asked: Mapping[float, int] | None = None) -> SearchResult:
-        """Every beta's choice; `asked` says of some how many images they must be predicted to keep."""
+    def __call__(self, points: Points | None) -> SearchResult:
+        """Every beta's choice."""
         rows = self._inputs.rows()
         if points is not None and len(points.image_P) > len(rows.labels_B):
             rows = replace(rows, points=points.beyond(len(rows.labels_B)))
@@ -71,10 +71,9 @@ class Choosing:
             (clamp, ln_k): criterion.from_rows(rows, clamp=clamp, ln_k=ln_k) for clamp, ln_k in self._search.pairs()
         }
         search = targeted(self._search, criteria)
-        scoring = self._scoring(search, criteria, by_rounds=rows.points is not None, asked=asked or {})
+        scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
         exploration = _explored(search, criteria, scoring, seed=self.opened.config.seed)
-        if not asked:
-            self.explored = exploration, criteria
+        self.explored = exploration, criteria
         notes = (
             *self._sample_notes(),
             *_paper_notes(search, self._inputs, exploration),
@@ -91,9 +90,7 @@ class Choosing:
             "(search.sample); its predictions count those.",
         )
 
-    def _scoring(
-        self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool, asked: Mapping[float, int]
-    ) -> Scoring:
+    def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
         """How grids are scored: by Ray Tune where it is worth starting processes for, and here where it is not.
 
         With points of rounds each beta keeps some images to spare, as far as rob itself is right at all of them.
@@ -105,7 +102,7 @@ class Choosing:
             for grid in grids:
                 criterion = criteria[grid.pair]
                 most = criterion.attacked.n_right()
-                kept = [min(most, asked.get(beta, wanted(beta, criterion.n_attacked))) for beta in grid.betas]
+                kept = [min(most, wanted(beta, criterion.n_attacked)) for beta in grid.betas]
                 scores.append(score_candidates(criterion, grid, [max(1, k) for k in kept]))
             return scores
 

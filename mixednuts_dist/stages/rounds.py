@@ -8,7 +8,7 @@ Shapes: N images, P points, K classes.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,12 +38,7 @@ SHARES_ATTACKED, LEAST_ATTACKED = (0.5, 0.25), 100
 # Of rob's robust images: what the rounds keep beyond beta. On the digits the evaluation, with twice the iterations and
 # three starts, broke 1 image of 609 that the rounds had left.
 SPARE = 0.003
-ROUND_ITERATIONS, ROUND_RESTARTS = 50, 1  # at most; the evaluation has the whole budget
-# A choice that keeps many more images than it must makes way for a more accurate one, in so many rounds. At the attack
-# stage's points std is taken to answer the worst; where it is hard to fool there (right at 184 of 200 such points of a
-# CIFAR-10 pair), 122 were predicted to stay and 127 did. The more accurate choice must be measured to keep this share
-# of rob's robust images beyond beta: with 0.3 % the evaluation of that pair fell short again.
-BOLDER_ROUNDS, BOLDER_SPARE = 2, 0.01
+ROUND_ITERATIONS = 50  # at most; the evaluation has the whole budget
 
 
 @dataclass(frozen=True)
@@ -93,35 +88,14 @@ class Points:
         return nothing_N.scatter_reduce(0, self.image_P, gaps_P, "amax")
 
 
-@dataclass(frozen=True)
-class Span:
-    """How many images a beta's choice must be predicted to keep, for what it must keep when measured."""
-
-    enough: int  # kept what it must
-    too_few: int = 0  # did not
-    asked: int = 0  # of the choice that is attacked next
-
-    def after(self, spare: int) -> "Span":
-        """Asks for as many fewer as the present choice kept too many; half way once that was too few."""
-        least = (self.too_few + self.enough) // 2 if self.too_few else 1
-        return replace(self, asked=max(self.enough - spare, least) if spare else self.enough)
-
-    def measured(self, *, kept: bool) -> "Span":
-        """The span once the choice that was asked for has been attacked."""
-        return Span(self.asked, self.too_few) if kept else Span(self.enough, self.asked)
-
-
 class Rounds:
     """The rounds of one search.
 
     Args:
-        choose: the search over all points that are known: every beta's choice, where so many images are to be
-            predicted to stay.
+        choose: the search over all points that are known: every beta's choice.
     """
 
-    def __init__(
-        self, opened: Run, records: AttackRecords, choose: Callable[[Points, Mapping[float, int]], SearchResult]
-    ) -> None:
+    def __init__(self, opened: Run, records: AttackRecords, choose: Callable[[Points], SearchResult]) -> None:
         self._opened, self._records, self._choose = opened, records, choose
         self._sources = [StoredPoints("attack", opened.attack_fingerprint)]
         self._points = Points.of_attack(opened)
@@ -134,7 +108,7 @@ class Rounds:
 
         Rounds that are there already, those that an evaluation has started among them, are only read.
         """
-        result = self._attacked(self._choose(self._points, {}), session, progress)
+        result = self._attacked(self._choose(self._points), session, progress)
         while self._is_there(task := self._evaluation_task(result, evaluate_fingerprint(self._opened, result))):
             result = self._attacked(self._learnt(result, task, session, progress), session, progress)
         return result
@@ -147,44 +121,12 @@ class Rounds:
         return self._attacked(self._learnt(result, task, session, progress), session, progress)
 
     def _attacked(self, result: SearchResult, session: RaySession | None, progress: Progress) -> SearchResult:
-        """Rounds of attack, beginning with this choice; once it keeps enough, a few on more accurate ones."""
+        """Rounds of attack, beginning with this choice, until it keeps enough."""
         rounds, n_before = self._opened.config.search.rounds, sum(1 for done in self._done if done.evaluated)
-        spans, n_bolder = dict[float, Span](), 0
-        while len(self._done) - n_before < rounds * (1 + n_before):
-            if left := self._unmet(result):
-                self._round(self._task(left, result), left, session, progress)
-                result = self._chosen_again(result) if self._unmet(result) else result
-                continue
-            bolder = self._bolder(result, spans) if n_bolder < BOLDER_ROUNDS else {}
-            if not bolder:
-                break
-            n_bolder += 1
-            self._round(self._task(list(bolder.values()), result), list(bolder.values()), session, progress)
-            better = {beta: entry for beta, entry in bolder.items() if self._to_spare(entry) >= 0}
-            spans |= {beta: spans[beta].measured(kept=beta in better) for beta in bolder}
-            result = self._chosen_again(result.with_entries(better))
+        while len(self._done) - n_before < rounds * (1 + n_before) and (left := self._unmet(result)):
+            self._round(self._task(left, result), left, session, progress)
+            result = self._chosen_again(result) if self._unmet(result) else result
         return replace(result, rounds=tuple(self._done))
-
-    def _bolder(self, result: SearchResult, spans: dict[float, Span]) -> dict[float, Choice]:
-        """For each beta whose choice is measured to keep many more than it must: a more accurate one, if there is.
-
-        It may be predicted to keep fewer images than it must, as the prediction has been too low so far.
-        """
-        if self._opened.config.search.clean is not None:
-            return {}
-        asked = dict[float, int]()
-        for entry in self._measured(result):
-            spare = max(0, self._to_spare(entry))
-            span = spans[entry.beta] = spans.get(entry.beta, Span(self._wanted(entry.beta))).after(spare)
-            if span.too_few < span.asked < span.enough:
-                asked[entry.beta] = span.asked
-        found = self._choose(self._points, asked).by_beta() if asked else {}
-        present = result.by_beta()
-        return {
-            beta: entry
-            for beta, entry in found.items()
-            if beta in asked and entry.clean_correct > present[beta].clean_correct
-        }
 
     def _learnt(
         self, result: SearchResult, task: RoundTask, session: RaySession | None, progress: Progress
@@ -197,7 +139,7 @@ class Rounds:
     def _chosen_again(self, result: SearchResult) -> SearchResult:
         """The search over all points; what has been attacked and is kept stays chosen."""
         held = {beta: entry for beta, entry in result.by_beta().items() if self._is_kept(entry)}
-        result = self._choose(self._points, {}).with_entries(held)
+        result = self._choose(self._points).with_entries(held)
         self._settled |= {(entry.beta, _mixed(entry)) for entry in result.entries if _mixed(entry) in self._broken}
         return result
 
@@ -260,11 +202,7 @@ class Rounds:
         number, surrogate_alpha = len(self._done) + 1, result.surrogate_alpha
         opened, evaluate = self._opened, self._opened.config.evaluate
         budget, sample = budget_of(evaluate), search_sample(opened)
-        budget = replace(
-            budget,
-            n_iter=min(budget.n_iter, ROUND_ITERATIONS),
-            border_restarts=min(budget.border_restarts, ROUND_RESTARTS),
-        )
+        budget = replace(budget, n_iter=min(budget.n_iter, ROUND_ITERATIONS))
         mixtures = tuple(entry.mixture() for entry in attacked)
         # The other betas together attack half as many images as the deployed one: their points mostly serve all.
         # With as many, five betas took 2.2 times the passes of one in three rounds (240 digits); so they take 1.96.
@@ -326,11 +264,6 @@ class Rounds:
     def _is_kept(self, entry: Choice) -> bool:
         """Whether the choice was attacked and keeps its share of rob's robust images at all points known by now."""
         return _mixed(entry) in self._broken and self._kept(entry) >= self._wanted(entry.beta)
-
-    def _to_spare(self, entry: Choice) -> int:
-        """Images that the choice keeps beyond those that a more accurate one would have to."""
-        n_robust = int((~self._records.rob_broken_N).sum())
-        return self._kept(entry) - kept_images(entry.beta, n_robust) - math.ceil(BOLDER_SPARE * n_robust)
 
     def _wanted(self, beta: float) -> int:
         return wanted_images(self._opened.config.search, beta, int((~self._records.rob_broken_N).sum()))

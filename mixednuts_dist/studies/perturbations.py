@@ -110,7 +110,7 @@ def counterexamples(bench: Bench) -> Outcome:
         chosen = [entry.mixture() for entry in done.attacked if entry.beta == beta and not done.evaluated]
         attacked += [(f"round {done.round}", each) for each in chosen if each.settings() != deployed.settings()]
     if len(attacked) > 1 or first.settings() != deployed.settings():
-        attacked.append(("deployed", deployed))  # last, though a round on a bolder choice may have followed its own
+        attacked.append(("deployed", deployed))
     steps: list[tuple[str, Count, Count, Count]] = []
     for name, mixture in attacked:
         held_N = robust_bound(mixture, rows_) & ~rows_.rob_broken_N

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mixednuts_dist.attacks.attack import Arrivals, Attack, Phase, Seen
-from mixednuts_dist.attacks.gradient_model import Outputs
+from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 
 torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def one_pass(attack: Attack, state: object, model: nn.Module, labels: Tensor, ta
     """One round of an attack by hand: (where it was evaluated, whose phase has ended)."""
     x_new = attack.propose(state).clone()
     leaf = x_new.clone().requires_grad_()
-    outputs = Outputs(model(leaf))
+    outputs = AttackedModel.of(model).fast.run(leaf)
     value = attack.objective(state, outputs, labels, targets)
     (grad,) = torch.autograd.grad(value.sum(), leaf)
     logits = outputs.model_logits

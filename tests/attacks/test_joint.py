@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
-from mixednuts_dist.attacks.apgd import ApgdCe
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.joint import least_loss
+from mixednuts_dist.attacks.joint import Joint, least_loss
 from mixednuts_dist.attacks.losses import joint_loss
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.images.datasets import open_dataset
@@ -40,8 +39,8 @@ def test_the_loss_is_what_decides_the_mixture() -> None:
     loss = joint_loss(std, mapped, labels, targets, torch.full((200,), 16.0))
     votes = std.argmax(dim=1) == targets
     assert 0 < int(votes.sum()) < 200
-    assert torch.allclose(loss[votes], 16 * (1 - gap[votes]).log())
-    assert bool((loss[~votes] < 16 * (1 - gap[~votes]).log()).all())
+    assert torch.allclose(loss[votes], (1 - gap[votes]).log())
+    assert bool((loss[~votes] < (1 - gap[~votes]).log()).all())
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
@@ -71,10 +70,10 @@ def test_it_breaks_images_that_the_papers_attack_leaves_standing(mixed: MixedCla
     assert joint.n_forward > paper.n_forward
 
 
-def test_a_run_begins_at_the_best_point_where_its_phase_says_so() -> None:
+def test_a_run_begins_at_the_best_point_where_its_phase_says_so(mixed: MixedClassifier) -> None:
     x, y = open_dataset("digits").read(0, 4)
-    attack = ApgdCe(Setting(THREAT, AttackBudget(), 10))
-    (phase,) = attack.phases()
+    attack = Joint(Setting(THREAT, AttackBudget(), 10, model=mixed))
+    phase = attack.phases()[0]
     for from_best in (True, False):
         arrived = arrivals(attack, x, y, phase=replace(phase, from_best=from_best))
         arrived.best = (x + 0.01).clamp(max=1)
@@ -96,23 +95,37 @@ def test_it_takes_no_more_passes_than_apgd_t_and_fewer_where_it_cannot_win(mixed
     assert passes[0] < passes[3] <= 2 * len(DIGITS) * 4 * 31
 
 
-def test_a_run_that_will_not_come_to_its_goal_stops(mixed: MixedClassifier) -> None:
-    """The goal is what every success has at least; where it is far away the first review ends the run."""
-    goal = least_loss(mixed, 16.0)
-    gap = mixed.one_minus_alpha / mixed.alpha
-    assert goal == pytest.approx(16 * math.log(1 - gap))
-    setting = Setting(THREAT, AttackBudget(n_iter=100), 10)
-    attack, (x, y) = ApgdCe(setting), open_dataset("digits").read(0, 6)
-    (phase,) = attack.phases()
-    for distance, stops in ((-math.inf, False), (1e6, True)):
+@pytest.mark.parametrize("alpha", [0.5000001, 0.6, 0.97])
+def test_wherever_a_target_wins_the_loss_is_at_least_its_goal(alpha: float) -> None:
+    """So a run that stops because it will not come to its goal would not have won."""
+    generator = torch.Generator().manual_seed(1)
+    std, rob = (2 * torch.randn(4000, 4, generator=generator) for _ in range(2))
+    labels = torch.randint(4, (4000,), generator=generator)
+    transform = LogitTransform(2.0, 2.0, 0.3)
+    mixture = MixedClassifier(torch.nn.Identity(), torch.nn.Identity(), transform, alpha)
+    winners = mixture.mix_logits(std, rob).argmax(dim=1)
+    won = (winners != labels) & (std.argmax(dim=1) == winners)
+    targets = torch.where(won, winners, (labels + 1) % 4)
+    loss = joint_loss(std.double(), transform(rob.double()), labels, targets, torch.full((4000,), 3.0))
+    assert int(won.sum()) > 100
+    assert float(loss[won].min()) >= least_loss(mixture) - 1e-6
+    assert bool((loss[~won] < least_loss(mixture)).any())
+
+
+def test_a_run_that_will_not_come_to_its_goal_stops_at_its_first_review(mixed: MixedClassifier) -> None:
+    budget = AttackBudget(n_iter=60, n_target_classes=3, border_restarts=1)
+    attack = Joint(Setting(THREAT, budget, 10, model=mixed))
+    (phase, *_), (x, y) = attack.phases(), open_dataset("digits").read(0, 6)
+    for goal, n_passes in ((-math.inf, 34), (1e6, 9)):
         state = attack.state(x)
-        attack.begin(state, torch.arange(6), arrivals(attack, x, y, phase=replace(phase, goal=distance)))
-        n_passes, ended = 0, torch.zeros(6, dtype=torch.bool)
+        attack.begin(state, torch.arange(6), arrivals(attack, x, y, phase=replace(phase, goal=goal)))
+        n, ended = 0, torch.zeros(6, dtype=torch.bool)
         while not bool(ended.any()):
-            _, ended = one_pass(attack, state, mixed.rob, y, y)
-            n_passes += 1
+            x_new, ended = one_pass(attack, state, mixed, y, (y + 1) % 10)
+            assert float((x_new - x).abs().max()) <= THREAT.eps + 1e-6
+            n += 1
         assert bool(ended.all())
-        assert n_passes == (23 if stops else 101)
+        assert n == n_passes
 
 
 DIGITS = [199, 209, 236, 351, 524, 726]  # near the mixture's border

@@ -1,6 +1,5 @@
 """Beta that holds when measured: the search attacks its own choice and chooses again with what it found."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from mixednuts_dist.selection.inputs import AttackedPoints
 from mixednuts_dist.selection.kernel import Slab
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.evaluate import evaluate_fingerprint
-from mixednuts_dist.stages.rounds import BOLDER_SPARE, Points, Rounds, Span
+from mixednuts_dist.stages.rounds import Points, Rounds
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import Receipt, SearchResult
 from mixednuts_dist.storage.tables import read_columns
@@ -67,39 +66,6 @@ def test_the_last_choice_keeps_its_share_under_the_attack_of_the_rounds(
     assert last.kept[0] >= kept_images(0.9, last.of)
 
 
-@pytest.fixture
-def no_new_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds that find nothing: what they measure is what std answers at the attack stage's points."""
-    monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())
-
-
-@pytest.mark.usefixtures("no_new_points")
-def test_a_choice_that_keeps_many_too_many_makes_way_for_a_more_accurate_one_that_keeps_enough(
-    tmp_path: Path, local_session: Any
-) -> None:
-    content = tiny_content(tmp_path, search={**WIDE, "rounds": 4}, data={"uri": "digits", "n": 2 * N_IMAGES})
-    config = parse_config({**content, "partition_size": 32})
-    attack.run(config, session=local_session)
-    found = search.run(config, session=local_session)
-    first, deployed = found.rounds[0], found.deployed()
-    wanted = kept_images(0.9, first.of) + math.ceil(BOLDER_SPARE * first.of)
-    assert first.kept[0] > wanted
-    assert deployed.clean_correct > first.attacked[0].clean_correct
-    assert deployed.kept_predicted < wanted
-    assert [done.kept[0] >= wanted for done in found.rounds if done.attacked == (deployed,)] == [True]
-
-
-@pytest.mark.usefixtures("no_new_points")
-def test_a_more_accurate_choice_that_keeps_too_few_is_not_taken(
-    searched: tuple[RunConfig, SearchResult], local_session: Any
-) -> None:
-    found = search.run(targeted(searched[0], beta=0.8, rounds=4), session=local_session)
-    first, *bolder = found.rounds
-    wanted = kept_images(0.8, first.of) + math.ceil(BOLDER_SPARE * first.of)
-    assert first.kept[0] > wanted > max(done.kept[0] for done in bolder)
-    assert found.deployed() == first.attacked[0]
-
-
 def test_a_choice_of_another_beta_that_comes_back_as_it_was_is_not_attacked_again(
     searched: tuple[RunConfig, SearchResult], local_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,22 +75,6 @@ def test_a_choice_of_another_beta_that_comes_back_as_it_was_is_not_attacked_agai
     found = search.run(targeted(searched[0], beta=0.8, measure=[0.99], rounds=6), session=local_session)
     mixtures = [str(entry.mixture()) for done in found.rounds for entry in done.attacked if entry.beta == 0.99]
     assert 1 <= len(set(mixtures)) == len(mixtures) < 6
-
-
-def test_what_is_asked_of_a_prediction_ends_between_too_few_and_enough() -> None:
-    span, kept_when_asked = Span(enough=123), {asked: asked + 3 for asked in range(200)}
-    for _ in range(8):
-        spare = kept_when_asked[span.enough] - 123
-        following = span.after(spare)
-        if not following.too_few < following.asked < following.enough:
-            break
-        span = following.measured(kept=kept_when_asked[following.asked] >= 123)
-    assert span.enough == 120
-
-
-def test_a_prediction_that_was_too_few_is_asked_for_more() -> None:
-    span = Span(enough=100).after(10).measured(kept=False).after(10)
-    assert (span.too_few, span.asked, span.enough) == (90, 95, 100)
 
 
 def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
