@@ -101,10 +101,16 @@ class Joint(Attack):
         return plan
 
     def state(self, like_SCHW: Tensor) -> JointState:
-        n = len(like_SCHW)
-        counts, numbers = torch.zeros(2, n, dtype=torch.long, device=like_SCHW.device), like_SCHW.new_zeros(4, n)
-        images = like_SCHW.new_zeros(3, *like_SCHW.shape)
-        return JointState(*images, numbers[0], numbers[1], *counts, numbers[2], numbers[3])
+        def images() -> Tensor:
+            return like_SCHW.new_zeros(like_SCHW.shape)
+
+        def numbers(dtype: torch.dtype | None = None) -> Tensor:
+            return like_SCHW.new_zeros(len(like_SCHW), dtype=dtype)
+
+        return JointState(
+            x=images(), x_adv=images(), momentum=images(), loss_best=numbers(), loss_before=numbers(),
+            iteration=numbers(torch.long), n_iter=numbers(torch.long), weight=numbers(), goal=numbers(),
+        )  # fmt: skip
 
     def begin(self, state: JointState, slots: Tensor, arrivals: Arrivals) -> None:
         phases = arrivals.phases
