@@ -66,6 +66,12 @@ def test_the_last_choice_keeps_its_share_under_the_attack_of_the_rounds(
     assert last.kept[0] >= kept_images(0.9, last.of)
 
 
+@pytest.fixture
+def no_new_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that find nothing: what they measure is what std answers at the attack stage's points."""
+    monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())
+
+
 def test_a_choice_of_another_beta_that_comes_back_as_it_was_is_not_attacked_again(
     searched: tuple[RunConfig, SearchResult], local_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
