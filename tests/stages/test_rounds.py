@@ -226,7 +226,10 @@ def evaluated_to_the_end(config: RunConfig, session: Any, progress: Computed) ->
 def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_again(
     tmp_path: Path, local_session: Any
 ) -> None:
-    content = tiny_content(tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": N_IMAGES})
+    content = tiny_content(
+        tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": N_IMAGES},
+        evaluate={"n_iter": 20, "n_target_classes": 4, "n_queries": 20},
+    )  # fmt: skip
     config = parse_config({**content, "partition_size": 16})
     evaluated_to_the_end(config, local_session, Computed())
     opened = reopen_run(config)
