@@ -136,7 +136,8 @@ class Joint(Attack):
         threat = self.setting.threat
         mean = seen.grad.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(seen.grad.dtype).tiny)
         state.momentum.mul_(MOMENTUM).add_(seen.grad / per_image(mean, seen.grad))
-        step = 0.5 * FIRST_STEP * threat.eps * (1 + (math.pi * state.iteration / state.n_iter).cos())
+        passed = state.iteration / state.n_iter.clamp(min=1)  # a free slot has no steps to take
+        step = 0.5 * FIRST_STEP * threat.eps * (1 + (math.pi * passed).cos())
         moved = x_new + per_image(step, x_new) * steepest(state.momentum, threat.norm)
         state.x_adv.copy_(project(moved, state.x, threat))
         starting = state.iteration == 0
