@@ -205,7 +205,7 @@ class Rounds:
         budget = replace(budget, n_iter=min(budget.n_iter, ROUND_ITERATIONS))
         mixtures = tuple(entry.mixture() for entry in attacked)
         # The other betas together attack half as many images as the deployed one: their points mostly serve all.
-        # With as many, five betas took 2.2 times the passes of one in three rounds (240 digits); so they take 1.96.
+        # With as many, five betas took 2.2 times the passes of one in three rounds (240 digits); so they take 2.05.
         others = max(1, sum(entry.beta != result.deployed_beta for entry in attacked))
         weights = [1 if entry.beta == result.deployed_beta else 0.5 / others for entry in attacked]
         share = SHARES_ATTACKED[min(number, len(SHARES_ATTACKED)) - 1]
