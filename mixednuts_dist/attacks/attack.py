@@ -104,8 +104,10 @@ class Phase:
     stepper: "Attack"
     target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
     restart: int = 0
+    beside: bool = False  # may run beside the phase before it: neither needs what the other finds
     in_float32: bool = False  # gradients in float32 whatever the arithmetic
-    wanted: Callable[[Known], Tensor] | None = None  # (n,) bool, on the host: who takes the phase; all by default
+    # (n,) bool, on the host: who takes the phase, all by default; with `beside` what the first of them says.
+    wanted: Callable[[Known], Tensor] | None = None
 
 
 @dataclass

@@ -5,6 +5,10 @@ phases of one kind share a lane, which steps them all in one pass of the run's b
 is decided it leaves, and the next one takes its seat, from the next partition too. Whatever a lane's arithmetic makes
 believe counts once the float32 judge has verified it: when an image seems broken, and as a phase ends.
 
+Seats that no image needs go to images' further targets: the targets of an attack are independent of one another, so an
+image may take several of them at once. Its outcome stays that of one after the other: the first target, in the plan's
+order, that breaks it counts, and the passes of those behind it do not.
+
 Groups (partitions) come from an iterator and go out as their last image is decided. An image's outcome depends on the
 image, its sample id, the seed and the batch shape, not on the groups, their order or its company.
 """
@@ -14,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,7 +29,7 @@ from ..threat import ThreatModel
 from .attack import Known, Phase, Setting
 from .budget import AttackBudget
 from .gradient_model import AttackedModel, GradientModel
-from .judge import Judge, Tracks, Verdicts
+from .judge import AHEAD, NONE, SEATED, Judge, Tracks, Verdicts
 from .lane import Lane, Leaving
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image beside the attacks
@@ -99,15 +104,17 @@ class Engine:
     shape: BatchShape
     stop_when_broken: bool = True
     progress: Callable[[Progress], None] | None = None
-    tracks: Tracks = field(init=False, default_factory=Tracks)
+    tracks: Tracks = field(init=False)
     plan: Sequence[Phase] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self.judge = Judge(self.attacked.model, self.shape)
+        self.tracks = Tracks(self.stop_when_broken)
         self._lanes: dict[tuple[str, bool], Lane] = {}
         self._passes: dict[bool, Passes] = {}
         self.setting: Setting | None = None
         self._lane_order: list[tuple[str, bool]] = []  # as the plan comes to them
+        self._blocks: list[tuple[int, int]] = []  # (first, stop) phases that an image may take side by side
         self._to_judge: list[Leaving] = []
         self._waited = 0  # passes since the first of them left its seat
         self._present: list[_Present] = []
@@ -152,7 +159,7 @@ class Engine:
             return self._outcome(self._present[0])
 
     def _some_lane_is_full(self) -> bool:
-        return any(lane.n_ready >= self.shape.rows for lane in self._lanes.values())
+        return any(lane.n_images >= self.shape.rows for lane in self._lanes.values())
 
     def _work(self) -> None:
         """One pass: of the judge where many wait for it, else of a lane."""
@@ -160,7 +167,7 @@ class Engine:
         # A full lane is emptied before the one that feeds it. Where none is full, the first of the plan is stepped: who
         # leaves it joins those who wait further on, so that images that came apart go through a long search together.
         busy = [self._lanes[key] for key in self._lane_order if key in self._lanes and self._lanes[key].n_ready]
-        full = [lane for lane in busy if lane.n_ready >= self.shape.rows]
+        full = [lane for lane in busy if lane.n_images >= self.shape.rows]
         lane = full[-1] if full else busy[0] if busy else None
         # A verification is a forward pass alone, and gives images back to their lanes: it need not be full. Images of
         # another lane are verified before a pass that has room for them.
@@ -187,16 +194,18 @@ class Engine:
             self.setting = Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model, coarse)
             self.plan = self.planner(self.setting)
             self._lane_order = list(dict.fromkeys(map(_lane_key, self.plan)))
+            starts = [i for i, phase in enumerate(self.plan) if not (phase.beside and i)]
+            self._blocks = list(pairwise([*starts, len(self.plan)]))
         known = None if group.known is None else self.judge.verdicts(group.known, group.y)
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
-        rows = self.tracks.admit(group.x, group.y, group.sample_ids, clean, targets, ranks)
-        self.tracks.n_forward[rows] = 1 + (known is not None)
+        rows = self.tracks.admit(group.x, group.y, group.sample_ids, clean, targets, ranks, len(self.plan))
+        self.tracks.n_judged[rows] = 1 + (known is not None)
         for noted in self.tracks.notes.values():
             noted[rows] = 0
         for row in rows[clean.wrong].tolist():
             self.tracks.broken_by[row] = CLEAN
         if known is not None and group.known is not None:
-            self.tracks.offer(rows, group.known, known, [CACHED] * len(rows))
+            self.tracks.offer(rows, group.known, known, [CACHED] * len(rows), torch.full_like(rows, -1))
         present = _Present(group, rows, len(rows))
         self._present.append(present)
         self._group_of.update(dict.fromkeys(rows.tolist(), present))
@@ -206,31 +215,33 @@ class Engine:
         self._advance(rows[stays])
 
     def _advance(self, rows: Tensor) -> None:
-        """Send images to the next phase of the plan that wants them; who has none left is decided."""
+        """Send images to the next block of the plan that they want; who has none left is decided."""
         tracks = self.tracks
-        tracks.phase[rows] += 1
+        tracks.block[rows] += 1
         while len(rows):
-            position = int(tracks.phase[rows].min())
-            here = rows[tracks.phase[rows] == position]
-            rows = rows[tracks.phase[rows] != position]
-            if position >= len(self.plan):
+            position = int(tracks.block[rows].min())
+            here = rows[tracks.block[rows] == position]
+            rows = rows[tracks.block[rows] != position]
+            if position >= len(self._blocks):
                 self._decide(here)
                 continue
-            phase = self.plan[position]
+            first, stop = self._blocks[position]
+            phase = self.plan[first]
             if phase.wanted is not None:
                 wanted = phase.wanted(self._known(here, phase))
-                tracks.phase[here[~wanted]] += 1
+                tracks.block[here[~wanted]] += 1
                 rows, here = torch.cat([rows, here[~wanted]]), here[wanted]
             if len(here):
                 tracks.log_gap_before[here] = tracks.log_gap[here]
-                self._lane(phase).waiting.append(here)
+                self._lane(phase).enter(here, first, stop)
 
     def _known(self, rows: Tensor, phase: Phase) -> Known:
         tracks = self.tracks
         targets = tracks.targets[rows, phase.target - 1] if phase.target else tracks.host_labels[rows]
         clean_margin = -torch.expm1(tracks.clean_log_gap[rows])
         gained = tracks.log_gap[rows].expm1() - tracks.log_gap_before[rows].expm1()
-        return Known(tracks.margin(rows), clean_margin, gained, targets, tracks.n_backward[rows], rows, tracks.note)
+        n_backward = tracks.n_passes(rows)[1]
+        return Known(tracks.margin(rows), clean_margin, gained, targets, n_backward, rows, tracks.note)
 
     def _decide(self, rows: Tensor) -> None:
         self.n_decided += len(rows)
@@ -250,10 +261,11 @@ class Engine:
 
     def _outcome(self, present: _Present) -> Finished:
         rows, tracks = present.rows, self.tracks
+        n_forward, n_backward = tracks.n_passes(rows)
         return Finished(
             present.group, tracks.best[rows], tracks.log_gap[rows], tracks.broken[rows],
             [tracks.broken_by[row] for row in rows.tolist()],
-            int(tracks.n_forward[rows].sum()), int(tracks.n_backward[rows].sum()),
+            int(n_forward.sum()), int(n_backward.sum()),
             torch.tensor([row not in self._group_of for row in rows.tolist()]),
         )  # fmt: skip
 
@@ -284,41 +296,59 @@ class Engine:
 
     def _verify(self) -> None:
         """The judge on all that has left the lanes, and where each image goes from there."""
+        tracks = self.tracks
         claims, self._to_judge, self._waited = self._to_judge, [], 0
-        rows = torch.cat([claim.rows for claim in claims])
-        x = torch.cat([claim.x for claim in claims])
-        verdicts = self.judge.verdicts(x, self.tracks.host_labels[rows])
-        self.tracks.n_forward[rows] += 1
-        attacks = [self.plan[phase].attack for phase in self.tracks.phase[rows].tolist()]
-        self.tracks.offer(rows, x, verdicts, attacks)
-        self._note(rows, x, verdicts)
-        leaves = verdicts.wrong & self.stop_when_broken
-        ended = torch.cat([claim.ended for claim in claims])
-        self._decide(rows[leaves])
-        self._advance(rows[~leaves & ended])
-        for claim, leaves_claim in zip(claims, torch.split(leaves, [len(c.rows) for c in claims]), strict=True):
-            going_on = (~claim.ended & ~leaves_claim)[~claim.ended].nonzero().squeeze(1)
-            if len(going_on):
-                index = going_on.to(x.device)
-                saved = tuple({name: values[index] for name, values in part.items()} for part in claim.saved)
-                claim.lane.resume(claim.rows[~claim.ended][going_on], (saved[0], saved[1]))
+        rows, phases = torch.cat([claim.rows for claim in claims]), torch.cat([claim.phases for claim in claims])
+        x, ended = torch.cat([claim.x for claim in claims]), torch.cat([claim.ended for claim in claims])
+        verdicts = self.judge.verdicts(x, tracks.host_labels[rows])
+        tracks.taken[rows, phases, 0] += 1
+        tracks.offer(rows, x, verdicts, [self.plan[phase].attack for phase in phases.tolist()], phases)
+        tracks.stage[rows[ended], phases[ended]] = NONE
+        for lane in dict.fromkeys(claim.lane for claim in claims):
+            self._go_on(lane, [claim for claim in claims if claim.lane is lane])
         if self.progress is not None:
             self.progress(self._progress())
 
-    def _note(self, rows: Tensor, x: Tensor, verdicts: Verdicts) -> None:
-        """What attacks want to remember of verified points."""
+    def _go_on(self, lane: Lane, claims: list[Leaving]) -> None:
+        """Images of a lane of whom the judge has heard: to their next runs, to the next block, or out."""
+        tracks, stage = self.tracks, self.tracks.stage
+        images = torch.unique(torch.cat([claim.rows for claim in claims]))
+        broken = images[tracks.broken[images] & self.stop_when_broken]
+        if len(broken):
+            # Runs behind the phase that breaks an image count no more; those before it may still break it earlier.
+            behind = torch.arange(stage.shape[1]) >= tracks.broken_at[broken, None]
+            stage[broken] = stage[broken].masked_fill(behind, NONE)
+            lane.drop()
+        for claim in claims:
+            rows, phases = claim.rows[~claim.ended], claim.phases[~claim.ended]
+            kept = (stage[rows, phases] == SEATED).nonzero().squeeze(1)
+            if len(kept):
+                index = kept.to(claim.x.device)
+                saved = tuple({name: values[index] for name, values in part.items()} for part in claim.saved)
+                lane.resume(rows[kept], phases[kept], (saved[0], saved[1]))
+        under_way = stage[images] != NONE
+        stays = under_way.any(dim=1)
+        first = under_way.int().argmax(dim=1)
+        due = stays & (stage[images, first] == AHEAD)
+        if bool(due.any()):
+            lane.due(images[due], first[due])
+        leaving = images[~stays]
+        lane.n_images -= len(leaving)
+        decided = tracks.broken[leaving] & self.stop_when_broken
+        self._decide(leaving[decided])
+        self._advance(leaving[~decided])
 
     @property
     def n_forward_in_flight(self) -> int:
         """Passes so far of images whose groups are not finished."""
-        return sum(int(self.tracks.n_forward[present.rows].sum()) for present in self._present)
+        return sum(int(self.tracks.n_passes(present.rows)[0].sum()) for present in self._present)
 
     def lanes(self) -> Iterable[Lane]:
         """The lanes so far."""
         return self._lanes.values()
 
     def _progress(self) -> Progress:
-        n_backward = self._n_backward + sum(int(self.tracks.n_backward[each.rows].sum()) for each in self._present)
+        n_backward = self._n_backward + sum(int(self.tracks.n_passes(each.rows)[1].sum()) for each in self._present)
         n_forward = self._n_forward + self.n_forward_in_flight
         return Progress(self._n_images, self.n_decided, self._n_broken, n_forward, n_backward)
 

@@ -68,7 +68,10 @@ class Fab(Attack):
     def phases(self) -> Sequence[Phase]:
         """One target after the other; the iterates crowd at the border, where bfloat16 sees either side."""
         n_targets = self.setting.budget.n_targets(self.setting.n_classes)
-        phases = [Phase(self.name, f"{self.name}/{{rank}}", self, target) for target in range(1, n_targets + 1)]
+        phases = [
+            Phase(self.name, f"{self.name}/{{rank}}", self, target, beside=target > 1)
+            for target in range(1, n_targets + 1)
+        ]
         return again_in_float32(phases, self.setting)
 
     def state(self, like_SCHW: Tensor) -> FabState:

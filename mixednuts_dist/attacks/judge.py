@@ -18,6 +18,9 @@ from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_signed_margin
 
+NEVER = 1 << 30  # a place behind every plan
+NONE, AHEAD, DUE, SEATED = range(4)  # stages of a run: not begun or over, may be begun, to be begun next, under way
+
 
 @dataclass(frozen=True)
 class Verdicts:
@@ -69,9 +72,12 @@ class Judge:
 class Tracks:
     """What is known of the images in flight: one row an image, numbers on the host, pixels where they are attacked.
 
-    A table whose rows are handed out to images and taken back; it grows as it must."""
+    A table whose rows are handed out to images and taken back; it grows as it must. A run is one phase of the plan for
+    one image; `stage` says how far each is, and `taken` what it has cost.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, stop_when_broken: bool = True) -> None:
+        self.stop_when_broken = stop_when_broken
         self._free: list[int] = []
         self.sample_ids: list[int] = []
         self.broken_by: list[str] = []  # the attack whose point was verified to fool first; "" before
@@ -85,7 +91,14 @@ class Tracks:
             raise AttributeError(name) from None
 
     def admit(
-        self, x: Tensor, labels: Tensor, sample_ids: Sequence[int], clean: Verdicts, targets: Tensor, ranks: Tensor
+        self,
+        x: Tensor,
+        labels: Tensor,
+        sample_ids: Sequence[int],
+        clean: Verdicts,
+        targets: Tensor,
+        ranks: Tensor,
+        n_phases: int,
     ) -> Tensor:
         """Rows (on the host) for new images, with what the judge says of them clean."""
         n = len(x)
@@ -96,13 +109,16 @@ class Tracks:
             "host_labels": labels.cpu(),
             "log_gap": clean.log_gap,  # log(1 - margin) there, float64
             "clean_log_gap": clean.log_gap,
-            "log_gap_before": clean.log_gap,  # as the phase that it is in began
+            "log_gap_before": clean.log_gap,  # as the block that it is in began
+            "best_phase": torch.full((n,), -1),  # which phase has found it
             "broken": clean.wrong,
-            "phase": torch.full((n,), -1),  # where in the plan
+            "broken_at": torch.where(clean.wrong, -1, NEVER),  # the phase that breaks it
+            "block": torch.full((n,), -1),  # where in the plan
+            "stage": torch.zeros(n, n_phases, dtype=torch.int8),  # of each run
+            "taken": torch.zeros(n, n_phases, 2, dtype=torch.int32),  # passes of each run, forward and backward
             "targets": targets,  # classes to be aimed at, the likeliest first
             "ranks": ranks,  # of these classes on the clean image, 2 = runner-up
-            "n_forward": torch.zeros(n, dtype=torch.long),
-            "n_backward": torch.zeros(n, dtype=torch.long),
+            "n_judged": torch.zeros(n, dtype=torch.long),  # forward passes before any phase
         }
         while len(self._free) < n:
             self._grow(arrived, n - len(self._free))
@@ -137,18 +153,53 @@ class Tracks:
         """The smallest signed margin verified so far, float64."""
         return -torch.expm1(self.log_gap[rows])
 
-    def offer(self, rows: Tensor, x: Tensor, verdicts: Verdicts, attacks: Sequence[str]) -> None:
-        """Keep those points whose margin is smaller than the smallest so far; `attacks` names who found each."""
-        smaller = is_smaller(verdicts.log_gap, verdicts.wrong, self.log_gap[rows], self.broken[rows])
-        better = smaller.nonzero().squeeze(1)
-        if not len(better):
-            return
-        kept = rows[better]
-        self.best[kept] = x[better.to(x.device)]
-        self.log_gap[kept] = verdicts.log_gap[better]
-        for i, row in zip(better.tolist(), kept.tolist(), strict=True):
-            if verdicts.wrong[i] and not self.broken[row]:
-                self.broken[row], self.broken_by[row] = True, attacks[i]
+    def n_passes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(forward, backward) passes of each image so far.
+
+        Of a broken image they are those that lead to the phase that broke it: runs of later phases, which only filled
+        free rows, would not have been begun one after the other.
+        """
+        last = self.broken_at[rows, None] if self.stop_when_broken else NEVER
+        taken = (self.taken[rows] * (torch.arange(self.stage.shape[1]) <= last)[..., None]).sum(dim=1)
+        return self.n_judged[rows] + taken[:, 0], taken[:, 1]
+
+    def offer(self, rows: Tensor, x: Tensor, verdicts: Verdicts, attacks: Sequence[str], phases: Tensor) -> None:
+        """Keep those points whose margin is smaller than the smallest so far.
+
+        `attacks` and `phases` (the place in the plan) name who found each. In whatever order runs of one image come
+        here, the outcome is the same: of equal margins the first phase's counts.
+        """
+        order = torch.arange(len(rows))
+        while len(order):  # a turn for each of an image's points
+            first = _first_of_each(rows[order])
+            turn, order = order[first], order[~first]
+            self._offer(rows[turn], x, verdicts, attacks, phases, turn)
+
+    def _offer(
+        self, rows: Tensor, x: Tensor, verdicts: Verdicts, attacks: Sequence[str], phases: Tensor, index: Tensor
+    ) -> None:
+        log_gap, wrong, phases = verdicts.log_gap[index], verdicts.wrong[index], phases[index]
+        before, phase_before = self.log_gap[rows], self.best_phase[rows]
+        smaller = is_smaller(log_gap, wrong, before, self.broken[rows])
+        smaller |= (log_gap == before) & (wrong == self.broken[rows]) & (phases < phase_before)
+        first = wrong & (phases < self.broken_at[rows])
+        if self.stop_when_broken:  # the first phase's point, whatever a later one may have found meanwhile
+            smaller = torch.where(wrong, first, smaller & ~self.broken[rows])
+        for i, row in zip(index[first].tolist(), rows[first].tolist(), strict=True):
+            self.broken_by[row] = attacks[i]
+        self.broken[rows[first]], self.broken_at[rows[first]] = True, phases[first]
+        kept = rows[smaller]
+        if len(kept):
+            self.best[kept] = x[index[smaller].to(x.device)]
+            self.log_gap[kept], self.best_phase[kept] = log_gap[smaller], phases[smaller]
+
+
+def _first_of_each(rows: Tensor) -> Tensor:
+    """(n,) bool: whether no earlier entry is the same."""
+    first: dict[int, int] = {}
+    for i, row in enumerate(rows.tolist()):
+        first.setdefault(row, i)
+    return torch.zeros(len(rows), dtype=torch.bool).index_fill_(0, torch.tensor(list(first.values())), True)
 
 
 def is_smaller(log_gap: Tensor, wrong: Tensor, log_gap_before: Tensor, wrong_before: Tensor) -> Tensor:

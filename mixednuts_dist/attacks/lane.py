@@ -3,6 +3,9 @@
 The arrays have as many rows as a pass; they are written in place, and no row moves before many are free. Rows that
 nobody sits in hold old values, are passed along as filling, and are never looked at.
 
+Who takes a seat is a run: one phase of the plan for one image. An image's runs are due one after the other; those of a
+block (one attack's targets) may begin ahead of their turn, in seats that would be free.
+
 Shapes: S slots (rows of a pass), images of C x H x W, K classes.
 """
 
@@ -18,7 +21,7 @@ from ..acceleration.batch_shape import BatchShape, Passes
 from ..mixing.margins import log_one_minus_signed_margin
 from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
 from .gradient_model import GradientModel, input_gradient
-from .judge import Tracks, is_smaller
+from .judge import AHEAD, DUE, SEATED, Tracks, is_smaller
 
 _INSIDE = 1 + 1e-6  # of the radius: float32 rounds the points on the sphere to both sides of it
 
@@ -43,6 +46,7 @@ class Leaving:
 
     lane: "Lane"
     rows: Tensor  # of the tracks
+    phases: Tensor  # of the plan
     x: Tensor
     ended: Tensor  # bool: the phase is over; the others only seem broken, and go on if they are not
     saved: tuple[dict[str, Tensor], dict[str, Tensor]]  # to go on with
@@ -63,9 +67,12 @@ class Lane:
     ) -> None:
         self.stepper, self.model, self.shape, self.tracks, self.plan = stepper, model, shape, tracks, plan
         self._passes, self._stop = passes, stop_when_broken
-        self.waiting: deque[Tensor] = deque()  # rows that begin a phase
-        self._resuming: deque[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]] = deque()
+        self._due: deque[tuple[Tensor, Tensor]] = deque()  # (rows, phases) that begin next
+        self._ahead = torch.zeros(0, 2, dtype=torch.long)  # (phase, row) that may begin, the first phases first
+        self._resuming: deque[tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]] = deque()
         self.rows = torch.zeros(0, dtype=torch.long)  # of the tracks, -1 where nobody sits
+        self.phases = torch.zeros(0, dtype=torch.long)  # of the plan
+        self.n_images = 0  # whose runs are here
         self.n_seated = 0
         self.n_filling = 0  # rows of passes that nobody sat in
         self._sittings = torch.zeros(0, dtype=torch.long)  # a number of its own for each time that someone sits down
@@ -76,12 +83,42 @@ class Lane:
 
     @property
     def n_ready(self) -> int:
-        """Images in seats or waiting for one."""
-        return self.n_seated + sum(map(len, self.waiting)) + sum(len(rows) for rows, *_ in self._resuming)
+        """Runs in seats or waiting for one."""
+        return self.n_seated + len(self._ahead) + sum(len(rows) for rows, *_ in (*self._due, *self._resuming))
 
-    def resume(self, rows: Tensor, saved: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
-        """Images that go on from where they were."""
-        self._resuming.append((rows, *saved))
+    def enter(self, rows: Tensor, first: int, stop: int) -> None:
+        """Images that come to the block of phases `first` ... `stop - 1`."""
+        self.n_images += len(rows)
+        self.tracks.stage[rows, first + 1 : stop] = AHEAD
+        self.due(rows, torch.full_like(rows, first))
+        ahead = torch.cartesian_prod(torch.arange(first + 1, stop), rows).view(-1, 2)
+        ahead = torch.cat([self._ahead, ahead])
+        self._ahead = ahead[ahead[:, 0].sort(stable=True).indices]
+
+    def due(self, rows: Tensor, phases: Tensor) -> None:
+        """Runs that begin as soon as there is a seat."""
+        self.tracks.stage[rows, phases] = DUE
+        self._due.append((rows, phases))
+        self._ahead = self._ahead[self.tracks.stage[self._ahead[:, 1], self._ahead[:, 0]] == AHEAD]
+
+    def resume(self, rows: Tensor, phases: Tensor, saved: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
+        """Runs that go on from where they were."""
+        self._resuming.append((rows, phases, *saved))
+
+    def drop(self) -> None:
+        """Give up every run whose stage says that nobody needs it any more."""
+        stage = self.tracks.stage
+        self._ahead = self._ahead[stage[self._ahead[:, 1], self._ahead[:, 0]] == AHEAD]
+        due, self._due = self._due, deque()
+        for rows, phases in due:
+            wanted = stage[rows, phases] == DUE
+            self._due.append((rows[wanted], phases[wanted]))
+        resuming, self._resuming = self._resuming, deque()
+        for rows, phases, state, found in resuming:
+            wanted = (stage[rows, phases] == SEATED).nonzero().squeeze(1)
+            index = wanted.to(found["labels"].device)
+            self.resume(rows[wanted], phases[wanted], (_rows(state, index), _rows(found, index)))
+        self._empty(((self.rows >= 0) & (stage[self.rows, self.phases] != SEATED)).nonzero().squeeze(1))
 
     def step(self) -> None:
         """Seat who waits, one pass for all, and the bookkeeping of each; images that memory ends for wait again."""
@@ -95,11 +132,9 @@ class Lane:
             return
         self._watch(self._found, x_new, seen)
         self._found.ended |= self.stepper.absorb(self._state, x_new, seen)
-        seated = self.rows[self.rows >= 0]
-        self.tracks.n_forward[seated] += 1
-        self.n_filling += len(self.rows) - len(seated)
-        if takes_gradient:
-            self.tracks.n_backward[seated] += 1
+        seated = self.rows >= 0
+        self.tracks.taken[self.rows[seated], self.phases[seated], : 1 + takes_gradient] += 1
+        self.n_filling += len(self.rows) - self.n_seated
 
     def _pass(self, x_new: Tensor, found: Found) -> Seen | None:
         """One forward and, where the attack takes it, one backward; None where memory was short."""
@@ -140,36 +175,42 @@ class Lane:
     # Seats
 
     def _seat(self) -> None:
-        """Give seats to those who go on and those who begin, in the shape that they need."""
+        """Give seats to runs that go on, that are due, and ahead of their turn, in the shape that they need."""
+        if self.n_seated > self.shape.rows:  # memory has ended elsewhere
+            self._set_aside()
         n = min(self.n_ready, self.shape.rows)
         self._reshape(self._passes.rows_for(n, self.tracks.x[:n]))
         assert self._state is not None and self._found is not None
         while self._resuming and (free := self._free_seats()) is not None:
-            rows, state, found = self._resuming.popleft()
-            if len(free) < len(rows):
-                rest = _part(state, len(free), None), _part(found, len(free), None)
-                self._resuming.appendleft((rows[len(free) :], *rest))
-                rows, state, found = rows[: len(free)], _part(state, 0, len(free)), _part(found, 0, len(free))
+            rows, phases, state, found = self._resuming.popleft()
+            n = len(free)
+            if n < len(rows):
+                self._resuming.appendleft(
+                    (rows[n:], phases[n:], _rows(state, slice(n, None)), _rows(found, slice(n, None)))
+                )
+                rows, phases, state, found = rows[:n], phases[:n], _rows(state, slice(n)), _rows(found, slice(n))
             slots = free[: len(rows)].to(self._found.labels.device, non_blocking=True)
             self._state.put(slots, state)
             self._found.put(slots, found)
-            self._sit(free[: len(rows)], rows)
-        while self.waiting and (free := self._free_seats()) is not None:
-            rows = self.waiting.popleft()
+            self._sit(free[: len(rows)], rows, phases)
+        while self._due and (free := self._free_seats()) is not None:
+            rows, phases = self._due.popleft()
             if len(free) < len(rows):
-                self.waiting.appendleft(rows[len(free) :])
-                rows = rows[: len(free)]
-            self._begin(free[: len(rows)], rows)
+                self._due.appendleft((rows[len(free) :], phases[len(free) :]))
+            self._begin(free[: len(rows)], rows[: len(free)], phases[: len(free)])
+        if len(self._ahead) and (free := self._free_seats()) is not None:
+            runs, self._ahead = self._ahead[: len(free)], self._ahead[len(free) :]
+            self._begin(free[: len(runs)], runs[:, 1], runs[:, 0])
 
     def _free_seats(self) -> Tensor | None:
         free = (self.rows < 0).nonzero().squeeze(1)
         return free if len(free) else None
 
-    def _begin(self, seats: Tensor, rows: Tensor) -> None:
+    def _begin(self, seats: Tensor, rows: Tensor, places: Tensor) -> None:
         assert self._found is not None
         tracks, device = self.tracks, self._found.labels.device
         slots, there = seats.to(device, non_blocking=True), rows.to(device, non_blocking=True)
-        phases = [self.plan[phase] for phase in tracks.phase[rows].tolist()]
+        phases = [self.plan[phase] for phase in places.tolist()]
         which = torch.tensor([phase.target for phase in phases])
         picked = tracks.targets[rows, (which - 1).clamp(min=0)] if tracks.targets.shape[1] else tracks.host_labels[rows]
         targets = torch.where(which > 0, picked, tracks.host_labels[rows]).to(device, non_blocking=True)
@@ -192,10 +233,11 @@ class Lane:
         found.refuted[slots] = -torch.inf
         found.ended[slots] = False
         self.stepper.begin(self._state, slots, arrivals)
-        self._sit(seats, rows)
+        self._sit(seats, rows, places)
 
-    def _sit(self, seats: Tensor, rows: Tensor) -> None:
-        self.rows[seats] = rows
+    def _sit(self, seats: Tensor, rows: Tensor, phases: Tensor) -> None:
+        self.rows[seats], self.phases[seats] = rows, phases
+        self.tracks.stage[rows, phases] = SEATED
         self._sittings[seats] = self._n_sittings + torch.arange(len(rows))
         self._n_sittings += len(rows)
         self.n_seated += len(rows)
@@ -205,7 +247,7 @@ class Lane:
         if self._state is None or self._found is None:
             like = self.tracks.x[:1].expand(n_slots, *self.tracks.x.shape[1:])
             self._state, self._found = self.stepper.state(like), _nobody(like, pixels=not self.stepper.stays_inside)
-            self.rows, self._sittings = torch.full((n_slots,), -1), torch.full((n_slots,), -1)
+            self.rows, self.phases, self._sittings = torch.full((3, n_slots), -1).unbind()
         elif n_slots != len(self.rows):
             self._keep((self.rows >= 0).nonzero().squeeze(1), n_slots)
 
@@ -217,6 +259,7 @@ class Lane:
         self._found.ended[len(seats) :] = True
         nobody = torch.full((n_slots - len(seats),), -1)
         self.rows = torch.cat([self.rows[seats], nobody])
+        self.phases = torch.cat([self.phases[seats], nobody])
         self._sittings = torch.cat([self._sittings[seats], nobody])
         self.n_seated = len(seats)
 
@@ -227,7 +270,7 @@ class Lane:
         staying, going = seats[: self.shape.rows], seats[self.shape.rows :]
         if len(going):
             slots = going.to(self._found.labels.device)
-            self.resume(self.rows[going], (self._state.take(slots), self._found.take(slots)))
+            self.resume(self.rows[going], self.phases[going], (self._state.take(slots), self._found.take(slots)))
         self._keep(staying, self.shape.rows)
 
     # Leaving
@@ -242,17 +285,23 @@ class Lane:
             return None
         seats = leaves.nonzero().squeeze(1)
         slots = seats.to(found.labels.device, non_blocking=True)
-        x, rows, ended = found.x_found[slots], self.rows[seats], ended[seats]
+        x, rows, phases, ended = found.x_found[slots], self.rows[seats], self.phases[seats], ended[seats]
         going_on = slots[(~ended).to(slots.device)] if bool((~ended).any()) else slots[:0]
         saved = self._state.take(going_on), found.take(going_on)
         # If the judge does not confirm it, only a smaller margin counts, and half as small is worth no second look
         # before the phase ends: an image that leaves its seat after every step falls behind all others.
         saved[1]["wrong"].zero_()
         saved[1]["refuted"] = 2 * saved[1]["log_gap"].expm1().clamp(min=0)
-        found.ended[slots] = True
-        self.rows[seats] = self._sittings[seats] = -1
-        self.n_seated -= len(seats)
-        return Leaving(self, rows, x, ended, saved)
+        self._empty(seats)
+        return Leaving(self, rows, phases, x, ended, saved)
+
+    def _empty(self, seats: Tensor) -> None:
+        """Seats that nobody has any more."""
+        if len(seats):
+            assert self._found is not None
+            self._found.ended[seats.to(self._found.ended.device, non_blocking=True)] = True
+            self.rows[seats] = self._sittings[seats] = -1
+            self.n_seated -= len(seats)
 
     def _flags(self) -> tuple[Tensor, Tensor]:
         """(S,) on the host: who leaves, and whose phase has ended.
@@ -302,5 +351,5 @@ def _nobody(like: Tensor, *, pixels: bool) -> Found:
     )
 
 
-def _part(rows: dict[str, Tensor], first: int, stop: int | None) -> dict[str, Tensor]:
-    return {name: values[first:stop] for name, values in rows.items()}
+def _rows(values: dict[str, Tensor], index: "Tensor | slice") -> dict[str, Tensor]:
+    return {name: of_all[index] for name, of_all in values.items()}

@@ -214,10 +214,9 @@ def _bookkeeping_share(attacked: Subject, n_iter: int = 30) -> float:
     clean = Judge(models.model, shape).verdicts(x, y)
     threat, budget = ThreatModel("Linf", attacked.eps), AttackBudget(n_iter=n_iter)
     plan = ApgdCe(Setting(threat, budget, clean.logits.shape[1])).phases()
-    rows = tracks.admit(x, y, range(len(x)), clean, *ordered_targets(clean.logits, 0, None))
-    tracks.phase[rows] = 0
+    rows = tracks.admit(x, y, range(len(x)), clean, *ordered_targets(clean.logits, 0, None), n_phases=1)
     lane = _WatchedLane(plan[0].stepper, models.fast, shape, Passes(shape, models.fast.probe), tracks, plan, False)
-    lane.waiting.append(rows)
+    lane.enter(rows, 0, 1)
     lane.step()  # seats them
     lane.passing_s, started = 0.0, time.perf_counter()
     for _ in range(n_iter - 1):

@@ -1,7 +1,7 @@
 """The engine's promises: nothing is lost when memory ends, estimates are not verdicts, an image's result is its own."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import ensemble_plan
+from mixednuts_dist.attacks.attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.engine import Engine, Finished, Group, Stream, ordered_targets
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
@@ -203,6 +204,82 @@ def test_seats_are_filled_from_the_next_group(victim) -> None:
     found = list(engine.run(Group(x[i : i + 8], y[i : i + 8], range(i, i + 8)) for i in range(0, 80, 8)))
     real = sum(finished.n_forward for finished in found)
     assert real / sum(sizes) > 0.75
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_targets_side_by_side_come_to_what_they_do_one_after_the_other(victim, stop: bool) -> None:
+    """Bit for bit and pass for pass, of images that stand, that one target breaks, and that several do."""
+    model, x, y = victim(n=40)
+    budget, filling = AttackBudget(12, 9), {}
+
+    def found(images: Tensor, *, side_by_side: bool) -> Finished:
+        def plan(setting: Setting) -> list[Phase]:
+            phases = ensemble_plan(setting, ["apgd-t", "fab-t"])
+            return phases if side_by_side else [replace(phase, beside=False) for phase in phases]
+
+        engine = Engine(AttackedModel.of(model), plan, LINF, budget, 0, BatchShape(32, fixed=True), stop)
+        ids = images.tolist()
+        finished = engine.run_one(Group(x[images], y[images], ids))
+        filling[side_by_side] = sum(lane.n_filling for lane in engine.lanes())
+        return finished
+
+    whole = found(torch.arange(40), side_by_side=False)
+    assert {"", "apgd-t"} <= set(whole.broken_by)
+    for some in (torch.arange(40), torch.arange(3), torch.arange(3, 40, 5)):
+        together, alone = found(some, side_by_side=True), found(some, side_by_side=False)
+        assert torch.equal(together.best, whole.best[some])
+        assert torch.equal(together.log_gap, whole.log_gap[some])
+        assert together.broken_by == [whole.broken_by[i] for i in some.tolist()]
+        assert (together.n_forward, together.n_backward) == (alone.n_forward, alone.n_backward)
+        assert filling[True] < filling[False]
+
+
+def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victim) -> None:
+    """Later targets break at once, the first one only in the end: its point stands, and only its passes count."""
+    model, x, y = victim(n=1)
+    n_iter = 6
+
+    @dataclass
+    class State(SlotArrays):
+        x: Tensor
+        target: Tensor
+        iteration: Tensor
+
+    class Steps(Attack):
+        """Stays at the clean image until its last step, or goes at once where its target is not the runner-up."""
+
+        takes_gradient = False
+
+        def phases(self) -> list[Phase]:
+            return [Phase("steps", f"steps/{target}", self, target, beside=target > 1) for target in range(1, 5)]
+
+        def state(self, like_SCHW: Tensor) -> State:
+            return State(like_SCHW.clone(), like_SCHW.new_zeros(len(like_SCHW)), like_SCHW.new_zeros(len(like_SCHW)))
+
+        def begin(self, state: State, slots: Tensor, arrivals: Arrivals) -> None:
+            first = torch.tensor([phase.target for phase in arrivals.phases], dtype=torch.float32)
+            state.x[slots], state.target[slots], state.iteration[slots] = arrivals.x, first, 0.0
+
+        def propose(self, state: State) -> Tensor:
+            arrives = torch.where(state.target == breaks_last, n_iter - 1, 0)
+            fools = (state.iteration >= arrives) & (state.target >= breaks_last)
+            return torch.where(fools[:, None, None, None], fooling[state.target.long() - 1], state.x)
+
+        def absorb(self, state: State, x_new: Tensor, seen: Seen) -> Tensor:  # noqa: ARG002
+            state.iteration += 1
+            return state.iteration >= n_iter
+
+    noise = torch.rand(64, *x.shape[1:], generator=torch.Generator().manual_seed(3))
+    fooling = noise[model(noise).argmax(dim=1) != y][:4]
+    for breaks_last in (1, 2):
+        engine = Engine(
+            AttackedModel.of(model), lambda setting: Steps(setting).phases(), LINF, AttackBudget(n_iter, 4), 0,
+            BatchShape(8, fixed=True),
+        )  # fmt: skip
+        finished = engine.run_one(Group(x, y, [0]))
+        assert torch.equal(finished.best, fooling[breaks_last - 1 : breaks_last])
+        # One to judge the clean image; of each phase until then its steps, and one to verify what it found.
+        assert finished.n_forward == 1 + breaks_last * (n_iter + 1)
 
 
 def test_groups_begun_ahead_fill_the_seats_and_have_the_bits_that_they_have_alone(victim) -> None:
