@@ -224,6 +224,57 @@ class Attack:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """Whose point each row of a pass is, where the R rows hold several points of each of S slots.
+
+    Row r belongs to slot r % S, and is its next point but r // S, its depth; the last depth may lack some slots.
+    """
+
+    n_slots: int
+    slot_R: Tensor
+    depth_R: Tensor
+
+    @classmethod
+    def of(cls, n_slots: int, n_rows: int, device: torch.device) -> "Ahead":
+        """The rows of a pass."""
+        row_R = torch.arange(n_rows, device=device)
+        return cls(n_slots, row_R % n_slots, row_R // n_slots)
+
+    def by_depth(self, values_R: Tensor, missing: float) -> Tensor:
+        """(D, S): a row's values at its depth and slot, `missing` where the last depth lacks a slot."""
+        lacking = -len(values_R) % self.n_slots
+        if lacking:
+            values_R = torch.cat([values_R, values_R.new_full((lacking,), missing)])
+        return values_R.view(-1, self.n_slots)
+
+
+class LooksAhead(Attack):
+    """Base of attacks without gradients that know their next points as long as they keep none of them: random search.
+
+    Where a pass has rows to spare, it holds several points of each image. Those up to the first that the attack keeps
+    count, the others are thrown away; so an image's outcome is the one of a point a pass, whatever the company.
+    `propose` and `absorb` are those of a point a slot. All points are in the ball.
+    """
+
+    takes_gradient = False
+
+    def propose_ahead(self, state: Any, ahead: Ahead) -> Tensor:
+        """(R, C, H, W): each slot's next points, all made from what it knows now."""
+        raise NotImplementedError
+
+    def last(self, state: Any, seen: Seen, ahead: Ahead) -> Tensor:
+        """(R,) bool: after which rows a slot has no such point any more: it keeps this one, or its phase ends."""
+        raise NotImplementedError
+
+    def absorb_ahead(self, state: Any, x_new: Tensor, seen: Seen, n_counted: Tensor) -> Tensor:
+        """Take in each slot's first `n_counted` points, (S,), of which only the last may be one to keep; as `absorb`.
+
+        A slot of which none counts must not change.
+        """
+        raise NotImplementedError
+
+
 def again_in_float32(phases: Sequence[Phase], setting: Setting) -> list[Phase]:
     """The phases and, where passes are coarse, once more in float32 for images that stand near the border.
 
@@ -241,11 +292,16 @@ def again_in_float32(phases: Sequence[Phase], setting: Setting) -> list[Phase]:
     return [*phases, *(replace(phase, stepper=stepper, in_float32=True, wanted=near) for phase in phases)]
 
 
-def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor) -> None:
-    """`kept[chosen] = new[chosen]` in place, for a mask over the slots; without asking an accelerator anything."""
+def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor, row_S: Tensor | None = None) -> None:
+    """`kept[chosen] = new[chosen]` in place, for a mask over the slots; without asking an accelerator anything.
+
+    With `row_S`, slot s takes row `row_S[s]` of `new`.
+    """
     if kept.device.type == "cpu":
-        rows, source = kept.numpy(), new.detach().numpy()
-        for row in chosen.nonzero().squeeze(1).tolist():  # half the time of gathering the rows and scattering them
-            rows[row] = source[row]
+        slots, source = chosen.nonzero().squeeze(1), new.detach().numpy()
+        rows = slots if row_S is None else row_S[slots]
+        for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
+            kept.numpy()[slot] = source[row]  # half the time of gathering the rows and scattering them
     else:
+        new = new if row_S is None else new[row_S]
         torch.where(chosen.view(-1, *[1] * (kept.dim() - 1)), new, kept, out=kept)

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape, Passes
 from ..threat import ThreatModel
-from .attack import Known, Phase, Setting
+from .ahead import AheadLane
+from .attack import Known, LooksAhead, Phase, Setting
 from .budget import AttackBudget
 from .gradient_model import AttackedModel, GradientModel
 from .judge import AHEAD, NONE, SEATED, Judge, Tracks, Verdicts
@@ -275,7 +276,8 @@ class Engine:
         key = _lane_key(phase)
         if key not in self._lanes:
             model = self._gradient_model(phase.in_float32)
-            self._lanes[key] = Lane(
+            kind = AheadLane if isinstance(phase.stepper, LooksAhead) else Lane
+            self._lanes[key] = kind(
                 phase.stepper, model, self.shape, self._shapes(model, phase), self.tracks, self.plan,
                 self.stop_when_broken,
             )  # fmt: skip

@@ -125,7 +125,7 @@ class Lane:
         self._seat()
         assert self._state is not None and self._found is not None
         x_new, takes_gradient = self.stepper.propose(self._state), self.stepper.takes_gradient
-        seen = self._pass(x_new, self._found)
+        seen = self._pass(x_new, self._found.labels, self._found.targets)
         if seen is None:
             self.shape.shrink(len(self.rows))
             self._set_aside()
@@ -136,9 +136,8 @@ class Lane:
         self.tracks.taken[self.rows[seated], self.phases[seated], : 1 + takes_gradient] += 1
         self.n_filling += len(self.rows) - self.n_seated
 
-    def _pass(self, x_new: Tensor, found: Found) -> Seen | None:
+    def _pass(self, x_new: Tensor, labels: Tensor, targets: Tensor) -> Seen | None:
         """One forward and, where the attack takes it, one backward; None where memory was short."""
-        labels, targets = found.labels, found.targets
         objective, grad = x_new.new_zeros(0), x_new.new_zeros(0)
         try:
             if self.model.compiled:
@@ -165,7 +164,7 @@ class Lane:
         """Keep the smallest margin's point; with `stop_when_broken` the first one to be verified stands."""
         better = is_smaller(seen.log_gap, seen.wrong, found.log_gap, found.wrong) & ~found.ended
         if self._stop:
-            better &= ~_to_be_verified(found)
+            better &= ~to_be_verified(found.wrong, found.log_gap, found.refuted)
         if not self.stepper.stays_inside:
             better &= _inside(x_new, found.x, self.stepper.setting)
         copy_rows(found.x_found, x_new, better)
@@ -178,8 +177,7 @@ class Lane:
         """Give seats to runs that go on, that are due, and ahead of their turn, in the shape that they need."""
         if self.n_seated > self.shape.rows:  # memory has ended elsewhere
             self._set_aside()
-        n = min(self.n_ready, self.shape.rows)
-        self._reshape(self._passes.rows_for(n, self.tracks.x[:n]))
+        self._reshape(self._n_slots(min(self.n_ready, self.shape.rows)))
         assert self._state is not None and self._found is not None
         while self._resuming and (free := self._free_seats()) is not None:
             rows, phases, state, found = self._resuming.popleft()
@@ -201,6 +199,9 @@ class Lane:
         if len(self._ahead) and (free := self._free_seats()) is not None:
             runs, self._ahead = self._ahead[: len(free)], self._ahead[len(free) :]
             self._begin(free[: len(runs)], runs[:, 1], runs[:, 0])
+
+    def _n_slots(self, n_images: int) -> int:
+        return self._passes.rows_for(n_images, self.tracks.x[:n_images])
 
     def _free_seats(self) -> Tensor | None:
         free = (self.rows < 0).nonzero().squeeze(1)
@@ -303,32 +304,37 @@ class Lane:
             self.rows[seats] = self._sittings[seats] = -1
             self.n_seated -= len(seats)
 
-    def _flags(self) -> tuple[Tensor, Tensor]:
-        """(S,) on the host: who leaves, and whose phase has ended.
+    def _raised(self) -> Tensor:
+        """(2, S) on the device: who leaves, and whose phase has ended."""
+        assert self._found is not None
+        found = self._found
+        leaves = found.ended
+        if self._stop:
+            leaves = leaves | to_be_verified(found.wrong, found.log_gap, found.refuted)
+        return torch.stack([leaves, found.ended])
+
+    def _flags(self) -> Tensor:
+        """What was raised, on the host.
 
         On a GPU the flags are copied asynchronously and read one round later, so that no round waits for them.
         """
-        assert self._found is not None
-        found = self._found
-        leaves = (found.ended | _to_be_verified(found)) if self._stop else found.ended
-        if not leaves.is_cuda:
-            return leaves.clone(), found.ended.clone()
-        flags = torch.empty(2, len(leaves), dtype=torch.bool, pin_memory=True)
-        flags.copy_(torch.stack([leaves, found.ended]), non_blocking=True)
+        raised = self._raised()
+        if not raised.is_cuda:
+            return raised
+        flags = torch.empty(raised.shape, dtype=raised.dtype, pin_memory=True)
+        flags.copy_(raised, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         before, self._heard = self._heard, (event, flags, self._sittings.clone())
-        nobody = torch.zeros(2, len(leaves), dtype=torch.bool)
         if before is None or len(before[2]) != len(self.rows):
-            return nobody[0], nobody[1]
+            return torch.zeros(raised.shape, dtype=raised.dtype)
         before[0].synchronize()
-        same = before[2] == self._sittings  # who has come to the seat since is answered in the next round
-        return before[1][0] & same, before[1][1] & same
+        return before[1] * (before[2] == self._sittings)  # who has come to the seat since is answered in the next round
 
 
-def _to_be_verified(found: Found) -> Tensor:
-    """(S,) whose point fools, by more than twice what was refuted before."""
-    return found.wrong & (found.log_gap.expm1() > found.refuted)
+def to_be_verified(wrong: Tensor, log_gap: Tensor, refuted: Tensor) -> Tensor:
+    """Which points fool, by more than twice what was refuted before."""
+    return wrong & (log_gap.expm1() > refuted)
 
 
 def _inside(x_new: Tensor, x: Tensor, setting: Setting) -> Tensor:

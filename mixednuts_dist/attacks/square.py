@@ -8,7 +8,7 @@ The random numbers of an image are a hash of (seed, sample id, query, draw): not
 its batch nor who shares it, and no generator has to be kept or advanced. Unlike the published code, which draws one
 window for the whole batch, every image has windows of its own.
 
-Shapes: S slots, images of C x H x W, K classes.
+Shapes: S slots, R >= S rows of a pass, images of C x H x W, K classes.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..register import ATTACKS
 from ..threat import Norm, ThreatModel
-from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, again_in_float32, copy_rows
+from .attack import Ahead, Arrivals, LooksAhead, Phase, Seen, Setting, SlotArrays, again_in_float32, copy_rows
 from .budget import AttackBudget
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
@@ -45,18 +45,16 @@ class SquareState(SlotArrays):
         # window adds 2 eps or subtracts it and cuts at the interval: it puts its pixels on one side.
         self.low, self.high = (images.clone(), images.clone()) if norm == "Linf" else (none, none.clone())
         self.x_best = torch.zeros_like(like_SCHW)
-        self.x_new = torch.zeros_like(like_SCHW)  # what `propose` fills
         self.loss = torch.zeros(len(like_SCHW), dtype=torch.float64, device=like_SCHW.device)  # at the best point
         self.query = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)  # that is due; 0: the start
         self.key = torch.zeros_like(self.query)
 
 
 @ATTACKS("square", describes="random search with squares, no gradients", options=("n_queries",), order=4)
-class Square(Attack):
+class Square(LooksAhead):
     """Square with AutoAttack's settings: one restart, the margin of the logits as its loss."""
 
     name = "square"
-    takes_gradient = False
     loss: ClassVar[Literal["logits", "probabilities"]] = "logits"
 
     def __init__(self, setting: Setting) -> None:
@@ -92,17 +90,36 @@ class Square(Attack):
 
     def propose(self, state: SquareState) -> Tensor:
         """(S, C, H, W): the start, or the best point with a window changed."""
+        n_slots = len(state.query)
+        return self.propose_ahead(state, Ahead.of(n_slots, n_slots, state.query.device))
+
+    def propose_ahead(self, state: SquareState, ahead: Ahead) -> Tensor:
+        """(R, C, H, W): the windows of a slot's next queries."""
         assert self._windows is not None  # `state` makes them
-        return self._windows.change(state)
+        return self._windows.change(state, ahead)
+
+    def last(self, state: SquareState, seen: Seen, ahead: Ahead) -> Tensor:
+        """Queries that lower the loss (the published "or misclassified" follows: then it is negative), and the last."""
+        last_query = state.query[ahead.slot_R] + ahead.depth_R >= self.setting.budget.n_queries
+        return (self._losses(seen) < state.loss[ahead.slot_R]) | last_query
 
     def absorb(self, state: SquareState, x_new: Tensor, seen: Seen) -> Tensor:
         """Keep what lowers the loss."""
-        loss = -seen.log_gap if self.loss == "probabilities" else logit_margin(seen.logits, seen.labels)
-        better = loss < state.loss  # the published "or misclassified" follows: fooled, this loss is negative
-        copy_rows(state.x_best, x_new, better)
+        return self.absorb_ahead(state, x_new, seen, torch.ones_like(state.query))
+
+    def absorb_ahead(self, state: SquareState, x_new: Tensor, seen: Seen, n_counted: Tensor) -> Tensor:
+        """Keep the last of the queries that count where it lowers the loss."""
+        n_slots = len(n_counted)
+        row_S = (n_counted - 1).clamp(min=0) * n_slots + torch.arange(n_slots, device=n_counted.device)
+        loss = self._losses(seen)[row_S]
+        better = (loss < state.loss) & (n_counted > 0)
+        copy_rows(state.x_best, x_new, better, row_S)
         state.loss = torch.where(better, loss, state.loss)
-        state.query += 1
+        state.query += n_counted
         return state.query > self.setting.budget.n_queries
+
+    def _losses(self, seen: Seen) -> Tensor:
+        return -seen.log_gap if self.loss == "probabilities" else logit_margin(seen.logits, seen.labels)
 
 
 def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
@@ -138,11 +155,12 @@ class Windows:
             for bump_MM, size in zip(self.bumps_NMM, kinds, strict=True):
                 bump_MM[:size, :size] = bump(size)
 
-    def change(self, state: SquareState) -> Tensor:
-        """Write to `x_new` the best points with the windows of their queries changed; the start as it is."""
-        x, x_best = state.x, state.x_best
-        query = state.query.clamp(max=len(self.size_Q) - 1)  # of a slot that has ended
-        draws = draws_of_query(state.key, query, x_best.shape[1])
+    def change(self, state: SquareState, ahead: Ahead) -> Tensor:
+        """(R, C, H, W): the best points with the windows of their queries changed; the start as it is."""
+        slot = ahead.slot_R
+        x_best = state.x_best[slot]
+        query = (state.query[slot] + ahead.depth_R).clamp(max=len(self.size_Q) - 1)  # of a slot that has ended
+        draws = draws_of_query(state.key[slot], query, x_best.shape[1])
         size = self.size_Q[query]
         height, width = x_best.shape[2] - size, x_best.shape[3] - size
         top, left = below(draws[:, ROW], height), below(draws[:, COLUMN], width)
@@ -150,18 +168,18 @@ class Windows:
         window &= (query > 0).view(-1, 1, 1, 1)
         signs = (draws[:, SIGNS:] >= 0)[:, :, None, None]
         if self.threat.norm == "Linf" and window.device.type == "cpu":
-            x_new = state.x_new.copy_(x_best)  # most windows are a few pixels wide
-            slot, row, column = window.squeeze(1).nonzero(as_tuple=True)
-            high, low = state.high[slot, :, row, column], state.low[slot, :, row, column]
-            x_new[slot, :, row, column] = torch.where(signs.flatten(1)[slot], high, low)
-            return x_new
+            row, i, j = window.squeeze(1).nonzero(as_tuple=True)  # most windows are a few pixels wide
+            high, low = state.high[slot[row], :, i, j], state.low[slot[row], :, i, j]
+            x_best[row, :, i, j] = torch.where(signs.flatten(1)[row], high, low)
+            return x_best
         if self.threat.norm == "Linf":
-            return torch.where(window, torch.where(signs, state.high, state.low), x_best, out=state.x_new)
+            return torch.where(window, torch.where(signs, state.high[slot], state.low[slot]), x_best)
+        x = state.x[slot]
         source = self._mask(below(draws[:, ROW_2], height), below(draws[:, COLUMN_2], width), size)
-        bump_S1HW = self._bumps(top, left, query, draws[:, COIN] >= 0)
-        delta = moved_mass(x_best - x, window, source, bump_S1HW * window, signs, self.threat.eps)
+        bump_R1HW = self._bumps(top, left, query, draws[:, COIN] >= 0)
+        delta = moved_mass(x_best - x, window, source, bump_R1HW * window, signs, self.threat.eps)
         on_sphere = (x + delta / (_norm(delta) + _TINY) * self.threat.eps).clamp(0.0, 1.0)
-        return torch.where((query > 0).view(-1, 1, 1, 1), on_sphere, x_best, out=state.x_new)
+        return torch.where((query > 0).view(-1, 1, 1, 1), on_sphere, x_best)
 
     def _mask(self, top: Tensor, left: Tensor, size: Tensor) -> Tensor:
         """(S, 1, H, W) bool: the square of `size` whose corner is at (top, left)."""

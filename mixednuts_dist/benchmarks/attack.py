@@ -26,7 +26,7 @@ from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
 from ..attacks.engine import ordered_targets
 from ..attacks.gradient_model import AttackedModel
 from ..attacks.judge import Judge, Tracks
-from ..attacks.lane import Found, Lane
+from ..attacks.lane import Lane
 from ..attacks.losses import ce_loss
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from ..threat import ThreatModel
@@ -198,10 +198,10 @@ class _WatchedLane(Lane):
 
     passing_s = 0.0
 
-    def _pass(self, x_new: Tensor, found: Found) -> Seen | None:
+    def _pass(self, x_new: Tensor, labels: Tensor, targets: Tensor) -> Seen | None:
         _wait()
         started = time.perf_counter()
-        seen = super()._pass(x_new, found)
+        seen = super()._pass(x_new, labels, targets)
         _wait()
         self.passing_s += time.perf_counter() - started
         return seen

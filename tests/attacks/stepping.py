@@ -1,4 +1,4 @@
-"""An attack's phases stepped by hand, without the engine: what the golden tests compare with the published code."""
+"""An attack's phases stepped by hand, as the golden tests compare them with the published code, and a slow listener."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mixednuts_dist.attacks.attack import Arrivals, Attack, Phase, Seen
 from mixednuts_dist.attacks.gradient_model import Outputs
+from mixednuts_dist.attacks.lane import Lane
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 
 
@@ -48,3 +49,16 @@ def stepped(
         seen = Seen(logits, y, targets, log_one_minus_signed_margin(logits, y), wrong, objective.detach(), grad)
         ended = attack.absorb(state, x_new, seen)
         yield Pass(x_new, with_gradient, wrong, ended.clone())
+
+
+def heard_late(flags: Callable[[Lane], Tensor]) -> Callable[[Lane], Tensor]:
+    """`Lane._flags` as on a GPU, where what was raised is read one round later."""
+
+    def late(self: Lane) -> Tensor:
+        raised, sittings = flags(self), self._sittings.clone()
+        before, self.__dict__["before"] = self.__dict__.get("before"), (raised.clone(), sittings)
+        if before is None or len(before[1]) != len(sittings):
+            return torch.zeros_like(raised)
+        return before[0] * (before[1] == sittings)
+
+    return late

@@ -24,6 +24,8 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.threat import ThreatModel
 
+from .stepping import heard_late
+
 LINF = ThreatModel("Linf", 0.015)
 REAL = Path(__file__).parents[3] / "shared" / "real"
 needs_real = pytest.mark.skipif(not (REAL / "zoo.py").is_file(), reason="the real classifiers are not at hand")
@@ -87,6 +89,23 @@ def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
     assert short.refused > 0
     assert torch.allclose(found.best, expected.best, atol=1e-5)
     assert abs(found.n_backward - expected.n_backward) <= 3
+
+
+def test_memory_that_ends_in_the_judge_leaves_the_lanes_with_fewer_seats(victim) -> None:
+    model, x, y = victim(n=20)
+    verdicts = []
+
+    def short_later(x: Tensor) -> Tensor:
+        verdicts.append(len(x))
+        if len(verdicts) > 3 and len(x) > 5:
+            raise torch.OutOfMemoryError(f"no room for {len(x)} images")
+        return model(x)
+
+    attacked = AttackedModel.of(model)
+    found = run_engine(replace(attacked, model=short_later), x, y)
+    assert max(verdicts) == 16
+    assert torch.equal(found.broken, run_engine(attacked, x, y).broken)
+    assert 0 < int(found.broken.sum()) < len(x)
 
 
 def test_where_no_image_fits_the_error_gets_through(victim) -> None:
@@ -153,17 +172,7 @@ def test_hearing_late_of_a_success_changes_no_result(victim, monkeypatch: pytest
     """As on a GPU, where flags are read one round after they were raised."""
     model, x, y = victim(n=30)
     prompt = run_engine(AttackedModel.of(model), x, y, rows=8)
-    flags = Lane._flags
-
-    def late(self: Lane) -> tuple[Tensor, Tensor]:
-        heard = [*(values.clone() for values in flags(self)), self._sittings.clone()]
-        before, self.__dict__["before"] = self.__dict__.get("before"), heard
-        if before is None or len(before[2]) != len(heard[2]):
-            return torch.zeros_like(heard[0]), torch.zeros_like(heard[1])
-        same = before[2] == heard[2]
-        return before[0] & same, before[1] & same
-
-    monkeypatch.setattr(Lane, "_flags", late)
+    monkeypatch.setattr(Lane, "_flags", heard_late(Lane._flags))
     found = run_engine(AttackedModel.of(model), x, y, rows=8)
     assert torch.equal(found.broken, prompt.broken)
     assert torch.equal(found.best, prompt.best)
