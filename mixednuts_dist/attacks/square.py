@@ -41,9 +41,10 @@ class SquareState(SlotArrays):
     def __init__(self, like_SCHW: Tensor, norm: Norm) -> None:
         none, images = like_SCHW.new_zeros(len(like_SCHW), 0), torch.zeros_like(like_SCHW)
         self.x = none if norm == "Linf" else images  # clean image
-        # Linf: the sides of each pixel's interval. Every pixel of the start lies on one of them, and published, a
-        # window adds 2 eps or subtracts it and cuts at the interval: it puts its pixels on one side.
-        self.low, self.high = (images.clone(), images.clone()) if norm == "Linf" else (none, none.clone())
+        # Linf, (S, 2, C, H, W): the low and the high side of each pixel's interval. Every pixel of the start lies on
+        # one of them, and published, a window adds 2 eps or subtracts it and cuts at the interval: it puts its pixels
+        # on one side.
+        self.sides = torch.stack([images, images], dim=1) if norm == "Linf" else none.clone()
         self.x_best = torch.zeros_like(like_SCHW)
         self.loss = torch.zeros(len(like_SCHW), dtype=torch.float64, device=like_SCHW.device)  # at the best point
         self.query = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)  # that is due; 0: the start
@@ -81,7 +82,8 @@ class Square(LooksAhead):
         keys = torch.tensor([image_key(self.setting.seed, self.name, sample_id) for sample_id in ids]).to(slots.device)
         eps = self.setting.threat.eps
         if self.setting.threat.norm == "Linf":
-            state.low[slots], state.high[slots] = (arrivals.x - eps).clamp(min=0), (arrivals.x + eps).clamp(max=1)
+            sides = [(arrivals.x - eps).clamp(min=0), (arrivals.x + eps).clamp(max=1)]
+            state.sides[slots] = torch.stack(sides, dim=1)
         else:
             state.x[slots] = arrivals.x
         state.key[slots], state.query[slots] = keys, 0
@@ -145,7 +147,7 @@ class Windows:
         height, width = like_BCHW.shape[2:]
         sizes = [window_size(query, height, width, threat.norm) for query in range(1, n_queries + 1)]
         self.threat = threat
-        self.size_Q = torch.tensor([1, *sizes], device=like_BCHW.device)  # by query; the first is the start's, unused
+        self.size_Q = torch.tensor([0, *sizes], device=like_BCHW.device)  # by query; the start changes nothing
         self.rows_H1 = torch.arange(height, device=like_BCHW.device)[:, None]
         self.columns_1W = torch.arange(width, device=like_BCHW.device)[None]
         if threat.norm == "L2":
@@ -158,23 +160,21 @@ class Windows:
     def change(self, state: SquareState, ahead: Ahead) -> Tensor:
         """(R, C, H, W): the best points with the windows of their queries changed; the start as it is."""
         slot = ahead.slot_R
-        x_best = state.x_best[slot]
+        x_best = state.x_best.index_select(0, slot)
         query = (state.query[slot] + ahead.depth_R).clamp(max=len(self.size_Q) - 1)  # of a slot that has ended
         draws = draws_of_query(state.key[slot], query, x_best.shape[1])
         size = self.size_Q[query]
         height, width = x_best.shape[2] - size, x_best.shape[3] - size
         top, left = below(draws[:, ROW], height), below(draws[:, COLUMN], width)
-        window = self._mask(top, left, size)
-        window &= (query > 0).view(-1, 1, 1, 1)
-        signs = (draws[:, SIGNS:] >= 0)[:, :, None, None]
-        if self.threat.norm == "Linf" and window.device.type == "cpu":
-            row, i, j = window.squeeze(1).nonzero(as_tuple=True)  # most windows are a few pixels wide
-            high, low = state.high[slot[row], :, i, j], state.low[slot[row], :, i, j]
-            x_best[row, :, i, j] = torch.where(signs.flatten(1)[row], high, low)
+        high = draws[:, SIGNS:] >= 0
+        if self.threat.norm == "Linf" and x_best.device.type == "cpu":
+            put_on_sides(x_best, state.sides, size, top, left, 2 * slot[:, None] + high)
             return x_best
+        window, signs = self._mask(top, left, size), high[:, :, None, None]
         if self.threat.norm == "Linf":
-            return torch.where(window, torch.where(signs, state.high[slot], state.low[slot]), x_best)
-        x = state.x[slot]
+            sides = state.sides.index_select(0, slot)
+            return torch.where(window, torch.where(signs, sides[:, 1], sides[:, 0]), x_best)
+        x = state.x.index_select(0, slot)
         source = self._mask(below(draws[:, ROW_2], height), below(draws[:, COLUMN_2], width), size)
         bump_R1HW = self._bumps(top, left, query, draws[:, COIN] >= 0)
         delta = moved_mass(x_best - x, window, source, bump_R1HW * window, signs, self.threat.eps)
@@ -195,6 +195,22 @@ class Windows:
         first = torch.where(turned, columns, rows).clamp(0, last)
         second = torch.where(turned, rows, columns).clamp(0, last)
         return self.bumps_NMM[self.kind_Q[query].view(-1, 1, 1), first, second][:, None]
+
+
+def put_on_sides(x_RCHW: Tensor, sides_S2CHW: Tensor, size: Tensor, top: Tensor, left: Tensor, side_RC: Tensor) -> None:
+    """Write windows of one side, in place on a CPU: most are a few pixels wide, and only those are touched.
+
+    `side_RC` counts the sides of all slots: 2 s is the low one of slot s, and 2 s + 1 the high one.
+    """
+    n_channels, n_rows, n_columns = x_RCHW.shape[1:]
+    channel, corner = torch.arange(n_channels), (top * n_columns + left)[:, None]
+    into_RC = (torch.arange(len(x_RCHW))[:, None] * n_channels + channel) * (n_rows * n_columns) + corner
+    source_RC = (side_RC * n_channels + channel) * (n_rows * n_columns) + corner
+    for each in set(size.tolist()):
+        here = (size == each).nonzero().squeeze(1)
+        inside = (torch.arange(each)[:, None] * n_columns + torch.arange(each)).view(-1)
+        into, source = (of_all.index_select(0, here)[..., None] + inside for of_all in (into_RC, source_RC))
+        x_RCHW.view(-1).scatter_(0, into.view(-1), sides_S2CHW.view(-1).gather(0, source.view(-1)))
 
 
 def window_size(query: int, height: int, width: int, norm: Norm) -> int:
