@@ -125,8 +125,8 @@ def next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, nor
     iterate is to the border, the less it is drawn towards x.
     """
     n = _ROWS_ON_CPU if x.device.type == "cpu" else len(x)
-    parts = zip(*(torch.split(values, n) for values in (x, x_now, difference, grad)), strict=True)
-    return torch.cat([_next_iterate(*part, norm) for part in parts])
+    parts = [slice(first, first + n) for first in range(0, len(x), n)]
+    return torch.cat([_next_iterate(x[i], x_now[i], difference[i], grad[i], norm) for i in parts])
 
 
 def _next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, norm: Norm) -> Tensor:
