@@ -112,7 +112,7 @@ def study(
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))
 @click.argument("name", type=click.Choice(["search", "distribution", "ray_data", "attack", "serve", "scale"]))
 @click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); scale: storage.")
-@click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10 or wrn-70-16 (where there is a GPU).")
+@click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10, wrn-70-16, or a URI.")
 @click.option("--eps", type=float, help="attack --whole: Linf radius, for a model that is a classifier's URI.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
 @click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, scale, ray_data: how many images.")
@@ -129,7 +129,8 @@ def benchmark(name: str, whole: bool, **options: Any) -> None:
     taken = inspect.signature(run).parameters
     if unknown := sorted(given.keys() - taken.keys()):
         raise click.UsageError(f"benchmark {name} does not take {', '.join(unknown)}")
-    click.echo(json.dumps(run(**given), indent=2))
+    with reported(verbose=False):
+        click.echo(json.dumps(run(**given), indent=2))
 
 
 @click.command(epilog=examples("verify mine.yaml", "verify mine.yaml --repair"))
