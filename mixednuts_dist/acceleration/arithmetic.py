@@ -140,9 +140,10 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> NetworkCopy:
     """A verified copy; in float32 where the device or the network cannot do better."""
     base = folded(network, x)
     if precision == "bf16":
-        made = Bfloat16Copy(frozen_copy(base), x)
-        if _works_like(made, network, x):
-            return NetworkCopy(network, made, base, "bf16")
+        for fuse in (True, False):
+            made = _bfloat16_copy(base, network, x, fuse)
+            if made is not None:
+                return NetworkCopy(network, made, base, "bf16")
         _logger.warning("precision=bf16: %s does not work in bfloat16; float32 instead", type(network).__name__)
     elif precision == "tf32" and not _has_tf32(x.device):
         _logger.warning("precision=tf32: the device %s has none; float32 instead", x.device)
@@ -151,14 +152,16 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> NetworkCopy:
     return NetworkCopy(network, base, base, "fp32")
 
 
-def _works_like(made: nn.Module, network: nn.Module, x: Tensor) -> bool:
+def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor, fuse: bool) -> Bfloat16Copy | None:
+    """A copy of `base`, if it gives the logits of `network`."""
     try:
-        return agrees(made, network, x, _BF16_TOLERANCE)
+        made = Bfloat16Copy(frozen_copy(base), x, fuse=fuse)
+        return made if agrees(made, network, x, _BF16_TOLERANCE) else None
     except torch.OutOfMemoryError:
         raise  # says nothing about bfloat16
     except (RuntimeError, AttributeError) as error:  # a layer that insists on one dtype, or looks into another one
         _logger.info("%s in bfloat16: %s", type(network).__name__, error)
-        return False
+        return None
 
 
 def _fastest(network: nn.Module, x: Tensor, rows: int) -> NetworkCopy:

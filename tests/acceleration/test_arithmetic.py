@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
-from mixednuts_dist.acceleration.gradient_copy import Bfloat16Copy, agrees, folded, frozen_copy, phases_of
+from mixednuts_dist.acceleration.convolution import Convolution
+from mixednuts_dist.acceleration.gradient_copy import agrees, folded
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel
@@ -178,34 +179,16 @@ def test_a_network_that_bfloat16_breaks_stays_in_float32(caplog) -> None:
 def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool) -> None:
     """Near 1 bfloat16 has steps of 1/255: of a perturbation of that size it would leave nothing."""
     network, x = Normalized(branching=branching), images(8, SHAPE)
-    made, computed, taken = Arithmetic("bf16").network_copy(network, x).made, [], []
+    made, computed, taken, given_on = Arithmetic("bf16").network_copy(network, x).made, [], [], []
     for layer in made.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, Convolution | nn.Linear):
+            computed.append(layer.weight.dtype)
             layer.register_forward_pre_hook(lambda _, given: taken.append(given[0].dtype))
-            layer.register_forward_hook(lambda _, __, output: computed.append(output.dtype))
+            layer.register_forward_hook(lambda _, __, output: given_on.append(output.dtype))
     made(x)
     assert computed == [torch.float32, torch.bfloat16, torch.bfloat16]
     assert taken == computed, "what is between the layers stays in bfloat16: no sum is widened, no image copied"
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "side"), [(3, 2, 1, 9), (7, 2, 3, 12), (1, 2, 1, 4), (4, 3, 0, 9)]
-)
-def test_a_strided_first_layer_has_the_gradient_of_autograd(kernel: int, stride: int, padding: int, side: int) -> None:
-    torch.manual_seed(0)
-    first = nn.Conv2d(3, 5, kernel, stride, padding)
-    assert phases_of(first) is not None
-    copied = Bfloat16Copy(nn.Sequential(frozen_copy(first)), x := torch.rand(4, 3, side, side + 1, requires_grad=True))
-    weights = torch.randn_like(first(x)).bfloat16()  # as the next layer's gradient is
-    (expected,) = torch.autograd.grad((first(x) * weights).sum(), x)
-    (found,) = torch.autograd.grad((copied.network(x) * weights).sum(), x)
-    assert torch.allclose(found, expected, atol=1e-5)
-
-
-def test_only_plain_strided_layers_are_taken_apart() -> None:
-    rare = ({"stride": 1}, {"stride": (2, 1)}, {"stride": 2, "dilation": 2}, {"stride": 2, "padding_mode": "reflect"})
-    assert all(phases_of(nn.Conv2d(3, 5, 3, padding=1, **options)) is None for options in rare)
-    assert phases_of(nn.Conv2d(3, 5, 3, padding="same")) is None
+    assert given_on == [torch.bfloat16] * 3
 
 
 def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
