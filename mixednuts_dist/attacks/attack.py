@@ -52,6 +52,8 @@ What an attack may rely on and has to keep:
   waits for the host; on a CPU such shortcuts are free (`losses.anyone`). A slot that has ended may be stepped once more
   before it is emptied; what it then does is ignored.
 
+A random search without gradients may instead derive from `LooksAhead`: then free rows hold an image's next points.
+
 Shapes: S slots, images of C x H x W, K classes.
 """
 
