@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape, Passes
+from ..acceleration.batch_shape import BatchShape, Passes, keep_freed_memory
 from ..threat import ThreatModel
 from .ahead import AheadLane
 from .attack import Known, LooksAhead, Phase, Setting
@@ -109,6 +109,7 @@ class Engine:
     plan: Sequence[Phase] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        keep_freed_memory()
         self.judge = Judge(self.attacked.model, self.shape)
         self.tracks = Tracks(self.stop_when_broken)
         self._lanes: dict[tuple[str, bool], Lane] = {}
