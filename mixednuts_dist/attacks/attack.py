@@ -51,6 +51,8 @@ What an attack may rely on and has to keep:
 - `absorb` writes in place and asks nothing of the device (`bool(tensor)`, `nonzero`, `.cpu()`), so that a GPU never
   waits for the host; on a CPU such shortcuts are free (`losses.anyone`). A slot that has ended may be stepped once more
   before it is emptied; what it then does is ignored.
+- An image's phases come one after the other. A phase may run `beside` the one before it, as an attack's targets do, if
+  it needs nothing of what that finds: free seats go to it early. Of those that break an image the first one counts.
 
 A random search without gradients may instead derive from `LooksAhead`: then free rows hold an image's next points.
 
