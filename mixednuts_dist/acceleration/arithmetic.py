@@ -20,7 +20,7 @@ from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitMap
 from .batch_shape import ON_CPU, release_memory
-from .gradient_copy import Bfloat16Copy, agrees, compiled, folded, frozen_copy, is_heavy
+from .gradient_copy import Bfloat16Copy, agrees, compiled, folded, frozen_copy, fused_in_float32, is_heavy
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PrecisionChoice = Literal["fp32", "tf32", "bf16", "auto"]
@@ -139,17 +139,19 @@ class ModelCopy:
 def _made(network: nn.Module, x: Tensor, precision: Precision) -> NetworkCopy:
     """A verified copy; in float32 where the device or the network cannot do better."""
     base = folded(network, x)
+    finer = fused_in_float32(base, network, x)
     if precision == "bf16":
         for fuse in (True, False):
-            made = _bfloat16_copy(base, network, x, fuse)
-            if made is not None:
-                return NetworkCopy(network, made, base, "bf16")
+            coarse = _bfloat16_copy(base, network, x, fuse)
+            if coarse is not None:
+                return NetworkCopy(network, coarse, finer, "bf16")
         _logger.warning("precision=bf16: %s does not work in bfloat16; float32 instead", type(network).__name__)
     elif precision == "tf32" and not _has_tf32(x.device):
         _logger.warning("precision=tf32: the device %s has none; float32 instead", x.device)
     elif precision == "tf32":
         return NetworkCopy(network, base, base, "tf32")
-    return NetworkCopy(network, base, base, "fp32")
+    made = network if base is network else finer  # without batch normalisation, the same bits
+    return NetworkCopy(network, made, made, "fp32")
 
 
 def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor, fuse: bool) -> Bfloat16Copy | None:

@@ -199,7 +199,7 @@ def fused(network: nn.Module, rounded: torch.dtype) -> nn.Module:
         if name and is_plain(layer):
             parent, _, own = name.rpartition(".")
             setattr(network.get_submodule(parent), own, Convolution(layer, rounded))
-    return _with_post_ops(network)
+    return _with_post_ops(network) if any(isinstance(layer, Convolution) for layer in network.modules()) else network
 
 
 class _Tracer(fx.Tracer):

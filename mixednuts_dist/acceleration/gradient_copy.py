@@ -107,6 +107,20 @@ def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
     return network
 
 
+def fused_in_float32(base: nn.Module, network: nn.Module, x_BCHW: Tensor) -> nn.Module:
+    """On a CPU a copy of `base` with fused convolutions, if it gives the logits of `network`; else `base`."""
+    if x_BCHW.device.type != "cpu" or not any(is_plain(layer) for layer in base.modules()):
+        return base
+    try:
+        changed = fused(frozen_copy(base).to(memory_format=torch.channels_last), torch.float32)
+        if all(agrees(changed, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
+            return changed
+        _logger.info("convolutions of %s are not fused: other logits", type(network).__name__)
+    except Exception as error:  # tracing runs foreign code: whatever it raises, the original is as good
+        _logger.info("convolutions of %s are not fused: %s", type(network).__name__, error)
+    return base
+
+
 def _fold(module: nn.Module) -> nn.Module:
     """The module folded as a whole or, where it cannot be traced, child by child."""
     try:

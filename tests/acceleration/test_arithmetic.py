@@ -199,6 +199,8 @@ def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
     assert n_batch_norms(copied.finer) == 0
     assert {weight.dtype for weight in copied.finer.parameters()} == {torch.float32}
     assert agrees(copied.finer, network, x, 1e-5)
+    assert any(isinstance(layer, Convolution) for layer in copied.finer.modules())
+    assert Arithmetic("fp32").copy_of(network, x).model is not network
     attacked = AttackedModel.of(network, arithmetic=Arithmetic("bf16"), like_BCHW=x)
     assert attacked.float32 is not None
     assert attacked.model is network, "the judge asks the original"
