@@ -70,12 +70,18 @@ class Timed:
 
 
 def run(
-    *, data: str | None = None, model: str | None = None, n_images: int = 64, rounds: int = 2, compile: bool = False
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    eps: float | None = None,
+    n_images: int = 64,
+    rounds: int = 2,
+    compile: bool = False,
 ) -> dict[str, Any]:
     """Prints what it finds line by line and returns the numbers."""
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    attacked = subject(model or ("wrn-70-16" if on_gpu else "resnet-18"), data, n_images, device)
+    attacked = subject(model or ("wrn-70-16" if on_gpu else "resnet-18"), data, n_images, device, eps)
     where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
     say(f"{attacked.description}; {where}; {N_ITER} iterations, {N_TARGETS} targets")
     arithmetics, warm_up = _warmed_up(attacked, compile or on_gpu)

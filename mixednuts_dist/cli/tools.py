@@ -113,7 +113,7 @@ def study(
 @click.argument("name", type=click.Choice(["search", "distribution", "ray_data", "attack", "serve", "scale"]))
 @click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); scale: storage.")
 @click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10, wrn-70-16, or a URI.")
-@click.option("--eps", type=float, help="attack --whole: Linf radius, for a model that is a classifier's URI.")
+@click.option("--eps", type=float, help="attack: Linf radius, for a model that is a classifier's URI.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
 @click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, scale, ray_data: how many images.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
