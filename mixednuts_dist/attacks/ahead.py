@@ -8,6 +8,10 @@ asked again from the new point. The outcome is the one of a query a pass to the 
 Shapes: S slots, R >= S rows of a pass, D = R / S rounded up, the most rows that a slot has in it.
 """
 
+import time
+from collections import deque
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,9 +19,11 @@ from .attack import Ahead, LooksAhead, Seen, SlotArrays, copy_rows
 from .judge import is_smaller
 from .lane import Lane, to_be_verified
 
-_DEEPEST = (
-    24  # rows an image: of more queries in a row, at one in 25 kept, the last ones count less than every third time
-)
+_KEPT = 1 / 25  # of the queries
+# Points an image in a pass; of more than 24 in a row the last ones count less than every third time.
+_DEPTHS = (1, 2, 4, 8, 24)
+_TIMED = 2  # passes of each number of rows until one is chosen
+_SOONEST, _LATEST = 8, 256  # passes until the choice is made anew: twice as many each time
 
 
 class _Counts(SlotArrays):
@@ -34,9 +40,17 @@ class AheadLane(Lane):
     _layout: Ahead | None = None
     _counts: _Counts | None = None
     _reported: Tensor  # (S,) of the counts, on the host
+    _chosen: tuple[int, int, int] = (0, 0, 0)  # (slots, most rows, rows) of the last choice
+    _passes_left = 0  # until the next one
+    _next_after = _SOONEST
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._seconds: dict[int, deque[float]] = {}  # that the last passes of so many rows took
 
     def step(self) -> None:
         """As of any lane, with several points a slot."""
+        started = time.perf_counter()
         self._seat()
         assert self._state is not None and self._found is not None and self._counts is not None
         ahead, found = self._rows_ahead(), self._found
@@ -60,6 +74,7 @@ class AheadLane(Lane):
         found.ended |= self.stepper.absorb_ahead(self._state, x_new, seen, n_counted)
         self._counts.n_counted += n_counted
         self.n_filling += len(x_new)  # until those that counted are reported
+        self._seconds.setdefault(len(x_new), deque(maxlen=_TIMED)).append(time.perf_counter() - started)
 
     def _watch_ahead(self, x_new: Tensor, seen: Seen, ahead: Ahead, counted_DS: Tensor, some: Tensor) -> None:
         """Keep the smallest margin's point of the rows that counted; of equals the first that fools, else the first."""
@@ -79,11 +94,34 @@ class AheadLane(Lane):
         assert self._found is not None
         n_slots, rows, device = len(self.rows), self.shape.rows, self._found.labels.device
         if device.type == "cpu":  # an accelerator takes as long for fewer
-            n_useful = min(rows, _DEEPEST * n_slots)
-            rows = self._passes.rows_for(n_useful, self.tracks.x[:n_useful])
+            rows = self._rows_on_cpu(n_slots)
         if self._layout is None or (self._layout.n_slots, len(self._layout.slot_R)) != (n_slots, rows):
             self._layout = Ahead.of(n_slots, rows, device)
         return self._layout
+
+    def _rows_on_cpu(self, n_slots: int) -> int:
+        """The rows whose passes, as they were timed, have the most points that count in a second.
+
+        Of a small network many rows take little longer than a few, and of a large one twice as long as half of them.
+        What is chosen decides nothing but the time.
+        """
+        if self._chosen[:2] == (n_slots, self.shape.rows) and self._passes_left:
+            self._passes_left -= 1
+            return self._chosen[2]
+        rates: dict[int, float] = {}
+        for depth in _DEPTHS:
+            n_useful = min(self.shape.rows, depth * n_slots)
+            rows = self._passes.rows_for(n_useful, self.tracks.x[:n_useful])
+            seconds = self._seconds.get(rows, ())
+            if len(seconds) < _TIMED:
+                return rows
+            rates[rows] = (1 - (1 - _KEPT) ** (rows / n_slots)) / min(seconds)
+        rows = max(rates, key=lambda rows: rates[rows])
+        self._chosen, self._passes_left = (n_slots, self.shape.rows, rows), self._next_after
+        self._next_after = min(2 * self._next_after, _LATEST)
+        for other in rates.keys() - {rows}:
+            self._seconds[other].popleft()  # timed once more then: other load may have made it look slow
+        return rows
 
     # Seats
 

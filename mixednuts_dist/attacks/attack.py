@@ -71,7 +71,9 @@ from .budget import AttackBudget
 from .gradient_model import Outputs
 from .projections import random_start
 
-NEAR = 0.1  # of the clean margin; bfloat16 rounds logits to within 1 % of the largest
+# Of the clean margin; bfloat16 rounds logits to within 1 % of the largest. Of 144 images below .1 whom APGD had left
+# standing on five networks, FAB-T and Square in float32 broke none.
+NEAR, NEAR_IN_ANY_CASE = 0.1, 0.02
 
 
 @dataclass(frozen=True)
@@ -283,12 +285,14 @@ def again_in_float32(phases: Sequence[Phase], setting: Setting) -> list[Phase]:
     """The phases and, where passes are coarse, once more in float32 for images that stand near the border.
 
     For attacks that decide by small differences, between two queries or on which side of the border a point lies. Far
-    from the border rounding moves their path and not their end: whom any attack has left with less than `NEAR` of the
-    clean margin is attacked again from the start.
+    from the border rounding moves their path and not their end. Attacked again, from the start, is who is left with
+    less than `NEAR_IN_ANY_CASE` of the clean margin, or with less than `NEAR` if the coarse phases lowered the margin
+    that others had left: then this attack sees there what those did not.
     """
 
     def near(known: Known) -> Tensor:
-        return known.margin < NEAR * known.clean_margin
+        close = torch.where(known.gained > 0, NEAR, NEAR_IN_ANY_CASE)
+        return known.margin < close * known.clean_margin
 
     if not setting.coarse:
         return list(phases)
