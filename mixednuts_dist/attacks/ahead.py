@@ -22,6 +22,7 @@ from .lane import Lane, to_be_verified
 _KEPT = 1 / 25  # of the queries
 # Points an image in a pass; of more than 24 in a row the last ones count less than every third time.
 _DEPTHS = (1, 2, 4, 8, 24)
+_UNTIMED_DEPTH = 8  # on an accelerator, which a clock would have to wait for: of 8 in a row 7 count
 _TIMED = 2  # passes of each number of rows until one is chosen
 _SOONEST, _LATEST = 8, 256  # passes until the choice is made anew: twice as many each time
 
@@ -92,9 +93,8 @@ class AheadLane(Lane):
 
     def _rows_ahead(self) -> Ahead:
         assert self._found is not None
-        n_slots, rows, device = len(self.rows), self.shape.rows, self._found.labels.device
-        if device.type == "cpu":  # an accelerator takes as long for fewer
-            rows = self._rows_on_cpu(n_slots)
+        n_slots, device = len(self.rows), self._found.labels.device
+        rows = self._rows_on_cpu(n_slots) if device.type == "cpu" else self._shape_for(_UNTIMED_DEPTH * n_slots)
         if self._layout is None or (self._layout.n_slots, len(self._layout.slot_R)) != (n_slots, rows):
             self._layout = Ahead.of(n_slots, rows, device)
         return self._layout
@@ -110,8 +110,7 @@ class AheadLane(Lane):
             return self._chosen[2]
         rates: dict[int, float] = {}
         for depth in _DEPTHS:
-            n_useful = min(self.shape.rows, depth * n_slots)
-            rows = self._passes.rows_for(n_useful, self.tracks.x[:n_useful])
+            rows = self._shape_for(depth * n_slots)
             seconds = self._seconds.get(rows, ())
             if len(seconds) < _TIMED:
                 return rows
@@ -122,6 +121,10 @@ class AheadLane(Lane):
         for other in rates.keys() - {rows}:
             self._seconds[other].popleft()  # timed once more then: other load may have made it look slow
         return rows
+
+    def _shape_for(self, n_points: int) -> int:
+        n_points = min(self.shape.rows, n_points)
+        return self._passes.rows_for(n_points, self.tracks.x[:n_points])
 
     # Seats
 
