@@ -5,6 +5,7 @@ Shapes: B images of C x H x W, K classes.
 
 import copy
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,29 +96,34 @@ def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
     """
     if not any(isinstance(layer, _BatchNorm) for layer in network.modules()):
         return network
-    try:
-        changed = _fold(frozen_copy(network)).requires_grad_(False)
-        if x_BCHW.device.type == "cpu":
-            changed = changed.to(memory_format=torch.channels_last)
-        if all(agrees(changed, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
-            return changed
-        _logger.info("batch normalisation of %s is not folded: other logits", type(network).__name__)
-    except Exception as error:  # tracing runs foreign code: whatever it raises, the original is as good
-        _logger.info("batch normalisation of %s is not folded: %s", type(network).__name__, error)
-    return network
+
+    def changed() -> nn.Module:
+        made = _fold(frozen_copy(network)).requires_grad_(False)
+        return made.to(memory_format=torch.channels_last) if x_BCHW.device.type == "cpu" else made
+
+    return _if_alike(changed, network, network, x_BCHW)
 
 
 def fused_in_float32(base: nn.Module, network: nn.Module, x_BCHW: Tensor) -> nn.Module:
     """On a CPU a copy of `base` with fused convolutions, if it gives the logits of `network`; else `base`."""
     if x_BCHW.device.type != "cpu" or not any(is_plain(layer) for layer in base.modules()):
         return base
+
+    def changed() -> nn.Module:
+        return fused(frozen_copy(base).to(memory_format=torch.channels_last), torch.float32)
+
+    return _if_alike(changed, base, network, x_BCHW)
+
+
+def _if_alike(changed: Callable[[], nn.Module], base: nn.Module, network: nn.Module, x_BCHW: Tensor) -> nn.Module:
+    """What `changed` makes, if it gives the logits of `network` on many images and on one; else `base`."""
     try:
-        changed = fused(frozen_copy(base).to(memory_format=torch.channels_last), torch.float32)
-        if all(agrees(changed, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
-            return changed
-        _logger.info("convolutions of %s are not fused: other logits", type(network).__name__)
+        made = changed()
+        if all(agrees(made, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
+            return made
+        _logger.info("%s is not rewritten in float32: other logits", type(network).__name__)
     except Exception as error:  # tracing runs foreign code: whatever it raises, the original is as good
-        _logger.info("convolutions of %s are not fused: %s", type(network).__name__, error)
+        _logger.info("%s is not rewritten in float32: %s", type(network).__name__, error)
     return base
 
 
