@@ -31,7 +31,7 @@ from .attack import Known, LooksAhead, Phase, Setting
 from .budget import AttackBudget
 from .gradient_model import AttackedModel, GradientModel
 from .judge import AHEAD, NONE, SEATED, Judge, Tracks, Verdicts
-from .lane import Lane, Leaving
+from .lane import Lane, Leaving, rows_of
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image beside the attacks
 _LONGEST_WAIT = 8  # passes until an estimate is verified: an image that waits falls behind the others
@@ -327,8 +327,8 @@ class Engine:
             kept = (stage[rows, phases] == SEATED).nonzero().squeeze(1)
             if len(kept):
                 index = kept.to(claim.x.device)
-                saved = tuple({name: values[index] for name, values in part.items()} for part in claim.saved)
-                lane.resume(rows[kept], phases[kept], (saved[0], saved[1]))
+                state, found = claim.saved
+                lane.resume(rows[kept], phases[kept], (rows_of(state, index), rows_of(found, index)))
         under_way = stage[images] != NONE
         stays = under_way.any(dim=1)
         first = under_way.int().argmax(dim=1)

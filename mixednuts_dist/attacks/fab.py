@@ -99,15 +99,16 @@ class Fab(Attack):
         """
         crossed = state.checking & seen.wrong
         state.left -= state.checking.long()
-        # Back to where a crossing iterate came from; with a weight of 1 lerp gives the point itself.
-        pulled = torch.lerp(state.x, x_new, per_image(torch.where(crossed, PULL_BACK, 1.0), x_new))
         if not self.takes_gradient:
-            state.x_next, state.checking = pulled, torch.zeros_like(crossed)
+            # With a weight of 1 lerp gives the point itself.
+            state.x_next = torch.lerp(state.x, x_new, per_image(torch.where(crossed, PULL_BACK, 1.0), x_new))
+            state.checking = torch.zeros_like(crossed)
         else:
             value = difference(seen.logits, seen.labels, seen.targets)
             state.x_next = next_iterate(state.x, x_new, value, seen.grad, self.setting.threat.norm)
             # By the alternation nothing is checked here, but for the odd slot where memory ran out between two passes.
-            copy_rows(state.x_next, pulled, crossed)
+            if anyone(crossed):
+                copy_rows(state.x_next, torch.lerp(state.x, x_new, PULL_BACK), crossed)
             state.checking = ~crossed
         self.takes_gradient = not self.takes_gradient
         return state.left <= 0
@@ -161,7 +162,8 @@ def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: Norm) -
     above g, and ends exactly once it has reached the right piece; unlike the published bisection it sorts nothing.
     """
     # Masks are factors of 0 and 1: on a CPU choosing by them takes several times as long.
-    sign_BD = w_BD.sign().mul_(torch.where(offset_B >= 0, -1.0, 1.0)[:, None])  # the way that pixels move; 0 where w is
+    # The way that pixels move; 0 where w is 0.
+    sign_BD = w_BD.sign().mul_(torch.where(offset_B >= 0, -1.0, 1.0)[:, None])
     room_BD = (sign_BD * 0.5).add_(0.5).sub_(t_BD).mul_(sign_BD)  # 1 - t or t
     weight_BD = w_BD.abs()
     gain_BD = weight_BD if norm == "Linf" else weight_BD.square()

@@ -99,7 +99,7 @@ class Lane:
         """Runs that begin as soon as there is a seat."""
         self.tracks.stage[rows, phases] = DUE
         self._due.append((rows, phases))
-        self._ahead = self._ahead[self.tracks.stage[self._ahead[:, 1], self._ahead[:, 0]] == AHEAD]
+        self._keep_ahead()
 
     def resume(self, rows: Tensor, phases: Tensor, saved: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
         """Runs that go on from where they were."""
@@ -108,7 +108,7 @@ class Lane:
     def drop(self) -> None:
         """Give up every run whose stage says that nobody needs it any more."""
         stage = self.tracks.stage
-        self._ahead = self._ahead[stage[self._ahead[:, 1], self._ahead[:, 0]] == AHEAD]
+        self._keep_ahead()
         due, self._due = self._due, deque()
         for rows, phases in due:
             wanted = stage[rows, phases] == DUE
@@ -117,8 +117,12 @@ class Lane:
         for rows, phases, state, found in resuming:
             wanted = (stage[rows, phases] == SEATED).nonzero().squeeze(1)
             index = wanted.to(found["labels"].device)
-            self.resume(rows[wanted], phases[wanted], (_rows(state, index), _rows(found, index)))
+            self.resume(rows[wanted], phases[wanted], (rows_of(state, index), rows_of(found, index)))
         self._empty(((self.rows >= 0) & (stage[self.rows, self.phases] != SEATED)).nonzero().squeeze(1))
+
+    def _keep_ahead(self) -> None:
+        """Forget the runs that are no longer to begin ahead of their turn."""
+        self._ahead = self._ahead[self.tracks.stage[self._ahead[:, 1], self._ahead[:, 0]] == AHEAD]
 
     def step(self) -> None:
         """Seat who waits, one pass for all, and the bookkeeping of each; images that memory ends for wait again."""
@@ -184,9 +188,9 @@ class Lane:
             n = len(free)
             if n < len(rows):
                 self._resuming.appendleft(
-                    (rows[n:], phases[n:], _rows(state, slice(n, None)), _rows(found, slice(n, None)))
+                    (rows[n:], phases[n:], rows_of(state, slice(n, None)), rows_of(found, slice(n, None)))
                 )
-                rows, phases, state, found = rows[:n], phases[:n], _rows(state, slice(n)), _rows(found, slice(n))
+                rows, phases, state, found = rows[:n], phases[:n], rows_of(state, slice(n)), rows_of(found, slice(n))
             slots = free[: len(rows)].to(self._found.labels.device, non_blocking=True)
             self._state.put(slots, state)
             self._found.put(slots, found)
@@ -357,5 +361,6 @@ def _nobody(like: Tensor, *, pixels: bool) -> Found:
     )
 
 
-def _rows(values: dict[str, Tensor], index: "Tensor | slice") -> dict[str, Tensor]:
+def rows_of(values: dict[str, Tensor], index: "Tensor | slice") -> dict[str, Tensor]:
+    """The same rows of all arrays that `SlotArrays.take` gave."""
     return {name: of_all[index] for name, of_all in values.items()}
