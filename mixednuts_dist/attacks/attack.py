@@ -305,11 +305,9 @@ def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor, row_S: Tensor | None = 
 
     With `row_S`, slot s takes row `row_S[s]` of `new`.
     """
-    if kept.device.type == "cpu":
-        slots, source = chosen.nonzero().squeeze(1), new.detach().numpy()
-        rows = slots if row_S is None else row_S[slots]
-        for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
-            kept.numpy()[slot] = source[row]  # half the time of gathering the rows and scattering them
+    if kept.device.type == "cpu":  # numpy takes a third of the time of torch to gather whole rows and scatter them
+        mask = chosen.numpy()
+        kept.numpy()[mask] = new.detach().numpy()[mask if row_S is None else row_S.numpy()[mask]]
     else:
         new = new if row_S is None else new[row_S]
         torch.where(chosen.view(-1, *[1] * (kept.dim() - 1)), new, kept, out=kept)
