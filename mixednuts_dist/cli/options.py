@@ -138,6 +138,8 @@ def reported(
     with _signals_kept(received):
         try:
             yield console
+            if received:  # and swallowed, just before the end
+                raise KeyboardInterrupt
         except (Exception, KeyboardInterrupt) as error:
             # In the middle of an import or inside of Ray an interrupt may come out as an error of any kind.
             if received or isinstance(error, KeyboardInterrupt):
@@ -154,27 +156,52 @@ def reported(
 def _signals_kept(received: list[int]) -> Iterator[None]:
     """In here SIGINT (Ctrl-C) and SIGTERM, which Slurm and spot machines send, both raise KeyboardInterrupt.
 
-    Of signals that come at once only the first one does: `uv run` passes on what the whole group gets as well.
+    Of signals that come at once only the first one does: `uv run` passes on what the whole group gets as well. It is
+    raised again each second as long as it is not on its way out: code that interrupts fall into may swallow them, such
+    as a destructor, a callback or an import that answers every error.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    last = -math.inf
+    last, tell_unraisable = -math.inf, sys.unraisablehook
+
+    def tell_errors(what: "sys.UnraisableHookArgs") -> None:
+        if not received or issubclass(what.exc_type, Exception):  # others are interrupts
+            tell_unraisable(what)
 
     def interrupt(number: int, _: object) -> None:
         nonlocal last
         received.append(number)
         if (now := time.monotonic()) - last > _AT_ONCE:
             last = now
+            handlers.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt_again))
+            signal.setitimer(signal.ITIMER_REAL, _AT_ONCE, _AT_ONCE)
+            raise KeyboardInterrupt
+
+    def interrupt_again(_: int, __: object) -> None:
+        if not _is_ending():
             raise KeyboardInterrupt
 
     handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    sys.unraisablehook = tell_errors
     try:
         yield
     finally:
+        sys.unraisablehook = tell_unraisable
+        if signal.SIGALRM in handlers:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handlers.pop(signal.SIGALRM) or signal.SIG_DFL)
         for number, handler in handlers.items():  # a further signal does not kill the command while it ends
             signal.signal(number, signal.SIG_IGN if received else handler or signal.SIG_DFL)
+
+
+def _is_ending() -> bool:
+    """Whether a KeyboardInterrupt is being handled right now, or an error that it has become."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _configure_logging(verbose: bool, console: Console) -> None:

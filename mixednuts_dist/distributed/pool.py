@@ -413,32 +413,36 @@ class LocalPool(Pool):
 class _SignalReceived(BaseException):
     """Ctrl-C or SIGTERM in the middle of a piece; the attacks would answer a KeyboardInterrupt with what they have."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
 
 @contextlib.contextmanager
 def _signals_end_it_whole() -> Iterator[None]:
-    """In here a signal ends the piece without a file of half its work; then the usual handler is called."""
+    """In here a signal ends the piece without a file of half its work; then the usual handler is called.
+
+    It is called whatever the signal came out as: a library may make an error of another kind of it, or nothing at all.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    received: list[int] = []
+    at_work = True
+
     def receive(number: int, _: object) -> None:
-        raise _SignalReceived(number)
+        received.append(number)
+        if at_work and len(received) == 1:
+            raise _SignalReceived
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
-    received = 0
     try:
         yield
-    except _SignalReceived as raised:
-        received = raised.number
+    except _SignalReceived:
+        pass
     finally:
+        at_work = False
         for number, handler in before.items():
             signal.signal(number, handler)
-    if received:
-        signal.raise_signal(received)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def draining_nodes() -> dict[str, float]:

@@ -13,33 +13,68 @@ import time
 import click
 from mixednuts_dist.cli.options import reported
 
+class Swallows:
+    def __del__(self):  # what is raised in here is ignored
+        print("ready", flush=True)
+        time.sleep(60)
+
+def ordinary():
+    print("ready", flush=True)
+    time.sleep(60)
+
+def swallows():
+    Swallows()
+    print("swallowed", flush=True)
+    time.sleep(60)
+
+def swallows_at_its_end():
+    Swallows()
+    print("swallowed", flush=True)
+
 @click.command()
 @click.pass_context
 def main(ctx):
     ctx.find_root().params["log_format"] = "text"
     with reported(verbose=False):
-        print("ready", flush=True)
         try:
-            time.sleep(60)
+            WORK()
         finally:
-            time.sleep(0.3)  # something to put away
+            time.sleep(PUTS_AWAY)
 
 atexit.register(time.sleep, 1.0)  # the last signal comes as Python ends
 main()
 """
+INTERRUPTED = "interrupted: what is written is kept; the same command goes on from there"
+
+
+def command(work: str, puts_away: float) -> "subprocess.Popen[str]":
+    code = COMMAND.replace("WORK", work).replace("PUTS_AWAY", str(puts_away))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_that_come_at_once_end_a_command_with_one_line(number: signal.Signals, status: int) -> None:
     """`uv run` passes on what the whole process group has got already."""
-    with subprocess.Popen(
-        [sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    with command("ordinary", puts_away=0.3) as process:
         for pause in (0.05, 0.05, 0.75, 0.0):
             process.send_signal(number)
             time.sleep(pause)
         _, told = process.communicate(timeout=60)
     assert process.returncode == status
-    assert told == "interrupted: what is written is kept; the same command goes on from there\n"
+    assert told == INTERRUPTED + "\n"
+
+
+@pytest.mark.parametrize(("work", "puts_away"), [("swallows", 0), ("swallows_at_its_end", 0), ("ordinary", 2.5)])
+def test_a_signal_that_is_swallowed_ends_a_command_nevertheless(work: str, puts_away: float) -> None:
+    """And what is put away at the end, which takes longer than the time until it is raised again, is not disturbed."""
+    with command(work, puts_away) as process:
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        out, told = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert told == INTERRUPTED + "\n"
+    assert out == ("" if work == "ordinary" else "swallowed\n")
+    assert time.monotonic() - began >= puts_away

@@ -60,10 +60,13 @@ def test_a_piece_that_fails_in_this_process_is_tried_again_and_told_as_on_a_clus
 
 
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "becomes_another_error"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
 def test_a_signal_in_the_middle_of_a_piece_leaves_no_file_and_the_next_command_goes_on(
-    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, number: int
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, number: int, becomes_another_error: bool
 ) -> None:
+    """Some libraries make an error of their own of whatever happens in a function that they call."""
     from mixednuts_dist.attacks.judge import Judge
 
     verdicts, n_calls = Judge.verdicts, 0
@@ -72,7 +75,12 @@ def test_a_signal_in_the_middle_of_a_piece_leaves_no_file_and_the_next_command_g
         nonlocal n_calls
         n_calls += 1
         if n_calls == 6:
-            signal.raise_signal(number)
+            try:
+                signal.raise_signal(number)
+            except BaseException as error:
+                if becomes_another_error:
+                    raise ArithmeticError from error
+                raise
         return verdicts(self, *arguments, **options)
 
     config = tiny(partition_size=24)

@@ -101,8 +101,8 @@ def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_session: Any, h
 
     def stopped(driver: Driver, stage: str, n_files: int, number: signal.Signals) -> None:
         driver.wait_until(lambda: bool(driver.log()) and len(stamps(storage, stage)) >= n_files)
-        assert driver.interrupt(number) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
-        told = driver.log()
+        status, told = driver.interrupt(number), driver.log()
+        assert status == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number], told
         assert number == signal.SIGKILL or "the same command goes on from there" in told.splitlines()[-1], told
         assert not any(word in told for word in ("Traceback", "SIGTERM received", "*** ")), told
         now = stamps(storage, "attack") | stamps(storage, "search/round-1") | stamps(storage, "evaluate")
