@@ -14,7 +14,7 @@ from ..acceleration.batch_shape import BatchShape
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
 from ..threat import ThreatModel
-from .apgd import polish_phases
+from .apgd import ApgdPhase, float32_phases
 from .attack import Phase, Setting
 from .budget import STANDARD_ATTACKS, AttackBudget
 from .engine import CACHED, CLEAN, Engine, Finished, Group, Progress, shown_or
@@ -161,7 +161,7 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Phase]:
             phases = [replace(phase, wanted=None) for phase in phases if phase.in_float32]
         plan += phases
         if setting.coarse and name == last_apgd:
-            plan += polish_phases(setting, name)
+            plan += float32_phases(setting, name, [phase for phase in plan if isinstance(phase, ApgdPhase)])
         if name == "apgd-t" and "joint" not in attacks:
             plan += [replace(phase, attack=name) for phase in ATTACKS.get("joint")(setting).phases()]
     return plan

@@ -9,13 +9,13 @@ Shapes: S slots, images of C x H x W.
 # ruff: noqa: ARG002, ARG004 - what is registered is given more than it may need
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..register import ATTACKS, LOSSES
-from .attack import Arrivals, Attack, Known, Phase, Seen, Setting, SlotArrays, copy_rows
+from .attack import Arrivals, Attack, Known, Phase, Seen, Setting, SlotArrays, copy_rows, next_to_border
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .losses import anyone, ce_loss
@@ -247,20 +247,30 @@ class ApgdT(Apgd):
         ]
 
 
-def polish_phases(setting: Setting, attack: str) -> list[Phase]:
-    """A few float32 steps for everyone whom coarser gradients left standing, more where they still help."""
+def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> list[Phase]:
+    """What follows phases with coarse gradients: float32 steps for everyone left, all of float32 next to the border.
+
+    A few steps from the best point, and more where they still help. Whoever stands next to the border then goes through
+    the same phases again, from the same starts, as without coarse gradients: these have settled elsewhere, and whether
+    such an image breaks is a matter of the last thousandth.
+    """
     stepper = ApgdCe(setting)
 
     def still_helps(known: Known) -> Tensor:
         return known.gained > POLISH_AGAIN
 
-    return [
+    def stands_next_to_border(known: Known) -> Tensor:
+        return (known.margin >= 0) & next_to_border(known)
+
+    polish: list[Phase] = [
         ApgdPhase(
             attack, "polish", stepper, in_float32=True, wanted=still_helps if turn else None,
             loss="margin", n_iter=POLISH_ITERATIONS, from_best=True, first_step=1.0,
         )
         for turn in range(POLISH_ROUNDS)
     ]  # fmt: skip
+    again = [replace(phase, stepper=stepper, in_float32=True, wanted=stands_next_to_border) for phase in coarse]
+    return [*polish, *again]
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import ON_CPU, BatchShape
 from ..register import ATTACKS
 from ..threat import ThreatModel
-from .apgd import polish_phases
+from .apgd import float32_phases
 from .attack import Known, Phase, Setting
 from .budget import AttackBudget
 from .engine import Engine, Finished, Group, Progress, shown_or
@@ -143,7 +143,7 @@ def margin_engine(
     def planner(setting: Setting) -> list[Phase]:
         once = [phase for name in ("apgd-ce", "apgd-t") for phase in ATTACKS.get(name)(setting).phases()]
         if setting.coarse:
-            once += polish_phases(setting, "apgd-t")
+            once += float32_phases(setting, "apgd-t", once)
         restarts = range(1, budget.border_restarts + 1)
         return once + [near_border_only(replace(phase, restart=restart)) for restart in restarts for phase in once]
 

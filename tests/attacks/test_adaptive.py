@@ -1,14 +1,17 @@
 """Adaptive AutoAttack: the mixture decides, the surrogate shows the way, and every image's fate is recorded."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from pyautoattack import AutoAttack
 
+from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
-from mixednuts_dist.attacks.attack import Setting
+from mixednuts_dist.attacks.attack import Known, Setting
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget, attack_words
+from mixednuts_dist.attacks.minimum_margin import margin_engine
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
@@ -80,6 +83,29 @@ def test_square_and_fab_are_coarse_only_for_images_that_apgd_has_measured() -> N
     assert [phase.in_float32 for phase in plan if phase.attack == "square"] == [True]
     assert all(phase.wanted is None for phase in plan if phase.attack == "square")
     assert [phase.in_float32 for phase in plan if phase.attack == "fab-t"] == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize("plan_of", ["autoattack", "minimum margin"])
+def test_apgd_goes_through_float32_from_the_same_starts_next_to_the_border(plan_of: str, victim) -> None:
+    if plan_of == "autoattack":
+        plan = ensemble_plan(Setting(THREAT, QUICK, 10, coarse=True), ["apgd-ce", "apgd-t"])
+    else:
+        model, x, _ = victim()
+        settings = {"threat": THREAT, "seed": 0, "stop_when_broken": True, "shape": BatchShape(8)}
+        engine = margin_engine(model, x, budget=replace(QUICK, border_restarts=0), **settings)
+        plan = engine.planner(Setting(THREAT, QUICK, 10, coarse=True))
+    searched = [phase for phase in plan if phase.name.startswith("apgd")]
+    coarse, exact = searched[: len(searched) // 2], searched[len(searched) // 2 :]
+    assert [phase.in_float32 for phase in searched] == [False] * len(coarse) + [True] * len(exact)
+    starts, again = ([(p.name, p.restart, p.target, p.beside) for p in phases] for phases in (coarse, exact))
+    assert starts == again
+    # Relative to the clean margin and, where that is small itself, in all; who is broken has lost already.
+    margin, clean = torch.tensor([[0.015, 0.025, 0.004, 0.006, -0.01], [1.0, 1.0, 0.1, 0.1, 1.0]]).double()
+    nothing = torch.zeros(5)
+    known = Known(margin, clean, nothing, nothing, nothing, nothing, lambda _: nothing)
+    for phase in exact:
+        assert phase.wanted is not None
+        assert phase.wanted(known).tolist() == [True, False, True, False, False]
 
 
 def test_images_that_the_mixture_gets_wrong_are_not_robust(mixed, pair) -> None:
