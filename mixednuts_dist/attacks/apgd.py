@@ -260,7 +260,7 @@ def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> li
         return known.gained > POLISH_AGAIN
 
     def stands_next_to_border(known: Known) -> Tensor:
-        return (known.margin >= 0) & next_to_border(known)
+        return (known.margin >= 0) & next_to_border(known, setting)
 
     polish: list[Phase] = [
         ApgdPhase(

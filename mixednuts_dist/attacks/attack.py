@@ -66,6 +66,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..mixing.classifier import MixedClassifier
 from ..threat import ThreatModel
 from .budget import AttackBudget
 from .gradient_model import Outputs
@@ -292,7 +293,9 @@ def again_in_float32(phases: Sequence[Phase], setting: Setting) -> list[Phase]:
     """
 
     def near(known: Known) -> Tensor:
-        return next_to_border(known) | ((known.gained > 0) & (known.margin < NEAR * known.clean_margin))
+        return next_to_border(known, setting) | (
+            (known.gained > 0) & (known.margin < NEAR * decisive_margin(known, setting))
+        )
 
     if not setting.coarse:
         return list(phases)
@@ -300,9 +303,21 @@ def again_in_float32(phases: Sequence[Phase], setting: Setting) -> list[Phase]:
     return [*phases, *(replace(phase, stepper=stepper, in_float32=True, wanted=near) for phase in phases)]
 
 
-def next_to_border(known: Known) -> Tensor:
+def next_to_border(known: Known, setting: Setting) -> Tensor:
     """Whose margin is so small that the rounding of coarse passes may decide whether the image stands."""
-    return known.margin < NEXT_TO * known.clean_margin.clamp(min=0.25)
+    return known.margin < NEXT_TO * decisive_margin(known, setting)
+
+
+def decisive_margin(known: Known, setting: Setting) -> Tensor:
+    """What small margins are measured against: the clean one, which counts as a quarter at least.
+
+    Of a mixture with a one-hot std no more than 2 alpha - 1 is left, however sure rob is, where std votes against the
+    label. An alpha next to a half would bring every such image next to the border; half of what can be left does.
+    """
+    margin, mixed = known.clean_margin.clamp(min=0.25), setting.model
+    if isinstance(mixed, MixedClassifier) and mixed.temperature == 0:
+        margin = margin.clamp(max=(mixed.alpha - mixed.one_minus_alpha) / 2 / NEXT_TO)
+    return margin
 
 
 def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor, row_S: Tensor | None = None) -> None:

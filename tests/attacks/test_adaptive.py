@@ -9,7 +9,7 @@ from pyautoattack import AutoAttack
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
-from mixednuts_dist.attacks.attack import Known, Setting
+from mixednuts_dist.attacks.attack import Known, Setting, next_to_border
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget, attack_words
 from mixednuts_dist.attacks.minimum_margin import margin_engine
 from mixednuts_dist.errors import InvalidInputError
@@ -106,6 +106,21 @@ def test_apgd_goes_through_float32_from_the_same_starts_next_to_the_border(plan_
     for phase in exact:
         assert phase.wanted is not None
         assert phase.wanted(known).tolist() == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize(("alpha", "temperature", "expected"), [
+    (0.5005, 0.0, [True, False, False]),  # half of what is left where std votes against the label
+    (0.505, 0.0, [True, True, False]),
+    (0.7, 0.0, [True, True, False]),  # a fiftieth of the clean margin
+    (0.5005, 0.5, [True, True, False]),
+])  # fmt: skip
+def test_next_to_a_mixtures_border_is_who_rob_nearly_gives_up(
+    alpha: float, temperature: float, expected: list[bool], mixed
+) -> None:
+    model = MixedClassifier(mixed.std, mixed.rob, mixed.transform, alpha, temperature=temperature)
+    margin, nothing = torch.tensor([0.0004, 0.004, 0.021]).double(), torch.zeros(3)
+    known = Known(margin, torch.ones(3).double(), nothing, nothing, nothing, nothing, lambda _: nothing)
+    assert next_to_border(known, Setting(THREAT, QUICK, 10, model=model)).tolist() == expected
 
 
 def test_images_that_the_mixture_gets_wrong_are_not_robust(mixed, pair) -> None:
