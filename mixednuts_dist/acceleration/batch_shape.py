@@ -76,6 +76,7 @@ class Passes:
         self.shape, self._probe = shape, probe
         self._same: dict[tuple[int, int], bool] = {}  # (full rows, fewer) -> whether each image has the same bits
         self._saved: dict[tuple[int, int], int] = {}  # rows that the smaller shape would have saved so far
+        self._whole: tuple[Tensor, list[Tensor]] | None = None  # a full batch, and what the probe gives for it
 
     def rows_for(self, n_images: int, like_BCHW: Tensor) -> int:
         """The rows in which to pass `n_images`, at most those of the shape; `like_BCHW` holds images to try with."""
@@ -89,31 +90,33 @@ class Passes:
         asked = rows, fewer
         if asked not in self._same:
             self._saved[asked] = self._saved.get(asked, 0) + rows - fewer
-            if self._saved[asked] >= rows + 2 * fewer:
-                self._same[asked] = has_same_bits(self._probe, like_BCHW, rows, fewer)
+            if self._saved[asked] >= 3 * fewer + (rows if self._whole is None else 0):
+                self._same[asked] = self._has_same_bits(like_BCHW, fewer)
         return next((n for n in range(fewer, rows, step) if self._same.get((rows, n))), rows)
 
+    def _has_same_bits(self, like_BCHW: Tensor, fewer: int) -> bool:
+        """Whether the probe gives each image among `fewer` images the bits that it has in a full batch.
 
-def has_same_bits(probe: Probe, like_BCHW: Tensor, rows: int, fewer: int) -> bool:
-    """Whether `probe` gives each image among `fewer` images the bits that it has among `rows`.
-
-    Tried on noisy copies of `like_BCHW`, at the beginning, in the middle and at the end of the full batch. Memory that
-    runs out proves nothing.
-    """
-    try:
-        repeated_BCHW = like_BCHW[torch.arange(rows) % len(like_BCHW)]
-        generator = torch.Generator().manual_seed(rows)
-        noise_BCHW = torch.rand(repeated_BCHW.shape, generator=generator).to(repeated_BCHW)
-        x_BCHW = (repeated_BCHW + 0.1 * (noise_BCHW - 0.5)).clamp(0, 1)
-        whole = [values.clone() for values in probe(x_BCHW)]
-        return all(
-            torch.equal(part, values[first : first + fewer])
-            for first in {0, (rows - fewer) // 2 | 1, rows - fewer}
-            for part, values in zip(probe(x_BCHW[first : first + fewer]), whole, strict=True)
-        )
-    except torch.OutOfMemoryError:
-        release_memory()
-        return False
+        Tried on noisy copies of `like_BCHW`, at the beginning, in the middle and at the end of the full batch. Memory
+        that runs out proves nothing.
+        """
+        rows = self.shape.rows
+        try:
+            if self._whole is None or len(self._whole[0]) != rows:
+                repeated_BCHW = like_BCHW[torch.arange(rows) % len(like_BCHW)]
+                noise_BCHW = torch.rand(repeated_BCHW.shape, generator=torch.Generator().manual_seed(rows))
+                x_BCHW = (repeated_BCHW + 0.1 * (noise_BCHW.to(repeated_BCHW) - 0.5)).clamp(0, 1)
+                self._whole = x_BCHW, [values.clone() for values in self._probe(x_BCHW)]
+            x_BCHW, whole = self._whole
+            return all(
+                torch.equal(part, values[first : first + fewer])
+                for first in {0, (rows - fewer) // 2 | 1, rows - fewer}
+                for part, values in zip(self._probe(x_BCHW[first : first + fewer]), whole, strict=True)
+            )
+        except torch.OutOfMemoryError:
+            self._whole = None
+            release_memory()
+            return False
 
 
 def filled(x_BCHW: Tensor, rows: int) -> Tensor:
