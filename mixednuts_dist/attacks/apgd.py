@@ -269,7 +269,10 @@ def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> li
         )
         for turn in range(POLISH_ROUNDS)
     ]  # fmt: skip
-    again = [replace(phase, stepper=stepper, in_float32=True, wanted=stands_next_to_border) for phase in coarse]
+    again = [
+        replace(phase, stepper=stepper, in_float32=True, wanted=stands_next_to_border, beside=bool(i))  # so few images
+        for i, phase in enumerate(coarse)
+    ]
     return [*polish, *again]
 
 

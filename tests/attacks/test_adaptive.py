@@ -97,8 +97,9 @@ def test_apgd_goes_through_float32_from_the_same_starts_next_to_the_border(plan_
     searched = [phase for phase in plan if phase.name.startswith("apgd")]
     coarse, exact = searched[: len(searched) // 2], searched[len(searched) // 2 :]
     assert [phase.in_float32 for phase in searched] == [False] * len(coarse) + [True] * len(exact)
-    starts, again = ([(p.name, p.restart, p.target, p.beside) for p in phases] for phases in (coarse, exact))
+    starts, again = ([(phase.name, phase.restart, phase.target) for phase in phases] for phases in (coarse, exact))
     assert starts == again
+    assert [phase.beside for phase in exact] == [False] + [True] * (len(exact) - 1)
     # Relative to the clean margin and, where that is small itself, in all; who is broken has lost already.
     margin, clean = torch.tensor([[0.015, 0.025, 0.004, 0.006, -0.01], [1.0, 1.0, 0.1, 0.1, 1.0]]).double()
     nothing = torch.zeros(5)
