@@ -123,6 +123,7 @@ class Engine:
         self._group_of: dict[int, _Present] = {}
         self.n_decided = 0  # images of all groups so far
         self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
+        self._n_ahead_in_vain = 0  # passes of runs behind the one that broke the image
 
     def run(self, source: Iterable[Group | None]) -> Iterator[Finished]:
         """Each group as its last image is decided.
@@ -258,6 +259,8 @@ class Engine:
             outcome = self._outcome(present)
             self._n_forward += outcome.n_forward
             self._n_backward += outcome.n_backward
+            taken = self.tracks.taken[present.rows, :, 0].sum() + self.tracks.n_judged[present.rows].sum()
+            self._n_ahead_in_vain += int(taken) - outcome.n_forward
             self.tracks.release(present.rows)
             yield outcome
 
@@ -346,9 +349,10 @@ class Engine:
         """Passes so far of images whose groups are not finished."""
         return sum(int(self.tracks.n_passes(present.rows)[0].sum()) for present in self._present)
 
-    def lanes(self) -> Iterable[Lane]:
-        """The lanes so far."""
-        return self._lanes.values()
+    @property
+    def n_filling(self) -> int:
+        """Rows of passes so far that nobody sat in, or that counted for no image in the end."""
+        return self._n_ahead_in_vain + sum(lane.n_filling for lane in self._lanes.values())
 
     def _progress(self) -> Progress:
         n_backward = self._n_backward + sum(int(self.tracks.n_passes(each.rows)[1].sum()) for each in self._present)
@@ -382,11 +386,6 @@ class Stream:
     def n_forward_begun(self) -> int:
         """Passes so far of images of groups that are not returned yet."""
         return self.engine.n_forward_in_flight + sum(finished.n_forward for finished in self._done.values())
-
-    @property
-    def n_filling(self) -> int:
-        """Rows of passes that nobody sat in, so far."""
-        return sum(lane.n_filling for lane in self.engine.lanes())
 
     def finish(self, key: Any, ahead: Sequence[Any] = ()) -> Finished:
         """The outcome of a key's group; meanwhile the groups of `ahead` come in, one after the other, as seats empty.

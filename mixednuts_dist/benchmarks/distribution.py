@@ -127,7 +127,7 @@ def occupancy(
         stream = Stream(engine, group)
         ended = (stream.finish(piece, pieces[i + 1 : i + 1 + n_ahead]) for i, piece in enumerate(pieces))
         n_forward = sum(finished.n_forward for finished in ended)
-        return n_forward / (n_forward + stream.n_filling)
+        return n_forward / (n_forward + engine.n_filling)
 
     return {"alone": share(0), f"{AHEAD} ahead": share(AHEAD)}
 

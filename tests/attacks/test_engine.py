@@ -229,7 +229,7 @@ def test_targets_side_by_side_come_to_what_they_do_one_after_the_other(victim, s
         engine = Engine(AttackedModel.of(model), plan, LINF, budget, 0, BatchShape(32, fixed=True), stop)
         ids = images.tolist()
         finished = engine.run_one(Group(x[images], y[images], ids))
-        filling[side_by_side] = sum(lane.n_filling for lane in engine.lanes())
+        filling[side_by_side] = engine.n_filling
         return finished
 
     whole = found(torch.arange(40), side_by_side=False)
@@ -310,7 +310,7 @@ def test_groups_begun_ahead_fill_the_seats_and_have_the_bits_that_they_have_alon
             assert torch.equal(found.log_gap, whole.log_gap[first : first + 8])
             assert bool(found.decided.all())
         assert stream.n_decided == stream.n_forward_begun == 0
-        filling[n_ahead] = stream.n_filling
+        filling[n_ahead] = stream.engine.n_filling
     assert made == firsts * 2
     assert filling[2] < filling[0] / 2
 
