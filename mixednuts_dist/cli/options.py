@@ -25,6 +25,7 @@ from ..uris import check_uris
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 1.0  # seconds between signals of one cause
+_ALARM = getattr(signal, "SIGALRM", None)  # Windows has none: an interrupt is raised once there
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
 set_option = click.option(
@@ -175,8 +176,9 @@ def _signals_kept(received: list[int]) -> Iterator[None]:
         received.append(number)
         if (now := time.monotonic()) - last > _AT_ONCE:
             last = now
-            handlers.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt_again))
-            signal.setitimer(signal.ITIMER_REAL, _AT_ONCE, _AT_ONCE)
+            if _ALARM:
+                handlers.setdefault(_ALARM, signal.signal(_ALARM, interrupt_again))
+                signal.setitimer(signal.ITIMER_REAL, _AT_ONCE, _AT_ONCE)
             raise KeyboardInterrupt
 
     def interrupt_again(_: int, __: object) -> None:
@@ -189,9 +191,9 @@ def _signals_kept(received: list[int]) -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = tell_unraisable
-        if signal.SIGALRM in handlers:
+        if _ALARM in handlers:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, handlers.pop(signal.SIGALRM) or signal.SIG_DFL)
+            signal.signal(_ALARM, handlers.pop(_ALARM) or signal.SIG_DFL)
         for number, handler in handlers.items():  # a further signal does not kill the command while it ends
             signal.signal(number, signal.SIG_IGN if received else handler or signal.SIG_DFL)
 

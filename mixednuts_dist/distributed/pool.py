@@ -432,7 +432,9 @@ def _signals_end_it_whole() -> Iterator[None]:
         if at_work and len(received) == 1:
             raise _SignalReceived
 
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    # The alarm raises an interrupt again that was swallowed before.
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGALRM] if hasattr(signal, "SIGALRM") else [])]
+    before = {number: signal.signal(number, receive) for number in numbers}
     try:
         yield
     except _SignalReceived:
