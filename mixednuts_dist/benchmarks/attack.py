@@ -206,11 +206,13 @@ def _attack(
 ) -> MinimumMarginResult:
     # What is no module is passed as it is, in eager float32.
     model = attacked.network if arithmetic else attacked.network.forward
-    return minimum_margin_attack(
+    found = minimum_margin_attack(
         model, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps),
         n_iter=n_iter, n_target_classes=n_target_classes, border_restarts=0,
         batch_size=len(attacked.x), arithmetic=arithmetic,
     )  # fmt: skip
+    _require_whole(found.decided)
+    return found
 
 
 class _WatchedLane(Lane):
@@ -302,10 +304,19 @@ def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> At
     model, x, y, threat = attacked.network, attacked.x, attacked.y, ThreatModel("Linf", attacked.eps)
     rows = len(y) if x.is_cuda else None
     if isinstance(model, MixedClassifier):
-        return adaptive_autoattack(
+        outcome = adaptive_autoattack(
             model, x, y, threat=threat, mode="bypass", budget=budget, batch_size=rows, arithmetic=arithmetic
         )
-    return autoattack(model, x, y, threat=threat, budget=budget, batch_size=rows, arithmetic=arithmetic)
+    else:
+        outcome = autoattack(model, x, y, threat=threat, budget=budget, batch_size=rows, arithmetic=arithmetic)
+    _require_whole(outcome.decided)
+    return outcome
+
+
+def _require_whole(decided: Tensor) -> None:
+    """An interrupt that cut an attack short goes on from here: what the attack returned then is no figure."""
+    if not bool(decided.all()):
+        raise KeyboardInterrupt
 
 
 def _standing_theirs(attacked: Subject, attacks: Sequence[str], rows: Tensor, budget: AttackBudget) -> Tensor:

@@ -1,11 +1,13 @@
 """Whole AutoAttack beside pyautoattack: one classifier, a mixture, and what is told of a wrong name."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.judge import Judge
 from mixednuts_dist.benchmarks import attack
 from mixednuts_dist.cli import main
 
@@ -42,6 +44,28 @@ def test_a_mixture_is_attacked_through_its_surrogate_with_the_joint_attack_and_w
     assert joined["survived"]["square"] <= without["survived"]["square"]
     # The joint attack's passes come on top of those of the others, but for images that it breaks.
     assert joined["n_backward"] != without["n_backward"]
+
+
+@pytest.mark.usefixtures("factory")
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_interrupt_leaves_no_figures(
+    whole: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Attacks return what they have by then, half of a second contestant's work."""
+    verdicts, n_calls = Judge.verdicts, 0
+
+    def interrupted(self: Judge, *arguments: Any, **options: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 12:
+            raise KeyboardInterrupt
+        return verdicts(self, *arguments, **options)
+
+    monkeypatch.setattr(Judge, "verdicts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        (attack.run_whole if whole else attack.run)(data="digits", model="demo:rob", eps=0.1, n_images=12, rounds=1)
+    assert n_calls >= 12
+    assert "times as fast" not in capsys.readouterr().err
 
 
 def test_a_wrong_name_is_one_line(factory: Path) -> None:
