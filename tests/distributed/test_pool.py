@@ -167,7 +167,7 @@ def test_what_a_leaving_node_has_no_time_for_is_begun_by_another_worker(
     watcher = NoticeAfterTheFirstReceipt()
     monkeypatch.setattr("mixednuts_dist.distributed.pool.draining_nodes", watcher.draining_nodes)
     monkeypatch.setattr("mixednuts_dist.distributed.pool._LOOK_UP_SECONDS", 0.2)
-    config = tiny(partition_size=4)
+    config = tiny(partition_size=4, attack={"n_iter": 300, "n_target_classes": 9})  # not done when the notice is seen
     attack.run(config, session=ray_session, progress=watcher)
     assert "is drained" in caplog.text
     assert "it is begun again" in caplog.text
