@@ -10,6 +10,7 @@ Shapes: B images of C x H x W in, O channels of h x w out; kernel k, stride s, p
 
 import functools
 import itertools
+import math
 import operator
 from typing import Any
 
@@ -18,8 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.grad import conv2d_input
 
-# Up to so many input channels the gradient of a strided convolution is one without a stride: with 16 channels oneDNN's
-# own takes twice the time of it, with 64 it is faster.
+from . import winograd
+
+# Up to so many input channels the gradient of a strided convolution of several pixels is one without a stride: with 16
+# channels oneDNN's own takes twice the time of it, with 64 it is faster.
 _FEW_CHANNELS = 32
 
 
@@ -47,8 +50,8 @@ class Convolution(nn.Module):
         phases = phases_of(layer, taps, self._seen)
         self._backward = None if phases is None else _Product(phases.to(rounded), None, 1)
 
-    def forward(self, x: Tensor, other: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Images (B, C, H, W) -> (B, O, h, w)."""
+    def forward(self, x: Tensor, other: Tensor | None = None, relu: bool = False, spare: bool = False) -> Tensor:
+        """Images (B, C, H, W) -> (B, O, h, w); `spare`: nobody reads `other` after this, and it may be overwritten."""
         if torch.compiler.is_compiling():
             return self._forward.in_steps(x.to(self.weight.dtype), self.padding, other, relu).to(self.rounded)
         if other is not None and not self._adds(x, other):
@@ -57,17 +60,17 @@ class Convolution(nn.Module):
         if torch.is_grad_enabled() and (x.requires_grad or (other is not None and other.requires_grad)):
             out: Tensor = _WithGradient.apply(x, other, self, relu)
             return out
-        return self.computed(x, other, relu)
+        return self.computed(x, other, relu, spare)
 
     def _adds(self, x: Tensor, other: Tensor) -> bool:
         """Whether `other` is like the output, and not broadcast or of another dtype."""
         sides = [(side + 2 * self.padding - self.kernel) // self.stride + 1 for side in x.shape[2:]]
         return self.weight.dtype == self.rounded == other.dtype and other.shape == (len(x), len(self.weight), *sides)
 
-    def computed(self, x: Tensor, other: Tensor | None, relu: bool) -> Tensor:
+    def computed(self, x: Tensor, other: Tensor | None, relu: bool, spare: bool = False) -> Tensor:
         """The same without a graph, in channels-last."""
         x = x.to(self.weight.dtype).contiguous(memory_format=torch.channels_last)
-        return self._forward(x, self.padding, other, relu).to(self.rounded)
+        return self._forward(x, self.padding, other, relu, spare).to(self.rounded)
 
     def input_gradient(self, grad: Tensor, like: Tensor) -> Tensor:
         """The gradient, channels-last, with respect to an input of that shape, layout and dtype."""
@@ -125,9 +128,18 @@ class _Product:
         self.weight, self.bias, self.stride = weight, bias, stride
         self._laid_out: tuple[Any, Tensor] | None = None
 
-    def __call__(self, x: Tensor, padding: int, other: Tensor | None = None, relu: bool = False) -> Tensor:
-        each_way = self.with_post_ops if has_post_ops(x.dtype) else self.in_steps
-        return each_way(x, padding, other, relu)
+    def __call__(
+        self, x: Tensor, padding: int, other: Tensor | None = None, relu: bool = False, spare: bool = False
+    ) -> Tensor:
+        if not has_post_ops(x.dtype):
+            return self.in_steps(x, padding, other, relu)
+        if winograd.pays(self.weight, x, self.stride, padding):
+            return self._winograd(x, other, relu)
+        return self.with_post_ops(x, padding, other, relu, spare)
+
+    @functools.cached_property
+    def _winograd(self) -> winograd.Winograd:
+        return winograd.Winograd(self.weight, self.bias)
 
     def in_steps(self, x: Tensor, padding: int, other: Tensor | None, relu: bool) -> Tensor:
         with torch.autocast("cpu", enabled=False):
@@ -135,7 +147,7 @@ class _Product:
         out = out if other is None else out + other
         return out.relu() if relu else out
 
-    def with_post_ops(self, x: Tensor, padding: int, other: Tensor | None, relu: bool) -> Tensor:
+    def with_post_ops(self, x: Tensor, padding: int, other: Tensor | None, relu: bool, spare: bool = False) -> Tensor:
         where = [padding, padding], [self.stride, self.stride], [1, 1], 1
         if self._laid_out is None or self._laid_out[0] != x.shape:
             reorder = torch.ops.mkldnn._reorder_convolution_weight
@@ -145,7 +157,8 @@ class _Product:
             out: Tensor = torch.ops.mkldnn._convolution_pointwise(x, *given, after, [], "")
             return out
         # Summing into a copy of `other` takes less time than the operation that reads it and writes anew.
-        out = other.clone(memory_format=torch.channels_last)
+        in_place = spare and other.is_contiguous(memory_format=torch.channels_last)
+        out = other if in_place else other.clone(memory_format=torch.channels_last)
         torch.ops.mkldnn._convolution_pointwise_.binary(out, x, *given, "add", 1.0, "relu" if relu else None, [], "")
         return out
 
@@ -189,10 +202,10 @@ def phases_of(layer: nn.Conv2d, taps: list[tuple[int, int, int]], seen: list[int
     the pixels of one phase r is a convolution of the output's gradient, with weight a at offset d; for rows and columns
     there are s^2 phases, fewer where a filter smaller than the stride skips pixels, and the result is (phases * C, O,
     side, side), beginning with the smallest offset. Without a stride it is the flipped filter. None for a stride with
-    many channels, where oneDNN's own gradient is faster.
+    many channels and more than one pixel, where oneDNN's own gradient is faster.
     """
-    O, C = layer.weight.shape[:2]  # noqa: E741
-    if layer.stride[0] > 1 and C > _FEW_CHANNELS:
+    O, C, k, _ = layer.weight.shape  # noqa: E741
+    if k > 1 and layer.stride[0] > 1 and C > _FEW_CHANNELS:
         return None
     least, most = min(d for _, _, d in taps), max(d for _, _, d in taps)
     phases = layer.weight.new_zeros(len(seen), len(seen), C, O, most - least + 1, most - least + 1)
@@ -225,9 +238,14 @@ def _with_post_ops(module: nn.Module) -> nn.Module:
             if next(child.children(), None) is not None:  # traced alone, a layer would lose its class
                 setattr(module, name, _with_post_ops(child))
         return module
-    for node in list(graph.nodes):
-        if node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), Convolution):
-            _take_in(node, module)
+
+    def convolutions() -> list[fx.Node]:
+        modules = (node for node in graph.nodes if node.op == "call_module")
+        return [node for node in modules if isinstance(module.get_submodule(str(node.target)), Convolution)]
+
+    for node in convolutions():
+        _take_in(node, module)
+    _mark_spare(convolutions())
     graph.lint()
     return fx.GraphModule(module, graph)
 
@@ -253,6 +271,20 @@ def _take_in(node: fx.Node, root: nn.Module) -> None:
     for done in (last, total, node):
         if done is not None and not done.users and done in done.graph.nodes:
             done.graph.erase_node(done)
+
+
+def _mark_spare(convolutions: list[fx.Node]) -> None:
+    """Tell the last reader of a convolution's output, if that adds it, that it may be overwritten.
+
+    Only where convolutions alone read it: what others make of it may be a view.
+    """
+    place = {node: i for i, node in enumerate(convolutions)}
+    for node in convolutions:
+        x, other = (*node.args, None)[:2]
+        if not isinstance(other, fx.Node) or other not in place or other is x:
+            continue
+        if all(place.get(reader, math.inf) <= place[node] for reader in other.users):
+            node.update_kwarg("spare", True)
 
 
 _IN_PLACE = (operator.iadd, "add_")  # tracing takes `a += b` for `a + b`

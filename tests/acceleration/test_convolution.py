@@ -1,5 +1,7 @@
 """Convolutions that compute what follows them: autograd's values and gradients, whatever the CPU has for them."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,6 +99,8 @@ def test_a_residual_network_keeps_its_logits_and_gradients() -> None:
     assert close(found[0], expected[0], 1e-5)
     assert close(found[1], expected[1], 1e-5)
     assert found[1].stride() == x.stride(), "the engine's arrays have this layout"
+    with torch.no_grad():  # where sums are written into what nobody reads again
+        assert torch.equal(copied(x), found[0])
     rounded = gradient(Bfloat16Copy(frozen_copy(network), x), x)
     assert close(rounded[0], expected[0], 0.05)
     cosines = F.cosine_similarity(rounded[1].flatten(1), expected[1].flatten(1))
@@ -114,6 +118,31 @@ def test_sums_and_relus_are_taken_in_where_nothing_else_uses_what_is_before_them
     code = fused(frozen_copy(Residual()), torch.float32).code
     assert code.count("relu = True") == 7
     assert code.count("torch.relu(") == 1
+
+
+def test_a_sum_overwrites_only_what_convolutions_alone_have_read() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = nn.ModuleList(nn.Conv2d(3, 3, 1) for _ in range(7))
+
+        def forward(self, x: Tensor) -> Tensor:
+            conv = self.convs
+            x = conv[0](x) + x  # what the caller holds
+            first = conv[1](x)
+            second = conv[2](first) + first  # read once more below
+            third = conv[3](second) + first
+            last = conv[4](third)
+            view = last.permute(0, 2, 3, 1)  # sees what is written into `last`
+            return (conv[5](third) + last + conv[6](third * 2)).permute(0, 2, 3, 1) + view
+
+    copied = fused(frozen_copy(Sums()), torch.float32)
+    assert re.findall(r'"(\d)"\)\(.*spare = True', copied.code) == ["3", "6"]  # the last sum's term is read by it alone
+    x = torch.rand(2, 3, 4, 4)
+    with torch.no_grad():
+        kept, found = x.clone(), copied(x)
+    assert torch.equal(x, kept)
+    assert torch.equal(found, copied(x.requires_grad_()))
 
 
 def test_only_plain_layers_are_replaced() -> None:
