@@ -1,22 +1,22 @@
 """Convolutions of a frozen copy on a CPU: ReLU and residual sum in the product, the input's gradient as a product.
 
-`fused` replaces a network's convolutions by `Convolution`s. One computes what follows it in the same call, through
-oneDNN's operations with post-ops and with weights that are laid out once; and the gradient with respect to its input is
-again a convolution, without a stride and with weights that are laid out once. Both give autograd's results up to
-rounding. Weights are constants: there is no gradient for them.
+A `Convolution` computes what follows it in the same call, through oneDNN's operations with post-ops and with weights
+that are laid out once; and the gradient with respect to its input is again a convolution, without a stride and with
+weights that are laid out once. `chained` runs several of them as one function of autograd, which owns what is between
+them. All give autograd's results up to rounding. Weights are constants: there is no gradient for them.
 
 Shapes: B images of C x H x W in, O channels of h x w out; kernel k, stride s, padding p.
 """
 
 import functools
 import itertools
-import math
-import operator
-from typing import Any
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
 from . import winograd
@@ -50,48 +50,58 @@ class Convolution(nn.Module):
         phases = phases_of(layer, taps, self._seen)
         self._backward = None if phases is None else _Product(phases.to(rounded), None, 1)
 
-    def forward(self, x: Tensor, other: Tensor | None = None, relu: bool = False, spare: bool = False) -> Tensor:
-        """Images (B, C, H, W) -> (B, O, h, w); `spare`: nobody reads `other` after this, and it may be overwritten."""
-        if torch.compiler.is_compiling():
-            return self._forward.in_steps(x.to(self.weight.dtype), self.padding, other, relu).to(self.rounded)
-        if other is not None and not self._adds(x, other):
-            total: Tensor = self(x) + other
-            return total.relu() if relu else total
-        if torch.is_grad_enabled() and (x.requires_grad or (other is not None and other.requires_grad)):
-            out: Tensor = _WithGradient.apply(x, other, self, relu)
-            return out
-        return self.computed(x, other, relu, spare)
-
-    def _adds(self, x: Tensor, other: Tensor) -> bool:
-        """Whether `other` is like the output, and not broadcast or of another dtype."""
-        sides = [(side + 2 * self.padding - self.kernel) // self.stride + 1 for side in x.shape[2:]]
-        return self.weight.dtype == self.rounded == other.dtype and other.shape == (len(x), len(self.weight), *sides)
+    def forward(self, x: Tensor, other: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Images (B, C, H, W) -> (B, O, h, w)."""
+        inputs = [x] if other is None else [x, other]
+        (out,) = chained([Step(self, 0, None if other is None else 1, relu)], [len(inputs)], inputs)
+        return out
 
     def computed(self, x: Tensor, other: Tensor | None, relu: bool, spare: bool = False) -> Tensor:
-        """The same without a graph, in channels-last."""
+        """The same without a graph, in channels-last; `spare`: `other` may be overwritten."""
         x = x.to(self.weight.dtype).contiguous(memory_format=torch.channels_last)
-        return self._forward(x, self.padding, other, relu, spare).to(self.rounded)
+        if other is None or (self.weight.dtype == other.dtype == self.rounded and other.shape == self.shape(x.shape)):
+            return self._forward(x, self.padding, other, relu, spare).to(self.rounded)
+        total = self._forward(x, self.padding).to(self.rounded) + other  # broadcast, or of another dtype
+        return total.relu() if relu else total
 
-    def input_gradient(self, grad: Tensor, like: Tensor) -> Tensor:
-        """The gradient, channels-last, with respect to an input of that shape, layout and dtype."""
-        (C, H, W), s, (h, w) = like.shape[1:], self.stride, grad.shape[2:]
+    def shape(self, of_input: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the product, without what is added to it."""
+        sides = [(side + 2 * self.padding - self.kernel) // self.stride + 1 for side in of_input[2:]]
+        return (of_input[0], len(self.weight), *sides)
+
+    def input_gradient(self, grad: Tensor, like: "Like", onto: Tensor | None = None) -> Tensor:
+        """The gradient with respect to an input of that shape, layout and dtype; added to `onto`, which is overwritten.
+
+        `grad` is in channels-last.
+        """
+        (H, W), s, (h, w) = like.shape[2:], self.stride, grad.shape[2:]
         if self._backward is None:
             found: Tensor = conv2d_input(  # type: ignore[no-untyped-call]
                 list(like.shape), self.weight, grad.to(self.weight.dtype), s, self.padding
             )
-            return found.to(like.dtype)
+            return found.to(like.dtype) if onto is None else onto.add_(found)
         # Pixels of the input in squares of s x s; the padding is negative where the output has more pixels than these.
         rows, columns = -(-H // s), -(-W // s)
         before, reach = self._before, self._backward.weight.shape[-1] - 1
         below, right = rows - h + reach - before, columns - w + reach - before
         if before == below == right >= 0:
+            if s == 1 and onto is not None and (onto.dtype, onto.stride()) == (grad.dtype, like.stride):
+                return self._backward(grad, before, onto, spare=True)
             found = self._backward(grad, before)
         else:
             found = self._backward(F.pad(grad, (before, right, before, below)), 0)
-        as_input = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        as_input = self._as_input(found, like)
+        return as_input if onto is None else onto.add_(as_input)
+
+    def _as_input(self, found: Tensor, like: "Like") -> Tensor:
+        """(B, phases * C, rows, columns), see `phases_of` -> (B, C, H, W)."""
+        (C, H, W), s, (rows, columns) = like.shape[1:], self.stride, found.shape[2:]
+        if s == 1 and (found.dtype, found.stride()) == (like.dtype, like.stride):
+            return found
+        as_input = torch.empty_strided(like.shape, like.stride, dtype=like.dtype)
         if s == 1:
-            return found if (found.dtype, found.stride()) == (like.dtype, like.stride()) else as_input.copy_(found)
-        if like.stride(1) == 1 and (len(self._seen) * rows, len(self._seen) * columns) == (H, W):
+            return as_input.copy_(found)
+        if like.stride[1] == 1 and (len(self._seen) * rows, len(self._seen) * columns) == (H, W):
             # The pixels' channels lie together, so that one copy of all phases takes half the time of one for each.
             parts = found.view(-1, s, s, C, rows, columns).permute(0, 3, 4, 1, 5, 2)
             as_input.view(-1, C, rows, s, columns, s).copy_(parts)
@@ -104,21 +114,126 @@ class Convolution(nn.Module):
         return as_input
 
 
+class Like(NamedTuple):
+    """What a gradient has in common with its tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Like":
+        return cls(tuple(values.shape), values.stride(), values.dtype)
+
+
+@dataclass(frozen=True)
+class Step:
+    """`relu(layer(values[x]) + values[other])`, the next of a chain's values."""
+
+    layer: Convolution
+    x: int
+    other: int | None = None
+    relu: bool = False
+    dropped: tuple[int, ...] = ()  # what steps have computed and nobody reads after this one
+
+    @property
+    def spare(self) -> bool:
+        """Whether `other` may be overwritten."""
+        return self.other in self.dropped and self.other != self.x
+
+    def computed(self, values: Mapping[int, Tensor], kept: Container[int] = ()) -> Tensor:
+        """The value, written over `other` where that may be and is not to be kept."""
+        other = None if self.other is None else values[self.other]
+        return self.layer.computed(values[self.x], other, self.relu, self.spare and self.other not in kept)
+
+
+def chained(steps: Sequence[Step], outputs: Sequence[int], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Of the values, those of the inputs and then one a step, the ones of these indices."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and any(x.requires_grad for x in inputs):
+        found: tuple[Tensor, ...] = _WithGradient.apply(steps, outputs, *inputs)
+        return found
+    values = dict(enumerate(inputs))
+    for i, step in enumerate(steps, start=len(inputs)):
+        values[i] = step.computed(values)
+        for done in step.dropped:
+            del values[done]
+    return [values[i] for i in outputs]
+
+
 class _WithGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, other: Tensor | None, layer: Convolution, relu: bool) -> Tensor:
-        out = layer.computed(x, other, relu)
-        ctx.save_for_backward(*([out] if relu else []))
-        ctx.layer, ctx.like = layer, torch.empty_like(x, device="meta")
-        return out
+    def forward(ctx: Any, steps: Sequence[Step], outputs: Sequence[int], *inputs: Tensor) -> tuple[Tensor, ...]:
+        values, likes = dict(enumerate(inputs)), [Like.of(x) for x in inputs]
+        rectified: dict[int, Tensor] = {}  # of these the gradient is zero where they are
+        for i, step in enumerate(steps, start=len(inputs)):
+            values[i] = step.computed(values, kept=rectified)
+            likes.append(Like.of(values[i]))
+            if step.relu:
+                rectified[i] = values[i]
+            for done in step.dropped:
+                del values[done]
+        ctx.save_for_backward(*rectified.values())
+        ctx.set_materialize_grads(False)
+        ctx.steps, ctx.outputs, ctx.likes = steps, outputs, likes
+        return tuple(values[i] for i in outputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        grad = grad.contiguous(memory_format=torch.channels_last)  # like `out`: all that follows is faster
-        for out in ctx.saved_tensors:
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        grad_x = ctx.layer.input_gradient(grad, ctx.like) if ctx.needs_input_grad[0] else None
-        return grad_x, grad if ctx.needs_input_grad[1] else None, None, None
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        n_inputs = len(ctx.likes) - len(ctx.steps)
+        needed = [*ctx.needs_input_grad[2:], *[True] * len(ctx.steps)]
+        grads, rectified = _Gradients(ctx.likes), list(ctx.saved_tensors)
+        for i, values in zip(ctx.outputs, given, strict=True):
+            if values is not None:
+                grads.add(i, values.contiguous(memory_format=torch.channels_last), mine=False)
+        for i in reversed(range(n_inputs, len(ctx.likes))):
+            step = ctx.steps[i - n_inputs]
+            out = rectified.pop() if step.relu else None
+            grad, mine = grads.taken(i)
+            if grad is None:
+                continue
+            if out is not None:
+                threshold = torch.ops.aten.threshold_backward
+                grad = threshold.grad_input(grad, out, 0, grad_input=grad) if mine else threshold(grad, out, 0)
+                mine = True
+            if needed[step.x]:
+                grads.add_product(step.x, step.layer, grad)
+            if step.other is not None and needed[step.other]:
+                grads.add(step.other, grad, mine)
+        return None, None, *(grads.taken(i)[0] for i in range(n_inputs))
+
+
+class _Gradients:
+    """The gradients of a chain's values, added up in place where nobody else holds them."""
+
+    def __init__(self, likes: Sequence[Like]) -> None:
+        self._likes = likes
+        self._values: list[Tensor | None] = [None] * len(likes)
+        self._mine = [False] * len(likes)
+
+    def taken(self, i: int) -> tuple[Tensor | None, bool]:
+        """The gradient, which is forgotten here, and whether nobody else holds it."""
+        values, self._values[i] = self._values[i], None
+        return values, self._mine[i]
+
+    def add(self, i: int, grad: Tensor, mine: bool) -> None:
+        """Of a summand, which may have been broadcast."""
+        like, before = self._likes[i], self._values[i]
+        if (grad.shape, grad.dtype) != (like.shape, like.dtype):
+            grad, mine = grad.sum_to_size(like.shape).to(like.dtype), True
+        if before is None:
+            self._values[i], self._mine[i] = grad, mine
+        else:
+            self._values[i], self._mine[i] = before.add_(grad) if self._mine[i] else before + grad, True
+
+    def add_product(self, i: int, layer: Convolution, grad: Tensor) -> None:
+        """Of a convolution's input."""
+        like, before = self._likes[i], self._values[i]
+        shape = layer.shape(like.shape)
+        if (grad.shape, grad.dtype) != (shape, layer.rounded):
+            grad = grad.sum_to_size(shape).to(layer.rounded).contiguous(memory_format=torch.channels_last)
+        if before is not None and not self._mine[i]:
+            before = before.clone()
+        self._values[i], self._mine[i] = layer.input_gradient(grad, like, onto=before), True
 
 
 class _Product:
@@ -131,7 +246,7 @@ class _Product:
     def __call__(
         self, x: Tensor, padding: int, other: Tensor | None = None, relu: bool = False, spare: bool = False
     ) -> Tensor:
-        if not has_post_ops(x.dtype):
+        if torch.compiler.is_compiling() or not has_post_ops(x.dtype):
             return self.in_steps(x, padding, other, relu)
         if winograd.pays(self.weight, x, self.stride, padding):
             return self._winograd(x, other, relu)
@@ -213,90 +328,3 @@ def phases_of(layer: nn.Conv2d, taps: list[tuple[int, int, int]], seen: list[int
         weight = layer.weight.detach()[:, :, a, a_2].t()
         phases[seen.index(r), seen.index(r_2), :, :, d - least, d_2 - least] = weight
     return phases.flatten(0, 2).contiguous(memory_format=torch.channels_last)
-
-
-def fused(network: nn.Module, rounded: torch.dtype) -> nn.Module:
-    """The network with its plain convolutions replaced, and what follows them taken in where it can be traced."""
-    for name, layer in list(network.named_modules()):
-        if name and is_plain(layer):
-            parent, _, own = name.rpartition(".")
-            setattr(network.get_submodule(parent), own, Convolution(layer, rounded))
-    return _with_post_ops(network) if any(isinstance(layer, Convolution) for layer in network.modules()) else network
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Convolution) or super().is_leaf_module(m, module_qualified_name)
-
-
-def _with_post_ops(module: nn.Module) -> nn.Module:
-    """Traced as a whole or, where that cannot be, child by child."""
-    try:
-        graph = _Tracer().trace(module)
-    except Exception:  # tracing runs foreign code
-        for name, child in module.named_children():
-            if next(child.children(), None) is not None:  # traced alone, a layer would lose its class
-                setattr(module, name, _with_post_ops(child))
-        return module
-
-    def convolutions() -> list[fx.Node]:
-        modules = (node for node in graph.nodes if node.op == "call_module")
-        return [node for node in modules if isinstance(module.get_submodule(str(node.target)), Convolution)]
-
-    for node in convolutions():
-        _take_in(node, module)
-    _mark_spare(convolutions())
-    graph.lint()
-    return fx.GraphModule(module, graph)
-
-
-def _take_in(node: fx.Node, root: nn.Module) -> None:
-    """Into the convolution `node` the sum that alone uses its output, and the ReLU that alone uses that."""
-    last, other = node, None
-    total = _only_user(node)
-    if total is not None and _is(total, root, _SUMS) and len(total.args) == 2 and not total.kwargs:
-        others = [each for each in total.args if each is not node]
-        in_place = total.target in _IN_PLACE and total.args[0] is not node  # changes what others may see
-        if len(others) == 1 and isinstance(others[0], fx.Node) and not in_place:
-            last, other = total, others[0]
-    rectified = _only_user(last)
-    relu = rectified is not None and _is(rectified, root, _RELUS)
-    if rectified is not None and relu:
-        last = rectified
-    if last is node:
-        return
-    with node.graph.inserting_before(last):
-        new = node.graph.call_module(str(node.target), (node.args[0], other), {"relu": relu})
-    last.replace_all_uses_with(new)
-    for done in (last, total, node):
-        if done is not None and not done.users and done in done.graph.nodes:
-            done.graph.erase_node(done)
-
-
-def _mark_spare(convolutions: list[fx.Node]) -> None:
-    """Tell the last reader of a convolution's output, if that adds it, that it may be overwritten.
-
-    Only where convolutions alone read it: what others make of it may be a view.
-    """
-    place = {node: i for i, node in enumerate(convolutions)}
-    for node in convolutions:
-        x, other = (*node.args, None)[:2]
-        if not isinstance(other, fx.Node) or other not in place or other is x:
-            continue
-        if all(place.get(reader, math.inf) <= place[node] for reader in other.users):
-            node.update_kwarg("spare", True)
-
-
-_IN_PLACE = (operator.iadd, "add_")  # tracing takes `a += b` for `a + b`
-_SUMS = (operator.add, torch.add, "add", *_IN_PLACE)
-_RELUS = (F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_", nn.ReLU)
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _is(node: fx.Node, root: nn.Module, what: tuple[Any, ...]) -> bool:
-    if node.op == "call_module":
-        return type(root.get_submodule(str(node.target))) in what
-    return node.target in what

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .convolution import fused, is_plain
+from .convolution import is_plain
+from .fusion import fused
 
 _FOLD_TOLERANCE = 1e-4  # of the largest logit
 _HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # what autocast runs in bfloat16

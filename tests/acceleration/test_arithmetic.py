@@ -177,18 +177,25 @@ def test_a_network_that_bfloat16_breaks_stays_in_float32(caplog) -> None:
 
 
 @pytest.mark.parametrize("branching", [False, True])
-def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool) -> None:
+def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near 1 bfloat16 has steps of 1/255: of a perturbation of that size it would leave nothing."""
     network, x = Normalized(branching=branching), images(8, SHAPE)
-    made, computed, taken, given_on = Arithmetic("bf16").network_copy(network, x).made, [], [], []
-    for layer in made.modules():
-        if isinstance(layer, Convolution | nn.Linear):
-            computed.append(layer.weight.dtype)
-            layer.register_forward_pre_hook(lambda _, given: taken.append(given[0].dtype))
-            layer.register_forward_hook(lambda _, __, output: given_on.append(output.dtype))
+    made, taken, given_on = Arithmetic("bf16").network_copy(network, x).made, [], []
+
+    def note(x: Tensor, out: Tensor) -> Tensor:
+        taken.append(x.dtype)
+        given_on.append(out.dtype)
+        return out
+
+    of = Convolution.computed
+    monkeypatch.setattr(Convolution, "computed", lambda layer, x, *more: note(x, of(layer, x, *more)))
+    layers = [layer for layer in made.modules() if isinstance(layer, Convolution | nn.Linear)]
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(lambda _, given, out: note(given[0], out))
     made(x)
-    assert computed == [torch.float32, torch.bfloat16, torch.bfloat16]
-    assert taken == computed, "what is between the layers stays in bfloat16: no sum is widened, no image copied"
+    assert {layer.weight.dtype for layer in layers} == {torch.float32, torch.bfloat16}
+    assert taken == [torch.float32, torch.bfloat16, torch.bfloat16], "no sum is widened, no image copied"
     assert given_on == [torch.bfloat16] * 3
 
 
