@@ -90,15 +90,15 @@ class Passes:
         asked = rows, fewer
         if asked not in self._same:
             self._saved[asked] = self._saved.get(asked, 0) + rows - fewer
-            if self._saved[asked] >= 3 * fewer + (rows if self._whole is None else 0):
+            if self._saved[asked] >= fewer + (rows if self._whole is None else 0):
                 self._same[asked] = self._has_same_bits(like_BCHW, fewer)
         return next((n for n in range(fewer, rows, step) if self._same.get((rows, n))), rows)
 
     def _has_same_bits(self, like_BCHW: Tensor, fewer: int) -> bool:
         """Whether the probe gives each image among `fewer` images the bits that it has in a full batch.
 
-        Tried on noisy copies of `like_BCHW`, at the beginning, in the middle and at the end of the full batch. Memory
-        that runs out proves nothing.
+        Tried on noisy copies of `like_BCHW`, drawn from all over the full batch: nearly each comes to another position,
+        and every position of the smaller batch is looked at. Memory that runs out proves nothing.
         """
         rows = self.shape.rows
         try:
@@ -108,11 +108,9 @@ class Passes:
                 x_BCHW = (repeated_BCHW + 0.1 * (noise_BCHW.to(repeated_BCHW) - 0.5)).clamp(0, 1)
                 self._whole = x_BCHW, [values.clone() for values in self._probe(x_BCHW)]
             x_BCHW, whole = self._whole
-            return all(
-                torch.equal(part, values[first : first + fewer])
-                for first in {0, (rows - fewer) // 2 | 1, rows - fewer}
-                for part, values in zip(self._probe(x_BCHW[first : first + fewer]), whole, strict=True)
-            )
+            drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))[:fewer].to(x_BCHW.device)
+            pairs = zip(self._probe(x_BCHW[drawn]), whole, strict=True)
+            return all(torch.equal(part, values[drawn]) for part, values in pairs)
         except torch.OutOfMemoryError:
             self._whole = None
             release_memory()

@@ -76,6 +76,24 @@ def test_a_smaller_shape_is_used_only_where_it_gives_the_same_bits(differs_below
     assert model.sizes == [passed]
 
 
+@pytest.mark.parametrize("row", [0, 20, 39])
+def test_one_row_of_a_smaller_shape_that_rounds_differently_forbids_it(row: int) -> None:
+    net, x, sizes = small_net(3, (1, 4, 4)), images(64, (1, 4, 4)), []
+
+    def model(images: Tensor) -> Tensor:
+        sizes.append(len(images))
+        differs = torch.arange(len(images)) == row if len(images) < 64 else torch.zeros(64, dtype=torch.bool)
+        return net(images) * (1 + 1e-6 * differs)[:, None]
+
+    passes = Passes(BatchShape(64), lambda images: (model(images),))
+    for _ in range(30):
+        in_one_shape(model, x[:40], passes)
+    assert 40 in sizes
+    sizes.clear()
+    in_one_shape(model, x[:40], passes)
+    assert 40 not in sizes
+
+
 def test_a_fixed_shape_tries_no_other() -> None:
     model, x = DiffersBelow(0), images(3, (1, 4, 4))
     in_one_shape(model, x, Passes(BatchShape(64, fixed=True), lambda images: (model(images),)))
