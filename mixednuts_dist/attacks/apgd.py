@@ -25,8 +25,10 @@ MOMENTUM = 0.75  # weight of the new step against the last displacement
 RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
 
 # The margin itself, from the best point so far: what is left to gain in float32 after coarser gradients.
-POLISH_ITERATIONS = 10
-POLISH_AGAIN, POLISH_ROUNDS = 1e-3, 6  # whose margin fell by more is polished again, so often at most
+# Of 20 iterations in turns of 10, again wherever the margin fell by .001, two of three among 900 standing images of two
+# networks had larger margins, for as many passes and more turns with few rows.
+POLISH_ITERATIONS = 16
+POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6  # whose margin fell by more is polished again, so often at most
 
 PGD_ITERATIONS = 20
 PGD_STEP = 1 / 4  # of eps, a step: 2/255 of 8/255
