@@ -136,13 +136,13 @@ class Lane:
             return
         self._watch(self._found, x_new, seen)
         self._found.ended |= self.stepper.absorb(self._state, x_new, seen)
-        seated = self.rows >= 0
-        self.tracks.taken[self.rows[seated], self.phases[seated], : 1 + takes_gradient] += 1
+        rows, phases = self.rows.numpy(), self.phases.numpy()  # a quarter of the time that torch takes
+        seated = rows >= 0
+        self.tracks.taken.numpy()[rows[seated], phases[seated], : 1 + takes_gradient] += 1
         self.n_filling += len(self.rows) - self.n_seated
 
     def _pass(self, x_new: Tensor, labels: Tensor, targets: Tensor) -> Seen | None:
         """One forward and, where the attack takes it, one backward; None where memory was short."""
-        objective, grad = x_new.new_zeros(0), x_new.new_zeros(0)
         try:
             if self.model.compiled:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -154,6 +154,7 @@ class Lane:
                         objective = self.stepper.objective(self._state, outputs, labels, targets)
                         grad = input_gradient(objective, x_leaf)
                 else:
+                    objective = grad = x_new.new_zeros(0)
                     with torch.no_grad():
                         outputs = self.model.run(x_new)
                 logits = outputs.model_logits.detach().float()
