@@ -10,10 +10,12 @@ Shapes: B images of C x H x W.
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import InvalidInputError
 
@@ -22,6 +24,7 @@ SMALLEST = 8  # smaller shapes are not even tried: they differ on every CPU that
 MOST = 4096
 
 Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images: all that it gives, each with the rows first
+Proven = dict[tuple[Any, ...], bool]  # (full rows, fewer, of which images) -> whether each image has the same bits
 
 _logger = logging.getLogger(__name__)
 
@@ -69,12 +72,12 @@ class Passes:
 
     Fewer are multiples of a sixteenth of the rows, at least of 8. Each is probed once, when the rows that it would have
     saved so far are as many as the probe takes: a short call is filled up and never probes, a long one loses at most
-    twice as much.
+    twice as much. `proven` holds what is known before, and is added to.
     """
 
-    def __init__(self, shape: BatchShape, probe: Probe) -> None:
+    def __init__(self, shape: BatchShape, probe: Probe, proven: Proven | None = None) -> None:
         self.shape, self._probe = shape, probe
-        self._same: dict[tuple[int, int], bool] = {}  # (full rows, fewer) -> whether each image has the same bits
+        self._same: Proven = {} if proven is None else proven
         self._saved: dict[tuple[int, int], int] = {}  # rows that the smaller shape would have saved so far
         self._whole: tuple[Tensor, list[Tensor]] | None = None  # a full batch, and what the probe gives for it
 
@@ -83,16 +86,18 @@ class Passes:
         rows = self.shape.rows
         step = max(SMALLEST, rows // 16)
         fewer = -(-n_images // step) * step
-        while self._same.get((rows, fewer)) is False:
-            fewer += step
         if self.shape.fixed or fewer >= rows or not len(like_BCHW):
             return rows
-        asked = rows, fewer
-        if asked not in self._same:
-            self._saved[asked] = self._saved.get(asked, 0) + rows - fewer
-            if self._saved[asked] >= fewer + (rows if self._whole is None else 0):
-                self._same[asked] = self._has_same_bits(like_BCHW, fewer)
-        return next((n for n in range(fewer, rows, step) if self._same.get((rows, n))), rows)
+        kind = like_BCHW.shape[1:], like_BCHW.dtype, like_BCHW.device
+        while self._same.get((rows, fewer, *kind)) is False:
+            fewer += step
+        usable = next((n for n in range(fewer, rows, step) if self._same.get((rows, n, *kind))), rows)
+        if fewer < usable:
+            saved = self._saved[rows, fewer] = self._saved.get((rows, fewer), 0) + usable - fewer
+            if saved >= fewer + (rows if self._whole is None else 0):
+                self._same[(rows, fewer, *kind)] = self._has_same_bits(like_BCHW, fewer)
+                usable = fewer if self._same[(rows, fewer, *kind)] else usable
+        return usable
 
     def _has_same_bits(self, like_BCHW: Tensor, fewer: int) -> bool:
         """Whether the probe gives each image among `fewer` images the bits that it has in a full batch.
@@ -115,6 +120,24 @@ class Passes:
             self._whole = None
             release_memory()
             return False
+
+
+def proven_before(model: Any, passed: Any, *kind: object) -> Proven:
+    """What earlier calls have proven of a network whose passes go through `passed`, to be given to `Passes`.
+
+    Which kernels compute a pass follows from the layers, their arrays' layout and the threads, not from the weights.
+    """
+    if not isinstance(model, nn.Module) or not isinstance(passed, nn.Module):
+        return {}
+    modules = (model, passed) if passed is not model else (model,)
+    layers = [
+        (str(each), *((values.shape, values.stride(), values.dtype) for values in each.state_dict().values()))
+        for each in modules
+    ]
+    return _PROVEN.setdefault(model, {}).setdefault((*kind, *layers, torch.get_num_threads()), {})
+
+
+_PROVEN: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Proven]]" = weakref.WeakKeyDictionary()
 
 
 def filled(x_BCHW: Tensor, rows: int) -> Tensor:

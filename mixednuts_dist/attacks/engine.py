@@ -297,7 +297,7 @@ class Engine:
             shape = self.shape
             if model.compiled and not shape.fixed:
                 shape.fixed = True  # each shape would be compiled
-            self._passes[phase.in_float32] = Passes(shape, model.probe)
+            self._passes[phase.in_float32] = Passes(shape, model.probe, model.proven)
         return self._passes[phase.in_float32]
 
     def _verify(self) -> None:

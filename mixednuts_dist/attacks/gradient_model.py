@@ -9,7 +9,7 @@ Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
-from ..acceleration.batch_shape import ON_CPU, SMALLEST, BatchShape, largest_rows
+from ..acceleration.batch_shape import ON_CPU, SMALLEST, BatchShape, Proven, largest_rows, proven_before
 from ..acceleration.gradient_copy import is_heavy
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
@@ -72,6 +72,7 @@ class GradientModel:
     run: Callable[[Tensor], Outputs]  # with or without a graph, as autograd is set
     tf32: bool = False
     compiled: bool = False
+    proven: Proven = field(default_factory=dict)  # what is known of its batch shapes
 
     def probe(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """All that a pass gives, logits and an input gradient, to compare shapes by their bits."""
@@ -110,14 +111,17 @@ class AttackedModel:
             raise InvalidInputError(
                 f"mode={mode!r} is not an attack mode; valid modes: {', '.join(get_args(AttackMode))}"
             )
+
+        def through(made: Any, tf32: bool = False, compiled: bool = False) -> GradientModel:
+            return GradientModel(_passes_through(made, mode), tf32, compiled, proven_before(model, made, mode, tf32))
+
         if arithmetic is None or (arithmetic.precision == "auto" and not isinstance(model, nn.Module)):
-            return cls(model, GradientModel(_passes_through(model, mode)))
+            return cls(model, through(model))
         if like_BCHW is None:
             raise InvalidInputError("an arithmetic needs images to try its copies of the networks on: give like_BCHW")
         copied = arithmetic.copy_of(model, like_BCHW, rows)
-        fast = GradientModel(_passes_through(copied.model, mode), copied.tf32, arithmetic.compile)
-        finer = GradientModel(_passes_through(copied.finer, mode)) if copied.coarse else None
-        return cls(model, fast, finer)
+        fast = through(copied.model, copied.tf32, arithmetic.compile)
+        return cls(model, fast, through(copied.finer) if copied.coarse else None)
 
 
 def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..acceleration.arithmetic import tf32_allowed
-from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape
+from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape, proven_before
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_signed_margin
 
@@ -47,7 +47,7 @@ class Judge:
 
     def __init__(self, model: Callable[[Tensor], Tensor], shape: BatchShape) -> None:
         self.model = model
-        self._passes = Passes(shape, lambda x_BCHW: (self._pass(x_BCHW),))
+        self._passes = Passes(shape, lambda x_BCHW: (self._pass(x_BCHW),), proven_before(model, model))
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
         """The classifier's logits in float32, (B, K), where the images are.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.acceleration.batch_shape import BatchShape, Passes, in_one_shape, largest_rows
+from mixednuts_dist.acceleration.batch_shape import BatchShape, Passes, in_one_shape, largest_rows, proven_before
 from mixednuts_dist.attacks.gradient_model import AttackedModel, rows_on_cpu
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
@@ -92,6 +92,23 @@ def test_one_row_of_a_smaller_shape_that_rounds_differently_forbids_it(row: int)
     sizes.clear()
     in_one_shape(model, x[:40], passes)
     assert 40 not in sizes
+
+
+def test_a_network_that_is_passed_again_is_not_probed_again() -> None:
+    model, x = DiffersBelow(16), images(64, (1, 4, 4))
+
+    def passes() -> Passes:
+        return Passes(BatchShape(64), lambda images: (model(images),), proven_before(model, model))
+
+    first = passes()
+    for _ in range(30):
+        in_one_shape(model, x[:3], first)
+    model.sizes.clear()
+    in_one_shape(model, x[:3], passes())
+    assert model.sizes == [16]
+    assert proven_before(model, model)
+    model.double()  # is computed by other kernels
+    assert not proven_before(model, model)
 
 
 def test_a_fixed_shape_tries_no_other() -> None:

@@ -98,7 +98,7 @@ def test_a_saturated_softmax_does_not_hide_the_smallest_margin(victim) -> None:
 def test_images_that_survive_by_a_hair_are_attacked_again(victim) -> None:
     """Only those, and never to a larger margin."""
     model, x, y = victim(n=120)
-    options = {"threat": ThreatModel("Linf", 0.015), "n_iter": 10, "n_target_classes": 2}
+    options = {"threat": ThreatModel("Linf", 0.015), "n_iter": 10, "n_target_classes": 2, "precision": "fp32"}
     once = minimum_margin_attack(model, x, y, border_restarts=0, **options)
     clean = signed_margin(model(x).double().softmax(dim=1), y)
     near = ~once.broken & (once.margin < NEAR_BORDER * clean)
