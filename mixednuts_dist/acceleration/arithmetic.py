@@ -20,12 +20,12 @@ from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitMap
 from .batch_shape import ON_CPU, release_memory
-from .gradient_copy import Bfloat16Copy, agrees, compiled, folded, frozen_copy, fused_in_float32, is_heavy
+from .gradient_copy import Bfloat16Copy, agrees, compiled, folded, frozen_copy, fused_in_float32, is_heavy, points_alike
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PrecisionChoice = Literal["fp32", "tf32", "bf16", "auto"]
 
-_CHECKED = 16  # images on which a copy's logits are held against the original's
+_CHECKED, _POINTED = 16, 4  # images on which a copy's logits, and its gradients, are held against the original's
 _CLEARLY = 0.9  # of the seconds of float32: what takes longer is no reason to leave it, and noise cannot flip that
 _BF16_TOLERANCE = 0.1  # of the largest logit: more is not rounding
 
@@ -155,10 +155,11 @@ def _made(network: nn.Module, x: Tensor, precision: Precision) -> NetworkCopy:
 
 
 def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor, fuse: bool) -> Bfloat16Copy | None:
-    """A copy of `base`, if it gives the logits of `network`."""
+    """A copy of `base`, if it gives the logits of `network` and gradients that point its way."""
     try:
         made = Bfloat16Copy(frozen_copy(base), x, fuse=fuse)
-        return made if agrees(made, network, x, _BF16_TOLERANCE) else None
+        alike = agrees(made, network, x, _BF16_TOLERANCE) and points_alike(made, network, x[:_POINTED])
+        return made if alike else None
     except torch.OutOfMemoryError:
         raise  # says nothing about bfloat16
     except (RuntimeError, AttributeError) as error:  # a layer that insists on one dtype, or looks into another one

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
 from ..acceleration.batch_shape import ON_CPU, SMALLEST, BatchShape, Proven, largest_rows, proven_before
-from ..acceleration.gradient_copy import is_heavy
+from ..acceleration.gradient_copy import input_gradient, is_heavy
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 
@@ -164,11 +164,3 @@ def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tens
     if batch_size is None:
         batch_size = rows_on_cpu(model, x_BCHW) if x_BCHW.device.type == "cpu" else ON_CPU
     return BatchShape.of(batch_size)
-
-
-def input_gradient(values: Tensor, x_BCHW: Tensor) -> Tensor:
-    """The gradient of the sum of `values`; zero where they do not depend on the images in autograd's eyes."""
-    if not values.requires_grad:
-        return torch.zeros_like(x_BCHW)
-    (grad_BCHW,) = torch.autograd.grad(values.sum(), x_BCHW, allow_unused=True)
-    return torch.zeros_like(x_BCHW) if grad_BCHW is None else grad_BCHW

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ..acceleration.arithmetic import tf32_allowed
 from ..acceleration.batch_shape import BatchShape, Passes
+from ..acceleration.gradient_copy import input_gradient
 from ..mixing.margins import log_one_minus_signed_margin
 from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
-from .gradient_model import GradientModel, input_gradient
+from .gradient_model import GradientModel
 from .judge import AHEAD, DUE, SEATED, Tracks, is_smaller
 
 _INSIDE = 1 + 1e-6  # of the radius: float32 rounds the points on the sphere to both sides of it

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape
-from .gradient_model import AttackedModel, input_gradient
+from ..acceleration.gradient_copy import input_gradient
+from .gradient_model import AttackedModel
 from .judge import Judge
 from .losses import ce_loss
 

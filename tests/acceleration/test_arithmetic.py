@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.convolution import Convolution
-from mixednuts_dist.acceleration.gradient_copy import agrees, folded
+from mixednuts_dist.acceleration.gradient_copy import agrees, folded, points_alike
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel
@@ -49,7 +49,7 @@ class Normalized(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.branching and float(x.sum()) > 1e9:  # a tracer cannot follow values
+        if self.branching and float(x.detach().sum()) > 1e9:  # a tracer cannot follow values
             return self.head(self.body(-x))
         return self.head(self.body((x - 0.5) / 0.25))
 
@@ -174,6 +174,39 @@ def test_a_network_that_bfloat16_breaks_stays_in_float32(caplog) -> None:
     arithmetic = Arithmetic("bf16")
     assert arithmetic.network_copy(network, x).precision == "fp32"
     assert "Fine does not work in bfloat16" in caplog.text
+
+
+def test_a_network_whose_gradients_bfloat16_breaks_stays_in_float32(caplog) -> None:
+    """Its logits agree, and an attack along such gradients would go nowhere."""
+
+    class Rough(nn.Module):
+        """A network and small fast waves on it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.waves, self.heights = small_net(64, SHAPE), nn.Linear(64, 64), nn.Linear(64, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.net(x)
+            return features[:, :10] + 1e-3 * self.heights(torch.sin(1e5 * self.waves(features)))
+
+    torch.manual_seed(0)
+    network, x = Rough().eval(), images(8, SHAPE)
+    assert Arithmetic("bf16").network_copy(network, x).precision == "fp32"
+    assert "Rough does not work in bfloat16" in caplog.text
+
+
+def test_a_function_without_gradients_has_none_to_compare() -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small_net(10, SHAPE)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x).detach().round()
+
+    network, x = Steps().eval(), images(8, SHAPE)
+    assert points_alike(network, network, x)
 
 
 @pytest.mark.parametrize("branching", [False, True])
