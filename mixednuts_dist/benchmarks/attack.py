@@ -36,8 +36,9 @@ from ..mixing.classifier import MixedClassifier
 from ..threat import ThreatModel
 from .attack_subjects import Subject, subject
 
-N_ITER, N_TARGETS = 50, 4
 PUBLISHED_BUDGET = AttackBudget(border_restarts=0)
+QUICK_BUDGET = AttackBudget(50, 4, border_restarts=0)
+_WARM_UP = AttackBudget(2, 1, border_restarts=0)
 _RATE_PASSES = 3
 _PUBLISHED = "pyautoattack"
 _HERE: list[tuple[str, PrecisionChoice | None, bool]] = [
@@ -80,21 +81,27 @@ def run(
     n_images: int = 64,
     rounds: int = 2,
     compile: bool = False,
+    published: bool = False,
 ) -> dict[str, Any]:
-    """Prints what it finds line by line and returns the numbers."""
+    """APGD-CE + APGD-T. Prints what it finds line by line and returns the numbers.
+
+    `published` takes the published budgets, four and a half times the work.
+    """
+    budget = PUBLISHED_BUDGET if published else QUICK_BUDGET
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     attacked = subject(model or ("wrn-70-16" if on_gpu else "resnet-18"), data, n_images, device, eps)
     where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
-    say(f"{attacked.description}; {where}; {N_ITER} iterations, {N_TARGETS} targets")
+    say(f"{attacked.description}; {where}; {budget.n_iter} iterations, {budget.n_target_classes} targets")
     theirs = Timed([], [])
-    _published(attacked, AttackBudget(2, 1))
-    broken = _timed_published(attacked, theirs)
+    _published(attacked, _WARM_UP)
+    broken = _timed_published(attacked, budget, theirs)
     arithmetics, warm_up = _warmed_up(attacked, compile or on_gpu)
     rates = _pass_rates(attacked, arithmetics)
-    attacks = _side_by_side(attacked, arithmetics, rounds, theirs, broken)
+    attacks = _side_by_side(attacked, budget, arithmetics, rounds, theirs, broken)
     return {
-        "subject": attacked.description, "device": where, "warm_up_s": warm_up, "passes_per_s": rates,
+        "subject": attacked.description, "device": where, "iterations": budget.n_iter,
+        "targets": budget.n_target_classes, "warm_up_s": warm_up, "passes_per_s": rates,
         **attacks, "bookkeeping_share": _bookkeeping_share(attacked),
     }  # fmt: skip
 
@@ -108,7 +115,7 @@ def _warmed_up(attacked: Subject, compile: bool) -> tuple[dict[str, Arithmetic |
             continue
         started = time.perf_counter()
         arithmetics[name] = None if precision is None else Arithmetic(precision, compile=compiled)
-        _attack(attacked, arithmetics[name], n_iter=2, n_target_classes=1)
+        _attack(attacked, arithmetics[name], _WARM_UP)
         seconds[name] = round(time.perf_counter() - started, 1)
     say(f"copies made, tried and warm after {seconds} s")
     return arithmetics, seconds
@@ -141,25 +148,30 @@ def _pass_seconds(network: nn.Module, attacked: Subject) -> float:
     return time.perf_counter() - started
 
 
-def _timed_published(attacked: Subject, seconds: Timed) -> Tensor:
+def _timed_published(attacked: Subject, budget: AttackBudget, seconds: Timed) -> Tensor:
     with seconds.taken():
-        broken = _published(attacked, AttackBudget(N_ITER, N_TARGETS))
+        broken = _published(attacked, budget)
     say(f"{_PUBLISHED}: {seconds.wall_s[-1]:.1f} s, {seconds.cpu_s[-1]:.1f} of CPU time")
     return broken
 
 
 def _side_by_side(
-    attacked: Subject, arithmetics: dict[str, Arithmetic | None], rounds: int, theirs: Timed, broken: Tensor
+    attacked: Subject,
+    budget: AttackBudget,
+    arithmetics: dict[str, Arithmetic | None],
+    rounds: int,
+    theirs: Timed,
+    broken: Tensor,
 ) -> dict[str, Any]:
     """The rounds after pyautoattack's first, which is in `theirs` and broke the images `broken`."""
     timed = {_PUBLISHED: theirs, **{name: Timed([], []) for name in arithmetics}}
     found: dict[str, MinimumMarginResult] = {}
     for number in range(rounds):
         if number:
-            broken = _timed_published(attacked, theirs)
+            broken = _timed_published(attacked, budget, theirs)
         for name, arithmetic in arithmetics.items():
             with timed[name].taken():
-                found[name] = _attack(attacked, arithmetic)
+                found[name] = _attack(attacked, arithmetic, budget)
             say(f"{name}: {timed[name].wall_s[-1]:.1f} s, {timed[name].cpu_s[-1]:.1f} of CPU time")
     exact = found["eager fp32"]
     return {
@@ -201,14 +213,12 @@ def _published(attacked: Subject, budget: AttackBudget) -> Tensor:
     return torch.ones_like(attacked.y, dtype=torch.bool).index_fill_(0, standing.to(attacked.y.device), False)
 
 
-def _attack(
-    attacked: Subject, arithmetic: Arithmetic | None, n_iter: int = N_ITER, n_target_classes: int = N_TARGETS
-) -> MinimumMarginResult:
+def _attack(attacked: Subject, arithmetic: Arithmetic | None, budget: AttackBudget) -> MinimumMarginResult:
     # What is no module is passed as it is, in eager float32.
     model = attacked.network if arithmetic else attacked.network.forward
     found = minimum_margin_attack(
         model, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps),
-        n_iter=n_iter, n_target_classes=n_target_classes, border_restarts=0,
+        n_iter=budget.n_iter, n_target_classes=budget.n_target_classes, border_restarts=0,
         batch_size=len(attacked.x), arithmetic=arithmetic,
     )  # fmt: skip
     _require_whole(found.decided)

@@ -115,6 +115,7 @@ def study(
 @click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10, wrn-70-16, or a URI.")
 @click.option("--eps", type=float, help="attack: Linf radius, for a model that is a classifier's URI.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
+@click.option("--published", is_flag=True, default=None, help="attack: 100 iterations, 9 targets, not 50 and 4.")
 @click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, scale, ray_data: how many images.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
 @click.option("--classes", type=click.IntRange(min=10), help="scale: width of the logits.")

@@ -46,6 +46,16 @@ def test_a_mixture_is_attacked_through_its_surrogate_with_the_joint_attack_and_w
     assert joined["n_backward"] != without["n_backward"]
 
 
+def test_apgd_takes_the_quick_budget_or_the_published_one(factory: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    monkeypatch.setattr(attack, "QUICK_BUDGET", AttackBudget(4, 1, border_restarts=0))
+    passes = []
+    for published in (False, True):
+        found = attack.run(data="digits", model="demo:rob", eps=0.1, n_images=8, rounds=1, published=published)
+        assert (found["iterations"], found["targets"]) == ((8, 2) if published else (4, 1))
+        passes.append(found["eager fp32"]["n_backward"])
+    assert passes[0] < passes[1]
+
+
 @pytest.mark.usefixtures("factory")
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_interrupt_leaves_no_figures(
