@@ -162,7 +162,7 @@ def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor, fuse: bool) -
         return made if alike else None
     except torch.OutOfMemoryError:
         raise  # says nothing about bfloat16
-    except (RuntimeError, AttributeError) as error:  # a layer that insists on one dtype, or looks into another one
+    except Exception as error:  # a layer that insists on one dtype, or looks into another one: it is foreign code
         _logger.info("%s in bfloat16: %s", type(network).__name__, error)
         return None
 
