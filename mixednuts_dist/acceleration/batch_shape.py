@@ -95,8 +95,8 @@ class Passes:
         if fewer < usable:
             saved = self._saved[rows, fewer] = self._saved.get((rows, fewer), 0) + usable - fewer
             if saved >= fewer + (rows if self._whole is None else 0):
-                self._same[(rows, fewer, *kind)] = self._has_same_bits(like_BCHW, fewer)
-                usable = fewer if self._same[(rows, fewer, *kind)] else usable
+                same = self._same[(rows, fewer, *kind)] = self._has_same_bits(like_BCHW, fewer)
+                usable = fewer if same else usable
         return usable
 
     def _has_same_bits(self, like_BCHW: Tensor, fewer: int) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -157,9 +158,7 @@ def points_alike(network: nn.Module, original: nn.Module, x_BCHW: Tensor) -> boo
     with torch.no_grad():
         classes_B2 = original(x_BCHW).topk(2, dim=1).indices
     found_BN, expected_BN = (_gap_gradient(each, x_BCHW, classes_B2) for each in (network, original))
-    lengths_B = expected_BN.norm(dim=1)
-    cosines_B = (found_BN * expected_BN).sum(dim=1) / (lengths_B * found_BN.norm(dim=1)).clamp(min=_TINY)
-    cosines_B = cosines_B[lengths_B > 0]
+    cosines_B = F.cosine_similarity(found_BN, expected_BN)[expected_BN.norm(dim=1) > 0]
     return not len(cosines_B) or bool(cosines_B.median() >= _SAME_WAY)
 
 

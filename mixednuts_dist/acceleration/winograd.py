@@ -30,8 +30,8 @@ class Winograd:
     """A convolution with stride and padding 1 whose filters (O, C, 3, 3) are fixed."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        g = _FILTERS.to(weight.device)
-        self._filters = torch.einsum("ia,jb,ocab->jico", g, g, weight.float()).flatten(0, 1).to(weight.dtype)
+        filters = torch.einsum("ia,jb,ocab->jico", _FILTERS, _FILTERS, weight.float())
+        self._filters = filters.flatten(0, 1).to(weight.dtype)
         self._bias = bias
 
     def __call__(self, x_BCHW: Tensor, other: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -41,9 +41,7 @@ class Winograd:
         padded = F.pad(x_BCHW.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
         rows = _before(padded, 1, padded.new_empty(4, B, t, W + 2, C))
         squares = _before(rows, 3, padded.new_empty(4, 4, B, t, u, C))
-        with torch.autocast("cpu", enabled=False):
-            products = torch.bmm(squares.view(16, B * t * u, C), self._filters)
-        products = products.view(4, 4, B, t, u, -1)
+        products = torch.bmm(squares.view(16, B * t * u, C), self._filters).view(4, 4, B, t, u, -1)
         if self._bias is not None:
             products[1, 1] += self._bias  # it is in each of the four outputs once
         out = products.new_empty(B, t, 2, u, 2, products.shape[5])
