@@ -66,7 +66,7 @@ def test_where_it_does_not_pay_it_is_not_taken() -> None:
     assert not winograd.pays(weight, x, 2, 1)
     assert not winograd.pays(weight, x, 1, 0)
     assert not winograd.pays(weight.float(), x, 1, 1)
-    assert not winograd.pays(weight[:, :256], x[:, :256], 1, 1)
+    assert not winograd.pays(weight[:, :128], x[:, :128], 1, 1)
     assert not winograd.pays(weight[:, :, :1, :1], x, 1, 1)
     assert not winograd.pays(weight, x[..., :7], 1, 1)
     assert not winograd.pays(weight, torch.zeros(1, 512, 10, 8), 1, 1)
