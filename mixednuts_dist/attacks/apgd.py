@@ -53,20 +53,20 @@ class ApgdState(SlotArrays):
     low: Tensor  # Linf: the box of ball and [0, 1]; no pixels under L2
     high: Tensor
     x_adv: Tensor  # where the next step starts from; for a new slot its start
-    x_prev: Tensor  # where the last step started from
+    displacement: Tensor  # from where the last step started to x_adv
     x_new: Tensor  # where the slot wants to be evaluated
-    scratch: Tensor  # nothing that is kept
-    x_best: Tensor
     direction: Tensor  # of steepest ascent at x_adv, of unit length in the norm
+    x_best: Tensor  # with its direction: the best point, where that is not x_adv
     direction_best: Tensor
+    at_best: Tensor  # bool: x_adv is the best point, and x_best holds an older one
     loss_best: Tensor
     loss_prev: Tensor
     loss_at_check: Tensor
     reduced: Tensor  # bool: the last review halved the step
     step_size: Tensor
     n_increases: Tensor  # of the loss since the last review
-    since_check: Tensor
-    check_every: Tensor
+    review_at: Tensor  # the iteration of the next review
+    check_every: Tensor  # iterations between the last and it
     min_check: Tensor
     check_decrease: Tensor
     iteration: Tensor  # of the evaluation that is due
@@ -100,10 +100,10 @@ class Apgd(Attack):
 
         return ApgdState(
             centre=images(not linf), low=images(linf), high=images(linf),
-            x_adv=images(), x_prev=images(), x_new=images(), scratch=images(linf), x_best=images(),
-            direction=images(), direction_best=images(),
+            x_adv=images(), displacement=images(), x_new=images(), direction=images(),
+            x_best=images(), direction_best=images(), at_best=counts().bool(),
             loss_best=numbers(), loss_prev=numbers(), loss_at_check=numbers(), reduced=counts().bool(),
-            step_size=numbers(), n_increases=counts(), since_check=counts(), check_every=counts(),
+            step_size=numbers(), n_increases=counts(), review_at=counts(), check_every=counts(),
             min_check=counts(), check_decrease=counts(), iteration=counts(), n_iter=counts(),
             loss=counts(), weight=numbers(),
         )  # fmt: skip
@@ -115,19 +115,23 @@ class Apgd(Attack):
         if drawn:
             start[drawn] = arrivals.at(drawn).random_start(self.setting)
         if self.setting.threat.norm == "Linf":
-            state.low[slots], state.high[slots] = (arrivals.x - eps).clamp(min=0), (arrivals.x + eps).clamp(max=1)
+            low, high = (arrivals.x - eps).clamp(min=0), (arrivals.x + eps).clamp(max=1)
+            state.low[slots], state.high[slots] = low, high
+            start = start.clamp(low, high)  # another attack's point may be outside by a rounding
         else:
             state.centre[slots] = arrivals.x
-        state.x_adv[slots] = state.x_prev[slots] = start
-        state.direction[slots] = 0  # so that iteration 0 evaluates the start itself
-        for values in (state.loss_best, state.loss_prev, state.loss_at_check, state.n_increases, state.since_check):
+        state.x_adv[slots] = start
+        for values in (state.direction, state.displacement):  # so that iteration 0 evaluates the start itself
             values[slots] = 0
-        state.iteration[slots], state.reduced[slots] = 0, True
+        for values in (state.loss_best, state.loss_prev, state.loss_at_check, state.n_increases, state.iteration):
+            values[slots] = 0
+        state.at_best[slots], state.reduced[slots] = False, True
         self._losses += [name for name in dict.fromkeys(phase.loss for phase in phases) if name not in self._losses]
         for values, number in (
             (state.step_size, lambda phase: phase.first_step * eps),
             (state.weight, lambda phase: phase.weight),
             (state.n_iter, lambda phase: phase.n_iter),
+            (state.review_at, lambda phase: max(int(0.22 * phase.n_iter), 1)),
             (state.check_every, lambda phase: max(int(0.22 * phase.n_iter), 1)),
             (state.min_check, lambda phase: max(int(0.06 * phase.n_iter), 1)),
             (state.check_decrease, lambda phase: max(int(0.03 * phase.n_iter), 1)),
@@ -143,22 +147,20 @@ class Apgd(Attack):
         threat, a = self.setting.threat, per_image(a, state.x_new)
         step = per_image(state.step_size, state.x_new) * state.direction
         z = project(state.x_adv + step, state.centre, threat)
-        moved = state.x_adv + (z - state.x_adv) * a + (state.x_adv - state.x_prev) * (1 - a)
+        moved = state.x_adv + (z - state.x_adv) * a + state.displacement * (1 - a)
         starting = per_image(state.iteration == 0, moved)
         return torch.where(starting, state.x_adv, project(moved, state.centre, threat), out=state.x_new)
 
     @staticmethod
     def _propose_linf(state: ApgdState, a: Tensor) -> Tensor:
-        """In place, for few passes over the pixels. At iteration 0, without direction and displacement: the start.
+        """In place, for few passes over the pixels. Iterations 0, the start, and 1 have no displacement.
 
         The operations round like the published ones. Only those whose product is exact, by a sign or a quarter, are
         fused with a sum.
         """
         z = torch.addcmul(state.x_adv, state.direction, per_image(state.step_size, state.x_adv), out=state.x_new)
         torch.clamp(z, state.low, state.high, out=z)
-        z.sub_(state.x_adv).mul_(a).add_(state.x_adv)
-        torch.sub(state.x_adv, state.x_prev, out=state.scratch)
-        z.addcmul_(state.scratch, 1 - a)
+        z.sub_(state.x_adv).mul_(a).add_(state.x_adv).add_(state.displacement, alpha=1 - MOMENTUM)
         return torch.clamp(z, state.low, state.high, out=z)
 
     def objective(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
@@ -173,31 +175,31 @@ class Apgd(Attack):
 
     def absorb(self, state: ApgdState, x_new: Tensor, seen: Seen) -> Tensor:
         """Keep the best point, and review the step size where that is due."""
-        loss, starting = seen.objective, state.iteration == 0
-        stepped = ~starting
-        better = starting | (loss > state.loss_best)
+        loss, stepped = seen.objective, state.iteration > 0
+        better = ~stepped | (loss > state.loss_best)
+        # The best point is copied only when the path leaves it, not at each of the many steps that improve.
+        left = state.at_best & ~better
+        copy_rows(state.x_best, state.x_adv, left)
+        copy_rows(state.direction_best, state.direction, left)
+        state.at_best = better
         if self.setting.threat.norm == "Linf":
             torch.sign(seen.grad, out=state.direction)
         else:
             state.direction.copy_(steepest(seen.grad, "L2"))
-        copy_rows(state.x_best, x_new, better)
-        copy_rows(state.direction_best, state.direction, better)
         torch.where(better, loss, state.loss_best, out=state.loss_best)
-        torch.where(starting, loss, state.loss_at_check, out=state.loss_at_check)
         # The published code compares the first step's loss with 0, not with the start's: kept, so that iterates agree.
         state.n_increases += stepped & (loss > state.loss_prev)
         torch.mul(loss, stepped, out=state.loss_prev)
-        state.since_check += stepped
-        state.iteration += 1
-        # The buffers change places: x_adv becomes x_prev, what was evaluated x_adv, and the oldest is written next.
-        state.x_prev, state.x_adv, state.x_new = state.x_adv, state.x_new, state.x_prev
+        x_prev, state.x_adv, state.x_new = state.x_adv, state.x_new, state.displacement  # the buffers change places
         self._review(state)
+        state.displacement = torch.sub(state.x_adv, x_prev, out=x_prev)
+        state.iteration += 1
         return state.iteration > state.n_iter
 
     @staticmethod
     def _review(state: ApgdState) -> None:
         """Conditions 1 and 2: halve the step, and go back to the best point, where the loss rose seldom or stalled."""
-        due = state.since_check == state.check_every
+        due = state.iteration == state.review_at
         if not anyone(due):
             return
         oscillating = state.n_increases <= state.check_every * RHO
@@ -206,11 +208,12 @@ class Apgd(Attack):
         torch.where(due, halve, state.reduced, out=state.reduced)
         torch.where(due, state.loss_best, state.loss_at_check, out=state.loss_at_check)
         torch.where(halve, state.step_size / 2, state.step_size, out=state.step_size)
-        copy_rows(state.x_adv, state.x_best, halve)
-        copy_rows(state.direction, state.direction_best, halve)
+        back = halve & ~state.at_best
+        copy_rows(state.x_adv, state.x_best, back)
+        copy_rows(state.direction, state.direction_best, back)
         shorter = torch.maximum(state.check_every - state.check_decrease, state.min_check)
         torch.where(due, shorter, state.check_every, out=state.check_every)
-        state.since_check.masked_fill_(due, 0)
+        torch.where(due, state.iteration + state.check_every, state.review_at, out=state.review_at)
         state.n_increases.masked_fill_(due, 0)
 
 
