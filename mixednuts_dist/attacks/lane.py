@@ -138,9 +138,11 @@ class Lane:
         self._watch(self._found, x_new, seen)
         self._found.ended |= self.stepper.absorb(self._state, x_new, seen)
         rows, phases = self.rows.numpy(), self.phases.numpy()  # a quarter of the time that torch takes
-        seated = rows >= 0
-        self.tracks.taken.numpy()[rows[seated], phases[seated], : 1 + takes_gradient] += 1
-        self.n_filling += len(self.rows) - self.n_seated
+        n_free = len(rows) - self.n_seated
+        if n_free:
+            self.n_filling += n_free
+            rows, phases = rows[rows >= 0], phases[rows >= 0]
+        self.tracks.taken.numpy()[rows, phases, : 1 + takes_gradient] += 1
 
     def _pass(self, x_new: Tensor, labels: Tensor, targets: Tensor) -> Seen | None:
         """One forward and, where the attack takes it, one backward; None where memory was short."""
@@ -181,6 +183,8 @@ class Lane:
 
     def _seat(self) -> None:
         """Give seats to runs that go on, that are due, and ahead of their turn, in the shape that they need."""
+        if self.n_seated == len(self.rows) == self.shape.rows:
+            return
         if self.n_seated > self.shape.rows:  # memory has ended elsewhere
             self._set_aside()
         self._reshape(self._n_slots(min(self.n_ready, self.shape.rows)))
@@ -287,10 +291,9 @@ class Lane:
         assert self._state is not None and self._found is not None
         found = self._found
         leaves, ended = self._flags()
-        leaves &= self.rows >= 0
-        if not bool(leaves.any()):
+        seats = torch.from_numpy((leaves.numpy() & (self.rows.numpy() >= 0)).nonzero()[0])
+        if not len(seats):
             return None
-        seats = leaves.nonzero().squeeze(1)
         slots = seats.to(found.labels.device, non_blocking=True)
         x, rows, phases, ended = found.x_found[slots], self.rows[seats], self.phases[seats], ended[seats]
         going_on = slots[(~ended).to(slots.device)] if bool((~ended).any()) else slots[:0]
