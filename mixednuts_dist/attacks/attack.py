@@ -326,9 +326,10 @@ def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor, row_S: Tensor | None = 
     With `row_S`, slot s takes row `row_S[s]` of `new`.
     """
     if kept.device.type == "cpu":  # row by row: torch and numpy would gather the rows first and then scatter them
-        to, rows = kept.numpy(), new.detach().numpy()
-        for slot in chosen.numpy().nonzero()[0].tolist():
-            to[slot] = rows[slot if row_S is None else row_S[slot]]
+        to, rows, slots = kept.numpy(), new.detach().numpy(), chosen.numpy().nonzero()[0]
+        sources = slots if row_S is None else row_S.numpy()[slots]
+        for slot, source in zip(slots.tolist(), sources.tolist(), strict=True):
+            to[slot] = rows[source]
     else:
         new = new if row_S is None else new[row_S]
         torch.where(chosen.view(-1, *[1] * (kept.dim() - 1)), new, kept, out=kept)
