@@ -131,13 +131,13 @@ class Apgd(Attack):
             (state.step_size, lambda phase: phase.first_step * eps),
             (state.weight, lambda phase: phase.weight),
             (state.n_iter, lambda phase: phase.n_iter),
-            (state.review_at, lambda phase: max(int(0.22 * phase.n_iter), 1)),
             (state.check_every, lambda phase: max(int(0.22 * phase.n_iter), 1)),
             (state.min_check, lambda phase: max(int(0.06 * phase.n_iter), 1)),
             (state.check_decrease, lambda phase: max(int(0.03 * phase.n_iter), 1)),
             (state.loss, lambda phase: self._losses.index(phase.loss)),
         ):
             values[slots] = torch.tensor([number(phase) for phase in phases], dtype=values.dtype).to(values.device)
+        state.review_at[slots] = state.check_every[slots]
 
     def propose(self, state: ApgdState) -> Tensor:
         """x + a (P(x + step * direction) - x) + (1 - a) (x - x_prev), projected; a = 1 in the first step, else 3/4."""
