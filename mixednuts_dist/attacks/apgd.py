@@ -15,7 +15,19 @@ import torch
 from torch import Tensor
 
 from ..register import ATTACKS, LOSSES
-from .attack import Arrivals, Attack, Known, Phase, Seen, Setting, SlotArrays, copy_rows, next_to_border
+from .attack import (
+    NEAR,
+    Arrivals,
+    Attack,
+    Known,
+    Phase,
+    Seen,
+    Setting,
+    SlotArrays,
+    copy_rows,
+    decisive_margin,
+    next_to_border,
+)
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .losses import anyone, ce_loss
@@ -255,17 +267,18 @@ class ApgdT(Apgd):
 def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> list[Phase]:
     """What follows phases with coarse gradients: float32 steps for everyone left, all of float32 next to the border.
 
-    A few steps from the best point, and more where they still help. Whoever stands next to the border then goes through
-    the same phases again, from the same starts, as without coarse gradients: these have settled elsewhere, and whether
-    such an image breaks is a matter of the last thousandth.
+    A few steps from the best point, and more where they still help. Whoever stands next to the border then goes again,
+    from the same starts, through those phases that by themselves came near it: coarse gradients have settled elsewhere,
+    and whether such an image breaks is a matter of the last thousandth.
     """
     stepper = ApgdCe(setting)
 
     def still_helps(known: Known) -> Tensor:
         return known.gained > POLISH_AGAIN
 
-    def stands_next_to_border(known: Known) -> Tensor:
-        return (known.margin >= 0) & next_to_border(known, setting)
+    def came_near(known: Known) -> Tensor:
+        came = known.coarse_margin < NEAR * decisive_margin(known, setting)
+        return came & (known.margin >= 0) & next_to_border(known, setting)
 
     polish: list[Phase] = [
         ApgdPhase(
@@ -275,7 +288,7 @@ def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> li
         for turn in range(POLISH_ROUNDS)
     ]  # fmt: skip
     again = [
-        replace(phase, stepper=stepper, in_float32=True, wanted=stands_next_to_border, beside=bool(i))  # so few images
+        replace(phase, stepper=stepper, in_float32=True, wanted=came_near, beside=bool(i))  # so few images
         for i, phase in enumerate(coarse)
     ]
     return [*polish, *again]

@@ -97,6 +97,7 @@ class Known:
     margin: Tensor  # float64, the smallest signed margin so far, in float32 arithmetic
     clean_margin: Tensor  # float64, on the clean image
     gained: Tensor  # float64, by how much the phase before lowered the margin
+    coarse_margin: Tensor  # float64, what the same phase in coarse arithmetic reached by itself; else the clean margin
     targets: Tensor  # int64, the class of the phase's target; the label where it has none
     n_backward: Tensor  # int64, passes that the image has taken so far
     rows: Tensor  # int64, where the image is in notes
@@ -114,7 +115,7 @@ class Phase:
     restart: int = 0
     beside: bool = False  # may run beside the phase before it: neither needs what the other finds
     in_float32: bool = False  # gradients in float32 whatever the arithmetic
-    # (n,) bool, on the host: who takes the phase, all by default; with `beside` what the first of them says.
+    # (n,) bool, on the host: who takes the phase, all by default. Asked as the block of phases `beside` it begins.
     wanted: Callable[[Known], Tensor] | None = None
 
 

@@ -117,6 +117,7 @@ class Engine:
         self.setting: Setting | None = None
         self._lane_order: list[tuple[str, bool]] = []  # as the plan comes to them
         self._blocks: list[tuple[int, int]] = []  # (first, stop) phases that an image may take side by side
+        self._coarse: list[int | None] = []  # of each phase, where in the plan its like in coarse arithmetic is
         self._to_judge: list[Leaving] = []
         self._waited = 0  # passes since the first of them left its seat
         self._present: list[_Present] = []
@@ -199,6 +200,7 @@ class Engine:
             self._lane_order = list(dict.fromkeys(map(_lane_key, self.plan)))
             starts = [i for i, phase in enumerate(self.plan) if not (phase.beside and i)]
             self._blocks = list(pairwise([*starts, len(self.plan)]))
+            self._coarse = [_in_coarse_arithmetic(self.plan, place) for place in range(len(self.plan))]
         known = None if group.known is None else self.judge.verdicts(group.known, group.y)
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
         rows = self.tracks.admit(group.x, group.y, group.sample_ids, clean, targets, ranks, len(self.plan))
@@ -229,22 +231,29 @@ class Engine:
                 self._decide(here)
                 continue
             first, stop = self._blocks[position]
-            phase = self.plan[first]
-            if phase.wanted is not None:
-                wanted = phase.wanted(self._known(here, phase))
-                tracks.block[here[~wanted]] += 1
-                rows, here = torch.cat([rows, here[~wanted]]), here[wanted]
+            wanted = torch.stack([self._wanted(here, place) for place in range(first, stop)], dim=1)
+            enters = wanted.any(dim=1)
+            tracks.block[here[~enters]] += 1
+            rows, here = torch.cat([rows, here[~enters]]), here[enters]
             if len(here):
                 tracks.log_gap_before[here] = tracks.log_gap[here]
-                self._lane(phase).enter(here, first, stop)
+                self._lane(self.plan[first]).enter(here, first, wanted[enters])
 
-    def _known(self, rows: Tensor, phase: Phase) -> Known:
+    def _wanted(self, rows: Tensor, place: int) -> Tensor:
+        """(n,) bool: which images take the phase."""
+        wanted = self.plan[place].wanted
+        return torch.ones(len(rows), dtype=torch.bool) if wanted is None else wanted(self._known(rows, place))
+
+    def _known(self, rows: Tensor, place: int) -> Known:
+        phase = self.plan[place]
         tracks = self.tracks
         targets = tracks.targets[rows, phase.target - 1] if phase.target else tracks.host_labels[rows]
         clean_margin = -torch.expm1(tracks.clean_log_gap[rows])
         gained = tracks.log_gap[rows].expm1() - tracks.log_gap_before[rows].expm1()
+        before = self._coarse[place]
+        coarse_margin = clean_margin if before is None else -tracks.reached[rows, before].expm1()
         n_backward = tracks.n_passes(rows)[1]
-        return Known(tracks.margin(rows), clean_margin, gained, targets, n_backward, rows, tracks.note)
+        return Known(tracks.margin(rows), clean_margin, gained, coarse_margin, targets, n_backward, rows, tracks.note)
 
     def _decide(self, rows: Tensor) -> None:
         self.n_decided += len(rows)
@@ -308,6 +317,7 @@ class Engine:
         x, ended = torch.cat([claim.x for claim in claims]), torch.cat([claim.ended for claim in claims])
         verdicts = self.judge.verdicts(x, tracks.host_labels[rows])
         tracks.taken[rows, phases, 0] += 1
+        tracks.reached[rows, phases] = torch.maximum(tracks.reached[rows, phases], verdicts.log_gap)
         tracks.offer(rows, x, verdicts, [self.plan[phase].attack for phase in phases.tolist()], phases)
         tracks.stage[rows[ended], phases[ended]] = NONE
         for lane in dict.fromkeys(claim.lane for claim in claims):
@@ -430,6 +440,17 @@ _END = _End()
 
 def _lane_key(phase: Phase) -> tuple[str, bool]:
     return phase.stepper.lane, phase.in_float32
+
+
+def _in_coarse_arithmetic(plan: Sequence[Phase], place: int) -> int | None:
+    """Where the phase is that the one at `place` repeats in float32; None where it repeats none."""
+
+    def run(phase: Phase) -> tuple[str, int, int]:
+        return phase.name, phase.target, phase.restart
+
+    again = plan[place]
+    coarse = (i for i, phase in enumerate(plan[:place]) if not phase.in_float32 and run(phase) == run(again))
+    return next(coarse, None) if again.in_float32 else None
 
 
 def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verdicts | None) -> tuple[Tensor, Tensor]:

@@ -110,6 +110,7 @@ class Tracks:
             "log_gap": clean.log_gap,  # log(1 - margin) there, float64
             "clean_log_gap": clean.log_gap,
             "log_gap_before": clean.log_gap,  # as the block that it is in began
+            "reached": torch.full((n, n_phases), -torch.inf, dtype=torch.float64),  # log_gap that each run has verified
             "best_phase": torch.full((n,), -1),  # which phase has found it
             "broken": clean.wrong,
             "broken_at": torch.where(clean.wrong, -1, NEVER),  # the phase that breaks it

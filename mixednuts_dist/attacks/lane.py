@@ -87,14 +87,18 @@ class Lane:
         """Runs in seats or waiting for one."""
         return self.n_seated + len(self._ahead) + sum(len(rows) for rows, *_ in (*self._due, *self._resuming))
 
-    def enter(self, rows: Tensor, first: int, stop: int) -> None:
-        """Images that come to the block of phases `first` ... `stop - 1`."""
+    def enter(self, rows: Tensor, first: int, wanted: Tensor) -> None:
+        """Images that come to a block, whose first phase is `first`; `wanted` says which of its phases each takes.
+
+        (n, phases of the block) bool, one at least for each image.
+        """
         self.n_images += len(rows)
-        self.tracks.stage[rows, first + 1 : stop] = AHEAD
-        self.due(rows, torch.full_like(rows, first))
-        ahead = torch.cartesian_prod(torch.arange(first + 1, stop), rows).view(-1, 2)
-        ahead = torch.cat([self._ahead, ahead])
+        phases, images = wanted.t().nonzero().unbind(dim=1)
+        phases = phases + first
+        self.tracks.stage[rows[images], phases] = AHEAD
+        ahead = torch.cat([self._ahead, torch.stack([phases, rows[images]], dim=1)])
         self._ahead = ahead[ahead[:, 0].sort(stable=True).indices]
+        self.due(rows, first + wanted.int().argmax(dim=1))
 
     def due(self, rows: Tensor, phases: Tensor) -> None:
         """Runs that begin as soon as there is a seat."""

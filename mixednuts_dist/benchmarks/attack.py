@@ -248,7 +248,7 @@ def _bookkeeping_share(attacked: Subject, n_iter: int = 30) -> float:
     plan = ApgdCe(Setting(threat, budget, clean.logits.shape[1])).phases()
     rows = tracks.admit(x, y, range(len(x)), clean, *ordered_targets(clean.logits, 0, None), n_phases=1)
     lane = _WatchedLane(plan[0].stepper, models.fast, shape, Passes(shape, models.fast.probe), tracks, plan, False)
-    lane.enter(rows, 0, 1)
+    lane.enter(rows, 0, torch.ones(len(rows), 1, dtype=torch.bool))
     lane.step()  # seats them
     lane.passing_s, started = 0.0, time.perf_counter()
     for _ in range(n_iter - 1):

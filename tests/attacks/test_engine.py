@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import ensemble_plan
-from mixednuts_dist.attacks.attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays
+from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
+from mixednuts_dist.attacks.attack import Arrivals, Attack, Known, Phase, Seen, Setting, SlotArrays
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.engine import Engine, Finished, Group, Stream, ordered_targets
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
@@ -241,6 +242,32 @@ def test_targets_side_by_side_come_to_what_they_do_one_after_the_other(victim, s
         assert together.broken_by == [whole.broken_by[i] for i in some.tolist()]
         assert (together.n_forward, together.n_backward) == (alone.n_forward, alone.n_backward)
         assert filling[True] < filling[False]
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_each_phase_of_a_block_is_asked_who_takes_it(victim, side_by_side: bool) -> None:
+    """Whoever takes none of a block goes on to the next one, and each run that is taken reports what it reached."""
+    model, x, y = victim(n=12)
+    taken = {1: [], 2: [0, 1, 5], 3: [1, 5, 7, 11]}  # of each target, by sample id
+
+    def plan(setting: Setting) -> list[Phase]:
+        def by(target: int) -> Callable[[Known], Tensor]:
+            return lambda known: torch.tensor([row in taken[target] for row in known.rows.tolist()])
+
+        targets = ApgdT(setting).phases()
+        chosen = [replace(phase, wanted=by(phase.target), beside=side_by_side and phase.beside) for phase in targets]
+        return [*chosen, *ApgdCe(setting).phases()]
+
+    engine = Engine(AttackedModel.of(model), plan, LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
+    rows = torch.arange(12)
+    finished = engine.run_one(Group(x, y, rows.tolist()))
+    assert bool(finished.decided.all())
+    expected = [[*(6 * (row in taken[target]) for target in (1, 2, 3)), 6] for row in range(12)]
+    assert engine.tracks.taken[rows, :, 1].tolist() == expected
+    assert finished.n_backward == sum(map(sum, expected))
+    assert bool((engine.tracks.reached[rows] > -torch.inf).eq(torch.tensor(expected) > 0).all())
+    found = engine.tracks.reached[rows].amax(dim=1)
+    assert torch.equal(torch.maximum(found, engine.tracks.clean_log_gap[rows]), finished.log_gap)
 
 
 def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victim) -> None:
