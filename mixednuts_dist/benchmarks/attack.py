@@ -219,10 +219,15 @@ def _attack(attacked: Subject, arithmetic: Arithmetic | None, budget: AttackBudg
     found = minimum_margin_attack(
         model, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps),
         n_iter=budget.n_iter, n_target_classes=budget.n_target_classes, border_restarts=0,
-        batch_size=len(attacked.x), arithmetic=arithmetic,
+        batch_size=_rows(attacked), arithmetic=arithmetic,
     )  # fmt: skip
     _require_whole(found.decided)
     return found
+
+
+def _rows(attacked: Subject) -> int | None:
+    """Of a pass here: all images on a GPU, on a CPU the library's default. pyautoattack is given all at once."""
+    return len(attacked.x) if attacked.x.is_cuda else None
 
 
 class _WatchedLane(Lane):
@@ -312,7 +317,7 @@ def run_whole(
 
 def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> AttackOutcome:
     model, x, y, threat = attacked.network, attacked.x, attacked.y, ThreatModel("Linf", attacked.eps)
-    rows = len(y) if x.is_cuda else None
+    rows = _rows(attacked)
     if isinstance(model, MixedClassifier):
         outcome = adaptive_autoattack(
             model, x, y, threat=threat, mode="bypass", budget=budget, batch_size=rows, arithmetic=arithmetic
