@@ -65,9 +65,11 @@ class Winograd:
     """A convolution with stride and padding 1 whose filters (O, C, 3, 3) are fixed."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        after, filters, before = _transforms()
-        self._filters = torch.einsum("ia,jb,ocab->ijco", filters, filters, weight.double()).flatten(0, 1).to(weight)
-        self._before, self._after = (torch.kron(each, each).to(weight) for each in (before, after))
+        O, C, _, _ = weight.shape  # noqa: E741
+        after, filters, before = (torch.kron(each, each) for each in _transforms())
+        nine = weight.permute(2, 3, 1, 0).reshape(9, -1).float()
+        self._filters = torch.mm(filters.float(), nine).to(weight).view(36, C, O)
+        self._before, self._after = before.to(weight), after.to(weight)
         self._bias = bias
 
     def __call__(self, x_BCHW: Tensor, other: Tensor | None = None, relu: bool = False) -> Tensor:
