@@ -277,7 +277,8 @@ def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> li
         return known.gained > POLISH_AGAIN
 
     def came_near(known: Known) -> Tensor:
-        came = known.coarse_margin < NEAR * decisive_margin(known, setting)
+        # The best of them did, whatever the float32 steps had to add.
+        came = known.margin + known.behind < NEAR * decisive_margin(known, setting)
         return came & (known.margin >= 0) & next_to_border(known, setting)
 
     polish: list[Phase] = [

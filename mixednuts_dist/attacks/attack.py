@@ -97,7 +97,7 @@ class Known:
     margin: Tensor  # float64, the smallest signed margin so far, in float32 arithmetic
     clean_margin: Tensor  # float64, on the clean image
     gained: Tensor  # float64, by how much the phase before lowered the margin
-    coarse_margin: Tensor  # float64, what the same phase in coarse arithmetic reached by itself; else the clean margin
+    behind: Tensor  # float64, by how much the same phase in coarse arithmetic ended above the best of these; 0 else
     targets: Tensor  # int64, the class of the phase's target; the label where it has none
     n_backward: Tensor  # int64, passes that the image has taken so far
     rows: Tensor  # int64, where the image is in notes

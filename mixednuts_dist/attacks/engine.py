@@ -250,10 +250,19 @@ class Engine:
         targets = tracks.targets[rows, phase.target - 1] if phase.target else tracks.host_labels[rows]
         clean_margin = -torch.expm1(tracks.clean_log_gap[rows])
         gained = tracks.log_gap[rows].expm1() - tracks.log_gap_before[rows].expm1()
-        before = self._coarse[place]
-        coarse_margin = clean_margin if before is None else -tracks.reached[rows, before].expm1()
         n_backward = tracks.n_passes(rows)[1]
-        return Known(tracks.margin(rows), clean_margin, gained, coarse_margin, targets, n_backward, rows, tracks.note)
+        behind = self._behind(rows, place)
+        return Known(tracks.margin(rows), clean_margin, gained, behind, targets, n_backward, rows, tracks.note)
+
+    def _behind(self, rows: Tensor, place: int) -> Tensor:
+        """`Known.behind`."""
+        repeated = self._coarse[place]
+        if repeated is None:
+            return torch.zeros(len(rows), dtype=torch.float64)
+        coarse = torch.tensor([not phase.in_float32 for phase in self.plan[:place]])
+        reached = self.tracks.reached[rows, :place].expm1()
+        behind: Tensor = reached[:, coarse].amax(dim=1) - reached[:, repeated]
+        return behind
 
     def _decide(self, rows: Tensor) -> None:
         self.n_decided += len(rows)

@@ -270,6 +270,29 @@ def test_each_phase_of_a_block_is_asked_who_takes_it(victim, side_by_side: bool)
     assert torch.equal(torch.maximum(found, engine.tracks.clean_log_gap[rows]), finished.log_gap)
 
 
+def test_a_repetition_in_float32_knows_how_far_its_like_ended_above_the_best_one(victim) -> None:
+    model, x, y = victim(n=12)
+    rows, behind = torch.arange(12), torch.full((12, 3), torch.nan).double()
+
+    def plan(setting: Setting) -> list[Phase]:
+        def by(target: int) -> Callable[[Known], Tensor]:
+            def wanted(known: Known) -> Tensor:
+                behind[known.rows, target - 1] = known.behind
+                return known.behind == 0
+
+            return wanted
+
+        coarse = ApgdT(setting).phases()
+        return [*coarse, *(replace(phase, in_float32=True, wanted=by(phase.target)) for phase in coarse)]
+
+    engine = Engine(AttackedModel.of(model), plan, LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
+    engine.run_one(Group(x, y, rows.tolist()))
+    margins = -engine.tracks.reached[rows, :3].expm1()
+    assert torch.allclose(behind, margins - margins.amin(dim=1, keepdim=True), rtol=0, atol=1e-15)
+    assert bool((behind.amin(dim=1) == 0).all())
+    assert torch.equal(engine.tracks.taken[rows, 3:, 1] > 0, behind == 0)
+
+
 def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victim) -> None:
     """Later targets break at once, the first one only in the end: its point stands, and only its passes count."""
     model, x, y = victim(n=1)
