@@ -117,7 +117,6 @@ class Engine:
         self.setting: Setting | None = None
         self._lane_order: list[tuple[str, bool]] = []  # as the plan comes to them
         self._blocks: list[tuple[int, int]] = []  # (first, stop) phases that an image may take side by side
-        self._coarse: list[int | None] = []  # of each phase, where in the plan its like in coarse arithmetic is
         self._to_judge: list[Leaving] = []
         self._waited = 0  # passes since the first of them left its seat
         self._present: list[_Present] = []
@@ -200,7 +199,6 @@ class Engine:
             self._lane_order = list(dict.fromkeys(map(_lane_key, self.plan)))
             starts = [i for i, phase in enumerate(self.plan) if not (phase.beside and i)]
             self._blocks = list(pairwise([*starts, len(self.plan)]))
-            self._coarse = [_in_coarse_arithmetic(self.plan, place) for place in range(len(self.plan))]
         known = None if group.known is None else self.judge.verdicts(group.known, group.y)
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
         rows = self.tracks.admit(group.x, group.y, group.sample_ids, clean, targets, ranks, len(self.plan))
@@ -256,7 +254,7 @@ class Engine:
 
     def _behind(self, rows: Tensor, place: int) -> Tensor:
         """`Known.behind`."""
-        repeated = self._coarse[place]
+        repeated = _in_coarse_arithmetic(self.plan, place)
         if repeated is None:
             return torch.zeros(len(rows), dtype=torch.float64)
         coarse = torch.tensor([not phase.in_float32 for phase in self.plan[:place]])
