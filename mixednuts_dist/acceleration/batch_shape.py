@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import InvalidInputError
 
 ON_CPU = 64  # rows: memory does not limit the batch there, and more rows of a large network are hardly faster
-SMALLEST = 8  # smaller shapes are not even tried: they differ on every CPU that was measured
+SMALLEST = 4  # smaller shapes are not even tried: in float32 they differ on every CPU that was measured
 MOST = 4096
 
 Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images: all that it gives, each with the rows first
@@ -70,7 +70,7 @@ class BatchShape:
 class Passes:
     """The shapes in which one function may be passed: the rows of `shape`, and fewer that give the same bits.
 
-    Fewer are multiples of a sixteenth of the rows, at least of 8. Each is probed once, when the rows that it would have
+    Fewer are multiples of a sixteenth of the rows, at least of 4. Each is probed once, when the rows that it would have
     saved so far are as many as the probe takes: a short call is filled up and never probes, a long one loses at most
     twice as much. `proven` holds what is known before, and is added to.
     """
