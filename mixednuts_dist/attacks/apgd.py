@@ -257,9 +257,7 @@ class ApgdT(Apgd):
     def phases(self) -> Sequence[Phase]:
         budget = self.setting.budget
         return [
-            ApgdPhase(
-                self.name, "apgd-t/{rank}", self, target=target, beside=target > 1, loss="dlr", n_iter=budget.n_iter
-            )
+            ApgdPhase(self.name, "apgd-t/{rank}", self, target=target, beside=True, loss="dlr", n_iter=budget.n_iter)
             for target in range(1, budget.n_targets(self.setting.n_classes) + 1)
         ]
 

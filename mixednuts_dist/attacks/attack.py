@@ -52,7 +52,8 @@ What an attack may rely on and has to keep:
   waits for the host; on a CPU such shortcuts are free (`losses.anyone`). A slot that has ended may be stepped once more
   before it is emptied; what it then does is ignored.
 - An image's phases come one after the other. A phase may run `beside` the one before it, as an attack's targets do, if
-  it needs nothing of what that finds: free seats go to it early. Of those that break an image the first one counts.
+  it needs nothing of what that finds: free seats of their lane go to it early. Of those that break an image the first
+  one counts.
 
 A random search without gradients may instead derive from `LooksAhead`: then free rows hold an image's next points.
 
@@ -113,7 +114,7 @@ class Phase:
     stepper: "Attack"
     target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
     restart: int = 0
-    beside: bool = False  # may run beside the phase before it: neither needs what the other finds
+    beside: bool = False  # may run beside the phase before it in its lane: neither needs what the other finds
     in_float32: bool = False  # gradients in float32 whatever the arithmetic
     # (n,) bool, on the host: who takes the phase, all by default. Asked as the block of phases `beside` it begins.
     wanted: Callable[[Known], Tensor] | None = None

@@ -5,9 +5,9 @@ phases of one kind share a lane, which steps them all in one pass of the run's b
 is decided it leaves, and the next one takes its seat, from the next partition too. Whatever a lane's arithmetic makes
 believe counts once the float32 judge has verified it: when an image seems broken, and as a phase ends.
 
-Seats that no image needs go to images' further targets: the targets of an attack are independent of one another, so an
-image may take several of them at once. Its outcome stays that of one after the other: the first target, in the plan's
-order, that breaks it counts, and the passes of those behind it do not.
+Seats that no image needs go to images' further phases: APGD-CE and the targets of APGD-T or of FAB-T are independent of
+one another, so an image may take several of them at once. Its outcome stays that of one after the other: the first, in
+the plan's order, that breaks it counts, and the passes of those behind it do not.
 
 Groups (partitions) come from an iterator and go out as their last image is decided. An image's outcome depends on the
 image, its sample id, the seed and the batch shape, not on the groups, their order or its company.
@@ -196,8 +196,9 @@ class Engine:
             coarse = self.attacked.float32 is not None
             self.setting = Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model, coarse)
             self.plan = self.planner(self.setting)
-            self._lane_order = list(dict.fromkeys(map(_lane_key, self.plan)))
-            starts = [i for i, phase in enumerate(self.plan) if not (phase.beside and i)]
+            lanes = [_lane_key(phase) for phase in self.plan]
+            self._lane_order = list(dict.fromkeys(lanes))
+            starts = [i for i, phase in enumerate(self.plan) if not (i and phase.beside and lanes[i] == lanes[i - 1])]
             self._blocks = list(pairwise([*starts, len(self.plan)]))
         known = None if group.known is None else self.judge.verdicts(group.known, group.y)
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
