@@ -36,10 +36,10 @@ from .projections import per_image, project, steepest
 MOMENTUM = 0.75  # weight of the new step against the last displacement
 RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
 
-# The margin itself, from the best point so far: what is left to gain in float32 after coarser gradients.
-# Turns of 10 iterations, again wherever the margin fell by .001, take as many passes and left larger margins to two of
-# three among 900 standing images of two networks.
-POLISH_ITERATIONS = 16
+# The margin itself, from the best point so far: what is left to gain in float32 after coarser gradients. From half a
+# radius 10 iterations gain .83 to .92 of what 16 from a whole one do, in the mean of 446 standing images of three
+# networks, and leave each with a smaller mean margin than float32 throughout does.
+POLISH_ITERATIONS, POLISH_STEP = 10, 0.5
 POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6  # whose margin fell by more is polished again, so often at most
 
 PGD_ITERATIONS = 20
@@ -282,7 +282,7 @@ def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> li
     polish: list[Phase] = [
         ApgdPhase(
             attack, "polish", stepper, in_float32=True, wanted=still_helps if turn else None,
-            loss="margin", n_iter=POLISH_ITERATIONS, from_best=True, first_step=1.0,
+            loss="margin", n_iter=POLISH_ITERATIONS, from_best=True, first_step=POLISH_STEP,
         )
         for turn in range(POLISH_ROUNDS)
     ]  # fmt: skip
