@@ -128,10 +128,11 @@ def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunCo
     return loaded
 
 
+GOES_ON = "interrupted: what is written is kept; the same command goes on from there"
+
+
 @contextmanager
-def reported(
-    verbose: bool, interrupted: str = "interrupted: what is written is kept; the same command goes on from there"
-) -> Iterator[Console]:
+def reported(verbose: bool, interrupted: str = GOES_ON) -> Iterator[Console]:
     """A console on stderr; our errors become one red line and exit status 1, Ctrl-C a hint and 130, SIGTERM 143."""
     console = Console(stderr=True)
     _configure_logging(verbose, console)

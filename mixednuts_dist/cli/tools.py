@@ -17,6 +17,7 @@ from ..errors import ClusterError, MissingArtifact
 from ..register import STUDIES
 from ..uris import check_dataset_uri
 from .options import (
+    GOES_ON,
     Invocation,
     address_option,
     config_argument,
@@ -130,7 +131,8 @@ def benchmark(name: str, whole: bool, **options: Any) -> None:
     taken = inspect.signature(run).parameters
     if unknown := sorted(given.keys() - taken.keys()):
         raise click.UsageError(f"benchmark {name} does not take {', '.join(unknown)}")
-    with reported(verbose=False):
+    kept = name == "scale" and "data" in given
+    with reported(verbose=False, interrupted=GOES_ON if kept else "interrupted: nothing of this benchmark is kept"):
         click.echo(json.dumps(run(**given), indent=2))
 
 

@@ -57,10 +57,8 @@ def test_apgd_takes_the_quick_budget_or_the_published_one(factory: Path, monkeyp
 
 
 @pytest.mark.usefixtures("factory")
-@pytest.mark.parametrize("whole", [True, False])
-def test_an_interrupt_leaves_no_figures(
-    whole: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("whole", [["--whole"], []])
+def test_an_interrupt_leaves_no_figures(whole: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Attacks return what they have by then, half of a second contestant's work."""
     verdicts, n_calls = Judge.verdicts, 0
 
@@ -72,10 +70,13 @@ def test_an_interrupt_leaves_no_figures(
         return verdicts(self, *arguments, **options)
 
     monkeypatch.setattr(Judge, "verdicts", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        (attack.run_whole if whole else attack.run)(data="digits", model="demo:rob", eps=0.1, n_images=12, rounds=1)
+    given = ["--data", "digits", "--model", "demo:rob", "--eps", "0.1", "-n", "12", "--rounds", "1"]
+    result = CliRunner().invoke(main, ["benchmark", "attack", *given, *whole])
     assert n_calls >= 12
-    assert "times as fast" not in capsys.readouterr().err
+    assert result.exit_code == 130
+    assert result.stderr.endswith("interrupted: nothing of this benchmark is kept\n")
+    assert not result.stdout
+    assert "times as fast" not in result.stderr
 
 
 def test_a_wrong_name_is_one_line(factory: Path) -> None:
