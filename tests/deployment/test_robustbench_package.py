@@ -12,6 +12,7 @@ from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_robustbenchs_benchmark_runs_on_the_bypass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
