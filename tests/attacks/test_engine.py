@@ -242,7 +242,9 @@ def test_phases_side_by_side_come_to_what_they_do_one_after_the_other(victim, at
         assert torch.equal(together.log_gap, whole.log_gap[some])
         assert together.broken_by == [whole.broken_by[i] for i in some.tolist()]
         assert (together.n_forward, together.n_backward) == (alone.n_forward, alone.n_backward)
-        assert filling[True] < filling[False] or len(some) > 32
+        # Where no run of APGD ends early and there are more images than rows, nothing is left to be filled.
+        full = attacks == ["apgd-ce", "apgd-t"] and not stop and len(some) > 32
+        assert filling[True] <= filling[False] if full else filling[True] < filling[False]
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
