@@ -55,7 +55,8 @@ What an attack may rely on and has to keep:
   it needs nothing of what that finds: free seats of their lane go to it early. Of those that break an image the first
   one counts.
 
-A random search without gradients may instead derive from `LooksAhead`: then free rows hold an image's next points.
+A random search without gradients may instead derive from `SpeculativeSearch`: free rows then hold an image's next
+points.
 
 Shapes: S slots, images of C x H x W, K classes.
 """
@@ -235,7 +236,7 @@ class Attack:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class SpeculativeRows:
     """Whose point each row of a pass is, where the R rows hold several points of each of S slots.
 
     Row r belongs to slot r % S, and is its next point but r // S, its depth; the last depth may lack some slots.
@@ -246,7 +247,7 @@ class Ahead:
     depth_R: Tensor
 
     @classmethod
-    def of(cls, n_slots: int, n_rows: int, device: torch.device) -> "Ahead":
+    def of(cls, n_slots: int, n_rows: int, device: torch.device) -> "SpeculativeRows":
         """The rows of a pass."""
         row_R = torch.arange(n_rows, device=device)
         return cls(n_slots, row_R % n_slots, row_R // n_slots)
@@ -259,7 +260,7 @@ class Ahead:
         return values_R.view(-1, self.n_slots)
 
 
-class LooksAhead(Attack):
+class SpeculativeSearch(Attack):
     """Base of attacks without gradients that know their next points as long as they keep none of them: random search.
 
     Where a pass has rows to spare, it holds several points of each image. Those up to the first that the attack keeps
@@ -269,15 +270,15 @@ class LooksAhead(Attack):
 
     takes_gradient = False
 
-    def propose_ahead(self, state: Any, ahead: Ahead) -> Tensor:
+    def propose_speculative(self, state: Any, layout: SpeculativeRows) -> Tensor:
         """(R, C, H, W): each slot's next points, all made from what it knows now."""
         raise NotImplementedError
 
-    def last(self, state: Any, seen: Seen, ahead: Ahead) -> Tensor:
+    def last(self, state: Any, seen: Seen, layout: SpeculativeRows) -> Tensor:
         """(R,) bool: after which rows a slot has no such point any more: it keeps this one, or its phase ends."""
         raise NotImplementedError
 
-    def absorb_ahead(self, state: Any, x_new: Tensor, seen: Seen, n_counted: Tensor) -> Tensor:
+    def absorb_speculative(self, state: Any, x_new: Tensor, seen: Seen, n_counted: Tensor) -> Tensor:
         """Take in each slot's first `n_counted` points, (S,), of which only the last may be one to keep; as `absorb`.
 
         A slot of which none counts must not change.

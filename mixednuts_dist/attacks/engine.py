@@ -26,12 +26,12 @@ from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape, Passes, keep_freed_memory
 from ..threat import ThreatModel
-from .ahead import AheadLane
-from .attack import Known, LooksAhead, Phase, Setting
+from .attack import Known, Phase, Setting, SpeculativeSearch
 from .budget import AttackBudget
 from .gradient_model import AttackedModel, GradientModel
 from .judge import AHEAD, NONE, SEATED, Judge, Tracks, Verdicts
 from .lane import Lane, Leaving, rows_of
+from .speculative import SpeculativeLane
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image beside the attacks
 _LONGEST_WAIT = 8  # passes until an estimate is verified: an image that waits falls behind the others
@@ -297,7 +297,7 @@ class Engine:
         key = _lane_key(phase)
         if key not in self._lanes:
             model = self._gradient_model(phase.in_float32)
-            kind = AheadLane if isinstance(phase.stepper, LooksAhead) else Lane
+            kind = SpeculativeLane if isinstance(phase.stepper, SpeculativeSearch) else Lane
             self._lanes[key] = kind(
                 phase.stepper, model, self.shape, self._shapes(model, phase), self.tracks, self.plan,
                 self.stop_when_broken,

@@ -21,7 +21,17 @@ from torch import Tensor
 
 from ..register import ATTACKS
 from ..threat import Norm, ThreatModel
-from .attack import Ahead, Arrivals, LooksAhead, Phase, Seen, Setting, SlotArrays, again_in_float32, copy_rows
+from .attack import (
+    Arrivals,
+    Phase,
+    Seen,
+    Setting,
+    SlotArrays,
+    SpeculativeRows,
+    SpeculativeSearch,
+    again_in_float32,
+    copy_rows,
+)
 from .budget import AttackBudget
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
@@ -52,7 +62,7 @@ class SquareState(SlotArrays):
 
 
 @ATTACKS("square", describes="random search with squares, no gradients", options=("n_queries",), order=4)
-class Square(LooksAhead):
+class Square(SpeculativeSearch):
     """Square with AutoAttack's settings: one restart, the margin of the logits as its loss."""
 
     name = "square"
@@ -93,23 +103,23 @@ class Square(LooksAhead):
     def propose(self, state: SquareState) -> Tensor:
         """(S, C, H, W): the start, or the best point with a window changed."""
         n_slots = len(state.query)
-        return self.propose_ahead(state, Ahead.of(n_slots, n_slots, state.query.device))
+        return self.propose_speculative(state, SpeculativeRows.of(n_slots, n_slots, state.query.device))
 
-    def propose_ahead(self, state: SquareState, ahead: Ahead) -> Tensor:
+    def propose_speculative(self, state: SquareState, layout: SpeculativeRows) -> Tensor:
         """(R, C, H, W): the windows of a slot's next queries."""
         assert self._windows is not None  # `state` makes them
-        return self._windows.change(state, ahead)
+        return self._windows.change(state, layout)
 
-    def last(self, state: SquareState, seen: Seen, ahead: Ahead) -> Tensor:
+    def last(self, state: SquareState, seen: Seen, layout: SpeculativeRows) -> Tensor:
         """Queries that lower the loss (the published "or misclassified" follows: then it is negative), and the last."""
-        last_query = state.query[ahead.slot_R] + ahead.depth_R >= self.setting.budget.n_queries
-        return (self._losses(seen) < state.loss[ahead.slot_R]) | last_query
+        last_query = state.query[layout.slot_R] + layout.depth_R >= self.setting.budget.n_queries
+        return (self._losses(seen) < state.loss[layout.slot_R]) | last_query
 
     def absorb(self, state: SquareState, x_new: Tensor, seen: Seen) -> Tensor:
         """Keep what lowers the loss."""
-        return self.absorb_ahead(state, x_new, seen, torch.ones_like(state.query))
+        return self.absorb_speculative(state, x_new, seen, torch.ones_like(state.query))
 
-    def absorb_ahead(self, state: SquareState, x_new: Tensor, seen: Seen, n_counted: Tensor) -> Tensor:
+    def absorb_speculative(self, state: SquareState, x_new: Tensor, seen: Seen, n_counted: Tensor) -> Tensor:
         """Keep the last of the queries that count where it lowers the loss."""
         n_slots = len(n_counted)
         row_S = (n_counted - 1).clamp(min=0) * n_slots + torch.arange(n_slots, device=n_counted.device)
@@ -157,11 +167,11 @@ class Windows:
             for bump_MM, size in zip(self.bumps_NMM, kinds, strict=True):
                 bump_MM[:size, :size] = bump(size)
 
-    def change(self, state: SquareState, ahead: Ahead) -> Tensor:
+    def change(self, state: SquareState, layout: SpeculativeRows) -> Tensor:
         """(R, C, H, W): the best points with the windows of their queries changed; the start as it is."""
-        slot = ahead.slot_R
+        slot = layout.slot_R
         x_best = state.x_best.index_select(0, slot)
-        query = (state.query[slot] + ahead.depth_R).clamp(max=len(self.size_Q) - 1)  # of a slot that has ended
+        query = (state.query[slot] + layout.depth_R).clamp(max=len(self.size_Q) - 1)  # of a slot that has ended
         draws = draws_of_query(state.key[slot], query, x_best.shape[1])
         size = self.size_Q[query]
         height, width = x_best.shape[2] - size, x_best.shape[3] - size

@@ -8,7 +8,7 @@ import torch
 from pyautoattack.square import SquareAttack
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks.attack import Ahead, Setting
+from mixednuts_dist.attacks.attack import Setting, SpeculativeRows
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.square import (
     COIN,
@@ -246,4 +246,4 @@ def test_slots_that_have_ended_are_harmless() -> None:
     for threat in (LINF, L2):
         state = SquareState(x, threat.norm)
         state.query[:] = torch.tensor([6, 60])
-        assert Windows(x, threat, 5).change(state, Ahead.of(2, 2, x.device)).shape == x.shape
+        assert Windows(x, threat, 5).change(state, SpeculativeRows.of(2, 2, x.device)).shape == x.shape

@@ -1,4 +1,4 @@
-"""The lane of attacks that look ahead: the rows that its images leave free hold their next queries.
+"""The lane of random searches: rows that its images leave free hold speculative queries, those that would come next.
 
 Square's next query depends on the present one only if that is kept, one time in 25 on the robust classifiers of the
 README. So where S images leave rows of a pass free, an image has several queries in it, all from its best point so far.
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attack import Ahead, LooksAhead, Seen, SlotArrays, copy_rows
+from .attack import Seen, SlotArrays, SpeculativeRows, SpeculativeSearch, copy_rows
 from .judge import is_smaller
 from .lane import Lane, to_be_verified
 
@@ -34,11 +34,11 @@ class _Counts(SlotArrays):
         self.n_counted = torch.zeros(n_slots, dtype=torch.long, device=device)  # since someone sat down
 
 
-class AheadLane(Lane):
+class SpeculativeLane(Lane):
     """As many slots as images, and as many rows as one pass may have or these can use."""
 
-    stepper: LooksAhead
-    _layout: Ahead | None = None
+    stepper: SpeculativeSearch
+    _layout: SpeculativeRows | None = None
     _counts: _Counts | None = None
     _reported: Tensor  # (S,) of the counts, on the host
     _chosen: tuple[int, int, int] = (0, 0, 0)  # (slots, most rows, rows) of the last choice
@@ -54,49 +54,51 @@ class AheadLane(Lane):
         started = time.perf_counter()
         self._seat()
         assert self._state is not None and self._found is not None and self._counts is not None
-        ahead, found = self._rows_ahead(), self._found
-        x_new = self.stepper.propose_ahead(self._state, ahead)
-        seen = self._pass(x_new, found.labels[ahead.slot_R], found.targets[ahead.slot_R])
+        layout, found = self._speculative_rows(), self._found
+        x_new = self.stepper.propose_speculative(self._state, layout)
+        seen = self._pass(x_new, found.labels[layout.slot_R], found.targets[layout.slot_R])
         if seen is None:
             self.shape.shrink(len(x_new))
             self._set_aside()
             return
-        last_R = self.stepper.last(self._state, seen, ahead)
+        last_R = self.stepper.last(self._state, seen, layout)
         closed = found.ended
         if self._stop:
             # The first row that is to be verified by itself is the one after which its slot is: its margin is smaller
             # than what fools none, and than what was refuted.
-            last_R |= to_be_verified(seen.wrong, seen.log_gap, found.refuted[ahead.slot_R])
+            last_R |= to_be_verified(seen.wrong, seen.log_gap, found.refuted[layout.slot_R])
             closed = closed | to_be_verified(found.wrong, found.log_gap, found.refuted)
-        last_DS = ahead.by_depth(last_R, True)
-        counted_DS = (last_DS.cumsum(0) - last_DS.long() == 0) & ~closed & ahead.by_depth(ahead.depth_R >= 0, False)
+        last_DS = layout.by_depth(last_R, True)
+        counted_DS = (last_DS.cumsum(0) - last_DS.long() == 0) & ~closed & layout.by_depth(layout.depth_R >= 0, False)
         n_counted = counted_DS.sum(0)
-        self._watch_ahead(x_new, seen, ahead, counted_DS, n_counted > 0)
-        found.ended |= self.stepper.absorb_ahead(self._state, x_new, seen, n_counted)
+        self._watch_speculative(x_new, seen, layout, counted_DS, n_counted > 0)
+        found.ended |= self.stepper.absorb_speculative(self._state, x_new, seen, n_counted)
         self._counts.n_counted += n_counted
         self.n_filling += len(x_new)  # until those that counted are reported
         self._seconds.setdefault(len(x_new), deque(maxlen=_TIMED)).append(time.perf_counter() - started)
 
-    def _watch_ahead(self, x_new: Tensor, seen: Seen, ahead: Ahead, counted_DS: Tensor, some: Tensor) -> None:
+    def _watch_speculative(
+        self, x_new: Tensor, seen: Seen, layout: SpeculativeRows, counted_DS: Tensor, some: Tensor
+    ) -> None:
         """Keep the smallest margin's point of the rows that counted; of equals the first that fools, else the first."""
         found = self._found
         assert found is not None
-        gap_DS, wrong_DS = ahead.by_depth(seen.log_gap, -torch.inf), ahead.by_depth(seen.wrong, False)
+        gap_DS, wrong_DS = layout.by_depth(seen.log_gap, -torch.inf), layout.by_depth(seen.wrong, False)
         gap_DS = torch.where(counted_DS & (gap_DS > -torch.inf), gap_DS, -torch.inf)  # NaN is never the smallest
         smallest_DS = (gap_DS == gap_DS.amax(0)) & counted_DS
-        row_S = (smallest_DS * (1 + wrong_DS.long())).argmax(0) * ahead.n_slots + ahead.slot_R[: ahead.n_slots]
+        row_S = (smallest_DS * (1 + wrong_DS.long())).argmax(0) * layout.n_slots + layout.slot_R[: layout.n_slots]
         log_gap, wrong = seen.log_gap[row_S], seen.wrong[row_S]
         better = is_smaller(log_gap, wrong, found.log_gap, found.wrong) & some
         copy_rows(found.x_found, x_new, better, row_S)
         torch.where(better, log_gap, found.log_gap, out=found.log_gap)
         torch.where(better, wrong, found.wrong, out=found.wrong)
 
-    def _rows_ahead(self) -> Ahead:
+    def _speculative_rows(self) -> SpeculativeRows:
         assert self._found is not None
         n_slots, device = len(self.rows), self._found.labels.device
         rows = self._rows_on_cpu(n_slots) if device.type == "cpu" else self._shape_for(_UNTIMED_DEPTH * n_slots)
         if self._layout is None or (self._layout.n_slots, len(self._layout.slot_R)) != (n_slots, rows):
-            self._layout = Ahead.of(n_slots, rows, device)
+            self._layout = SpeculativeRows.of(n_slots, rows, device)
         return self._layout
 
     def _rows_on_cpu(self, n_slots: int) -> int:

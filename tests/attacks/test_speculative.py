@@ -1,4 +1,4 @@
-"""Queries ahead: an image's search is the one of a query a pass, whatever rows its company leaves it."""
+"""Speculative queries: an image's search is the one of a query a pass, whatever rows its company leaves it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
-from mixednuts_dist.attacks.attack import Ahead, Seen
+from mixednuts_dist.attacks.attack import Seen, SpeculativeRows
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.engine import Engine, Finished, Group
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
@@ -146,5 +146,5 @@ def test_hearing_late_of_a_success_changes_neither_result_nor_count(victim, monk
 
 
 def test_rows_by_depth() -> None:
-    ahead = Ahead.of(3, 8, torch.device("cpu"))
-    assert ahead.by_depth(10 * ahead.slot_R + ahead.depth_R, -1).tolist() == [[0, 10, 20], [1, 11, 21], [2, 12, -1]]
+    layout = SpeculativeRows.of(3, 8, torch.device("cpu"))
+    assert layout.by_depth(10 * layout.slot_R + layout.depth_R, -1).tolist() == [[0, 10, 20], [1, 11, 21], [2, 12, -1]]
