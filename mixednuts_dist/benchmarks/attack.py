@@ -20,16 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
-from ..acceleration.batch_shape import BatchShape, Passes
 from ..acceleration.gradient_copy import folded
 from ..attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack, pyautoattack_images
-from ..attacks.apgd import ApgdCe
-from ..attacks.attack import Seen, Setting
 from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
-from ..attacks.engine import ordered_targets
-from ..attacks.gradient_model import AttackedModel
-from ..attacks.judge import Judge, Tracks
-from ..attacks.lane import Lane
 from ..attacks.losses import ce_loss
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from ..mixing.classifier import MixedClassifier
@@ -102,7 +95,7 @@ def run(
     return {
         "subject": attacked.description, "device": where, "iterations": budget.n_iter,
         "targets": budget.n_target_classes, "warm_up_s": warm_up, "passes_per_s": rates,
-        **attacks, "bookkeeping_share": _bookkeeping_share(attacked),
+        **attacks,
     }  # fmt: skip
 
 
@@ -228,40 +221,6 @@ def _attack(attacked: Subject, arithmetic: Arithmetic | None, budget: AttackBudg
 def _rows(attacked: Subject) -> int | None:
     """Of a pass here: all images on a GPU, on a CPU the library's default. pyautoattack is given all at once."""
     return len(attacked.x) if attacked.x.is_cuda else None
-
-
-class _WatchedLane(Lane):
-    """Takes the time of its passes."""
-
-    passing_s = 0.0
-
-    def _pass(self, x_new: Tensor, labels: Tensor, targets: Tensor) -> Seen | None:
-        _wait()
-        started = time.perf_counter()
-        seen = super()._pass(x_new, labels, targets)
-        _wait()
-        self.passing_s += time.perf_counter() - started
-        return seen
-
-
-def _bookkeeping_share(attacked: Subject, n_iter: int = 30) -> float:
-    """Of APGD-CE's time, what passes outside of the network's and the loss's forward and backward."""
-    x, y = attacked.x, attacked.y
-    models, shape, tracks = AttackedModel.of(attacked.network), BatchShape(len(x)), Tracks()
-    clean = Judge(models.model, shape).verdicts(x, y)
-    threat, budget = ThreatModel("Linf", attacked.eps), AttackBudget(n_iter=n_iter)
-    plan = ApgdCe(Setting(threat, budget, clean.logits.shape[1])).phases()
-    rows = tracks.admit(x, y, range(len(x)), clean, *ordered_targets(clean.logits, 0, None), n_phases=1)
-    lane = _WatchedLane(plan[0].stepper, models.fast, shape, Passes(shape, models.fast.probe), tracks, plan, False)
-    lane.enter(rows, 0, torch.ones(len(rows), 1, dtype=torch.bool))
-    lane.step()  # seats them
-    lane.passing_s, started = 0.0, time.perf_counter()
-    for _ in range(n_iter - 1):
-        lane.step()
-        lane.leaving()
-    share = 1 - lane.passing_s / (time.perf_counter() - started)
-    say(f"bookkeeping: {share:.1%} of the engine's time in eager float32")
-    return share
 
 
 def run_whole(

@@ -92,7 +92,7 @@ class StdHalf(_Half):
 class RobHalf(_Half):
     """Takes the requests; answers what rob decides and asks `std` for the rest."""
 
-    def __init__(self, run: str, beta: float | None, options: ServiceOptions, std: Any = None) -> None:
+    def __init__(self, run: str, beta: float | None, options: ServiceOptions, std: Any) -> None:
         super().__init__(run, beta, "rob", options)
         self.std = std  # a handle
         self._together = _batched(self._of_requests, options)
@@ -106,9 +106,9 @@ class RobHalf(_Half):
             return JSONResponse({"error": str(error)}, status_code=400)
         logits_BK, classes_B, decided_B = await self._together(images_BCHW)
         open_B = ~decided_B
-        if self.std is not None and open_B.any():
+        if open_B.any():
             classes_B[open_B] = await self.std.classes.remote(images_BCHW[open_B], logits_BK[open_B])
-        decided_by = [ROB if decided or self.std is None else BOTH for decided in decided_B.tolist()]
+        decided_by = [ROB if decided else BOTH for decided in decided_B.tolist()]
         return JSONResponse({"classes": classes_B.tolist(), "decided_by": decided_by})
 
     def description(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class RobHalf(_Half):
         return {
             "run": run.run_id, "beta": run.chosen.beta, "threat": str(run.threat),
             "image_shape": list(run.image_shape), "classes": run.n_classes,
-            "std": run.config["std"] if self.std is not None else None, "rob": run.config["rob"],
+            "std": run.config["std"], "rob": run.config["rob"],
         }  # fmt: skip
 
     async def _of_requests(self, images: list[Any]) -> list[tuple[Any, Any, Any]]:
@@ -200,8 +200,8 @@ def _split(values_B: Tensor, images: list[Any]) -> list[Any]:
     return [part.copy() for part in np.split(values_B.cpu().numpy(), ends)]
 
 
-def application(run: str, beta: float | None, options: ServiceOptions, *, rob_alone: bool = False) -> serve.Application:
-    """The service of a run; `rob_alone` leaves std out, whose answers are then those of rob after its transformation.
+def application(run: str, beta: float | None, options: ServiceOptions) -> serve.Application:
+    """The service of a run.
 
     Raises:
         MissingArtifact, InvalidInputError, DamagedFile: as in `read_run`.
@@ -212,7 +212,7 @@ def application(run: str, beta: float | None, options: ServiceOptions, *, rob_al
         "ray_actor_options": {"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
     }
     deployment: Any = serve.deployment
-    std = None if rob_alone else deployment(StdHalf).options(**layout).bind(run, beta, options)
+    std = deployment(StdHalf).options(**layout).bind(run, beta, options)
     made: serve.Application = deployment(RobHalf).options(**layout).bind(run, beta, options, std)
     return made
 
