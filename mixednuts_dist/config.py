@@ -198,6 +198,10 @@ CriterionName = Annotated[str, Registered(CRITERIA)]
 AttackName = Annotated[str, Registered(ATTACKS)]
 
 
+# Keys that earlier releases wrote into every run.yaml: their defaults are read, and stay in the run id.
+_GONE_FROM_SEARCH = {"sampler": "grid", "n_trials": 64}
+
+
 class SearchConfig(_Section):
     """Algorithm 1 over the cached logits."""
 
@@ -252,17 +256,20 @@ class SearchConfig(_Section):
     refine: Repeats = Field(
         default=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
     )
-    sampler: Literal["grid", "optuna"] = Field(
-        default="grid", description="grid: every candidate; optuna: a sample of clamps, widths, powers and biases"
-    )
-    n_trials: Positive = Field(default=64, description="of optuna, each with all scales; no use to the grid")
 
     @model_validator(mode="before")
     @classmethod
     def _one_target(cls, content: Any) -> Any:
-        """`keep` becomes `beta`; two targets are refused."""
+        """`keep` becomes `beta`; two targets, and values of keys that are gone, are refused."""
         if not isinstance(content, Mapping):
             return content
+        for name, default in _GONE_FROM_SEARCH.items():
+            if content.get(name, default) != default:
+                raise ValueError(
+                    f"{name} is gone: a grid takes seconds, so none is sampled any more. Do leave search.sampler and "
+                    "search.n_trials out; clamps, ln_ks and refine try more than one grid"
+                )
+        content = {name: value for name, value in content.items() if name not in _GONE_FROM_SEARCH}
         given = [name for name in ("beta", "keep", "robust", "clean") if content.get(name) is not None]
         # A resolved configuration names the default beta beside its target.
         targets = [name for name in given if name != "beta" or content[name] != cls.model_fields["beta"].default]
@@ -273,10 +280,8 @@ class SearchConfig(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
-        if (self.robust or self.clean) and self.criterion != "exact":
+        if (self.robust or self.clean) and not CRITERIA.get(self.criterion).inequality:
             raise ValueError(f"criterion {self.criterion!r} fixes the cutoff by beta: robust and clean need exact")
-        if self.sampler == "optuna" and self.refine:
-            raise ValueError(f"refine={self.refine} needs sampler: grid; optuna takes n_trials")
         together = math.prod(len(grid_values(grid)) for grid in (self.scales, self.powers, self.biases))
         if together > _MOST_TOGETHER:
             raise ValueError(
@@ -462,6 +467,7 @@ class RunConfig(_Section):
             "evaluate": {"check", "check_n", "until"},
         }
         values = self.model_dump(mode="json", exclude=left_out)
+        values["search"] |= _GONE_FROM_SEARCH
         contents = sorted(load_extensions(self.extensions).values())
         return {"version": RESULTS_VERSION, **values, **({"extensions": contents} if contents else {})}
 

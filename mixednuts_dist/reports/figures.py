@@ -9,7 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from ..register import CHARTS
+from ..register import CHARTS, CRITERIA
 from .charts import (
     CLASSIFIER_COLOURS,
     CLASSIFIER_MARKS,
@@ -45,11 +45,6 @@ from .results import (
 from .tables import sensitivity_rows
 
 SELECTED_BETA = "selected_beta"  # the signal that the page's slider sets
-MAXIMISED = ("exact",)  # criteria whose objective is the better the larger
-_MEANINGS = {
-    "exact": "clean accuracy of the mixture (%)",
-    "paper": "clean and wrong images above the cutoff (%)",
-}
 _PREDICTED, _CHOSEN, _FRONT = "predicted, every beta", "predicted, chosen beta", "best of all candidates"
 _ROUNDS, _OTHERS = "measured in rounds", "measured, other runs"
 _MARKS = {
@@ -271,8 +266,8 @@ def sensitivity(results: RunResults) -> Chart | None:
     rows, chosen = sensitivity_rows(results) if results.candidates else [], None
     if not rows:
         return None
-    chosen, criterion = results.parameters, results.search.criterion
-    meaning = _MEANINGS.get(criterion, "objective (%)")
+    chosen, criterion = results.parameters, CRITERIA.get(results.search.criterion)
+    meaning = f"{criterion.meaning} (%)"
     found = [float(str(row["objective"])) for row in rows if row["objective"] is not None]
     span = f"between {min(found):.1f} and {max(found):.1f} %" if found else "nowhere defined"
     unusable = f"; {len(rows) - len(found)} cannot be used" if len(rows) > len(found) else ""
@@ -281,7 +276,7 @@ def sensitivity(results: RunResults) -> Chart | None:
         f"{chosen.beta:g}. Over {len(rows)} candidates it lies {span}{unusable}. Selected: s {chosen.scale:.4g}, "
         f"p {chosen.power:.4g}, c {chosen.bias:.4g}."
     )
-    return described(maps(rows, meaning=meaning, maximised=criterion in MAXIMISED), words)
+    return described(maps(rows, meaning=meaning, maximised=criterion.maximised), words)
 
 
 @CHARTS(

@@ -22,8 +22,7 @@ from ..mixing.clamps import Clamp, clamp_logits, clamp_shape
 from ..mixing.margins import class_indices
 from ..register import CRITERIA
 from .inputs import AttackedPoints, CachedLogits, Owners, normed_logits
-from .kernel import GapRows, Slab, sort_rows
-from .screening import decisive_log_gaps
+from .kernel import GapRows, Slab, log_one_minus_gaps, sort_rows
 
 
 class Scores(NamedTuple):
@@ -106,12 +105,17 @@ class Attacked(Images):
 class Criterion(ABC):
     """How candidates are measured and compared.
 
-    A subclass registers itself with `CRITERIA(name, describes=...)` and says whether its objective is maximised.
+    A subclass registers itself with `CRITERIA(name, describes=...)`. Whatever the package decides about a criterion it
+    reads from these attributes, never from the name.
     """
 
     name: ClassVar[str]
-    maximised: ClassVar[bool]
-    inequality: ClassVar[bool] = False  # whether `score` looks for the best cutoff that keeps at least beta
+    maximised: ClassVar[bool]  # the objective
+    meaning: ClassVar[str] = "objective"  # what the objective counts, a share of images: the label of its axis
+    # Whether the cutoff is free: `score` takes the best one that keeps at least beta, and not the one that keeps just
+    # beta. Only with a free cutoff can a search have a target other than beta, a front, and rounds.
+    inequality: ClassVar[bool] = False
+    compared_with: ClassVar[str | None] = None  # a criterion whose choice a note compares with this one's
     attacked: Attacked  # of the constraint
     clean: Images  # of the objective
     clamp: Clamp
@@ -124,6 +128,13 @@ class Criterion(ABC):
     @abstractmethod
     def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
         """The candidates of `slab` where at least so many images must be kept, one number a beta; shape (b, P, S)."""
+
+    def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002
+        """Which clean images (L, N) and which attacked ones (L, n) the candidate gets right at the cutoffs of `kept`.
+
+        None for a criterion that cannot say it of single images; its predictions are then not corrected.
+        """
+        return None
 
     @property
     def n_attacked(self) -> int:
@@ -142,6 +153,11 @@ class Criterion(ABC):
         """Clean images that M(rob) gets right and std wrong (violations of assumption 4.1); None where unknown."""
         return None
 
+    def _log_gaps(self, rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor]:
+        """log(1 - gap) of each attacked image, the largest over its points, (P, S, n), and of the rows behind them."""
+        gaps_PSN, n_points = log_one_minus_gaps(rows, slab), len(self.attacked)
+        return self.attacked.owners.largest(gaps_PSN[..., :n_points]), gaps_PSN[..., n_points:]
+
 
 @CRITERIA(
     "paper", describes="Algorithm 1 to the letter: the fewest clean-and-wrong images at or above the cutoff", order=2
@@ -158,6 +174,7 @@ class PaperCriterion(Criterion):
     clamp: Clamp
     name: ClassVar[str] = "paper"
     maximised: ClassVar[bool] = False
+    meaning: ClassVar[str] = "clean and wrong images above the cutoff"
 
     @classmethod
     def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
@@ -198,7 +215,7 @@ class PaperCriterion(Criterion):
             torch.cat([images.top_ranks(slab.bias, slab.clamp) for images in (self.attacked, self.clean)]),
             attacked_NK.new_full((len(attacked_NK) + len(wrong_NK),), torch.nan),
         )
-        attacked_PSn, wrong_PSE = decisive_log_gaps(gap_rows, slab, owners=self.attacked.owners, kept=kept)
+        attacked_PSn, wrong_PSE = self._log_gaps(gap_rows, slab)
         cutoffs_bPS = sort_rows(attacked_PSn)[..., [k - 1 for k in kept]].movedim(-1, 0)
         counts, n_kept = (
             torch.stack([(gaps <= cutoff_PS[..., None]).sum(dim=-1) for cutoff_PS in cutoffs_bPS])
@@ -230,7 +247,9 @@ class ExactCriterion(Criterion):
     std_logits_N: Tensor  # rob's LayerNormed clean logits of std's classes
     name: ClassVar[str] = "exact"
     maximised: ClassVar[bool] = True
+    meaning: ClassVar[str] = "clean accuracy of the mixture"
     inequality: ClassVar[bool] = True
+    compared_with: ClassVar[str | None] = "paper"
 
     @classmethod
     def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
@@ -280,25 +299,20 @@ class ExactCriterion(Criterion):
 
     def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
         gap_rows, _, gains_E = self._gap_rows(slab)
-        attacked_PSn, open_PSE = decisive_log_gaps(
-            gap_rows, slab, owners=self.attacked.owners, kept=kept, gains_E=gains_E
-        )
+        attacked_PSn, open_PSE = self._log_gaps(gap_rows, slab)
         log_cutoffs, gained, n_kept = best_cutoffs(attacked_PSn, open_PSE, gains_E, kept)
         n_std_right = int((self.std_pred_N == self.clean_labels_N).sum())  # the count where rob decides nothing
         return Scores(log_cutoffs, gained + n_std_right, n_kept)
 
-    def values(self, slab: Slab) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Everything that the one candidate of a slab is judged by, exact.
-
-        Returns:
-            Every attacked image's log(1 - margin) (n,); which clean images only one of M(rob) and std gets right, bool
-            (N,); whether it is M(rob), bool (E,); their log(1 - gap) (E,).
-        """
-        gap_rows, open_N, gains_E = self._gap_rows(slab)
-        attacked_11n, open_11E = decisive_log_gaps(
-            gap_rows, slab, owners=self.attacked.owners, kept=range(1, self.n_attacked + 1), screened=False
-        )
-        return attacked_11n[0, 0], open_N, gains_E > 0, open_11E[0, 0]
+    def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> tuple[Tensor, Tensor]:
+        scale, power, bias = at
+        slab = Slab(bias, self.clamp, (power,), (scale,))
+        rows, open_N, gains_E = self._gap_rows(slab)
+        attacked_n, open_E = (gaps_11N[0, 0] for gaps_11N in self._log_gaps(rows, slab))
+        cutoffs_L1 = attacked_n.sort().values[[k - 1 for k in kept], None].clamp(max=0.0)
+        clean_LN = (self.std_pred_N == self.clean_labels_N).expand(len(kept), -1).clone()
+        clean_LN[:, open_N] = (open_E < cutoffs_L1) == (gains_E > 0)
+        return clean_LN, attacked_n <= cutoffs_L1
 
     def _gap_rows(self, slab: Slab) -> tuple[GapRows, Tensor, Tensor]:
         """The rows to measure, which clean images are among them, and what rob's deciding each of these gains."""

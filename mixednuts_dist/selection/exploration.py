@@ -8,7 +8,7 @@ configured first, the largest 1 - alpha, the smallest power, the smallest scale 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -260,14 +260,6 @@ def _choice_remarks(choice: Choice, part: Selection) -> list[str]:
     return notes
 
 
-class Proposer(Protocol):
-    """Decides what a search tries next."""
-
-    def propose(self, exploration: Exploration) -> list[Grid]:
-        """The grids to try next, given all earlier ones; none where the search is over."""
-        ...
-
-
 @dataclass(frozen=True)
 class GridRefinements:
     """First the grid for every clamp and width; then up to `n_refine` finer ones around the best candidate at `beta`.
@@ -280,7 +272,7 @@ class GridRefinements:
     n_refine: int
 
     def propose(self, exploration: Exploration) -> list[Grid]:
-        """See `Proposer.propose`."""
+        """The grids to try next, given all earlier ones; none where the search is over."""
         if not exploration.parts:
             return [replace(self.grid, clamp=clamp, ln_k=ln_k) for clamp, ln_k in exploration.pairs]
         last = exploration.parts[-1].grid.refinement

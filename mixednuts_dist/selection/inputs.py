@@ -87,10 +87,6 @@ class Owners:
             largest[..., image_L] = torch.maximum(largest[..., image_L], values[..., start:stop])
         return largest
 
-    def of_points(self, values: Tensor) -> Tensor:
-        """Each image's value for all its points, last axis n -> M."""
-        return values if not self.starts else values[..., self.image_M]
-
 
 def normed_logits(
     name: str, logits_BK: Tensor, *, clamp: Clamp, ln_k: int | None, like: Tensor | None = None

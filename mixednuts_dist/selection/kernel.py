@@ -5,7 +5,7 @@ What a winner a and a rival b need of the other classes is `R = sum_{j != a} e^{
 What makes it fast: the clamp is evaluated once for all powers and scales, `|v|^p` once for all scales; powers and
 exponentials are powers of two; rows go through in blocks that stay in the cache.
 
-Shapes: N images, K classes, P powers, S scales, W wanted entries of a (P, S, N) table.
+Shapes: N images, n of them in a block, K classes, P powers, S scales.
 """
 
 import math
@@ -120,44 +120,33 @@ class RelativeLogits:
         return cls(best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0))
 
 
-def log_one_minus_gaps(rows: GapRows, slab: Slab, relative: RelativeLogits, entries_W: Tensor) -> Tensor:
-    """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (W,), float64.
+def log_one_minus_gaps(rows: GapRows, slab: Slab) -> Tensor:
+    """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (P, S, N), float64.
 
-    `entries_W` are ascending indices into the flattened (P, S, N) table. Where the rival is the winner itself the
-    result means nothing.
+    Where the rival is the winner itself the result means nothing.
     """
-    n_images, n_scales = len(rows), len(slab.scales)
-    rows_W = entries_W % n_images
-    powers_W = entries_W // (n_images * n_scales)
-    scales_W = relative.best.new_tensor(slab.scales)[entries_W // n_images % n_scales]
-    rest_W = _exp_sums(rows, slab, relative, powers_W=powers_W, scales_W=scales_W, rows_W=rows_W)
-    lead_W, behind_W = relative.lead[powers_W, rows_W], relative.behind[powers_W, rows_W]
-    return log_one_minus_gap_from_parts(rest_W, scales_W * lead_W, scales_W * behind_W)
+    relative = RelativeLogits.of(rows, slab)
+    scales_S1 = relative.best.new_tensor(slab.scales)[:, None]
+    lead_PSN, behind_PSN = (part_PN[:, None] * scales_S1 for part_PN in (relative.lead, relative.behind))
+    return log_one_minus_gap_from_parts(_exp_sums(rows, slab, relative.best), lead_PSN, behind_PSN)
 
 
-def _exp_sums(
-    rows: GapRows, slab: Slab, relative: RelativeLogits, *, powers_W: Tensor, scales_W: Tensor, rows_W: Tensor
-) -> Tensor:
-    """`sum_{j != a} exp(s (z_j - z_best))`, shape (W,), for ascending indices of powers, scales and indices of rows."""
-    used_N = torch.zeros(len(rows), dtype=torch.bool, device=rows_W.device).index_fill_(0, rows_W, True)
-    others = SignedPowers.of(slab.clamped(rows.select(used_N).others()))
-    (n_rows, n_others), rows_W = others.log2.shape, (used_N.cumsum(0) - 1)[rows_W]
-    factors_W1 = (scales_W / math.log(2))[:, None]
-    sums_W = torch.empty_like(scales_W)
-    for powers in row_blocks(relative.best, max(1, n_rows * n_others)):
-        ahead_PNK = others.to_all(slab.powers[powers]).sub_(relative.best[powers][:, used_N, None])
-        first, last = torch.searchsorted(powers_W, powers_W.new_tensor([powers.start, powers.stop])).tolist()
-        entries_W = (powers_W - powers.start) * n_rows + rows_W
-        for part in row_blocks(rows_W[first:last], n_others):
-            block = slice(first + part.start, min(last, first + part.stop))
-            sums_W[block] = ahead_PNK.flatten(0, 1)[entries_W[block]].mul_(factors_W1[block]).exp2_().sum(dim=1)
-    return sums_W
+def _exp_sums(rows: GapRows, slab: Slab, best_PN: Tensor) -> Tensor:
+    """`sum_{j != a} exp(s (z_j - z_best))`, shape (P, S, N)."""
+    n_others = rows.descending_NK.shape[1] - 1
+    factors_S11 = (best_PN.new_tensor(slab.scales) / math.log(2))[:, None, None]
+    sums_PSN = best_PN.new_empty(len(slab.powers), len(slab.scales), len(rows))
+    for block in row_blocks(rows.descending_NK, n_others * len(slab.scales)):
+        others = SignedPowers.of(slab.clamped(rows.select(block).others()))
+        for i, power in enumerate(slab.powers):
+            relative_nK = others.to_all([power])[0].sub_(best_PN[i, block, None])
+            sums_PSN[i, :, block] = (relative_nK * factors_S11).exp2_().sum(dim=-1)
+    return sums_PSN
 
 
-def row_blocks(values: Tensor, width: int, elements: int = _CPU_BLOCK) -> list[slice]:
+def row_blocks(values: Tensor, width: int) -> list[slice]:
     """Slices of the rows of `values` such that a table of that many rows and `width` columns stays small."""
-    if values.device.type != "cpu":
-        elements = _ACCELERATOR_BLOCK
+    elements = _CPU_BLOCK if values.device.type == "cpu" else _ACCELERATOR_BLOCK
     n_rows = max(1, elements // width)
     return [slice(start, start + n_rows) for start in range(0, len(values), n_rows)]
 

@@ -8,11 +8,9 @@ around what it estimates.
 
 The search is repeated over a pool: the candidates with the best counts, each with the cutoffs around the constraint's.
 What a member of the pool gets right is one row of zeros and ones, so all members on all resamples are one product of
-matrices. The pool's rows are computed candidate by candidate and never held together: at 6,144 rows of 100,000 images
-they would be 5 GB.
+matrices.
 
-Shapes: B and N images, n of them robust for rob, K classes, L cutoffs of a candidate, C members of the pool, R
-resamples.
+Shapes: B and N images, C members of the pool, R resamples.
 """
 
 from collections.abc import Sequence
@@ -24,13 +22,12 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from ..mixing.mixture import mixed_clean_correct, robust_lower_bound
 from .choice import Choice
-from .criteria import Criterion, ExactCriterion
+from .criteria import Criterion
 from .exploration import Selection
 from .grid import kept_images
 from .inputs import CachedLogits
-from .kernel import Slab
 
-N_CANDIDATES, N_CUTOFFS = 128, 48  # of the pool
+N_CANDIDATES, N_CUTOFFS = 32, 24  # of the pool
 _SPREAD = 5.0  # standard deviations of the kept count around the constraint within which resamples put the cutoff
 _OUT_OF_BAG = 0.632  # Efron's weight: a resample holds this share of the images, so left-out ones are a bit too harsh
 
@@ -48,8 +45,7 @@ def with_predictions(
 
     `kept_B` says which images stay right, where more is known of them than one attacked point each.
     """
-    if not 0 < confidence < 1:
-        raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; the usual value is 0.95")
+    _require_confidence(confidence)
     if not len(cached.labels_B):
         raise InvalidInputError("cached has no image: there is nothing to predict from")
     clean_B, held_B = predicted_outcomes(choice, cached)
@@ -116,69 +112,57 @@ class HonestPrediction:
 
 def honest_prediction(
     choice: Choice,
-    searched: Sequence[tuple[ExactCriterion, Selection]],
+    searched: Sequence[tuple[Criterion, Selection]],
     robust_N: Tensor,
     *,
     n_resamples: int = 200,
     confidence: float = 0.95,
     seed: int = 0,
-) -> HonestPrediction:
+) -> HonestPrediction | None:
     """The corrected prediction of a choice at its `beta`, with intervals that repeat the search on each resample.
 
     Args:
         searched: the grids that were searched for it, with their criteria.
         robust_N: which images rob is robust on, bool, in the order of the clean images; they are the constraint's.
 
+    Returns:
+        None where the criterion cannot say which single images a candidate gets right.
+
     Raises:
         InvalidInputError: for a confidence outside (0, 1).
     """
-    if not 0 < confidence < 1:
-        raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; the usual value is 0.95")
-    candidates, n_images = _pool(choice, searched), len(robust_N)
+    _require_confidence(confidence)
+    pool = _pool(choice, searched, robust_N)
+    if pool is None:
+        return None
+    (clean_CN, kept_CN), n_images = pool, len(robust_N)
     generator = torch.Generator().manual_seed(seed)
     drawn_RN = torch.randint(n_images, (n_resamples, n_images), generator=generator)
     weights_RN = torch.zeros(n_resamples, n_images).scatter_add_(1, drawn_RN, torch.ones(n_resamples, n_images))
-    counted = []  # float32 counts exactly up to 2^24
-    for criterion, at in candidates:
-        clean_LN, kept_LN = _outcomes(criterion, at, choice.beta, robust_N)
-        counted.append((clean_LN @ weights_RN.T, kept_LN @ weights_RN.T))
-    clean_CR, kept_CR = (torch.cat(parts) for parts in zip(*counted, strict=True))
-    n_robust_R = (weights_RN @ robust_N.float()).long().tolist()
-    needed_R = torch.tensor([kept_images(choice.beta, n) for n in n_robust_R], dtype=torch.float32)
+    clean_CR, kept_CR = clean_CN @ weights_RN.T, kept_CN @ weights_RN.T  # float32 counts exactly up to 2^24
+    needed_R = torch.tensor([kept_images(choice.beta, n) for n in (weights_RN @ robust_N.float()).long().tolist()])
     # Most clean images, then most kept, among the members that keep enough; where none does, the one that keeps most.
-    rank_CR = (clean_CR * (n_images + 1) + kept_CR).masked_fill(kept_CR < needed_R, -torch.inf)
+    rank_CR = (clean_CR.double() * (n_images + 1) + kept_CR).masked_fill(kept_CR < needed_R, -torch.inf)
     best_R = torch.where(rank_CR.amax(dim=0).isfinite(), rank_CR.argmax(dim=0), kept_CR.argmax(dim=0))
-    # The rows of the members that are best on some resample, once more.
-    sizes = torch.tensor([len(clean_LR) for clean_LR, _ in counted])
-    of_R, starts = torch.arange(len(sizes)).repeat_interleave(sizes)[best_R], sizes.cumsum(0) - sizes
-    clean_RN, kept_RN = torch.empty_like(weights_RN), torch.empty_like(weights_RN)
-    for i in sorted(set(of_R.tolist())):
-        criterion, at = candidates[i]
-        clean_LN, kept_LN = _outcomes(criterion, at, choice.beta, robust_N)
-        mine_r = (of_R == i).nonzero().squeeze(1)
-        rows_r = best_R[mine_r] - starts[i]
-        clean_RN[mine_r], kept_RN[mine_r] = clean_LN[rows_r], kept_LN[rows_r]
-    left_out_RN = (weights_RN == 0).float()
-    index_R = torch.arange(n_resamples)
-    shares = {
-        name: _honest(raw, seen_CR[best_R, index_R] / n_images, right_RN, left_out_RN, confidence)
-        for name, raw, seen_CR, right_RN in (
-            ("clean", choice.clean_correct / choice.total if choice.total else choice.objective, clean_CR, clean_RN),
-            ("kept", choice.kept_predicted / n_images, kept_CR, kept_RN),
-        )
-    }
-    return HonestPrediction(**shares)
+    index_R, left_out_RN = torch.arange(n_resamples), (weights_RN == 0).float()
+
+    def share(raw: float, right_CN: Tensor, counts_CR: Tensor) -> HonestShare:
+        return _honest(raw, counts_CR[best_R, index_R] / n_images, right_CN[best_R], left_out_RN, confidence)
+
+    clean = choice.clean_correct / choice.total if choice.total else choice.objective
+    return HonestPrediction(
+        clean=share(clean, clean_CN, clean_CR), kept=share(choice.kept_predicted / n_images, kept_CN, kept_CR)
+    )
 
 
 def corrected(choice: Choice, searched: Sequence[tuple[Criterion, Selection]], robust_N: Tensor) -> Choice:
-    """The choice with its corrected shares and with intervals that repeat the search, where its criterion is exact.
+    """The choice with its corrected shares and with intervals that repeat the search, where its criterion can say it.
 
     An interval is widened to hold the raw share as well, which a flattering search may leave above it.
     """
-    exact = [(criterion, part) for criterion, part in searched if isinstance(criterion, ExactCriterion)]
-    if not exact:
+    found = honest_prediction(choice, searched, robust_N)
+    if found is None:
         return choice
-    found = honest_prediction(choice, exact, robust_N)
     clean, kept = found.clean, found.kept
     return replace(
         choice,
@@ -200,31 +184,34 @@ def _honest(raw: float, seen_R: Tensor, right_RN: Tensor, left_out_RN: Tensor, c
 
 
 def _pool(
-    choice: Choice, searched: Sequence[tuple[ExactCriterion, Selection]]
-) -> list[tuple[ExactCriterion, tuple[float, float, float]]]:
-    """The candidates with the best counts at the choice's beta."""
+    choice: Choice, searched: Sequence[tuple[Criterion, Selection]], robust_N: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """What each member gets right, (C, N) each, float32: the clean images, and the attacked ones that rob is right on.
+
+    A member is one of the candidates with the best counts at the choice's beta, with a cutoff that a resample may lead
+    to: the number of images that it keeps lies within `_SPREAD` standard deviations of what beta asks for.
+    """
     entries = []
     for criterion, selection in searched:
-        counts = selection.objectives[selection.betas.index(choice.beta)].flatten().nan_to_num(nan=-1.0)
-        entries += [(float(counts[i]), criterion, at) for i, at in enumerate(selection.grid) if counts[i] >= 0]
+        objectives = selection.objectives[selection.betas.index(choice.beta)].flatten()
+        better = objectives if criterion.maximised else -objectives
+        entries += [(float(better[i]), criterion, at) for i, at in enumerate(selection.grid) if better[i] == better[i]]
     entries.sort(key=lambda entry: -entry[0])
-    return [(criterion, at) for _, criterion, at in entries[:N_CANDIDATES]]
+    n_robust = int(robust_N.sum())
+    needed, spread = kept_images(choice.beta, n_robust), _SPREAD * (n_robust * choice.beta * (1 - choice.beta)) ** 0.5
+    first, last = max(1, int(needed - spread - 1)), min(n_robust, int(needed + spread + 1) + 1)
+    kept = torch.linspace(first, last, min(N_CUTOFFS, last - first + 1)).round().long().tolist()
+    clean, held = [], []
+    for _, criterion, at in entries[:N_CANDIDATES]:
+        if (found := criterion.outcomes(at, kept)) is None:
+            return None
+        clean.append(found[0].float())
+        held.append(
+            torch.zeros(len(kept), len(robust_N)).masked_scatter_(robust_N.expand(len(kept), -1), found[1].float())
+        )
+    return torch.cat(clean), torch.cat(held)
 
 
-def _outcomes(
-    criterion: ExactCriterion, at: tuple[float, float, float], beta: float, robust_N: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What a candidate gets right at each cutoff that a resample may lead to, (L, N) each: clean images, kept ones."""
-    scale, power, bias = at
-    attacked_n, open_N, rob_right_E, open_E = criterion.values(Slab(bias, criterion.clamp, (power,), (scale,)))
-    n_images = len(attacked_n)
-    needed, spread = kept_images(beta, n_images), _SPREAD * (n_images * beta * (1 - beta)) ** 0.5 + 1
-    first, last = max(1, int(needed - spread)), min(n_images, int(needed + spread) + 1)
-    ranks = torch.linspace(first, last, min(N_CUTOFFS, last - first + 1)).round().long()
-    cutoffs_L = attacked_n.sort().values[ranks - 1].clamp(max=0.0)
-    std_right_N = criterion.std_pred_N == criterion.clean_labels_N
-    clean_LN = std_right_N.expand(len(cutoffs_L), -1).clone()
-    clean_LN[:, open_N] = (open_E < cutoffs_L[:, None]) == rob_right_E
-    kept_LN = torch.zeros(len(cutoffs_L), len(robust_N))
-    kept_LN[:, robust_N] = (attacked_n <= cutoffs_L[:, None]).float()
-    return clean_LN.float(), kept_LN
+def _require_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; the usual value is 0.95")

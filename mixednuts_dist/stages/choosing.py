@@ -7,13 +7,12 @@ from functools import partial
 
 from ..config import SearchConfig, digest, grid_values
 from ..distributed.cluster import LocalSession, RaySession
-from ..distributed.optuna_rounds import OptunaRounds
 from ..distributed.tasks import SearchInputs, SearchTask, delete_slabs
 from ..errors import InvalidInputError
 from ..register import CRITERIA, load_extensions
 from ..selection.choice import Choice
 from ..selection.criteria import Criterion, Scores
-from ..selection.exploration import Exploration, GridRefinements, Proposer, Selection
+from ..selection.exploration import Exploration, GridRefinements, Selection
 from ..selection.grid import Grid, Pair, kept_images
 from ..selection.inputs import CachedLogits
 from ..selection.prediction import compare_candidates, corrected, with_predictions
@@ -72,11 +71,11 @@ class Choosing:
         }
         search = targeted(self._search, criteria)
         scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
-        exploration = _explored(search, criteria, scoring, seed=self.opened.config.seed)
+        exploration = _explored(search, criteria, scoring)
         self.explored = exploration, criteria
         notes = (
             *self._sample_notes(),
-            *_paper_notes(search, self._inputs, exploration),
+            *_comparison_notes(search, self._inputs, exploration),
             *_limit_notes(search, criteria),
         )
         return _result(search, self.records, points, exploration, notes)
@@ -135,7 +134,7 @@ class Choosing:
 
 def attacks_its_choice(search: SearchConfig) -> bool:
     """Whether the search has rounds; the paper's criterion and others that fix the cutoff by beta have none."""
-    return bool(search.rounds) and search.criterion == "exact"
+    return bool(search.rounds) and CRITERIA.get(search.criterion).inequality
 
 
 def targeted(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> SearchConfig:
@@ -174,22 +173,14 @@ def work_of(grid: Grid, criteria: Mapping[Pair, Criterion]) -> int:
     return rows * n_classes * len(grid.scales) * len(grid.powers) * len(grid.biases)
 
 
-def _explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring, *, seed: int) -> Exploration:
-    """One grid after another, until the proposer has had enough."""
+def _explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring) -> Exploration:
+    """One grid after another, until the refinements end."""
     exploration = Exploration(search.pairs())
-    proposer = _proposer(search, seed, maximised=criteria[exploration.pairs[0]].maximised)
+    proposer = GridRefinements(_grid(search), search.beta, search.refine)
     while grids := proposer.propose(exploration):
         found = zip(grids, scoring(grids), strict=True)
         exploration = exploration.with_parts(Selection.of(criteria[grid.pair], grid, scores) for grid, scores in found)
     return exploration
-
-
-def _proposer(search: SearchConfig, seed: int, *, maximised: bool) -> Proposer:
-    if search.sampler == "grid":
-        return GridRefinements(_grid(search), search.beta, search.refine)
-    return OptunaRounds(
-        _grid(search), search.pairs(), beta=search.beta, n_trials=search.n_trials, seed=seed, maximised=maximised
-    )
 
 
 def _inputs(records: AttackRecords) -> SearchInputs:
@@ -213,17 +204,17 @@ def _grid(search: SearchConfig, pair: Pair | None = None) -> Grid:
     )
 
 
-def _paper_notes(search: SearchConfig, inputs: SearchInputs, exploration: Exploration) -> tuple[str, ...]:
-    """Where the paper's criterion would have chosen a less accurate mixture on the configured grid."""
-    exact = exploration.choice(search.beta)
-    if search.criterion != "exact" or exact is None:
+def _comparison_notes(search: SearchConfig, inputs: SearchInputs, exploration: Exploration) -> tuple[str, ...]:
+    """Where the criterion that this one is compared with would have chosen a less accurate mixture."""
+    other, chosen = CRITERIA.get(search.criterion).compared_with, exploration.choice(search.beta)
+    if other is None or chosen is None:
         return ()
     deployed = replace(_grid(search), betas=(search.beta,))
     try:
-        paper = search_grid(inputs.criterion("paper", search.clamp, search.ln_k), deployed)
+        found = search_grid(inputs.criterion(other, search.clamp, search.ln_k), deployed)
     except InvalidInputError as error:
-        return (f"beta {search.beta}: the paper's criterion finds nothing: {error}",)
-    note = compare_candidates(paper.for_beta(search.beta), exact, inputs.rows())
+        return (f"beta {search.beta}: the {other} criterion finds nothing: {error}",)
+    note = compare_candidates(found.for_beta(search.beta), chosen, inputs.rows())
     return (note,) if note else ()
 
 

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixednuts_dist.distributed.optuna_rounds import OptunaRounds
 from mixednuts_dist.distributed.tasks import SearchInputs, SearchTask, delete_slabs
 from mixednuts_dist.distributed.tuning import SlabTuner
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.selection.criteria import Scores
-from mixednuts_dist.selection.exploration import Exploration, Selection
 from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.selection import score_candidates
 from mixednuts_dist.storage.store import Store
@@ -116,35 +114,7 @@ def test_a_killed_drivers_slabs_are_not_scored_again(tmp_path: Path) -> None:
     assert {name: finished[name] for name in left} == left
 
 
-def optuna_search(seed: int, *, n_trials: int = 20) -> Exploration:
-    """All rounds, without Ray."""
-    criteria = {pair: inputs().criterion("exact", *pair) for pair in PAIRS}
-    rounds = OptunaRounds(GRID, PAIRS, beta=0.9, n_trials=n_trials, seed=seed, maximised=True)
-    exploration = Exploration(PAIRS)
-    while proposed := rounds.propose(exploration):
-        exploration = exploration.with_parts(
-            Selection.of(criteria[grid.pair], grid, score_candidates(criteria[grid.pair], grid)) for grid in proposed
-        )
-    return exploration
-
-
 def test_an_entry_deploys_its_own_clamp_and_width() -> None:
     """Those of the whole result are only for show."""
     entry = Choice(beta=0.9, scale=0.6, power=2.0, bias=-0.5, alpha=0.75, one_minus_alpha=0.25, clamp="relu", ln_k=5)
     assert entry.mixture().transform.settings() == LogitTransform(0.6, 2.0, -0.5, "relu", 5).settings()
-
-
-def test_optuna_proposes_by_the_seed_alone_and_within_the_ranges() -> None:
-    found, again, other = optuna_search(0), optuna_search(0), optuna_search(1)
-    proposed = [part.grid for part in found.parts]
-    assert proposed == [part.grid for part in again.parts] != [part.grid for part in other.parts]
-    assert [grid.refinement for grid in proposed] == [0] * 8 + [1] * 8 + [2] * 4
-    for grid in proposed:
-        assert grid.scales == GRID.scales
-        assert 1.0 <= grid.powers[0] <= 2.5
-        assert -1.2 <= grid.biases[0] <= 0.4
-    assert {grid.pair for grid in proposed} == set(PAIRS)
-    best = found.choice(0.9)
-    assert best is not None
-    counts = [choice.objective_count for part in found.parts if (choice := part.choice(0.9))]
-    assert best.objective_count == max(counts)

@@ -4,11 +4,12 @@ import dataclasses
 import json
 import struct
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mixednuts_dist.register import CHARTS
+from mixednuts_dist.register import CHARTS, load_extensions
 from mixednuts_dist.reports.charts import (
     CLASSIFIER_COLOURS,
     NARROW,
@@ -123,6 +124,20 @@ def test_sensitivity_shows_every_usable_candidate_and_marks_the_selected(results
     assert {(row["s"], row["p"], row["c"]) for row in rows if row["selected"]} == {
         (chosen.scale, chosen.power, chosen.bias)
     }
+
+
+def test_the_maps_of_a_criterion_under_another_name_are_the_same(results: RunResults, tmp_path: Path) -> None:
+    """No colour and no label is decided by the name: a user's maximised criterion is drawn as one."""
+    file = tmp_path / "renamed_criterion.py"
+    file.write_text(
+        "from mixednuts_dist.register import CRITERIA\nfrom mixednuts_dist.selection.criteria import ExactCriterion\n\n"
+        '@CRITERIA("clean-count", describes="exact under another name")\nclass Renamed(ExactCriterion):\n'
+        '    name = "clean-count"\n'
+    )
+    load_extensions([str(file)])
+    assert results.search.criterion == "exact"
+    renamed = dataclasses.replace(results, found=dataclasses.replace(results.search, criterion="clean-count"))
+    assert spec_of(renamed, "sensitivity") == spec_of(results, "sensitivity")
 
 
 def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults) -> None:

@@ -42,7 +42,7 @@ ALLOWED_THIRD_PARTY = {
         "pyautoattack",
     },
     "storage": {"aiobotocore", "botocore", "torch", "numpy", "fsspec", "s3fs", "pyarrow", "urllib3"},
-    "distributed": {"torch", "numpy", "safetensors", "ray", "optuna"},
+    "distributed": {"torch", "numpy", "safetensors", "ray"},
     "stages": {"torch", "numpy", "yaml", "pyarrow"},
     "deployment": {
         "torch",

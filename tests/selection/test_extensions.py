@@ -7,9 +7,9 @@ import torch
 
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.clamps import clamp_shape
+from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.register import CRITERIA, load_extensions
-from mixednuts_dist.selection import screening
 from mixednuts_dist.selection.exploration import Exploration, GridRefinements, Selection
 from mixednuts_dist.selection.selection import score_candidates
 
@@ -57,18 +57,17 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
     load_extensions([str(folder / "my_clamp.py"), str(folder / "my_criterion.py")])
 
 
-def test_a_clamp_of_a_users_is_transformed_and_searched_with_valid_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clamp_of_a_users_is_transformed_and_searched() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64)
     expected = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
     expected = expected * torch.sigmoid(2 * expected)
     torch.testing.assert_close(LogitTransform(1, 1, 0, "swish_twice")(logits)[0], expected, rtol=0, atol=1e-7)
     cached = rows(n_classes=60)
-    screened = exact(cached, clamp="swish_twice")
-    monkeypatch.setattr(screening, "_FEW_BETAS", 0)  # every margin is measured
-    plain = exact(cached, clamp="swish_twice")
-    torch.testing.assert_close(screened.log_one_minus_cutoffs, plain.log_one_minus_cutoffs, rtol=1e-12, atol=0)
-    assert torch.equal(screened.objectives.nan_to_num(), plain.objectives.nan_to_num())
-    assert screened.for_beta(0.9).clamp == "swish_twice"
+    chosen = exact(cached, clamp="swish_twice").for_beta(0.9)
+    assert chosen.clamp == "swish_twice"
+    gaps = log_one_minus_signed_margin(chosen.transform()(cached.rob_attacked_BK.double()), cached.labels_B)
+    robust = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
+    assert int((gaps[robust] <= chosen.log_one_minus_cutoff * (1 - 1e-12)).sum()) == chosen.kept_predicted
 
 
 def test_a_clamp_that_is_not_what_it_says_is_refused() -> None:

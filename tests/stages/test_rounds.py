@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.config import RunConfig, SearchConfig, parse_config
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.selection.inputs import AttackedPoints
-from mixednuts_dist.selection.kernel import Slab
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.evaluate import evaluate_fingerprint
-from mixednuts_dist.stages.rounds import Points, Rounds
+from mixednuts_dist.stages.rounds import Points, wanted_images
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import Receipt, SearchResult
 from mixednuts_dist.storage.tables import read_columns
@@ -76,8 +75,11 @@ def test_a_choice_of_another_beta_that_comes_back_as_it_was_is_not_attacked_agai
     searched: tuple[RunConfig, SearchResult], local_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a large beta asks for more images than rob itself keeps at all points."""
-    kept = Rounds._kept
-    monkeypatch.setattr(Rounds, "_kept", lambda self, entry: 0 if entry.beta == 0.99 else kept(self, entry))
+
+    def wanted(search: SearchConfig, beta: float, n_robust: int) -> int:
+        return n_robust + 1 if beta == 0.99 else wanted_images(search, beta, n_robust)
+
+    monkeypatch.setattr("mixednuts_dist.stages.rounds.wanted_images", wanted)
     found = search.run(targeted(searched[0], beta=0.8, measure=[0.99], rounds=6), session=local_session)
     mixtures = [str(entry.mixture()) for done in found.rounds for entry in done.attacked if entry.beta == 0.99]
     assert 1 <= len(set(mixtures)) == len(mixtures) < 6
@@ -132,7 +134,7 @@ def test_a_choice_is_predicted_by_the_rule_that_the_search_counts_by(at: tuple[f
     further = AttackedPoints(further.rob_logits_PK, further.image_P, std_pred)
     scale, power, bias = at
     criterion = ExactCriterion.from_rows(replace(cached, points=further), clamp="gelu", ln_k=None)
-    counted_n = criterion.values(Slab(bias, "gelu", (power,), (scale,)))[0]
+    _, counted_Ln = criterion.outcomes(at, range(1, criterion.n_attacked + 1))
     points = Points(
         torch.cat([torch.arange(len(cached.labels_B)), further.image_P]),
         torch.cat([cached.rob_attacked_BK, further.rob_logits_PK]),
@@ -140,7 +142,9 @@ def test_a_choice_is_predicted_by_the_rule_that_the_search_counts_by(at: tuple[f
     )
     gaps_B = points.largest_log_gaps(cached.labels_B, LogitTransform(scale, power, bias), any_std=False)
     robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
-    torch.testing.assert_close(gaps_B[robust_B], counted_n, rtol=1e-9, atol=1e-12)
+    gaps_n = gaps_B[robust_B]
+    cutoffs_L = gaps_n.sort().values.clamp(max=0)
+    assert torch.equal(gaps_n <= (cutoffs_L + 1e-12 + 1e-9 * cutoffs_L.abs())[:, None], counted_Ln)
 
 
 def targeted(config: RunConfig, **target: Any) -> RunConfig:

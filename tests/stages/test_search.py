@@ -1,4 +1,4 @@
-"""The search stage beyond one grid: clamps, widths, refinement and Optuna, on the logits of one real attack."""
+"""The search stage beyond one grid: clamps, widths and refinement, on the logits of one real attack."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,14 @@ from tests.conftest import tiny_content
 
 Configured = Callable[..., RunConfig]
 SEVERAL = {"clamps": ["relu"], "ln_ks": [5], "refine": 1}
-SAMPLED = {"sampler": "optuna", "n_trials": 5, "clamps": ["linear"]}
+RENAMED = """
+from mixednuts_dist.register import CRITERIA
+from mixednuts_dist.selection.criteria import ExactCriterion
+
+@CRITERIA("clean-images", describes="exact under another name")
+class Renamed(ExactCriterion):
+    name = "clean-images"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +75,24 @@ def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, loc
     )
 
 
-def test_optuna_samples_instead(configured: Configured, local_session: Any) -> None:
-    config = configured(**SAMPLED)
-    result, rows = search.run(config, session=local_session), candidates(config)
-    assert len(rows) == result.n_candidates * 3 == 5 * 2 * 3  # trials, scales, betas
-    assert {row["clamp"] for row in rows} <= {"gelu", "linear"}
-    assert_best(result, rows)
+def test_a_criterion_under_another_name_chooses_the_same_with_the_same_rows_rounds_and_notes(
+    tmp_path: Path, local_session: Any
+) -> None:
+    (tmp_path / "renamed.py").write_text(RENAMED)
+    content = tiny_content(
+        tmp_path, data={"uri": "digits", "n": 16}, attack={"n_iter": 3, "n_target_classes": 1},
+        extensions=[str(tmp_path / "renamed.py")],
+    )  # fmt: skip
+    found, rows = [], []
+    for criterion in ("exact", "clean-images"):
+        config = parse_config({**content, "search": {**content["search"], "criterion": criterion, "rounds": 1}})
+        attack.run(config, session=local_session)
+        found.append(search.run(config, session=local_session))
+        rows.append(candidates(config))
+    assert rows[0] == rows[1]
+    assert found[0].rounds and found[0].front and found[0].deployed().clean_corrected is not None
+    assert found[1].to_json() == {**found[0].to_json(), "criterion": "clean-images"}
+    assert parse_config({**content, "search": {"criterion": "clean-images", "clean": 0.9}}).search.clean == 0.9
 
 
 def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
@@ -122,12 +141,16 @@ def test_the_pairs_begin_with_the_configured_one(configured: Configured) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampler": "optuna", "refine": 2}, "refine=2 needs sampler: grid"),
+        ({"sampler": "optuna"}, "sampler is gone: .*leave search.sampler and search.n_trials out"),
+        ({"n_trials": 5}, "n_trials is gone"),
         ({"ln_ks": [1]}, "search.ln_ks.*greater than or equal to 2"),
         ({"clamps": ["tanh"]}, "search.clamps.*'tanh' is not known.*gelu"),
-        ({"n_trials": 0}, "search.n_trials.*greater than 0"),
     ],
 )
 def test_bad_settings_are_refused(configured: Configured, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configured(**changes)
+
+
+def test_the_keys_of_the_sampler_in_a_released_run_are_read_and_its_id_is_kept(configured: Configured) -> None:
+    assert configured(sampler="grid", n_trials=64).run_id() == configured().run_id()
