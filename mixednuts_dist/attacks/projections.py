@@ -48,8 +48,13 @@ def project(x_adv_BCHW: Tensor, x_BCHW: Tensor, threat: ThreatModel) -> Tensor:
 
 def keyed_generator(*key: object) -> torch.Generator:
     """A CPU generator that depends on `key` alone, so that noise follows the image and not the process."""
+    return torch.Generator().manual_seed(key_number(*key))
+
+
+def key_number(*key: object) -> int:
+    """A seed for a generator on any device, from the parts of a key."""
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def random_start(x_BCHW: Tensor, keys: Sequence[tuple[object, ...]], threat: ThreatModel) -> Tensor:

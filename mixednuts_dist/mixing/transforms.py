@@ -17,7 +17,7 @@ from ..register import CLAMPS
 from .clamps import Clamp, clamp_logits
 
 DEFAULT_LN_K = 250  # the paper's width for ImageNet; below it all classes count
-_LN_EPS = 1e-8
+LN_EPS = 1e-8
 _STEEP = 1e-12  # below this |v| the unbounded slope of |v|^p, p < 1, is taken as 0
 
 
@@ -180,7 +180,7 @@ def norm_statistics(top_BK: Tensor) -> tuple[Tensor, Tensor]:
     """
     mean_B1 = top_BK.mean(dim=1, keepdim=True)
     variance_B1 = (top_BK - mean_B1).square().sum(dim=1, keepdim=True) / (top_BK.shape[1] - 1)
-    return mean_B1, (variance_B1 + _LN_EPS).sqrt()
+    return mean_B1, (variance_B1 + LN_EPS).sqrt()
 
 
 def _layer_norm(z_BK: Tensor, ln_k: int | None) -> Tensor:

@@ -17,6 +17,7 @@ LAYERS = [
     {"mixing"},
     {"selection", "acceleration"},
     {"attacks"},
+    {"certification"},
     {"images", "classifiers", "storage"},
     {"distributed"},
     {"stages"},
@@ -29,6 +30,7 @@ ALLOWED_THIRD_PARTY = {
     "selection": {"torch", "numpy"},
     "acceleration": {"torch"},
     "attacks": {"torch", "pyautoattack"},
+    "certification": {"torch", "numpy", "scipy"},
     "images": {"torch", "numpy", "torchvision", "robustbench", "sklearn", "PIL", "pyarrow"},
     "classifiers": {
         "torch",

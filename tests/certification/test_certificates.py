@@ -1,0 +1,221 @@
+"""Closed forms of the certificates: radius, published bound, boxes of logits, against brute force and constructions."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.boxes import centred_box, certified_over_box, clamped_box, least_margin, normalised_box
+from mixednuts_dist.mixing.certificates import certified_radius, published_radius, smoothed_margin, vote_needed
+from mixednuts_dist.mixing.clamps import clamp_logits
+from mixednuts_dist.mixing.margins import signed_margin
+from mixednuts_dist.mixing.mixture import Mixture
+from mixednuts_dist.mixing.transforms import (
+    IdentityTransform,
+    LayerNormTransform,
+    LogitMap,
+    LogitTransform,
+    TemperatureTransform,
+    layer_norm_logits,
+)
+from mixednuts_dist.register import CLAMPS
+
+SIGMA = 0.25
+
+
+def _triples(n: int = 20_000) -> tuple[Tensor, Tensor, Tensor]:
+    """Random (p_A, p_B, alpha): votes with p_B <= 1 - p_A and p_A >= p_B, weights above 1/2."""
+    generator = torch.Generator().manual_seed(0)
+    p_top, share, alpha = torch.rand(3, n, generator=generator, dtype=torch.float64)
+    p_top = 0.5 + 0.5 * p_top
+    return p_top, share * (1 - p_top), 0.5 + 0.5 * alpha.clamp_min(1e-3)
+
+
+def test_the_closed_radius_is_where_the_margin_meets_the_cutoff() -> None:
+    p_top = torch.tensor([0.55, 0.9, 0.999], dtype=torch.float64)
+    for alpha in (0.51, 0.7, 0.9, 1.0):
+        radius = certified_radius(p_top, sigma=SIGMA, alpha=alpha)
+        torch.testing.assert_close(
+            smoothed_margin(p_top, 1 - p_top, radius / SIGMA), torch.full_like(p_top, (1 - alpha) / alpha)
+        )
+
+
+def test_the_bisection_agrees_with_the_closed_form_where_the_runner_up_has_all_the_rest() -> None:
+    p_top = torch.linspace(0.501, 0.9999, 50, dtype=torch.float64)
+    closed = certified_radius(p_top, sigma=SIGMA, alpha=0.8)
+    # A runner-up that has a hair less than the rest: the bisection decides, a hair further out.
+    solved = certified_radius(p_top, sigma=SIGMA, alpha=0.8, p_second_B=(1 - p_top) * (1 - 1e-9))
+    assert bool((solved > closed).all())
+    torch.testing.assert_close(solved, closed, atol=1e-8, rtol=0)
+
+
+def test_an_own_bound_on_the_runner_up_never_shrinks_the_radius() -> None:
+    p_top, p_second, alphas = _triples(300)
+    for p_a, p_b, alpha in zip(p_top, p_second, alphas.tolist(), strict=True):
+        closed = certified_radius(p_a[None], sigma=SIGMA, alpha=alpha)
+        assert bool(certified_radius(p_a[None], sigma=SIGMA, alpha=alpha, p_second_B=p_b[None]) >= closed)
+
+
+def test_the_published_radius_is_never_larger_on_random_triples() -> None:
+    p_top, p_second, alphas = _triples()
+    for start in range(0, len(alphas), 200):  # one alpha for 200 pairs of votes
+        alpha, rows = float(alphas[start]), slice(start, start + 200)
+        ours = certified_radius(p_top[rows], sigma=SIGMA, alpha=alpha, p_second_B=p_second[rows])
+        theirs = published_radius(p_top[rows], p_second[rows], sigma=SIGMA, alpha=alpha)
+        counts = theirs > 0  # below 0 it certifies nothing
+        assert bool((ours[counts] >= theirs[counts] - 1e-12).all())
+
+
+def test_the_published_radius_saturates_and_ours_does_not() -> None:
+    sure = torch.tensor([1 - 1e-12], dtype=torch.float64)
+    bound = SIGMA * float(torch.special.ndtri(torch.tensor(0.8, dtype=torch.float64)))
+    assert float(published_radius(sure, 1 - sure, sigma=SIGMA, alpha=0.8)) <= bound
+    assert float(certified_radius(sure, sigma=SIGMA, alpha=0.8)) > 6 * bound
+
+
+@pytest.mark.parametrize("alpha", [0.6, 0.8, 0.95])
+def test_the_radius_is_attained_by_half_spaces_and_a_hostile_std(alpha: float) -> None:
+    """Rob votes for class 0 where z_1 <= sigma Phi^-1(p_A), for class 1 beyond; std always votes for class 1."""
+    p_top = torch.tensor([0.97], dtype=torch.float64)
+    border = SIGMA * torch.special.ndtri(p_top)
+    radius = certified_radius(p_top, sigma=SIGMA, alpha=alpha)
+
+    def mixture_keeps_class_0(distance: Tensor) -> bool:
+        vote = torch.special.ndtr((border - distance) / SIGMA)  # P(distance + sigma z <= border)
+        return float(alpha * vote) > float(1 - alpha + alpha * (1 - vote))
+
+    assert mixture_keeps_class_0(radius - 1e-6)
+    assert not mixture_keeps_class_0(radius + 1e-6)
+
+
+def test_the_needed_vote_inverts_the_radius() -> None:
+    for alpha in (0.6, 0.9, 1.0):
+        vote = torch.tensor([vote_needed(0.3, sigma=SIGMA, alpha=alpha)], dtype=torch.float64)
+        assert float(certified_radius(vote, sigma=SIGMA, alpha=alpha)) == pytest.approx(0.3)
+
+
+def test_a_std_that_cannot_lead_costs_nothing() -> None:
+    votes = torch.tensor([0.7, 0.95])
+    cohen = certified_radius(votes, sigma=SIGMA, alpha=1.0)
+    torch.testing.assert_close(certified_radius(votes, sigma=SIGMA, alpha=0.6, std_lead=0.0), cohen)
+    assert bool((certified_radius(votes, sigma=SIGMA, alpha=0.6, std_lead=0.5) < cohen).all())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"sigma": 0.0, "alpha": 0.9}, "sigma=0.0 must be positive"),
+        ({"sigma": math.inf, "alpha": 0.9}, "must be positive"),
+        ({"sigma": 0.25, "alpha": 0.5}, "std alone decides"),
+        ({"sigma": 0.25, "alpha": 1.5}, "alpha=1.5"),
+        ({"sigma": 0.25, "alpha": 0.9, "std_lead": 2.0}, "std_lead=2.0"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused(arguments: dict[str, float], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        certified_radius(torch.tensor([0.9]), **arguments)
+
+
+def test_votes_are_shares() -> None:
+    with pytest.raises(InvalidInputError, match="shares in"):
+        certified_radius(torch.tensor([1.2]), sigma=SIGMA, alpha=0.9)
+
+
+# --- boxes of logits --------------------------------------------------------------------------------------------------
+
+MAPS = [
+    IdentityTransform(),
+    TemperatureTransform(0.5),
+    LayerNormTransform(),
+    *(LogitTransform(1.5, power, -0.7, clamp) for clamp in CLAMPS.names() for power in (0.7, 2.5)),
+]
+
+
+def _boxes(n: int, width: float, n_classes: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    logits = 2 * torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    radius = width * torch.rand(n, n_classes, generator=generator, dtype=torch.float64)
+    return logits - radius, logits + radius, logits.argmax(dim=1)
+
+
+@pytest.mark.parametrize("transform", MAPS, ids=str)
+@pytest.mark.parametrize("width", [0.01, 0.3])
+def test_no_logits_of_the_box_have_a_smaller_margin(transform: LogitMap, width: float) -> None:
+    lower, upper, labels = _boxes(200, width)
+    bound = least_margin(*centred_box(lower, upper), labels, transform)
+    generator = torch.Generator().manual_seed(2)
+    for corners in (True, False):
+        for _ in range(100):
+            place = torch.rand(lower.shape, generator=generator, dtype=torch.float64)
+            logits = lower + (upper - lower) * (place.round() if corners else place)
+            margin = signed_margin(transform(logits).softmax(dim=1), labels)
+            positive = bound > 0
+            assert bool((margin[positive] >= bound[positive] - 1e-12).all())
+            assert positive.any()
+
+
+def test_a_box_of_one_point_has_that_points_margin() -> None:
+    logits = torch.randn(50, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    labels, transform = logits.argmax(dim=1), LogitTransform(2.0, 1.5, -0.5)
+    centred = logits - logits.mean(dim=1, keepdim=True)
+    expected = signed_margin(transform(logits).softmax(dim=1), labels)
+    torch.testing.assert_close(least_margin(centred, centred, labels, transform), expected)
+
+
+def test_each_end_of_the_normalised_box_is_attained() -> None:
+    """The bounds of one LayerNormed logit are tight over the box of centred logits taken as independent."""
+    lower, upper = torch.tensor([[0.8, -1.0, -0.2]]).double(), torch.tensor([[1.2, -0.4, 0.3]]).double()
+    low, high = normalised_box((lower, upper))
+    points = torch.cartesian_prod(
+        *(torch.linspace(float(a), float(b), 61) for a, b in zip(lower[0], upper[0], strict=True))
+    )
+    points = points.double()
+    values = points / (points.square().sum(dim=1, keepdim=True) / 2 + 1e-8).sqrt()
+    torch.testing.assert_close(values.amin(dim=0), low[0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(values.amax(dim=0), high[0], atol=1e-3, rtol=0)
+    assert bool((values.amin(dim=0) >= low[0] - 1e-12).all())
+
+
+def test_layer_norm_of_centred_logits_is_that_of_the_logits() -> None:
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    centred = logits - logits.mean(dim=1, keepdim=True)
+    low, high = normalised_box((centred, centred))
+    torch.testing.assert_close(low, layer_norm_logits(logits))
+    torch.testing.assert_close(high, layer_norm_logits(logits))
+
+
+@pytest.mark.parametrize("clamp", CLAMPS.names())
+def test_the_clamped_box_is_the_clamps_range(clamp: str) -> None:
+    lower, upper, _ = _boxes(100, 2.0)
+    low, high = clamped_box((lower, upper), clamp)
+    for share in torch.linspace(0, 1, 50):
+        values = clamp_logits(lower + share * (upper - lower), clamp)
+        assert bool(((values >= low - 1e-12) & (values <= high + 1e-12)).all())
+
+
+def test_a_certified_box_is_right_under_every_std() -> None:
+    lower, upper, labels = _boxes(300, 0.2)
+    mixture = Mixture(LogitTransform(4.0, 2.0, 0.0), 0.8, 0.2)
+    certified = certified_over_box(*centred_box(lower, upper), labels, mixture)
+    assert 0 < int(certified.sum()) < len(labels)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(50):
+        logits = lower + (upper - lower) * torch.rand(lower.shape, generator=generator, dtype=torch.float64).round()
+        std = torch.nn.functional.one_hot(torch.randint(4, (len(labels),), generator=generator), 4).double()
+        assert bool((mixture.classes(std, logits) == labels)[certified].all())
+
+
+def test_what_has_no_bounds_is_refused_with_the_next_step() -> None:
+    box = torch.zeros(1, 5), torch.ones(1, 5)
+    with pytest.raises(InvalidInputError, match="by smoothing"):
+        least_margin(*box, torch.tensor([0]), LayerNormTransform(ln_k=3))
+    with pytest.raises(InvalidInputError, match="lower > upper"):
+        least_margin(box[1], box[0], torch.tensor([0]), IdentityTransform())
+
+    class Unknown(LogitMap):
+        pass
+
+    with pytest.raises(InvalidInputError, match=r"map_box\.register"):
+        least_margin(*box, torch.tensor([0]), Unknown())

@@ -1,0 +1,127 @@
+"""Votes under noise: keyed by image and draw, in full batches, with draws only where they matter."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.certification.smoothing import SmoothingPlan, Votes, noisy, smoothed_votes
+
+PLAN = SmoothingPlan(sigma=0.25, n=800, confidence=0.99, n_choose=40, alphas=(1.0, 0.8), radii=(0.1, 0.25))
+N_CLASSES, ROWS = 4, 64
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, N_CLASSES))
+    return made.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.rand(12, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def _labels(network: nn.Module, images: Tensor) -> Tensor:
+    answer: Tensor = network(images).argmax(dim=1)
+    return answer
+
+
+class Batches:
+    """The network in batches of one fixed number of rows; notes how many rows each call needed."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network, self.sizes = network, list[int]()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        padded = torch.cat([x, x[:1].expand(ROWS - len(x), -1, -1, -1)])
+        answer: Tensor = self.network(padded)[: len(x)]
+        return answer
+
+
+def votes_of(
+    network: nn.Module, images: Tensor, ids: Sequence[int], plan: SmoothingPlan = PLAN, *, seed: int = 0
+) -> tuple[Votes, Batches]:
+    batches, chosen = Batches(network), images[list(ids)]
+    votes = smoothed_votes(
+        batches, chosen, _labels(network, chosen), plan, n_classes=N_CLASSES, sample_ids=ids, seed=seed, rows=ROWS,
+        n_kept=10,
+    )  # fmt: skip
+    return votes, batches
+
+
+def test_an_images_votes_do_not_depend_on_its_company(network: nn.Module, images: Tensor) -> None:
+    everyone, _ = votes_of(network, images, range(12))
+    alone, _ = votes_of(network, images, [7])
+    turned, _ = votes_of(network, images, list(reversed(range(12))))
+    for name in ("chosen_counts_BK", "counts_BK", "n_drawn_B", "logits_BNK"):
+        assert torch.equal(getattr(everyone, name)[7:8], getattr(alone, name)), name
+        assert torch.equal(getattr(everyone, name), getattr(turned, name).flip(0)), name
+
+
+def test_a_draw_is_the_same_in_whatever_stretch_it_is_made(images: Tensor) -> None:
+    whole = noisy(images[0], 0.25, 3, 5, 0, 50)
+    assert torch.equal(noisy(images[0], 0.25, 3, 5, 21, 37), whole[21:37])
+    assert torch.equal(noisy(images[0], 0.25, 3, 5, 32, 33), whole[32:33])
+    assert not torch.equal(noisy(images[0], 0.25, 3, 6, 0, 50), whole)
+    assert not torch.equal(noisy(images[0], 0.25, 4, 5, 0, 50), whole)
+
+
+def test_the_noise_is_normal_and_not_clamped(images: Tensor) -> None:
+    noise = (noisy(images[0], 0.25, 0, 0, 0, 2000) - images[0]) / 0.25
+    assert abs(float(noise.mean())) < 0.02
+    assert float(noise.std()) == pytest.approx(1, abs=0.02)
+    assert float(noise.abs().max()) > 3
+
+
+def test_every_batch_but_the_last_is_full(network: nn.Module, images: Tensor) -> None:
+    votes, batches = votes_of(network, images, range(12))
+    assert set(votes.n_drawn_B.tolist()) - {800}, "some images stop early, so that batches mix images"
+    assert all(size == ROWS for size in batches.sizes[:-8])  # at the end one image's draws may be all that is left
+    assert sum(batches.sizes) == votes.n_forward == int(votes.n_drawn_B.sum()) + 12 * PLAN.n_choose
+
+
+def test_without_early_stops_every_image_takes_all_draws(network: nn.Module, images: Tensor) -> None:
+    votes, _ = votes_of(network, images, range(12), replace(PLAN, stop_when_decided=False))
+    assert votes.n_drawn_B.tolist() == [800] * 12
+    assert votes.counts_BK.sum(dim=1).tolist() == [800] * 12
+    assert votes.chosen_counts_BK.sum(dim=1).tolist() == [40] * 12
+
+
+def test_the_first_draws_of_a_stopped_image_are_those_of_the_full_one(network: nn.Module, images: Tensor) -> None:
+    """What stops early has seen a beginning of what the full number would have: hits can only be fewer."""
+    early, _ = votes_of(network, images, range(12))
+    full, _ = votes_of(network, images, range(12), replace(PLAN, stop_when_decided=False))
+    assert torch.equal(early.chosen_counts_BK, full.chosen_counts_BK)
+    assert torch.equal(early.logits_BNK, full.logits_BNK)
+    assert bool((early.counts_BK <= full.counts_BK).all())
+
+
+def test_an_image_whose_chosen_class_is_wrong_stops_at_its_first_look(network: nn.Module, images: Tensor) -> None:
+    wrong = (_labels(network, images) + 1) % N_CLASSES
+    votes = smoothed_votes(
+        Batches(network), images, wrong, PLAN, n_classes=N_CLASSES, sample_ids=range(12), seed=0, rows=ROWS
+    )
+    missed = votes.classes != wrong
+    assert missed.any()
+    assert votes.n_drawn_B[missed].tolist() == [PLAN.looks.at[0]] * int(missed.sum())
+
+
+def test_kept_logits_give_the_votes_that_chose(network: nn.Module, images: Tensor) -> None:
+    votes, _ = votes_of(network, images, [3], replace(PLAN, n_choose=10))
+    counted = votes.logits_BNK[0].float().argmax(dim=1).bincount(minlength=N_CLASSES)
+    assert torch.equal(counted.int(), votes.chosen_counts_BK[0])
+
+
+def test_progress_counts_decided_images(network: nn.Module, images: Tensor) -> None:
+    seen: list[int] = []
+    smoothed_votes(
+        Batches(network), images, _labels(network, images), PLAN, n_classes=N_CLASSES, sample_ids=range(12), seed=0,
+        rows=ROWS, progress=seen.append,
+    )  # fmt: skip
+    assert seen == list(range(1, 13))
