@@ -28,7 +28,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from .config_file import read_yaml, read_yaml_file, shortened
 from .errors import ConfigError
-from .register import ATTACKS, CLAMPS, CRITERIA, Register, load_extensions
+from .register import ATTACKS, CLAMPS, CRITERIA, EXECUTORS, Register, load_extensions
 from .threat import Norm, ThreatModel
 from .uris import dataset_forms
 
@@ -196,6 +196,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 ClampName = Annotated[str, Registered(CLAMPS)]
 CriterionName = Annotated[str, Registered(CRITERIA)]
 AttackName = Annotated[str, Registered(ATTACKS)]
+ExecutorName = Annotated[str, Registered(EXECUTORS)]
 
 
 # Keys that earlier releases wrote into every run.yaml: their defaults are read, and stay in the run id.
@@ -373,6 +374,11 @@ def fast_notes(evaluate: Mapping[str, Any]) -> list[str]:
 class ComputeConfig(_Section):
     """Where and how fast; nothing in here moves a result."""
 
+    executor: ExecutorName = Field(
+        default="ray",
+        description="where the work is done: ray, a cluster or a local Ray; local, this machine "
+        "without Ray; debug, this very thread",
+    )
     num_workers: Positive | None = Field(default=None, description="one per GPU, or one per core, by default")
     num_gpus: Annotated[float, Field(ge=0, le=1024)] | None = Field(
         default=None, description="GPUs a worker; 1 where there are any, else 0"

@@ -3,7 +3,7 @@
 import logging
 
 from .config import RunConfig
-from .distributed.cluster import RaySession
+from .distributed.executor import Executor, executing
 from .errors import DamagedFile
 from .reports import report
 from .reports.results import RunResults
@@ -16,14 +16,13 @@ logger = logging.getLogger(__name__)
 _REPAIRS = 5
 
 
-def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> RunResults:
+def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> RunResults:
     """Attack, search, evaluate, report (without std: the last two), on one Ray session; errors as in the stages.
 
     A file that a stage finds damaged is set aside; then all of them once more fill the gap.
     """
     opened, watched = open_run(config), progress or Silent()
-    with RaySession() as own:
-        used = session or own
+    with executing(session, config.compute) as used:
         for _ in range(_REPAIRS):
             try:
                 return _complete(opened, used, watched)
@@ -33,7 +32,7 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
         return _complete(opened, used, watched)
 
 
-def _complete(opened: Run, session: RaySession, progress: Progress) -> RunResults:
+def _complete(opened: Run, session: Executor, progress: Progress) -> RunResults:
     if opened.config.std is not None:
         attack.complete(opened, session, progress)
         search.complete(opened, session, progress)

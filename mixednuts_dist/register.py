@@ -122,9 +122,10 @@ CLAMPS: Register[Any] = Register("CLAMPS", "clamp", "mixing")
 CRITERIA: Register[Any] = Register("CRITERIA", "criterion", "selection", "criteria")
 DATASETS: Register[Any] = Register("DATASETS", "dataset", "images")
 CLASSIFIERS: Register[Any] = Register("CLASSIFIERS", "classifier", "classifiers")
+EXECUTORS: Register[Any] = Register("EXECUTORS", "executor", "distributed")
 CHARTS: Register[Any] = Register("CHARTS", "chart", "reports")
 STUDIES: Register[Any] = Register("STUDIES", "study", "studies", "studies")
-REGISTERS = (ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, CHARTS, STUDIES)
+REGISTERS = (ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, EXECUTORS, CHARTS, STUDIES)
 
 
 def load_extensions(files: Iterable[str]) -> dict[str, str]:

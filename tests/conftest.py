@@ -17,7 +17,7 @@ from mixednuts_dist.config import RunConfig, parse_config
 from tests.object_store import ObjectStore
 
 if TYPE_CHECKING:  # Ray takes seconds to import, and the tests of many rooms do without it
-    from mixednuts_dist.distributed.cluster import LocalSession, RaySession
+    from mixednuts_dist.distributed.cluster import LocalExecutor, RayExecutor
 
 MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
 
@@ -33,25 +33,25 @@ class Finished(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> "Iterator[RaySession]":
+def ray_session() -> "Iterator[RayExecutor]":
     """A started Ray for tests of what only Ray does; the stages that get it leave it running."""
-    from mixednuts_dist.distributed.cluster import RaySession
+    from mixednuts_dist.distributed.cluster import RayExecutor
 
-    with RaySession("local") as session:
-        session.ensure()
+    with RayExecutor("local") as session:
+        session.start()
         yield session
 
 
 @pytest.fixture(scope="session")
-def local_session() -> "LocalSession":
+def local_session() -> "LocalExecutor":
     """The stages in this process. A stage on Ray starts two processes, which takes seconds; here it takes none."""
-    from mixednuts_dist.distributed.cluster import LocalSession
+    from mixednuts_dist.distributed.cluster import LocalExecutor
 
-    return LocalSession()
+    return LocalExecutor()
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory, ray_session: "RaySession") -> Finished:
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, ray_session: "RayExecutor") -> Finished:
     """A tiny run that went through all stages on Ray, for the whole suite. Who changes its files takes a copy."""
     from mixednuts_dist import pipeline
 

@@ -25,7 +25,7 @@ from ..attacks.engine import Group, Stream
 from ..attacks.minimum_margin import minimum_margin_attack
 from ..classifiers.base_classifiers import load_classifier
 from ..config import parse_config
-from ..distributed.cluster import RaySession
+from ..distributed.executor import Executor, make_executor
 from ..distributed.schedule import AHEAD
 from ..images.datasets import open_dataset
 from ..mixing.transforms import layer_norm_logits
@@ -44,8 +44,8 @@ _BUDGET = AttackBudget(n_iter=20, n_target_classes=3, n_queries=500)
 
 def run() -> dict[str, Any]:
     """Prints a line for each and returns their numbers."""
-    with RaySession("local") as session:
-        session.ensure()
+    with make_executor("ray", "local") as session:
+        session.start()
         results = {
             "orchestration": _told(orchestration()),
             "scaling": _told(scaling(session)),
@@ -63,7 +63,7 @@ def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any
     return {"partition_seconds": seconds, "wall_seconds": wall, "share_not_worked": 1 - busy / (2 * wall)}
 
 
-def scaling(session: RaySession, n_images: int = 384) -> dict[str, Any]:
+def scaling(session: Executor, n_images: int = 384) -> dict[str, Any]:
     """The attack stage on digits by one and by two workers of a core each, from the first piece to the last."""
     wall = {n_workers: _attack_seconds(session, n_workers, n_images) for n_workers in (1, 2)}
     return {"cores": psutil.cpu_count(), "one_s": wall[1], "two_s": wall[2], "speedup": wall[1] / wall[2]}
@@ -160,7 +160,7 @@ class _Collector(Silent):
         self.receipts.append(receipt)
 
 
-def _attack_seconds(session: RaySession, n_workers: int, n_images: int) -> float:
+def _attack_seconds(session: Executor, n_workers: int, n_images: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         config = parse_config({
             "name": "scaling", "data": {"uri": "digits", "n": n_images}, "std": "demo:std", "rob": "demo:rob",

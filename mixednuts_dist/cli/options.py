@@ -63,13 +63,13 @@ class Invocation:
 
         Ray prints of dying nodes on stdout, where only a command's result belongs; in here that goes to stderr.
         """
-        from ..distributed.cluster import LocalSession, RaySession
+        from ..distributed.executor import make_executor
         from .terminal import LogProgress, TerminalProgress
 
         shown = LogProgress if _as_json_lines() else TerminalProgress
-        made = LocalSession() if self.local else RaySession(self.address)
-        with redirect_stdout(sys.stderr), made as session, shown(self.console) as progress:
-            session.tell = progress.doing
+        name = "local" if self.local else self.config.compute.executor
+        with redirect_stdout(sys.stderr), make_executor(name, self.address) as session, shown(self.console) as progress:
+            session.report = progress.doing
             progress.doing("looking at the images, trying the classifiers on a few of them")
             return work(session=session, progress=progress)
 

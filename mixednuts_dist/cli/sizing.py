@@ -35,10 +35,10 @@ def describe(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
 @run_command("estimate mine.yaml", local=False, as_json=True)
 def estimate(given: Invocation, as_json: bool) -> None:
     """GPU-hours and wall time, before anything starts, from a few measured batches."""
-    from ..distributed.cluster import RaySession
+    from ..distributed.executor import make_executor
     from ..stages import estimate as stage
 
-    with RaySession(given.address) as session:
+    with make_executor(given.config.compute.executor, given.address) as session:
         found = stage.run(given.config, session=session)
     if as_json:
         click.echo(json.dumps(estimate_json(found), indent=2))

@@ -184,10 +184,10 @@ def prepare(
     with reported(verbose) as console:
         check_dataset_uri(uri)
         from ..distributed import preparation as stage
-        from ..distributed.cluster import RaySession
+        from ..distributed.executor import make_executor
         from .terminal import PreparationProgress
 
-        with RaySession(address) as session, PreparationProgress(console) as progress:
+        with make_executor("ray", address) as session, PreparationProgress(console) as progress:
             made = stage.run(uri, destination, n=n, part_size=part_size, seed=seed, session=session, on_part=progress)
         kept = f", {progress.n_kept} images were there already" if progress.n_kept else ""
         console.print(f"{len(made.labels)} images in {len(made.parts)} parts{kept}", highlight=False)
@@ -270,7 +270,7 @@ def serve(
         from ..deployment.loading import read_run
 
         found = read_run(run, beta=beta)
-        from ..distributed.cluster import RaySession
+        from ..distributed.executor import make_executor
         from ..errors import ClusterError
 
         try:
@@ -278,9 +278,9 @@ def serve(
         except ImportError as error:
             raise ClusterError(f"serving needs {error.name}: pip install 'mixednuts-dist[serve]'") from error
         options = service.ServiceOptions(max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus)
-        with RaySession(address) as session:
+        with make_executor("ray", address) as session:
             console.print(f"starting {found.run_id}, beta = {found.chosen.beta:g} ...", highlight=False)
-            session.ensure()
+            session.start()
             with service.serving({"/": service.application(run, beta, options)}, host=host, port=port):
                 console.print(f"http://{host}:{port}/ answers; Ctrl-C ends it", highlight=False)
                 signal.pause()

@@ -21,17 +21,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import ray
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from ..config import ComputeConfig
 from ..config_file import shortened
 from ..errors import ClusterError
-from .pool import PoolSettings
-from .tasks import WorkerSpec
-from .worker import AttackWorker
+from ..register import EXECUTORS
+from .executor import Executor, Scoring
+from .pool import LocalPool, Pool, PoolSettings, measure_on_one_worker
+from .tasks import SearchInputs, SearchTask, Task, WorkerSpec
+from .worker import AttackWorker, PassSeconds
 
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0  # of a cluster that is there, on a busy machine; importing Ray takes seconds of them
@@ -49,7 +51,8 @@ WITHOUT_RAY = (
 logger = logging.getLogger(__name__)
 
 
-class RaySession:
+@EXECUTORS("ray", describes="a Ray cluster, or a Ray of its own on this machine", order=0)
+class RayExecutor(Executor):
     """Ray on demand: at `address`, else at RAY_ADDRESS, else a new local one that leaves with the session.
 
     Nothing is started before the first `ensure`, so that a run with nothing to do never starts it. A Ray that the
@@ -57,19 +60,10 @@ class RaySession:
     """
 
     def __init__(self, address: str | None = None) -> None:
-        self._address = address or os.environ.get("RAY_ADDRESS")
+        super().__init__(address or os.environ.get("RAY_ADDRESS"))
         self._started = False
-        self.tell: Callable[[str], None] = logger.info  # what takes a while, before it begins
 
-    def __enter__(self) -> "RaySession":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def ensure(self) -> None:
+    def start(self) -> None:
         """Connect or start, unless that is done.
 
         Raises:
@@ -77,11 +71,11 @@ class RaySession:
         """
         if ray.is_initialized():
             return
-        local = not self._address or self._address == "local"
-        self.tell("starting Ray on this machine" if local else f"connecting to Ray at {self._address}")
-        if self._address:
-            _require_answer(self._address)
-        _start(self._address)
+        local = not self.address or self.address == "local"
+        self.report("starting Ray on this machine" if local else f"connecting to Ray at {self.address}")
+        if self.address:
+            _require_answer(self.address)
+        _start(self.address)
         self._started = True
 
     def close(self) -> None:
@@ -90,16 +84,52 @@ class RaySession:
             ray.shutdown()
             self._started = False
 
+    def workers(self, compute: ComputeConfig) -> PoolSettings:
+        """As many as the cluster has room for, unless their number is given."""
+        self.start()
+        placement = {"accelerator_type": compute.accelerator_type, "label_selector": dict(compute.label_selector)}
+        return pool_settings(
+            compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries, compute.start_seconds,
+            compute.watchdog or math.inf, placement,
+        )  # fmt: skip
 
-class LocalSession(RaySession):
+    def pool(self, spec: WorkerSpec, task: Task, compute: ComputeConfig) -> Pool:
+        """Actors."""
+        return Pool(spec, task, self.workers(compute))
+
+    def time_passes(self, spec: WorkerSpec, workers: PoolSettings) -> dict[str, PassSeconds]:
+        """On one actor."""
+        return measure_on_one_worker(spec, workers)
+
+    def scoring(self, inputs: SearchInputs, task: SearchTask) -> Scoring | None:
+        """By Ray Tune."""
+        from .tuning import SlabTuner  # imports Ray Tune, which takes two seconds
+
+        self.start()
+        return SlabTuner(inputs, task).scores
+
+
+@EXECUTORS("local", describes="this machine, without Ray", order=1)
+class LocalExecutor(Executor):
     """No Ray at all: the stages do their work in this process, one piece after the other."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    cuts_partitions = False
+
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__(address)
         self._worker: AttackWorker | None = None
 
-    def ensure(self) -> None:
-        """Nothing to start."""
+    def workers(self, compute: ComputeConfig) -> PoolSettings:
+        """One, in this process."""
+        return PoolSettings(1, compute.num_cpus, 0, compute.max_tries)
+
+    def pool(self, spec: WorkerSpec, task: Task, compute: ComputeConfig) -> LocalPool:
+        """This process."""
+        return LocalPool(spec, task, self.workers(compute), worker=self.worker(spec))
+
+    def time_passes(self, spec: WorkerSpec, workers: PoolSettings) -> dict[str, PassSeconds]:  # noqa: ARG002
+        """In this process."""
+        return self.worker(spec).time_passes()
 
     def worker(self, spec: WorkerSpec) -> AttackWorker:
         """The one worker; a further stage of the same run finds its classifiers loaded."""
@@ -107,18 +137,6 @@ class LocalSession(RaySession):
             self._worker = AttackWorker(spec)
             self._worker.ready()
         return self._worker
-
-
-@contextmanager
-def connected(session: RaySession | None) -> Iterator[None]:
-    """Ray for the time of the block: the caller's session, or one that ends with the block."""
-    used = session or RaySession()
-    try:
-        used.ensure()
-        yield
-    finally:
-        if session is None:
-            used.close()
 
 
 def _require_answer(address: str) -> None:

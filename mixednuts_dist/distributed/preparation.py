@@ -16,7 +16,7 @@ import ray.data
 from ray.exceptions import RayError
 
 from .. import errors
-from ..config import digest
+from ..config import ComputeConfig, digest
 from ..errors import ClusterError, DatasetError, MixedNutsError
 from ..images.arrays import ArrayImages
 from ..images.datasets import Dataset, open_dataset
@@ -34,7 +34,7 @@ from ..images.parquet_images import (
 from ..storage.partitions import split_images
 from ..storage.store import Store
 from ..uris import parse_uri
-from .cluster import RaySession, connected
+from .executor import Executor, executing
 
 _MAX_BLOCKS = 1000  # tasks that Ray Data makes of the job; a task writes one part after the other
 _MAX_RETRIES = 3  # of a task whose worker or node was lost
@@ -142,7 +142,7 @@ def run(
     n: int | None = None,
     part_size: int = PART_SIZE,
     seed: int = 0,
-    session: RaySession | None = None,
+    session: Executor | None = None,
     on_part: Callable[[PartDone, int], None] | None = None,
 ) -> Manifest:
     """Write the first `n` images of `uri` (all by default) below `destination`; parts that are there are kept.
@@ -161,7 +161,8 @@ def run(
     jobs = _jobs(uri, dataset, destination, n_images, part_size, seed)
     _refuse_others(destination, jobs)
     done = []
-    with connected(session):
+    with executing(session, ComputeConfig()) as used:
+        used.start()
         for part in write_parts(jobs):
             done.append(part)
             if on_part is not None:

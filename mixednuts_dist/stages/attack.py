@@ -8,7 +8,7 @@ import logging
 import yaml
 
 from ..config import RunConfig
-from ..distributed.cluster import RaySession
+from ..distributed.executor import Executor
 from ..distributed.tasks import AttackTask
 from ..errors import MissingArtifact
 from ..storage.partitions import Partition
@@ -20,7 +20,7 @@ from .runs import Run, finished_partitions, open_run
 logger = logging.getLogger(__name__)
 
 
-def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> Run:
+def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
     """MMAA on every image that is not yet attacked; returns the opened run.
 
     Raises:
@@ -31,7 +31,7 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
     return opened
 
 
-def complete(opened: Run, session: RaySession | None, progress: Progress) -> None:
+def complete(opened: Run, session: Executor | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
     adopt_attack(opened)
     run_partitions(opened, attack_task(opened), session, progress)

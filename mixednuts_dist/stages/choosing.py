@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..config import SearchConfig, digest, grid_values
-from ..distributed.cluster import LocalSession, RaySession
+from ..distributed.executor import Executor
 from ..distributed.tasks import SearchInputs, SearchTask, delete_slabs
 from ..errors import InvalidInputError
 from ..register import CRITERIA, load_extensions
@@ -44,7 +44,7 @@ Scoring = Callable[[Sequence[Grid]], list[Scores]]
 class Choosing:
     """The search over the points that it is called with: a grid, its refinements, every beta's choice."""
 
-    def __init__(self, opened: Run, session: RaySession) -> None:
+    def __init__(self, opened: Run, session: Executor) -> None:
         self.opened, self._session, self._search = opened, session, opened.config.search
         self._sample = searched_images(opened)
         given = opened.store, opened.partitions, opened.attack_fingerprint
@@ -90,7 +90,7 @@ class Choosing:
         )
 
     def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
-        """How grids are scored: by Ray Tune where it is worth starting processes for, and here where it is not.
+        """How grids are scored: by the executor where it is worth starting processes for, and here where it is not.
 
         With points of rounds each beta keeps some images to spare, as far as rob itself is right at all of them.
         """
@@ -105,13 +105,9 @@ class Choosing:
                 scores.append(score_candidates(criterion, grid, [max(1, k) for k in kept]))
             return scores
 
-        alone = isinstance(self._session, LocalSession)
-        if alone or by_rounds or work_of(_grid(search), criteria) < WORTH_TRIALS:
+        if by_rounds or work_of(_grid(search), criteria) < WORTH_TRIALS:
             return here
-        from ..distributed.tuning import SlabTuner  # imports Ray Tune
-
-        self._session.ensure()
-        return SlabTuner(self._inputs, self._task).scores
+        return self._session.scoring(self._inputs, self._task) or here
 
     def store(self, result: SearchResult, write: Callable[[str, bytes], object]) -> None:
         """Leave `search/candidates.parquet` and `search/selected.json`, in this order."""

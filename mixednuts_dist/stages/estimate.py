@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from ..attacks.budget import AttackBudget
 from ..config import RunConfig
 from ..distributed.attacker import STD_ATTACKS
-from ..distributed.cluster import RaySession, connected, pool_settings
-from ..distributed.pool import measure_on_one_worker
+from ..distributed.executor import Executor, executing
 from ..distributed.worker import PassSeconds
 from ..register import ATTACKS
 from ..storage.records import Receipt
-from .partitioned import budget_of, placement_of, worker_spec
+from .partitioned import budget_of, worker_spec
 from .runs import (
     SELECTED,
     Run,
@@ -51,14 +50,12 @@ class Estimate:
     unit: str  # "GPU" or "core"
 
 
-def run(config: RunConfig, *, session: RaySession | None = None) -> Estimate:
+def run(config: RunConfig, *, session: Executor | None = None) -> Estimate:
     """Measure on one worker; errors as in the attack stage."""
     opened, compute = open_run(config), config.compute
-    with connected(session):
-        settings = pool_settings(
-            compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries, placement=placement_of(compute)
-        )
-        measured = measure_on_one_worker(worker_spec(opened), settings)
+    with executing(session, compute) as used:
+        settings = used.workers(compute)
+        measured = used.time_passes(worker_spec(opened), settings)
     return Estimate(
         stages=_stages(opened, measured),
         pass_seconds=measured,

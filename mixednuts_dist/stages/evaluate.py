@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..config import RunConfig, digest
-from ..distributed.cluster import RaySession
+from ..distributed.executor import Executor
 from ..distributed.tasks import CheckTask, EvaluateTask, StoredPoints
 from ..storage.records import SearchResult
 from ..storage.store import Store, concurrently
@@ -26,7 +26,7 @@ CHECK = "check"  # the folder of the second opinion's rows
 CACHED = "cached"  # the attack stage's images, tried before anything else
 
 
-def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> Run:
+def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
     """Attack the mixed classifier (without std: rob) on every image not yet evaluated; returns the opened run.
 
     Raises:
@@ -39,7 +39,7 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
     return opened
 
 
-def complete(opened: Run, session: RaySession | None, progress: Progress) -> None:
+def complete(opened: Run, session: Executor | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
     if opened.config.std is None:
         run_partitions(opened, autoattack_task(opened), session, progress, screening=screening_of(opened))
@@ -76,7 +76,7 @@ def evaluated_part(opened: Run, fingerprint: str) -> tuple[Run, tuple[str, ...]]
     )
 
 
-def check(opened: Run, session: RaySession | None, progress: Progress) -> None:
+def check(opened: Run, session: Executor | None, progress: Progress) -> None:
     """The second opinion on the images that stand after the stage, where the configuration asks for one.
 
     Raises:

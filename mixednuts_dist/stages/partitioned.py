@@ -3,16 +3,14 @@
 `Progress` is what the stages tell whoever watches; the terminal and the logs are somebody else's business.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from ..attacks.budget import AttackBudget
-from ..config import AttackConfig, ComputeConfig, EvaluateConfig
-from ..distributed.cluster import LocalSession, RaySession, connected, pool_settings
-from ..distributed.pool import LocalPool, Pool, PoolSettings
+from ..config import AttackConfig, EvaluateConfig
+from ..distributed.executor import Executor, executing
 from ..distributed.schedule import WorkQueue, error_log
 from ..distributed.tasks import Task, WorkerSpec
 from ..register import load_extensions
@@ -125,7 +123,7 @@ class Screening:
 def run_partitions(
     opened: Run,
     task: Task,
-    session: RaySession | None,
+    session: Executor | None,
     progress: Progress,
     weights: Mapping[Partition, float] | None = None,
     smallest: int = SMALLEST_SPAN,
@@ -156,8 +154,9 @@ def run_partitions(
     set_damaged_aside(opened.store, task.stage, todo)
     _forget_errors(opened.store, task.stage, todo)
     computed: list[Receipt] = []
-    with stage_clock(opened.store, task.stage), connected(session):
-        pool, cut = _pool(opened, task, session)
+    with stage_clock(opened.store, task.stage), executing(session, opened.config.compute) as used:
+        pool = used.pool(worker_spec(opened), task, opened.config.compute)
+        cut = SMALLEST_SPAN if used.cuts_partitions else opened.config.partition_size
         queue = WorkQueue(
             todo, smallest=max(smallest, cut), weights=weights, finished_spans=list(spans),
             in_order=screening is not None,
@@ -182,19 +181,6 @@ def run_partitions(
     if finished:
         done += f", {len(finished)} {'was' if len(finished) == 1 else 'were'} done already"
     progress.stage_finished(task.stage, f"{done}; {screening.told()}" if screening else done)
-
-
-def _pool(opened: Run, task: Task, session: RaySession | None) -> tuple[Pool, int]:
-    """Who does the work, and the images of the smallest spans that a partition is cut into for them."""
-    compute, spec = opened.config.compute, worker_spec(opened)
-    if isinstance(session, LocalSession):
-        one = PoolSettings(1, compute.num_cpus, 0, compute.max_tries)
-        return LocalPool(spec, task, one, worker=session.worker(spec)), opened.config.partition_size  # nothing is cut
-    settings = pool_settings(
-        compute.num_workers, compute.num_gpus, compute.num_cpus, compute.max_tries, compute.start_seconds,
-        compute.watchdog or math.inf, placement_of(compute),
-    )  # fmt: skip
-    return Pool(spec, task, settings), SMALLEST_SPAN
 
 
 def _forget_errors(store: Store, stage: str, todo: Sequence[Partition]) -> None:
@@ -223,11 +209,6 @@ def worker_spec(opened: Run) -> WorkerSpec:
         n_threads=max(1, int(config.compute.num_cpus)),
         extensions=load_extensions(config.extensions),
     )
-
-
-def placement_of(compute: ComputeConfig) -> dict[str, Any]:
-    """Ray's options for where workers may run."""
-    return {"accelerator_type": compute.accelerator_type, "label_selector": dict(compute.label_selector)}
 
 
 def budget_of(section: AttackConfig | EvaluateConfig) -> AttackBudget:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..config import SearchConfig, digest
-from ..distributed.cluster import RaySession
+from ..distributed.executor import Executor
 from ..distributed.tasks import RoundTask, StoredPoints
 from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_classes
@@ -103,7 +103,7 @@ class Rounds:
         self._settled = set[tuple[float, Mixed]]()  # betas with mixtures that were attacked and chosen again
         self._done: list[SearchRound] = []
 
-    def run(self, session: RaySession | None, progress: Progress) -> SearchResult:
+    def run(self, session: Executor | None, progress: Progress) -> SearchResult:
         """Round after round, until every beta to be measured is kept or `search.rounds` are done.
 
         Rounds that are there already, those that an evaluation has started among them, are only read.
@@ -113,14 +113,14 @@ class Rounds:
             result = self._attacked(self._learnt(result, task, session, progress), session, progress)
         return result
 
-    def learn(self, result: SearchResult, session: RaySession | None, progress: Progress) -> SearchResult:
+    def learn(self, result: SearchResult, session: Executor | None, progress: Progress) -> SearchResult:
         """One more round from the images that the evaluation of `result` ended on, and rounds of attack after it."""
         for done in result.rounds:
             self._take_in(done)
         task = self._evaluation_task(result, evaluate_fingerprint(self._opened, result))
         return self._attacked(self._learnt(result, task, session, progress), session, progress)
 
-    def _attacked(self, result: SearchResult, session: RaySession | None, progress: Progress) -> SearchResult:
+    def _attacked(self, result: SearchResult, session: Executor | None, progress: Progress) -> SearchResult:
         """Rounds of attack, beginning with this choice, until it keeps enough."""
         rounds, n_before = self._opened.config.search.rounds, sum(1 for done in self._done if done.evaluated)
         while len(self._done) - n_before < rounds * (1 + n_before) and (left := self._unmet(result)):
@@ -129,7 +129,7 @@ class Rounds:
         return replace(result, rounds=tuple(self._done))
 
     def _learnt(
-        self, result: SearchResult, task: RoundTask, session: RaySession | None, progress: Progress
+        self, result: SearchResult, task: RoundTask, session: Executor | None, progress: Progress
     ) -> SearchResult:
         """The choice after the round that takes in an evaluation's images."""
         evaluated = task.points[-1].fingerprint
@@ -165,7 +165,7 @@ class Rounds:
         self,
         task: RoundTask,
         attacked: Sequence[Choice],
-        session: RaySession | None,
+        session: Executor | None,
         progress: Progress,
         *,
         evaluated: str = "",

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..config import RunConfig
-from ..distributed.cluster import RaySession
+from ..distributed.executor import Executor, executing
 from ..errors import DamagedFile, FingerprintMismatch
 from ..selection.grid import kept_images
 from ..storage.manifest import restore_checksums
@@ -34,7 +34,7 @@ MOST_EVALUATIONS = 2  # that start another round
 _GRID_KEYS = ("clamp", "ln_k", "refinement")  # the rows that agree in them are one grid
 
 
-def run(config: RunConfig, *, session: RaySession | None = None, progress: Progress | None = None) -> SearchResult:
+def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> SearchResult:
     """Search s, p, c and alpha, unless this very search has been done; returns what it selected.
 
     Raises:
@@ -46,7 +46,7 @@ def run(config: RunConfig, *, session: RaySession | None = None, progress: Progr
     return complete(opened, session, progress or Silent())
 
 
-def complete(opened: Run, session: RaySession | None, progress: Progress) -> SearchResult:
+def complete(opened: Run, session: Executor | None, progress: Progress) -> SearchResult:
     """The stage on an opened run; errors as in `run`."""
     _ = opened.config.required_std
     require_complete(opened, "attack", opened.attack_fingerprint)
@@ -91,19 +91,19 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
     return [row for row in rows if chosen and all(row[key] == getattr(chosen, key) for key in _GRID_KEYS)]
 
 
-def _search(opened: Run, session: RaySession | None, progress: Progress) -> SearchResult:
-    with RaySession() as own:
-        choosing = Choosing(opened, session or own)
+def _search(opened: Run, session: Executor | None, progress: Progress) -> SearchResult:
+    with executing(session, opened.config.compute) as used:
+        choosing = Choosing(opened, used)
         search = opened.config.search
         if attacks_its_choice(search):
-            result = Rounds(opened, choosing.records, choosing).run(session or own, progress)
+            result = Rounds(opened, choosing.records, choosing).run(used, progress)
         else:
             result = choosing(None)
     choosing.store(result, opened.store.create)
     return read_search_result(opened)  # of two drivers the first one's parameters are deployed, to the last bit
 
 
-def learn(opened: Run, session: RaySession | None, progress: Progress) -> bool:
+def learn(opened: Run, session: Executor | None, progress: Progress) -> bool:
     """One more round from the finished evaluation, where that kept less than its share; False where none is needed.
 
     The deployed choice may be another one afterwards, which the evaluate stage has not seen.
@@ -116,9 +116,9 @@ def learn(opened: Run, session: RaySession | None, progress: Progress) -> bool:
     if search.clean is not None or kept >= kept_images(result.deployed_beta, n_robust):
         return False  # where the clean accuracy is the target, what is measured is what it costs
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
-    with RaySession() as own, stage_clock(opened.store, "search"):
-        choosing = Choosing(opened, session or own)
-        learnt = Rounds(opened, choosing.records, choosing).learn(result, session or own, progress)
+    with executing(session, opened.config.compute) as used, stage_clock(opened.store, "search"):
+        choosing = Choosing(opened, used)
+        learnt = Rounds(opened, choosing.records, choosing).learn(result, used, progress)
     choosing.store(learnt, opened.store.write)
     progress.stage_finished("search", _headline(learnt))
     return True

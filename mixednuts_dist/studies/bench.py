@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..config import EvaluateConfig, RunConfig, digest, grid_values
-from ..distributed.cluster import RaySession
+from ..distributed.executor import Executor
 from ..distributed.tasks import Task
 from ..errors import ConfigError
 from ..mixing.margins import log_one_minus_signed_margin
@@ -68,7 +68,7 @@ class Bench:
         self,
         config: RunConfig,
         *,
-        session: RaySession | None = None,
+        session: Executor | None = None,
         progress: Progress | None = None,
         full: bool = False,
         robs: Sequence[str] = (),

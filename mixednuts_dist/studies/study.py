@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..config import RunConfig
-from ..distributed.cluster import RaySession
+from ..distributed.executor import Executor
 from ..errors import InvalidInputError
 from ..register import STUDIES
 from ..reports.charts import Chart, chart_files
@@ -45,7 +45,7 @@ def run(
     *,
     full: bool = False,
     robs: Sequence[str] = (),
-    session: RaySession | None = None,
+    session: Executor | None = None,
     progress: Progress | None = None,
     console: Console | None = None,
 ) -> dict[str, Outcome]:

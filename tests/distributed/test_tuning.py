@@ -78,7 +78,7 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from mixednuts_dist.distributed import tuning
-from mixednuts_dist.distributed.cluster import connected
+from mixednuts_dist.distributed.executor import make_executor
 from tests.distributed.test_tuning import inputs, grids, task
 
 class Slow(tuning.SlabTrial):
@@ -88,7 +88,8 @@ class Slow(tuning.SlabTrial):
         return result
 
 tuning.SlabTrial = Slow
-with connected(None):
+with make_executor('ray') as executor:
+    executor.start()
     tuning.SlabTuner(inputs(), task(Path(sys.argv[1]))).scores(grids())
 """
 

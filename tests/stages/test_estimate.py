@@ -82,7 +82,7 @@ def test_an_estimate_gets_closer_with_what_is_finished(
         assert 0 < seconds.both < 1
     assert all(stage.at_most > 0 for stage in before.stages)
     attack.run(config, session=local_session)
-    monkeypatch.setattr(estimate, "measure_on_one_worker", lambda *_: before.pass_seconds)
+    monkeypatch.setattr(ray_session, "time_passes", lambda *_: before.pass_seconds)
     after = estimate_json(estimate.run(config, session=ray_session))
     assert after["stages"][0]["images_left"] == 0
     assert after["stages"][0]["at_most"]["hours"] == 0
