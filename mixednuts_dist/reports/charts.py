@@ -28,6 +28,7 @@ class Frame:
     width: int  # of the whole figure, in pixels
     font: int  # of every text in it, in pixels
     narrow: bool = False  # half as many panels beside each other
+    single: bool = False  # one panel where a chart has several views of the same points
     stretch: float = 0.0  # what the panels together are wider than planned, so that the figure has its width
 
     def panel(self, columns: int, *, gap: float = 0, beside: float = 60) -> int:
@@ -43,7 +44,7 @@ at_y: Any = alt.YValue
 WIDE = Frame("wide", 760, 12)
 NARROW = Frame("narrow", 340, 12, narrow=True)
 # A column and the text width of a paper; vl_convert takes 72 pixels for an inch, so that 8 pixels are 8 points.
-PAPER = (Frame("3.25in", 234, 8, narrow=True), Frame("5.5in", 396, 8))
+PAPER = (Frame("3.25in", 234, 8, narrow=True, single=True), Frame("5.5in", 396, 8))
 PAPER_PPI = 300
 _SLACK = 6  # pixels that a figure may be narrower than its frame
 
@@ -451,30 +452,53 @@ def count_bars(rows: Sequence[tuple[str, str, Count]], *, value: str = "images (
 # --- histograms ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One histogram: two groups of images over the same bins.
+
+    `groups` are rows with `series` (one of the chart's two names), `counts` (images a bin), `n` and `median` (None
+    draws no line); `edges` has one entry more than there are counts. `rule` is a place where a line is drawn.
+    """
+
+    title: str
+    groups: Sequence[Row]
+    edges: Sequence[float]
+    rule: float | None = None
+
+
 def histograms(
-    panels: Mapping[str, Sequence[Row]], edges: Sequence[float], *, x: str, columns: int, empty: str = "no data"
+    panels: Sequence[Panel],
+    *,
+    x: str,
+    columns: int,
+    series: Mapping[str, str] = RIGHT_AND_WRONG,
+    key_title: str = "prediction",
+    odds: bool = False,
+    empty: str = "no data",
 ) -> Chart:
-    """Shares of groups over a logarithmic axis, a panel each; `right` as bars, `wrong` as a dashed outline.
+    """Shares of groups over a stretched axis, a panel each; the first series as bars, the second as an outline.
 
     Args:
-        panels: title -> groups, each with `series` ("right" or "wrong"), `counts` (images a bin), `n` and `median`.
-        edges: of the bins, one more than there are counts, all above 0.
         columns: panels beside each other, on a wide frame.
+        series: the two names, with their colours.
+        odds: edges are log10(m / (1 - m)) of margins m, an axis that is stretched at 0 and at 1; else they are margins
+            above 0, on a logarithmic axis.
     """
 
     def draw(frame: Frame) -> Drawn:
-        beside, gap = (columns // 2 if frame.narrow else columns), round(3 * frame.font)
+        beside, gap = (max(1, columns // 2) if frame.narrow else columns), round(3 * frame.font)
         order = list(panels)
-        if frame.narrow:  # panels that stand beside each other on a wide frame then stand below each other
+        if frame.narrow and not len(order) % 2:  # what stands beside each other on a wide frame then stands below
             half = len(order) // 2
-            order = [name for pair in zip(order[:half], order[half:], strict=True) for name in pair]
+            order = [panel for pair in zip(order[:half], order[half:], strict=True) for panel in pair]
         width = frame.panel(beside, gap=gap)
+        height = round((0.45 if beside == 1 else 0.7) * width)
         parts = [
             layered(
-                *_histogram(panels[name], edges, x, "" if i % beside else "share (%)", empty), heading(name, frame),
-                width=width, height=round(0.7 * width),
+                *_histogram(panel, x, "" if i % beside else "share (%)", series, key_title, odds, empty),
+                heading(panel.title, frame), width=width, height=height,
             )
-            for i, name in enumerate(order)
+            for i, panel in enumerate(order)
         ]  # fmt: skip
         spacing, resolve = {"row": 5.2 * frame.font, "column": gap}, {"color": "shared", "strokeDash": "shared"}
         return panelled(parts, resolve=resolve, columns=beside, spacing=spacing, bounds="flush")
@@ -482,39 +506,60 @@ def histograms(
     return draw
 
 
-def _histogram(groups: Sequence[Row], edges: Sequence[float], x: str, y: str, empty: str) -> list[Drawn]:
-    names = list(RIGHT_AND_WRONG)
-    rows = [row for group in groups for row in _bins(group, edges)]
+def _histogram(
+    panel: Panel, x: str, y: str, series: Mapping[str, str], key_title: str, odds: bool, empty: str
+) -> list[Drawn]:
+    (bars_, outline), edges = series, panel.edges
+    rows = [row for group in panel.groups for row in _bins(group, edges)]
     if not rows:
         return [alt.Chart(values([{"words": empty}])).mark_text(fontStyle="italic").encode(text=alt.Text("words:N"))]
     top = 1.1 * max(row["share"] for row in rows)
+    legend = alt.Legend(title=key_title or None, orient="top", symbolType="stroke", titleOrient="left", labelLimit=0)
     colour = alt.Color(
-        "series:N", scale=alt.Scale(domain=names, range=list(RIGHT_AND_WRONG.values())),
-        legend=alt.Legend(title="prediction", orient="top", symbolType="stroke", titleOrient="left"),
+        "series:N", scale=alt.Scale(domain=list(series), range=list(series.values())), legend=legend
     )  # fmt: skip
-    dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=names, range=[[1, 0], [4, 2]]), legend=None)
-    ticks = [10.0**n for n in range(math.ceil(math.log10(edges[0]) - 1e-9), math.floor(math.log10(edges[-1])) + 1)]
-    scale = alt.Scale(type="log", domain=[edges[0], edges[-1]], nice=False)
-    across = alt.X("left:Q", title=x, scale=scale, axis=alt.Axis(values=ticks, format="~g", labelOverlap=True))
+    dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=list(series), range=[[1, 0], [4, 2]]), legend=None)
+    scale = alt.Scale(type="linear" if odds else "log", domain=[edges[0], edges[-1]], nice=False)
+    labels: Row = {"labelExpr": _FROM_ODDS} if odds else {"format": "~g"}
+    axis = alt.Axis(values=_whole_decades(edges, odds=odds), labelOverlap=True, **labels)
+    across = alt.X("left:Q", title=x, scale=scale, axis=axis)
     scale_up = alt.Scale(domain=[0, top], nice=False)
     up = alt.Y("share:Q", title=y or None, scale=scale_up, axis=alt.Axis(tickCount=3))
     medians = [
         {"series": group["series"], "left": max(group["median"], edges[0]), "n": group["n"]}
-        for group in groups
+        for group in panel.groups
         if group["median"] is not None
     ]
     base = alt.Chart(values(rows))
     tooltip = [alt.Tooltip("series:N"), alt.Tooltip("n:Q", title="images"), alt.Tooltip("left:Q", title="median")]
-    return [
-        base.mark_bar(opacity=0.6).transform_filter("datum.series === 'right'").encode(
+    layers = [
+        base.mark_bar(opacity=0.6).transform_filter(alt.datum.series == bars_).encode(
             x=across, x2=alt.X2("right:Q"), y=up, y2=alt.Y2Datum(0), color=colour
         ),
-        base.mark_line(interpolate="step-after", strokeWidth=1.3).transform_filter("datum.series === 'wrong'")
-        .encode(x=across, y=up, color=colour, strokeDash=dash),
+        base.mark_line(interpolate="step-after", strokeWidth=1.3).transform_filter(alt.datum.series == outline)
+        .encode(x=across, y=up, color=colour, strokeDash=dash, order=alt.Order("left:Q")),
         alt.Chart(values(medians)).mark_rule(strokeWidth=1.5).encode(
             x=across, color=colour, strokeDash=dash, tooltip=tooltip
         ),
     ]  # fmt: skip
+    if panel.rule is not None:
+        cutoff = alt.Chart(values([{"left": min(max(panel.rule, edges[0]), edges[-1])}]))
+        layers.append(cutoff.mark_rule(strokeWidth=1.5).encode(x=across))
+    return layers
+
+
+# 0.01, 0.1, 0.5, 0.9, 0.99, 1 - 1e-3, ... for log10(m / (1 - m)) = -2, -1, 0, 1, 2, 3, ...
+_FROM_ODDS = (
+    "datum.value < 0 ? format(pow(10, datum.value), '~g') : datum.value == 0 ? '0.5' : "
+    "datum.value < 3 ? format(1 - pow(10, -datum.value), '~g') : '1−1e-' + datum.value"
+)
+
+
+def _whole_decades(edges: Sequence[float], *, odds: bool) -> list[float]:
+    """Where the axis has ticks."""
+    ends = (edges[0], edges[-1]) if odds else (math.log10(edges[0]) - 1e-9, math.log10(edges[-1]))
+    decades = range(math.ceil(ends[0]), math.floor(ends[1]) + 1)
+    return [float(n) if odds else 10.0**n for n in decades]
 
 
 def _bins(group: Row, edges: Sequence[float]) -> list[Row]:

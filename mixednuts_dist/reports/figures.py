@@ -33,7 +33,7 @@ from .charts import (
     window,
 )
 from .counts import Count, percent_text
-from .margins import margin_histograms
+from .margins import split_histograms
 from .results import (
     RunResults,
     kept_by_rounds,
@@ -79,7 +79,7 @@ def caption(name: str) -> str:
     order=1,
 )
 def tradeoff(results: RunResults) -> Chart | None:
-    """Two panels: everything from 0 up, and the part around the curve that decides."""
+    """Two panels, everything from 0 up and the part around the curve that decides; a paper's column has the second."""
     if results.found is None:
         return None
     curve, marks = _curve(results), _measured_marks(results)
@@ -91,19 +91,20 @@ def tradeoff(results: RunResults) -> Chart | None:
     whole = (max(0.0, left - 4), 100.0), (0.0, 100.0)
 
     def draw(frame: Frame) -> Any:
-        marked = key(shown, frame, _MARKS)
+        drawn = [name for name in shown if name != "std"] if frame.single else shown  # std lies far from the curve
+        marked = key(drawn, frame, _MARKS)
         columns, gap = (1 if frame.narrow else 2), 5.5 * frame.font
+        named_few = [{**mark, "name": mark["name"] * (mark["series"] in ("std", "rob", "mixed"))} for mark in marks]
+        windows = ((whole, "All of it (frame: the other panel)"), (close, "Around the curve"))
         side = frame.panel(columns, gap=gap)
         panels = [
             scatter_panel(
-                marks if i else [{**mark, "name": mark["name"] if mark["series"] in ("std", "rob", "mixed") else ""}
-                                 for mark in marks],
-                {line: front or curve}, marked, window_, (side, side), frame, title=title, stepped=bool(front),
-                layers=[*_ring_layers(curve, window_, marked, frame), *([] if i else [_frame(close)])],
+                marks if span is close else named_few,
+                {line: front or curve}, marked, span, (side, side), frame,
+                title="" if frame.single else title, stepped=bool(front),
+                layers=[*_ring_layers(curve, span, marked, frame), *([] if span is close else [_frame(close)])],
             )
-            for i, (window_, title) in enumerate(
-                ((whole, "All of it (frame: the other panel)"), (close, "Around the curve"))
-            )
+            for span, title in (windows[1:] if frame.single else windows)
         ]  # fmt: skip
         chosen = {"name": SELECTED_BETA, "value": results.parameters.beta}
         resolve = {"color": "shared", "shape": "shared"}
@@ -191,8 +192,8 @@ def _tradeoff_words(results: RunResults) -> str:
 )
 def rounds(results: RunResults) -> Chart | None:
     """Rounds against kept, predicted and measured, and against clean accuracy, at the deployed beta."""
-    if results.found is None or results.kept is None or not rounds_table(results).rows:
-        return None
+    if results.found is None or results.kept is None or len(results.search.rounds) < 2:
+        return None  # of one round the sentence and the table say all
     chosen = results.parameters
     steps: list[tuple[str, Count, Count, Count]] = [
         (f"round {row[0]}", row[2], row[3], row[4])  # type: ignore[misc]
@@ -234,23 +235,23 @@ def _rounds_words(steps: list[tuple[str, Count, Count, Count]]) -> str:
 
 @CHARTS(
     "margins",
-    describes="Confidence margins, right against wrong",
-    caption="Share of each group’s images by confidence margin (top probability minus runner-up), on a logarithmic "
-    "axis; margins below 0.0001 are counted at its left end. Bars: prediction right. Dashed outline: prediction wrong. "
-    "Vertical lines: medians. Each panel has its own vertical scale.",
+    describes="What a cutoff on rob's margins separates, before and behind M",
+    caption="Share of each group’s images by confidence margin (top probability minus runner-up), on an axis "
+    "stretched at 0 and at 1. Bars: attacked images that rob gets right. Dashed outline: clean images that it gets "
+    "wrong. Line: the cutoff, behind M the deployed one, else the one that keeps as many of the bars’ images on its "
+    "right. Left of it std decides.",
     order=3,
 )
 def margins(results: RunResults) -> Chart | None:
-    """Histograms of each classifier, clean and attacked."""
-    if not results.margins:
+    """Histograms of the two groups that the cutoff is to separate, one for each form of rob."""
+    if not results.splits:
         return None
-    medians = [
-        f"{group.classifier} on {group.images} images, {group.side}: {group.median:.3g}"
-        for group in results.margins
-        if group.median is not None
+    said = [
+        f"{split.form}: of {split.kept.total} attacked and right images {split.kept.correct} above the cutoff, of "
+        f"{split.left_to_std.total} clean and wrong ones {split.left_to_std.correct} below it"
+        for split in results.splits
     ]
-    words = f"Histograms of confidence margins between 0 and 1. Medians: {'; '.join(medians)}."
-    return described(margin_histograms(results.margins), words)
+    return described(split_histograms(results.splits), f"Histograms of margins. {'; '.join(said)}.")
 
 
 @CHARTS(

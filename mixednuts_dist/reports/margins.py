@@ -1,13 +1,14 @@
-"""Confidence margins of std, rob, rob+LN and rob+M, grouped as the paper groups them (section 5.1, appendix C.3).
+"""Confidence margins of std, rob, rob+LN and rob+M: grouped as in the paper (section 5.1, appendix C.3), and split.
 
 Shapes: B images of a batch, K classes. "Right" is each classifier's own prediction against the label.
 """
 
+import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -15,13 +16,18 @@ from torch import Tensor
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import LogitTransform, layer_norm_logits
 from ..storage.records import AttackRecords
-from .charts import Chart, Row, histograms
+from .charts import RIGHT_AND_WRONG, Chart, Panel, histograms
+from .counts import Count, percent_text
 from .table import Cell, Table
 
+_Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Images = Literal["clean", "attacked"]
 IMAGES: tuple[Images, ...] = ("clean", "attacked")
 CLASSIFIERS = ("std", "rob", "rob+LN", "rob+M")
-SATURATED = 0.99  # medians above this no longer tell by their ratio
+FORMS = CLASSIFIERS[1:]  # of rob: what a cutoff can be set on
+KEPT, WRONG = "attacked, right", "clean, wrong"  # the two groups that a cutoff is to separate
+_SPLIT: tuple[tuple[Images, bool], ...] = (("attacked", True), ("clean", False))
+_BINS = 40
 # Margins pile up near 0: 8 bins a decade from 1e-4; smaller ones count in the first bin.
 EDGES: tuple[float, ...] = tuple(10 ** (n / 8 - 4) for n in range(33))
 
@@ -36,11 +42,37 @@ class MarginGroup:
     counts: tuple[int, ...]  # images in each bin of EDGES
     n: int
     median: float | None  # None where no image falls into the group
-    distance: float | None = None  # median of 1 - margin, told where margins themselves round to 1
+    distance: float | None = None  # median of 1 - margin, which tells margins apart that round to 1
 
     @property
     def side(self) -> str:
         return "right" if self.correct else "wrong"
+
+
+@dataclass(frozen=True)
+class MarginSplit:
+    """What a cutoff on the margins of one form of rob separates: the choice that Algorithm 1 makes, drawn.
+
+    Above the cutoff rob decides, below it std. The attacked images that are right should lie above, so that they stay
+    right; the clean images that are wrong below, so that std may correct them. Each form has the cutoff that keeps as
+    many attacked and right images as the deployed one keeps behind M, so that the other share can be compared.
+    """
+
+    form: str  # one of FORMS
+    log_cutoff: float  # log(1 - cutoff)
+    kept: Count  # attacked and right images with a margin at or above the cutoff
+    left_to_std: Count  # clean and wrong images with a margin below it
+    edges: tuple[float, ...]  # of the histogram's bins, log10(margin / (1 - margin))
+    counts: tuple[tuple[int, ...], tuple[int, ...]]  # images a bin, attacked and right, clean and wrong
+
+    def to_json(self) -> dict[str, Any]:
+        """`form`, `log_one_minus_cutoff` and the two counts."""
+        return {
+            "form": self.form,
+            "log_one_minus_cutoff": self.log_cutoff,
+            "kept": self.kept.to_json(),
+            "left_to_std": self.left_to_std.to_json(),
+        }
 
 
 class MarginTally:
@@ -61,18 +93,36 @@ class MarginTally:
 
     def add(self, rows: AttackRecords) -> None:
         """One more batch of the attack stage's rows."""
-        self._split("std", "clean", rows.std_clean_NK, rows.labels_N)
-        self._split("std", "attacked", rows.std_attacked_NK, rows.labels_N)
+        self._collect("std", "clean", rows.std_clean_NK, rows.labels_N)
+        self._collect("std", "attacked", rows.std_attacked_NK, rows.labels_N)
         for classifier, logit_map in self._maps.items():
-            self._split(classifier, "clean", logit_map(rows.rob_clean_NK), rows.labels_N)
-            self._split(classifier, "attacked", logit_map(rows.rob_attacked_NK), rows.labels_N)
+            self._collect(classifier, "clean", logit_map(rows.rob_clean_NK), rows.labels_N)
+            self._collect(classifier, "attacked", logit_map(rows.rob_attacked_NK), rows.labels_N)
 
     def groups(self) -> tuple[MarginGroup, ...]:
         """Every group: each classifier on clean images and on those of its own attack, right and wrong."""
         kinds = [(name, images, right) for name in CLASSIFIERS for images in IMAGES for right in (True, False)]
         return tuple(_group(*kind, self._found[kind]) for kind in kinds)
 
-    def _split(self, classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> None:
+    def splits(self, log_cutoff: float) -> tuple[MarginSplit, ...]:
+        """The split of each form of rob; none where a group is empty, or alpha is at most 1/2 and there is no cutoff.
+
+        Args:
+            log_cutoff: log(1 - cutoff) of the deployed mixture, on the margins behind M.
+        """
+        right, wrong = (
+            {form: np.array(self._found[form, images, correct], dtype=np.float64) for form in FORMS}
+            for images, correct in _SPLIT
+        )
+        if not math.isfinite(log_cutoff) or not all(group.size for group in (*right.values(), *wrong.values())):
+            return ()
+        behind_m = float(np.nextafter(np.float32(log_cutoff), np.float32(np.inf)))  # margins are kept in float32
+        n_kept = max(1, int((right["rob+M"] <= behind_m).sum()))
+        cutoffs = {form: float(np.sort(right[form])[min(n_kept, right[form].size) - 1]) for form in FORMS}
+        cutoffs["rob+M"] = behind_m
+        return tuple(_split(form, right[form], wrong[form], cutoffs[form]) for form in FORMS)
+
+    def _collect(self, classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> None:
         log_distances_B = log_one_minus_top2_margin(logits_BK.double()).float()
         right_B = logits_BK.argmax(dim=1) == labels_B
         for side, mask_B in ((True, right_B), (False, ~right_B)):
@@ -87,6 +137,30 @@ def _group(classifier: str, images: Images, correct: bool, found: "array[float]"
     if margins.size:
         median, distance = float(np.median(margins)), float(np.exp(np.median(log_distances)))
     return MarginGroup(classifier, images, correct, tuple(counts.tolist()), margins.size, median, distance)
+
+
+def _split(form: str, right: _Numbers, wrong: _Numbers, log_cutoff: float) -> MarginSplit:
+    """The split of one form, from log(1 - margin) of its two groups."""
+    both, cutoff = _log_odds(np.concatenate([right, wrong])), _log_odds(np.array([log_cutoff]))[0]
+    low, high = np.quantile(both, (0.01, 0.99))  # what lies beyond counts in the bins at the ends
+    edges = np.linspace(min(low, cutoff) - 0.2, max(high, cutoff) + 0.2, _BINS + 1)
+    inside = (_log_odds(group).clip(edges[0], edges[-1]) for group in (right, wrong))
+    n_right, n_wrong = (np.histogram(group, bins=edges)[0].tolist() for group in inside)
+    return MarginSplit(
+        form,
+        log_cutoff,
+        Count(int((right <= log_cutoff).sum()), right.size),
+        Count(int((wrong > log_cutoff).sum()), wrong.size),
+        tuple(edges.tolist()),
+        (tuple(n_right), tuple(n_wrong)),
+    )
+
+
+def _log_odds(log_distances: _Numbers) -> _Numbers:
+    """log10(m / (1 - m)) from log(1 - m): finite for margins down to 1e-30, and however close to 1."""
+    margins = np.maximum(-np.expm1(log_distances), 1e-30)
+    odds: _Numbers = (np.log(margins) - log_distances) / math.log(10)
+    return odds
 
 
 def margin_groups(
@@ -144,40 +218,77 @@ def medians_table(groups: Sequence[MarginGroup]) -> Table:
     return Table(columns, rows, bold="rob+M", printed=printed)
 
 
-def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
-    """What to see in the margins, in one sentence, or why there is nothing to see."""
-    raw, mapped = margin_ratio(groups, "rob"), margin_ratio(groups, "rob+M")
-    if raw is None or mapped is None:
-        return "rob is right on no attacked image or wrong on no clean one, so there are no margins to compare."
-    better, worse = "M raises that, and std can be trusted more often", "M does not raise that here"
-    near, far = distance_ratio(groups, "rob+M"), distance_ratio(groups, "rob")
-    if min(median for median in _two_medians(groups, "rob+M") if median is not None) > SATURATED and near and far:
-        return (
-            "Behind M both medians are close to 1, and a cutoff tells margins apart by their distance to 1: that is "
-            f"{_factor(near)} times as large on the clean and wrong images as on the attacked and right ones, against "
-            f"{_factor(far)} times for rob itself. {better if near > far else worse}."
-        )
-    return (
-        f"rob's median margin is {raw:.2g} times as large on attacked images that it gets right as on clean images "
-        f"that it gets wrong; behind M it is {mapped:.2g} times as large. {better if mapped > raw else worse}."
+def split_table(splits: Sequence[MarginSplit]) -> Table:
+    """Each form of rob: what the cutoff keeps of the attacked and right images, and leaves to std of the wrong ones."""
+    rows: list[list[Cell]] = [
+        [split.form, split.kept, split.left_to_std, math.exp(split.log_cutoff)] for split in splits
+    ]
+    return Table(
+        ["margins of", "attacked_right_kept", "clean_wrong_left_to_std", "one_minus_cutoff"], rows, bold="rob+M"
     )
 
 
-def _factor(value: float) -> str:
-    if value >= 1e6:
-        return "more than a million"
-    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"  # from there on .2g writes an exponent
+def split_sentence(splits: Sequence[MarginSplit]) -> str:
+    """What to see in the splits, in two sentences, or why there is nothing to see."""
+    if not splits:
+        return (
+            "There is no cutoff to draw: rob is right on no attacked image or wrong on no clean one, or alpha is at "
+            "most 1/2, so that std decides everywhere."
+        )
+    raw, normed, mapped = (split.left_to_std for split in splits)
+    kept = splits[-1].kept
+    found = (
+        f"A cutoff that keeps {kept.correct} of the {kept.total} attacked images that rob gets right "
+        f"({percent_text(kept)} %) leaves {raw.correct} of its {raw.total} clean mistakes to std; after LayerNorm "
+        f"{normed.correct}, behind M {mapped.correct} of {mapped.total}."
+    )
+    if mapped.correct <= raw.correct:
+        return f"{found} M separates the two groups no better than rob's own margins do here."
+    return f"{found} These are the images on which the mixture can be more accurate than rob."
+
+
+def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
+    """The paper's comparison of two medians in one sentence, or why there is nothing to compare."""
+    raw, mapped = margin_ratio(groups, "rob"), margin_ratio(groups, "rob+M")
+    if raw is None or mapped is None:
+        return "rob is right on no attacked image or wrong on no clean one, so there are no margins to compare."
+    return (
+        f"rob's median margin is {raw:.2g} times as large on attacked images that it gets right as on clean images "
+        f"that it gets wrong; behind M it is {mapped:.2g} times as large."
+    )
 
 
 def margin_histograms(groups: Sequence[MarginGroup]) -> Chart:
     """One panel a classifier, clean images above attacked ones."""
-    panels: Mapping[str, list[Row]] = {
-        f"{name}, {images}": [
-            {"series": group.side, "counts": group.counts, "n": group.n, "median": group.median}
-            for group in groups
-            if (group.classifier, group.images) == (name, images)
-        ]
+    panels = [
+        Panel(
+            f"{name}, {images}",
+            [
+                {"series": group.side, "counts": group.counts, "n": group.n, "median": group.median}
+                for group in groups
+                if (group.classifier, group.images) == (name, images)
+            ],
+            EDGES,
+        )
         for images in IMAGES
         for name in CLASSIFIERS
-    }
-    return histograms(panels, EDGES, x="margin", columns=len(CLASSIFIERS), empty="no images")
+    ]
+    return histograms(panels, x="margin", columns=len(CLASSIFIERS), empty="no images")
+
+
+def split_histograms(splits: Sequence[MarginSplit]) -> Chart:
+    """One panel a form of rob: the two groups over the margin, and the cutoff as a line between them."""
+    colours = dict(zip((KEPT, WRONG), RIGHT_AND_WRONG.values(), strict=True))
+    panels = [
+        Panel(
+            f"{split.form}: {split.left_to_std.correct} of {split.left_to_std.total} wrong left to std",
+            [
+                {"series": name, "counts": counts, "n": sum(counts), "median": None}
+                for name, counts in zip(colours, split.counts, strict=True)
+            ],
+            split.edges,
+            float(_log_odds(np.array([split.log_cutoff]))[0]),
+        )
+        for split in splits
+    ]
+    return histograms(panels, x="margin", columns=len(FORMS), series=colours, key_title="", odds=True)

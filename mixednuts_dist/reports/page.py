@@ -13,7 +13,7 @@ from ..selection.choice import Choice
 from . import counts
 from .charts import NARROW, WIDE, Row, chart_files, drawn, vega_config
 from .figures import SELECTED_BETA, caption, figures
-from .margins import medians_table, ratio_sentence
+from .margins import split_sentence, split_table
 from .results import (
     RunResults,
     candidates_sentence,
@@ -38,6 +38,7 @@ _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = 
 _MEDIA_TYPES = {
     "csv": "text/csv",
     "json": "application/json",
+    "pdf": "application/pdf",
     "png": "image/png",
     "svg": "image/svg+xml",
     "tex": "application/x-tex",
@@ -88,7 +89,9 @@ def _html(results: RunResults, wide: dict[str, Row], narrow: dict[str, Row], fil
         "captions": {name: caption(name) for name in wide},
         "more": [name for name in wide if name not in PLACED],
         "stills": {name: data_uri(f"{name}.svg", files[f"{name}.svg"]) for name in wide},
-        "downloads": {name: data_uri(name, files[name]) for name in files if name.endswith(("csv", "tex", "json"))},
+        "downloads": {
+            name: data_uri(name, files[name]) for name in files if name.endswith(("csv", "tex", "json", "pdf"))
+        },
         "pictures": picture_groups(results),
         "data": _script_json(scripted),
         "bundle": Markup(_javascript_bundle()),
@@ -106,8 +109,8 @@ def _html(results: RunResults, wide: dict[str, Row], narrow: dict[str, Row], fil
             "rounds": rounds.only([*(rounds.printed or ()), "passes"]),
             "rounds_sentence": rounds_sentence(results),
             "candidates_sentence": candidates_sentence(results.search),
-            "medians": medians_table(results.margins),
-            "ratio_sentence": ratio_sentence(results.margins),
+            "splits": split_table(results.splits),
+            "split_sentence": split_sentence(results.splits),
         }
     return _environment().get_template("page.html.j2").render(content)
 

@@ -12,12 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import InvalidInputError
+from ..mixing.mixture import log_one_minus_cutoff
 from ..selection.choice import Choice
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
 from ..threat import ThreatModel
 from ..uris import is_black_box
 from .counts import Count, device_hours, percent_text, share_text
-from .margins import CLASSIFIERS, MarginGroup, MarginTally, margin_gap, margin_ratio
+from .margins import CLASSIFIERS, MarginGroup, MarginSplit, MarginTally, margin_gap, margin_ratio
 from .table import Cell, Table
 from .worst_images import WorstImage, WorstTally
 
@@ -121,6 +122,7 @@ class RunResults:
     kept: Count | None = None  # of rob's robust images: those that the mixture keeps right under the adaptive attack
     n_only_mixed: int = 0  # images right under attack of the mixture, but not of rob
     margins: tuple[MarginGroup, ...] = ()
+    splits: tuple[MarginSplit, ...] = ()  # what a cutoff on rob's margins separates, as it is and behind M
     measured: tuple[MeasuredPoint, ...] = ()  # this run's point and those of its siblings, largest beta first
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
@@ -176,7 +178,9 @@ class RunResults:
           `measured_runs`: `beta`, `clean`, `robust`, `run`, `criterion`, `clamp`, s, p, c of every finished run
           beside this one.
         - `margins`: `medians`, a list of `classifier`, `images`, `correct`, `n`, `median`, `distance` to 1;
-          `ratios` and `gaps` by classifier. `worst_images`: `sample_id`, `label`, `reason`, `verdicts`.
+          `ratios` and `gaps` by classifier; `splits`, a list of `form`, `log_one_minus_cutoff` and the counts `kept`
+          (of attacked and right images) and `left_to_std` (of clean and wrong ones).
+        - `worst_images`: `sample_id`, `label`, `reason`, `verdicts`.
         """
         content: dict[str, Any] = {
             "format": FORMAT,
@@ -242,6 +246,7 @@ class RunResults:
                 ],
                 "ratios": {name: margin_ratio(self.margins, name) for name in CLASSIFIERS},
                 "gaps": {name: margin_gap(self.margins, name) for name in CLASSIFIERS},
+                "splits": [split.to_json() for split in self.splits],
             },
             "worst_images": [image.to_json() for image in self.worst],
         }
@@ -296,6 +301,7 @@ def gather_results(  # the run's own description and one argument a stage
         kept=Count(hits["kept"], hits["rob robust"]),
         n_only_mixed=hits["mixed robust"] - hits["kept"],
         margins=margins.groups(),
+        splits=margins.splits(log_one_minus_cutoff(chosen.mixture())),
         worst=worst.chosen(),
     )
     notes = (*search.notes, *([BLACK_BOX_NOTE] if black_box else []), *_observations(results))

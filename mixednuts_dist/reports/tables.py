@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ..storage.records import SearchResult
 from .counts import Seconds, layer_norm_text, seconds_text, weight_text
-from .margins import EDGES, medians_table
+from .margins import EDGES, medians_table, split_table
 from .results import (
     RunResults,
     candidates_sentence,
@@ -131,6 +131,7 @@ TABLES: Mapping[str, Callable[[RunResults], Table]] = {
     "rounds": rounds_table,
     "measured": _measured,
     "margins": _histograms,
+    "splits": lambda results: split_table(results.splits),
     "medians": lambda results: medians_table(results.margins),
     "sensitivity": _sensitivity,
     "survival": survival_table,

@@ -162,8 +162,18 @@ def test_histograms_count_every_image_once(results: RunResults) -> None:
     shares = [
         row["share"] for row in rows_of(spec_of(results, "margins")) if "share" in row and row["right"] > row["left"]
     ]
-    drawn_groups = [group for group in results.margins if group.n]
-    assert sum(shares) == pytest.approx(100 * len(drawn_groups))
+    assert sum(shares) == pytest.approx(100 * 2 * len(results.splits))
+
+
+def test_a_papers_column_has_one_panel_and_a_page_has_two(results: RunResults) -> None:
+    panels = {frame.name: len(drawn(figures(results)["tradeoff"], frame)[0]["concat"]) for frame in (WIDE, *PAPER)}
+    assert panels == {"wide": 2, "3.25in": 1, "5.5in": 2}
+
+
+def test_one_round_needs_no_figure(results: RunResults) -> None:
+    assert "rounds" in figures(results)
+    once = dataclasses.replace(results.search, rounds=results.search.rounds[-1:])
+    assert "rounds" not in figures(dataclasses.replace(results, found=once))
 
 
 def luminance(colour: str) -> float:

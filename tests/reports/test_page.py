@@ -155,7 +155,8 @@ def test_downloads_are_the_files(page: dict[str, bytes]) -> None:
         if tag == "a" and "download" in attrs and "href" in attrs
     ]
     found = {attrs["download"]: base64.b64decode((attrs["href"] or "").partition("base64,")[2]) for attrs in links}
-    named = {f"made-up-3f2a1c9e-{name}": page[name] for name in page if name.endswith((".csv", ".tex", ".json"))}
+    offered = [name for name in page if name.endswith((".csv", ".tex", ".json", ".pdf"))]
+    named = {f"made-up-3f2a1c9e-{name}": page[name] for name in offered}
     assert found == named
 
 

@@ -10,8 +10,9 @@ import torch
 
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
+from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.reports.counts import Count
-from mixednuts_dist.reports.margins import EDGES, MarginGroup, margin_gap, margin_ratio, ratio_sentence
+from mixednuts_dist.reports.margins import EDGES, MarginSplit, margin_gap, margin_ratio, split_sentence
 from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.threat import ThreatModel
@@ -176,13 +177,28 @@ def test_factory_is_deterministic() -> None:
     assert made_up_results(50).to_json() == made_up_results(50).to_json()
 
 
-def test_saturated_margins_are_told_apart_by_their_distance_to_1() -> None:
-    def group(classifier: str, images: str, median: float, distance: float) -> MarginGroup:
-        return MarginGroup(classifier, images, images == "attacked", (), 9, median, distance)
+def test_a_split_counts_both_groups_at_the_deployed_cutoff_and_at_one_that_keeps_as_many(results: RunResults) -> None:
+    attack, chosen = made_up_attack(), results.parameters
+    maps = {"rob": lambda h: h, "rob+LN": layer_norm_logits, "rob+M": chosen.transform()}
+    kept = [split.kept.correct for split in results.splits]
+    for split in results.splits:
+        attacked_NK, clean_NK = (maps[split.form](h.double()) for h in (attack.rob_attacked_NK, attack.rob_clean_NK))
+        right_N = top2_margin(attacked_NK.softmax(1))[attacked_NK.argmax(1) == attack.labels_N]
+        wrong_N = top2_margin(clean_NK.softmax(1))[clean_NK.argmax(1) != attack.labels_N]
+        cutoff = 1 - math.exp(split.log_cutoff)
+        assert split.kept.total == len(right_N) and split.left_to_std.total == len(wrong_N)
+        assert split.kept.correct == int((right_N >= cutoff - 1e-6).sum())
+        assert split.left_to_std.correct == int((wrong_N < cutoff - 1e-6).sum())
+        assert [sum(counts) for counts in split.counts] == [len(right_N), len(wrong_N)]
+    assert results.splits[-1].log_cutoff == pytest.approx(math.log1p(-chosen.one_minus_alpha / chosen.alpha), rel=1e-6)
+    assert kept[0] == kept[1] == kept[2]
 
-    groups = [
-        group("rob", "attacked", 0.3, 0.7), group("rob", "clean", 0.1, 0.9),
-        group("rob+M", "attacked", 1.0, 1e-9), group("rob+M", "clean", 1.0, 1e-7),
-    ]  # fmt: skip
-    assert "that is 100 times as large" in ratio_sentence(groups)
-    assert ratio_sentence(groups).endswith("M raises that, and std can be trusted more often.")
+
+def test_the_sentence_of_the_splits_says_whether_m_helps() -> None:
+    def split(form: str, left: int) -> MarginSplit:
+        return MarginSplit(form, -1.0, Count(95, 100), Count(left, 50), (-1.0, 1.0), ((100,), (50,)))
+
+    better = split_sentence([split("rob", 10), split("rob+LN", 12), split("rob+M", 20)])
+    assert "leaves 10 of its 50 clean mistakes to std; after LayerNorm 12, behind M 20 of 50." in better
+    assert "no better" in split_sentence([split("rob", 10), split("rob+LN", 12), split("rob+M", 10)])
+    assert "no cutoff to draw" in split_sentence([])
