@@ -4,12 +4,13 @@ import logging
 
 from .config import RunConfig
 from .distributed.executor import Executor, executing
-from .errors import DamagedFile
+from .errors import DamagedFile, MissingArtifact
 from .reports import report
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
 from .stages.partitioned import Progress, Silent
 from .stages.runs import Run, open_run
+from .storage.damage import set_aside_if_damaged
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,9 @@ def run(config: RunConfig, *, session: Executor | None = None, progress: Progres
                 return _complete(opened, used, watched)
             except DamagedFile as error:
                 logger.warning("%s", error)
-                opened.store.set_aside(error.path)
+                set_aside_if_damaged(opened.store, error.path)
+            except MissingArtifact as error:  # another driver has just set it aside
+                logger.warning("%s", error)
         return _complete(opened, used, watched)
 
 

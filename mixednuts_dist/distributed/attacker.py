@@ -42,6 +42,7 @@ from ..mixing.classifier import MixedClassifier
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform, LayerNormTransform
+from ..storage.damage import set_aside_if_damaged
 from ..storage.partitions import Partition, whole_of
 from ..storage.store import Store
 from ..storage.tables import FLAG, SURVIVED, read_columns
@@ -118,7 +119,7 @@ class Attacker:
                     raise ValueError("its content has changed")
             except (ValueError, AttributeError) as error:
                 logger.warning("%s is damaged (%s); it is measured again", self.store.address(path), error)
-                self.store.set_aside(path)
+                set_aside_if_damaged(self.store, path)
             else:
                 return found
 

@@ -26,6 +26,7 @@ from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
 from ..register import require_extensions
+from ..storage.damage import create_whole
 from ..storage.manifest import with_checksum
 from ..storage.partitions import Partition, Span
 from ..storage.records import Receipt
@@ -211,11 +212,8 @@ class AttackWorker:
     def _write(self, path: str, content: bytes, receipt: Receipt, task: Task) -> Receipt:
         """The receipt of the file that is there in the end: ours, or one that another driver's worker has left."""
         receipt = with_checksum(receipt, content)
-        if not self.store.create(path, content):
-            if there := finished_receipt(self.store, path, task.fingerprint):
-                return there
-            self.store.set_aside(path)  # a damaged file
-            self.store.write(path, content)
+        if there := create_whole(self.store, path, content, task.fingerprint):
+            return there
         self.metrics.count_piece(receipt)
         logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(receipt)})
         return receipt

@@ -49,6 +49,7 @@ _RUN = "run.yaml"
 SELECTED = "search/selected.json"
 _LAST_KEY = "versions"
 _DEVICES = "devices"
+_MALFORMED = (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError)
 _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
 
 
@@ -129,7 +130,7 @@ def _claim(store: Store, run: Run) -> None:
         content = store.read(_RUN)
     except DamagedFile as error:
         logger.warning("%s", error)
-        store.set_aside(_RUN)
+        store.set_aside(_RUN, unless=_says_inputs)
     store.write(_RUN, content)
 
 
@@ -194,13 +195,24 @@ def _run_yaml(run: Run) -> str:
 
 def _read_inputs(store: Store) -> Inputs:
     try:
-        content = yaml.safe_load(store.read(_RUN))
-        if _LAST_KEY not in content:  # a file that was cut is often valid YAML
-            raise ValueError("its end is missing")
-        inputs = content["inputs"]
-        return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        return _parse_inputs(store.read(_RUN))
+    except _MALFORMED as error:
         raise DamagedFile(f"{store.address(_RUN)} is damaged ({error}); the next run writes it anew", _RUN) from error
+
+
+def _parse_inputs(run_yaml: bytes) -> Inputs:
+    content = yaml.safe_load(run_yaml)
+    if _LAST_KEY not in content:  # a file that was cut is often valid YAML
+        raise ValueError("its end is missing")
+    inputs = content["inputs"]
+    return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
+
+
+def _says_inputs(run_yaml: bytes) -> bool:
+    try:
+        return bool(_parse_inputs(run_yaml))
+    except _MALFORMED:
+        return False
 
 
 def _hold_against(run: Run, stored: Inputs) -> None:

@@ -10,6 +10,7 @@ from ..config import RunConfig
 from ..distributed.executor import Executor, executing
 from ..errors import DamagedFile, FingerprintMismatch
 from ..selection.grid import kept_images
+from ..storage.damage import set_aside_if_damaged
 from ..storage.manifest import restore_checksums
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
@@ -55,7 +56,7 @@ def complete(opened: Run, session: Executor | None, progress: Progress) -> Searc
             result = read_search_result(opened)
         except DamagedFile as error:
             logger.warning("%s", error)
-            opened.store.set_aside(SELECTED)
+            set_aside_if_damaged(opened.store, SELECTED)
         else:
             restore_checksums(opened.store, *CANDIDATES.split("/"))
             progress.stage_finished("search", f"nothing to do: {_headline(result)}")

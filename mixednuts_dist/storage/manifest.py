@@ -8,7 +8,6 @@ Whatever two drivers write, the union of their files is right.
 """
 
 import hashlib
-import io
 import json
 import logging
 import time
@@ -16,14 +15,13 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-import pyarrow.parquet as pq
-
 from ..config import digest
-from ..errors import MissingArtifact, NewerSchema
+from ..errors import MissingArtifact
+from .damage import problem, set_aside_if_damaged
 from .partitions import Partition
 from .records import Receipt
 from .store import Store, concurrently
-from .tables import FOOTER, finished_receipt, is_whole
+from .tables import finished_receipt
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +38,7 @@ class Damage:
 
     path: str  # in the run's folder
     reason: str
+    sha256: str | None = None  # what it was held against, where the manifest or the folder says
 
 
 def finished_files(
@@ -67,13 +66,14 @@ def finished_files(
 
 
 def set_damaged_aside(store: Store, stage: str, missing: Iterable[Partition]) -> list[str]:
-    """For the stage that computes those partitions: what lies in their places is renamed; returns the new paths."""
+    """For the stage that computes those partitions: damaged files in their places are renamed; returns the new paths.
+
+    Another driver may have written a whole file since the partitions were found missing: that one is left alone.
+    """
     there = store.sizes(stage)
-    paths = [f"{stage}/{partition.file_name}" for partition in missing if partition.file_name in there]
-    aside = [store.set_aside(path) for path in paths]
-    for path, other in zip(paths, aside, strict=True):
-        logger.warning("%s is damaged; it is kept as %s and computed again", store.address(path), other)
-    return aside
+    found = [partition for partition in missing if partition.file_name in there]
+    aside = (set_aside_if_damaged(store, f"{stage}/{part.file_name}", partition=part) for part in found)
+    return [path for path in aside if path]
 
 
 class ManifestWriter:
@@ -136,8 +136,10 @@ def write_with_checksums(store: Store, folder: str, files: Mapping[str, bytes]) 
 
 def restore_checksums(store: Store, folder: str, name: str) -> None:
     """Where the sums of a folder are gone, that of this file, unless the file tells that it is damaged."""
-    if not store.exists(f"{folder}/{CHECKSUMS}") and _problem(store, f"{folder}/{name}", None) is None:
-        _write_sums(store, folder, {name: store.read(f"{folder}/{name}")})
+    if not store.exists(f"{folder}/{CHECKSUMS}"):
+        content = store.read(f"{folder}/{name}")
+        if problem(name, content) is None:
+            _write_sums(store, folder, {name: content})
 
 
 def _write_sums(store: Store, folder: str, files: Mapping[str, bytes]) -> None:
@@ -153,51 +155,14 @@ def verify(store: Store) -> tuple[list[Damage], int]:
     """
     paths = store.all_files()
     sums = _all_checksums(store, paths)
-    problems = concurrently(lambda path: _problem(store, path, sums.get(path)), paths)
-    return [Damage(path, reason) for path, reason in zip(paths, problems, strict=True) if reason], len(paths)
+    problems = concurrently(lambda path: problem(path, store.read(path), sums.get(path)), paths)
+    return [Damage(path, why, sums.get(path)) for path, why in zip(paths, problems, strict=True) if why], len(paths)
 
 
 def repair(store: Store, damages: Iterable[Damage]) -> list[str]:
     """Set the damaged files aside, so that the next `mixednuts run` makes them again; returns their new paths."""
-    return [store.set_aside(damage.path) for damage in damages]
-
-
-def _problem(store: Store, path: str, sha256: str | None) -> str | None:
-    """What is wrong with a file, or None."""
-    content = store.read(path)
-    if sha256 is not None:
-        return None if hashlib.sha256(content).hexdigest() == sha256 else "its bytes are not those that were written"
-    if path.endswith(".parquet"):
-        return _parquet_problem(content)
-    if path.endswith(".json"):
-        return _json_problem(content)
-    return None
-
-
-def _parquet_problem(content: bytes) -> str | None:
-    try:
-        if is_whole(content):
-            return None
-        parquet = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
-        if FOOTER in (parquet.schema_arrow.metadata or {}):
-            return "its pages or its footer are not those that were written"
-        for _ in parquet.iter_batches():  # a table without our footer: the search's candidates
-            pass
-    except NewerSchema:
-        return None  # for its own release to say
-    except Exception as error:  # at damaged bytes pyarrow raises almost any of Python's errors
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return None
-
-
-def _json_problem(content: bytes) -> str | None:
-    try:
-        values = json.loads(content)
-    except ValueError as error:
-        return f"it is no JSON: {error}"
-    if isinstance(values, dict) and "digest" in values and values.pop("digest") != digest(values):
-        return "its content has changed"
-    return None
+    aside = (set_aside_if_damaged(store, damage.path, damage.sha256) for damage in damages)
+    return [path for path in aside if path]
 
 
 def _all_checksums(store: Store, paths: Sequence[str]) -> dict[str, str]:
@@ -212,7 +177,7 @@ def _all_checksums(store: Store, paths: Sequence[str]) -> dict[str, str]:
                 file = f"{stage}/{Partition(receipt.partition, receipt.start, receipt.stop).file_name}"
                 if receipt.sha256 and receipt.finished >= newest.get(file, 0.0):
                     sums[file], newest[file] = receipt.sha256, receipt.finished
-        elif name == CHECKSUMS and _json_problem(store.read(path)) is None:
+        elif name == CHECKSUMS and problem(path, store.read(path)) is None:
             told = json.loads(store.read(path))
             sums |= {f"{folder}/{file}": sha for file, sha in told.items() if file != "digest"}
     return sums

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from ..errors import MissingArtifact
+from .damage import create_whole
 from .manifest import with_checksum
 from .partitions import SPANS, Partition, Span, without_overlaps
 from .records import Receipt
@@ -44,13 +45,18 @@ def merge_spans(store: Store, stage: str, whole: Partition, spans: Sequence[Span
     path = f"{stage}/{whole.file_name}"
     if there := finished_receipt(store, path, fingerprint):
         return there
-    columns = read_columns(store, stage, spans, fingerprint, _column_names(store, f"{stage}/{spans[0].file_name}"))
-    receipt = _added_up(whole, [_receipt(store, f"{stage}/{span.file_name}", fingerprint) for span in spans])
+    try:
+        columns = read_columns(store, stage, spans, fingerprint, _column_names(store, f"{stage}/{spans[0].file_name}"))
+        receipt = _added_up(whole, [_receipt(store, f"{stage}/{span.file_name}", fingerprint) for span in spans])
+    except MissingArtifact:
+        if there := finished_receipt(store, path, fingerprint):  # merged by another driver a moment ago
+            return there
+        raise
     content = encode_table(columns, fingerprint, receipt)
-    store.write(path, content)
+    there = create_whole(store, path, content, fingerprint)
     for span in spans:
         store.delete(f"{stage}/{span.file_name}")
-    return with_checksum(receipt, content)
+    return there or with_checksum(receipt, content)
 
 
 def delete_spans(store: Store, stage: str) -> None:

@@ -6,7 +6,9 @@ store shows only once it is complete.
 
 import contextlib
 import errno
+import fcntl
 import io
+import logging
 import os
 import socket
 import time
@@ -23,6 +25,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import MissingArtifact, StoreError
 from .outages import PATIENCE_SECONDS, conditional_writes_unknown, in_words, patiently, precondition_failed
+
+logger = logging.getLogger(__name__)
 
 _TEMPORARY = ".tmp-"
 _BAD = ".bad-"  # a file that was set aside: its name, this and a number
@@ -187,27 +191,73 @@ class Store:
             with contextlib.suppress(OSError):  # it is not there, or not empty
                 Path(self._path(path)).rmdir()
 
-    def set_aside(self, path: str) -> str:
-        """Give a damaged file another name, `<name>.bad-<n>`, so that it can be made again; returns that path.
+    def set_aside(self, path: str, unless: Callable[[bytes], bool]) -> str | None:
+        """Give a file another name, `<name>.bad-<n>`, unless its bytes are good; returns that path.
 
-        Raises:
-            MissingArtifact: where there is no such file.
+        None, and nothing is changed, where they are good or the file is gone. The bytes that are renamed are those that
+        were judged: in a folder nobody else renames a file that is locked, and none replaces one that is there; an
+        object is deleted only as long as its ETag is that of the bytes.
         """
+        try:
+            aside = self._rename_bad(path, unless) if self._local else self._move_bad(path, unless)
+        except (FileNotFoundError, MissingArtifact):
+            return None
+        if aside:
+            logger.warning("%s is damaged; it is kept as %s and computed again", self.address(path), aside)
+        return aside
+
+    def _rename_bad(self, path: str, is_good: Callable[[bytes], bool]) -> str | None:
+        source = Path(self._path(path))
+
+        def rename() -> str | None:
+            with source.open("rb+") as file:
+                _lock(file)
+                if is_good(file.read()) or not os.path.samestat(os.fstat(file.fileno()), source.stat()):
+                    return None
+                aside = self._free_name(path)
+                source.rename(self._path(aside))
+                return aside
+
+        return patiently(rename, self.address(path), self._patience)
+
+    def _move_bad(self, path: str, is_good: Callable[[bytes], bool]) -> str | None:
+        """An object has no other name: it is copied, then deleted."""
+        etag, content = self._call("info", path).get("ETag"), self.read(path)
+        if is_good(content):
+            return None
+        aside = self._free_name(path)
+        while not self.create(aside, content):
+            aside = self._free_name(path)
+        if self._delete_if(path, etag):
+            return aside
+        self.delete(aside)  # another driver was faster
+        return None
+
+    def _delete_if(self, path: str, etag: str | None) -> bool:
+        """Delete an object whose ETag is still this one; whether it is gone. Where a store has no ETags: delete it."""
+        if etag is None:
+            self.delete(path)
+            return True
+        bucket, key, _ = self._fs.split_path(self._path(path))
+        delete = partial(self._fs.call_s3, "delete_object", Bucket=bucket, Key=key, IfMatch=etag)
+        try:
+            patiently(delete, self.address(path), self._patience)
+        except FileNotFoundError:
+            return False
+        except StoreError as error:
+            if precondition_failed(error):
+                return False
+            if not conditional_writes_unknown(error):
+                raise
+            self.delete(path)
+        return True
+
+    def _free_name(self, path: str) -> str:
         taken = set(self.names(str(PurePosixPath(path).parent) if "/" in path else ""))
         name, n = PurePosixPath(path).name, 1
         while f"{name}{_BAD}{n}" in taken:
             n += 1
-        aside = f"{path}{_BAD}{n}"
-        if self._local:
-            source, target = Path(self._path(path)), Path(self._path(aside))
-            try:
-                patiently(lambda: source.replace(target), self.address(path), self._patience)
-            except FileNotFoundError as error:
-                raise self._missing(path) from error
-        else:
-            self.write(aside, self.read(path))  # an object has no other name: it is copied, then deleted
-            self.delete(path)
-        return aside
+        return f"{path}{_BAD}{n}"
 
     def sweep(self) -> None:
         """Remove the drafts of writers that were killed; those of living ones stay."""
@@ -350,6 +400,12 @@ def _take_name(final: Path, draft: Path) -> bool:
         return False
     draft.replace(final)
     return True
+
+
+def _lock(file: BinaryIO) -> None:
+    """Until it is closed; a file system that has no locks leaves the moment between judging and renaming open."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _is_abandoned(draft: Path) -> bool:

@@ -31,6 +31,7 @@ READABLE_VERSIONS = (2, 3)
 SURVIVED = "survived_"  # column prefix; the attack's name follows
 FLAG = "flag_"  # column prefix; the red flag's name follows
 FOOTER = b"mixednuts"
+_IMAGES = ("x_adv",)  # far larger than all else; the attacks keep them in [0, 1]
 _ROWS_AT_A_TIME = 16  # of images, where only a few are wanted
 _FILES_AHEAD = 8  # read before their turn, while a reader works on the one before
 _TAIL_BYTES = 2**16  # holds any footer of ours: a few kilobytes
@@ -107,6 +108,36 @@ def is_whole(content: bytes) -> bool:
     return True
 
 
+def footer_of(content: bytes) -> Footer:
+    """What a whole file says of itself; errors as in `_footer`."""
+    return _footer(pq.ParquetFile(io.BytesIO(content)).schema_arrow, "the file")
+
+
+def unusable_column(content: bytes) -> str | None:
+    """Which column of a whole file holds values that no stage can go on from, as an older release may have written."""
+    try:
+        table = pq.ParquetFile(io.BytesIO(content))
+        for field in table.schema_arrow:
+            if field.name not in _IMAGES and (bad := unusable_values(field.name, _column(table, field))):
+                return bad
+    except _UNREADABLE as error:  # the footer's description of a column has no checksum of its own
+        return f"its columns cannot be read ({error})"
+    return None
+
+
+def _column(parquet: Any, field: Any) -> Tensor:
+    return _to_tensor(parquet.read(columns=[field.name]).column(field.name), field)
+
+
+def unusable_values(name: str, values: Tensor) -> str | None:
+    """What is wrong with a column's numbers: NaN anywhere, or infinity among logits (a margin's logarithm may be)."""
+    if not values.is_floating_point() or bool(values.isfinite().all()):
+        return None
+    bad = values.isfinite().logical_not() if values.dim() > 1 else values.isnan()
+    n_rows = int(bad.flatten(1).any(dim=1).sum() if bad.dim() > 1 else bad.sum())
+    return f"{name} holds NaN or infinity in {n_rows} of {len(values)} rows" if n_rows else None
+
+
 def stream_columns(
     store: Store, stage: str, partitions: Sequence[Partition], fingerprint: str, columns: Sequence[str]
 ) -> Iterator[dict[str, Tensor]]:
@@ -159,6 +190,8 @@ def read_columns(
         for name, values in part.items():
             if name not in found:
                 found[name] = values.new_empty((n_rows, *values.shape[1:]))
+            if values.shape[1:] != found[name].shape[1:]:
+                raise _of_another_shape(store, stage, partitions, name, values, found[name])
             found[name][at : at + len(rows)] = values[rows]
         at += len(rows)
     return found
@@ -247,6 +280,8 @@ def _read_one(
             table = parquet.read(columns=list(columns))
             values = {name: _to_tensor(table.column(name), table.schema.field(name)) for name in columns}
         expected = torch.arange(partition.start, partition.stop)
+        if bad := next(filter(None, map(unusable_values, values, values.values())), None):
+            raise ValueError(bad)
         if len(table) != len(expected) or not torch.equal(values.get("sample_id", expected), expected):
             raise ValueError(f"it does not hold {partition}")
     except _UNREADABLE as error:
@@ -254,9 +289,20 @@ def _read_one(
     return values
 
 
+def _of_another_shape(
+    store: Store, stage: str, partitions: Sequence[Partition], name: str, one: Tensor, other: Tensor
+) -> FingerprintMismatch:
+    shapes = f"{[*one.shape[1:]]} and {[*other.shape[1:]]}"
+    return FingerprintMismatch(
+        f"{store.address(stage)}: {name} has rows of shape {shapes}: a classifier has changed its number of classes "
+        f"while {len(partitions)} partitions were computed. Delete that folder and run again"
+    )
+
+
 def _unusable(store: Store, path: str, error: Exception) -> FingerprintMismatch:
     """The error for a file that could not be read, after a second look at all of it; the file is left alone."""
-    if is_whole(store.read(path)):
+    content = store.read(path)
+    if is_whole(content) and not unusable_column(content):
         return FingerprintMismatch(f"{store.address(path)} is not what this run needs: {error}")
     return DamagedFile(
         f"{store.address(path)} is damaged ({error}): `mixednuts run` sets it aside and computes it again", path

@@ -38,7 +38,9 @@ def worker(tmp_path: Path) -> AttackWorker:
         store_uri=str(tmp_path), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
         threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
     )  # fmt: skip
-    (tmp_path / "run.yaml").write_text("")  # the driver writes it, and every worker must see it
+    (tmp_path / "run.yaml").write_text(
+        "inputs: {n_images: 24, n_classes: 10, image_shape: [], checksums: {}}\nversions: {}\n"
+    )  # the driver writes it, and every worker must see it
     made = AttackWorker(spec)
     made.ready()
     return made

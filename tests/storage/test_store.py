@@ -85,15 +85,21 @@ def test_of_many_writers_of_a_new_file_exactly_one_wins(
     assert len(list((tmp_path / "a").iterdir())) == 5, "no drafts are left"
 
 
+def never(_content: bytes) -> bool:
+    return False
+
+
 def test_what_is_set_aside_keeps_its_bytes_under_a_name_of_its_own(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     for n in (1, 2):
         store.write("file", bytes(n))
-        assert store.set_aside("file") == f"file.bad-{n}"
+        assert store.set_aside("file", unless=never) == f"file.bad-{n}"
     assert [store.read(f"file.bad-{n}") for n in (1, 2)] == [bytes(1), bytes(2)]
     assert store.all_files() == []
-    with pytest.raises(MissingArtifact, match="file does not exist"):
-        store.set_aside("file")
+    assert store.set_aside("file", unless=never) is None
+    store.write("file", b"whole")
+    assert store.set_aside("file", unless=lambda content: content == b"whole") is None
+    assert store.read("file") == b"whole"
 
 
 def test_a_bug_is_not_called_an_error_of_the_storage() -> None:

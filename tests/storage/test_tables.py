@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mixednuts_dist.errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
 from mixednuts_dist.storage import tables
+from mixednuts_dist.storage.damage import set_aside_if_damaged
 from mixednuts_dist.storage.manifest import finished_files
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
@@ -87,7 +88,7 @@ def test_a_truncated_file_is_named_counts_as_missing_and_stays(tmp_path: Path) -
         read_columns(store, "attack", parts, "f0", ["margin"])
     assert told.value.path == path
     assert store.names("attack") == [part.file_name for part in parts]
-    assert store.set_aside(path) == f"{path}.bad-1"
+    assert set_aside_if_damaged(store, path) == f"{path}.bad-1"
     assert store.names("attack") == [f"{parts[0].file_name}.bad-1", *(part.file_name for part in parts[1:])]
 
 

@@ -1,0 +1,101 @@
+"""Two drivers of one run at the same stage: whatever one has written whole, the other leaves where it is."""
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mixednuts_dist.storage.damage import create_whole, set_aside_if_damaged
+from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, set_damaged_aside
+from mixednuts_dist.storage.partitions import Partition, split_images
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import encode_table
+from tests.object_store import ObjectStore
+from tests.storage.test_tables import columns, receipt
+
+PARTS = split_images(12, 3)
+
+
+def content_of(part: Partition) -> bytes:
+    return encode_table(columns(part), "f0", receipt(part))
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path)
+    server: ObjectStore = request.getfixturevalue("object_store")
+    return server.uri(f"two-{tmp_path.name}")
+
+
+def drive(uri: str, seed: int) -> list[str]:
+    """What a stage does with its partitions, with delays in between; returns what it has set aside."""
+    draw, store = random.Random(seed), Store(uri)
+
+    def pause() -> None:
+        time.sleep(draw.uniform(0, 0.02))
+
+    finished = finished_files(store, "attack", PARTS, "f0")
+    writer = ManifestWriter(store, "attack", "f0", finished)
+    todo = [part for part in PARTS if part not in finished]
+    pause()
+    aside = set_damaged_aside(store, "attack", todo)
+    draw.shuffle(todo)
+    for part in todo:
+        pause()
+        there = create_whole(store, f"attack/{part.file_name}", content_of(part), "f0")
+        writer.add(there or receipt(part))
+    writer.flush()
+    return aside
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_one_has_written_whole_is_never_renamed_by_the_other(uri: str, seed: int) -> None:
+    """One partition is damaged from the start: only its first bytes are set aside, by one of the drivers."""
+    damaged, store = f"attack/{PARTS[1].file_name}", Store(uri)
+    store.write(damaged, content_of(PARTS[1])[:-9])
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(lambda driver: drive(uri, 2 * seed + driver), range(2))
+    assert [*one, *other] in ([f"{damaged}.bad-1"], []), "where neither has, the writer found it damaged"
+    assert [name for name in store.names("attack") if ".bad-" in name] == ["part-00001.parquet.bad-1"]
+    assert store.read(f"{damaged}.bad-1") == content_of(PARTS[1])[:-9]
+    for part in PARTS:
+        assert store.read(f"attack/{part.file_name}") == content_of(part)
+    assert list(finished_files(store, "attack", PARTS, "f0")) == PARTS
+
+
+def test_a_file_that_came_since_the_listing_stays_and_counts(uri: str) -> None:
+    """As it was seen: the second driver lists nothing, the first one writes, and the second one lists again."""
+    second, missing = Store(uri), PARTS[2]
+    assert finished_files(second, "attack", PARTS, "f0") == {}
+    assert create_whole(Store(uri), f"attack/{missing.file_name}", content_of(missing), "f0") is None
+    assert set_damaged_aside(second, "attack", PARTS) == []
+    there = create_whole(second, f"attack/{missing.file_name}", b"another's", "f0")
+    assert there == receipt(missing)
+    assert second.read(f"attack/{missing.file_name}") == content_of(missing)
+
+
+def test_of_many_that_set_one_damaged_file_aside_one_does(uri: str) -> None:
+    store, path = Store(uri), f"attack/{PARTS[0].file_name}"
+    for n in range(1, 4):
+        store.write(path, bytes(n))
+        start = threading.Barrier(6)
+
+        def race(i: int, start: threading.Barrier = start) -> str | None:
+            own = Store(uri)
+            start.wait()
+            if i % 2:
+                create_whole(own, path, content_of(PARTS[0]), "f0")
+                return None
+            return set_aside_if_damaged(own, path)
+
+        with ThreadPoolExecutor(6) as threads:
+            aside = [found for found in threads.map(race, range(6)) if found]
+        assert aside in ([f"{path}.bad-{n}"], [])
+        assert store.read(path) == content_of(PARTS[0])
+        assert store.read(f"{path}.bad-{n}") == bytes(n)
+        assert len(store.names("attack")) == n + 1
+        store.delete(path)
