@@ -13,7 +13,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..config import digest
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.classifier import MixedClassifier
+from ..mixing.mixture import Mixture
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..register import load_extensions
 from ..selection.choice import Choice
@@ -90,13 +91,14 @@ class DeployedRun:
 
         A base classifier that is left out is an `nn.Identity`: for processes that hold one half of the lazy pair.
         """
-        mixture = self.chosen.mixture()
         std, rob = (self.base(role) if role in (roles or ROLES) else nn.Identity() for role in ROLES)
-        return MixedClassifier(
-            std, rob, mixture.transform, mixture.alpha,
-            one_minus_alpha=mixture.one_minus_alpha, temperature=mixture.temperature,
-            surrogate_alpha=self.searched.surrogate_alpha, rd=self.config["evaluate"]["rd"],
-        )  # fmt: skip
+        return MixedClassifier.from_mixture(std, rob, self.mixture)
+
+    @property
+    def mixture(self) -> Mixture:
+        """What was searched, with the surrogate that the run attacked it through."""
+        surrogate = {"surrogate_alpha": self.searched.surrogate_alpha, "rd": self.config["evaluate"]["rd"]}
+        return replace(self.chosen.mixture(), **surrogate)
 
 
 def load_run(uri: str, *, beta: float | None = None) -> MixedClassifier:
@@ -194,7 +196,7 @@ def write_folder(
     content = {
         "version": _VERSION,
         "transform": {"map": _map_name(mixed.transform), **mixed.transform.settings()},
-        "mixture": mixed.settings(),
+        "mixture": mixed.mixture.weights(),
         "base_classifiers": {role: asdict(base) for role, base in bases.items()},
         **(about or {}),
     }

@@ -387,11 +387,8 @@ class Attacker:
 
     def mixed(self, mixture: Mixture, task: EvaluateTask | RoundTask) -> MixedClassifier:
         """The mixture under attack."""
-        mixed = MixedClassifier(
-            self.std, self.rob, mixture.transform, mixture.alpha, one_minus_alpha=mixture.one_minus_alpha,
-            temperature=mixture.temperature, surrogate_alpha=task.surrogate_alpha, rd=task.rd,
-        )  # fmt: skip
-        return mixed.eval()
+        surrogate = replace(mixture, surrogate_alpha=task.surrogate_alpha, rd=task.rd)
+        return MixedClassifier.from_mixture(self.std, self.rob, surrogate)
 
     def _logits(self, model: Any, x: Tensor) -> Tensor:
         return Judge(model, self.shape(x)).logits(x)

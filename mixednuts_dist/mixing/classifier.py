@@ -8,16 +8,15 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidInputError
-from .mixture import log_mixture, log_or_minus_inf, log_surrogate, tempered_log_probs
+from .mixture import Mixture, log_or_minus_inf, log_surrogate
 from .transforms import LogitMap
 
-__all__ = ["BypassClassifier", "MixedClassifier", "MixtureParameters", "StdUse"]
+__all__ = ["BypassClassifier", "MixedClassifier", "Mixture", "StdUse"]
 
 _LAZY_SLACK = 1e-6  # relative; above the rounding of float32 logits, so that lazy and full predictions agree
 
@@ -34,20 +33,6 @@ class StdUse:
         """Skipped evaluations of std per image, 0 before the first image."""
         total = self.evaluated + self.skipped
         return self.skipped / total if total else 0.0
-
-
-class MixtureParameters(Protocol):
-    """What a searched or published choice says of the mixture: `selection.choice.Choice` has all of it."""
-
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def one_minus_alpha(self) -> float: ...
-    @property
-    def surrogate_alpha(self) -> float: ...
-    def transform(self) -> LogitMap:
-        """The map of rob's logits."""
-        ...
 
 
 class MixedClassifier(nn.Module):
@@ -81,28 +66,29 @@ class MixedClassifier(nn.Module):
         rd: float = 0.9,
     ) -> None:
         super().__init__()
-        for name, value in (("alpha", alpha), ("surrogate_alpha", surrogate_alpha), ("rd", rd)):
-            _require_share(name, value)
-        if not temperature >= 0:
-            raise InvalidInputError(f"temperature={temperature} must be 0 (one-hot) or positive")
         self.std, self.rob, self.transform = std, rob, transform
-        self.alpha = float(alpha)
-        self.one_minus_alpha = _complement(self.alpha, one_minus_alpha)
-        self.temperature = float(temperature)
+        self.alpha, self.temperature = float(alpha), float(temperature)
+        self.one_minus_alpha = 1.0 - self.alpha if one_minus_alpha is None else float(one_minus_alpha)
         self.surrogate_alpha, self.rd = float(surrogate_alpha), float(rd)
+        _ = self.mixture  # raises where these values are no mixture
         self.std_use = StdUse()
         self.eval()
 
     @classmethod
-    def from_parameters(cls, std: nn.Module, rob: nn.Module, parameters: MixtureParameters) -> "MixedClassifier":
-        """The mixed classifier with searched or published parameters."""
-        return cls(
-            std,
-            rob,
-            parameters.transform(),
-            parameters.alpha,
-            one_minus_alpha=parameters.one_minus_alpha,
-            surrogate_alpha=parameters.surrogate_alpha,
+    def from_mixture(cls, std: nn.Module, rob: nn.Module, mixture: Mixture) -> "MixedClassifier":
+        """The mixed classifier of searched, stored or published parameters (`Choice.mixture`)."""
+        return cls(std, rob, mixture.transform, **mixture.weights())
+
+    @property
+    def mixture(self) -> Mixture:
+        """Everything beside the two base classifiers."""
+        return Mixture(
+            self.transform,
+            self.alpha,
+            self.one_minus_alpha,
+            temperature=self.temperature,
+            surrogate_alpha=self.surrogate_alpha,
+            rd=self.rd,
         )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -111,16 +97,7 @@ class MixedClassifier(nn.Module):
 
     def mix_logits(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
         """f_mix from the base classifiers' raw logits."""
-        std_log_probs_BK = tempered_log_probs(std_logits_BK.double(), self.temperature)
-        rob_log_probs_BK = self.transform(rob_logits_BK.double()).log_softmax(dim=1)
-        mixed_BK = log_mixture(
-            std_log_probs_BK,
-            rob_log_probs_BK,
-            alpha=self.alpha,
-            one_minus_alpha=self.one_minus_alpha,
-            std_is_one_hot=self.temperature == 0,
-        )
-        return mixed_BK.to(rob_logits_BK.dtype)
+        return self.mixture.log_probs(std_logits_BK, rob_logits_BK).to(rob_logits_BK.dtype)
 
     def surrogate_logits(self, x_BCHW: Tensor) -> Tensor:
         """f_aux (paper, appendix B.2): differentiable through std, rob and the transformation; shape (B, K)."""
@@ -218,18 +195,8 @@ class MixedClassifier(nn.Module):
         loaded: MixedClassifier = _deployment().load_pretrained(source, std=std, rob=rob, resolve=resolve)
         return loaded
 
-    def settings(self) -> dict[str, Any]:
-        """Keyword arguments, beside the base classifiers and the transformation, that build this mixture again."""
-        return {
-            "alpha": self.alpha,
-            "one_minus_alpha": self.one_minus_alpha,
-            "temperature": self.temperature,
-            "surrogate_alpha": self.surrogate_alpha,
-            "rd": self.rd,
-        }
-
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.mixture.weights().items())
 
     def surrogate_of(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
         """f_aux from the base classifiers' raw logits."""
@@ -271,17 +238,3 @@ class _StraightThrough(torch.autograd.Function):
 def _deployment() -> Any:
     """The module that reads and writes files; it imports this one, so it is found by name when it is used."""
     return importlib.import_module("mixednuts_dist.deployment.loading")
-
-
-def _complement(alpha: float, one_minus_alpha: float | None) -> float:
-    if one_minus_alpha is None:
-        return 1.0 - alpha
-    _require_share("one_minus_alpha", one_minus_alpha)
-    if abs(alpha + one_minus_alpha - 1) > 1e-9:
-        raise InvalidInputError(f"alpha={alpha} and one_minus_alpha={one_minus_alpha} must add up to 1")
-    return float(one_minus_alpha)
-
-
-def _require_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise InvalidInputError(f"{name}={value} must be in [0, 1]")

@@ -11,7 +11,7 @@ Shapes: B images, K classes. `rob_..._BK` are rob's raw logits; the others are f
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -22,34 +22,68 @@ from .margins import class_indices, log_one_minus_gap, log_one_minus_signed_marg
 from .transforms import LogitMap
 
 _ROUNDING = 1e-14  # of the logits, of log(1 - cutoff) and of alpha: the image at the cutoff itself must reach it
+_WEIGHTS_ROUNDING = 1e-9  # of weights that a user has typed
 _LOG_FLOOR = math.log(1e-300)  # stands for log(0) where an entry would otherwise be -inf
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """One way to put std and rob together: all that a mixed classifier needs beside the two."""
+    """One way to put std and rob together: all that a mixed classifier needs beside the two.
+
+    >>> from mixednuts_dist.mixing.transforms import IdentityTransform
+    >>> Mixture(IdentityTransform(), alpha=0.75).one_minus_alpha
+    0.25
+
+    Raises:
+        InvalidInputError: for a weight outside [0, 1], weights that do not add up to 1, or a negative temperature.
+    """
 
     transform: LogitMap  # of rob's logits
-    alpha: float
-    one_minus_alpha: float
-    temperature: float = 0.0  # of std
+    alpha: float  # weight of rob
+    one_minus_alpha: float = math.nan  # to be given where `1 - alpha` in float64 would lose digits
+    temperature: float = 0.0  # of std; 0 makes its vote one-hot
+    surrogate_alpha: float = 0.95  # alpha_d of f_aux, which gradients are taken of
+    rd: float = 0.9  # share of rob's raw logits in f_aux
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.one_minus_alpha):  # the default: a frozen dataclass is set this way
+            object.__setattr__(self, "one_minus_alpha", 1.0 - self.alpha)
+        for name in ("alpha", "one_minus_alpha", "surrogate_alpha", "rd"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidInputError(f"{name}={getattr(self, name)} must be in [0, 1]")
+        if abs(self.alpha + self.one_minus_alpha - 1) > _WEIGHTS_ROUNDING:
+            raise InvalidInputError(f"alpha={self.alpha} and one_minus_alpha={self.one_minus_alpha} must add up to 1")
+        if not self.temperature >= 0:
+            raise InvalidInputError(f"temperature={self.temperature} must be 0 (one-hot) or positive")
 
     def settings(self) -> dict[str, Any]:
-        """Plain values that tell this mixture from any other."""
+        """Plain values that distinguish this mixture's answers from any other's."""
         kind, values = type(self.transform).__name__, self.transform.settings()
         weights = {"one_minus_alpha": self.one_minus_alpha, "temperature": self.temperature}
         return {"transform": kind, **values, **weights}
 
-    def classes(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
-        """The classes that the mixture predicts, shape (B,), from the base classifiers' raw logits."""
-        mixed_BK = log_mixture(
+    def weights(self) -> dict[str, float]:
+        """All but the transform, as keyword arguments of `Mixture` and of `MixedClassifier`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "transform"}
+
+    def log_probs(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+        """f_mix of the base classifiers' raw logits: logs of the mixed probabilities, float64, always finite."""
+        return log_mixture(
             tempered_log_probs(std_logits_BK.double(), self.temperature),
             self.transform(rob_logits_BK.double()).log_softmax(dim=1),
             alpha=self.alpha,
             one_minus_alpha=self.one_minus_alpha,
             std_is_one_hot=self.temperature == 0,
         )
-        return mixed_BK.argmax(dim=1)
+
+    def classes(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+        """The classes that the mixture predicts, shape (B,), from the base classifiers' raw logits.
+
+        At T = 0 in closed form, which is accurate where a cutoff next to 1 would be lost in a sum of probabilities.
+        """
+        if self.temperature == 0:
+            return mixed_classes(rob_logits_BK, std_logits_BK.argmax(dim=1), self)
+        return self.log_probs(std_logits_BK, rob_logits_BK).argmax(dim=1)
 
 
 def log_or_minus_inf(weight: float) -> float:
@@ -134,9 +168,6 @@ def robust_lower_bound(rob_attacked_BK: Tensor, labels_B: Tensor, mixture: Mixtu
 
 def log_one_minus_cutoff(mixture: Mixture) -> float:
     """`log(1 - (1 - alpha) / alpha)`; -inf up to alpha = 1/2, where no margin of rob outweighs std."""
-    for name, value in (("alpha", mixture.alpha), ("one_minus_alpha", mixture.one_minus_alpha)):
-        if not 0 <= value <= 1:
-            raise InvalidInputError(f"{name}={value} must be in [0, 1]")
     if mixture.alpha <= mixture.one_minus_alpha:
         return -math.inf
     return math.log1p(-mixture.one_minus_alpha / mixture.alpha)

@@ -4,7 +4,7 @@ The published ones are the values of the appendix table of candidates, in full p
 points of the printed grids of eight values (log-spaced scales, uniform powers and biases), and alpha has the digits of
 the published models, of which the table prints three.
 
-Reading a choice takes no tensors, so this module imports PyTorch only where one is put to work.
+Reading a choice takes no tensors, so this module imports PyTorch only in the methods that compute.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Choice:
     refinement: int = 0  # 0 for the configured grid, then its refinements
     n_only_rob_right: int | None = None  # violations of assumption 4.1, None where std's classes were not given
     n_class_changes: int = 0  # violations of assumption 4.2
-    # Estimates, which do not tell a choice from another: 95 % intervals of the shares `clean_correct / total`
+    # Estimates, which are not compared where choices are: 95 % intervals of the shares `clean_correct / total`
     # and `kept_predicted / total`, and the shares corrected for the search's optimism, None where not estimated.
     clean_interval: tuple[float, float] = field(default=(0.0, 1.0), compare=False)
     kept_interval: tuple[float, float] = field(default=(0.0, 1.0), compare=False)
@@ -83,7 +83,7 @@ class Choice:
         """The mixture that is deployed."""
         from ..mixing.mixture import Mixture
 
-        return Mixture(self.transform(), self.alpha, self.one_minus_alpha)
+        return Mixture(self.transform(), self.alpha, self.one_minus_alpha, surrogate_alpha=self.surrogate_alpha)
 
     def settings(self) -> dict[str, Any]:
         """Those of `mixture()`, made without PyTorch."""
@@ -97,6 +97,15 @@ class Choice:
         return {**values, "cutoff": self.cutoff}
 
     @classmethod
+    def published(cls, dataset: str) -> Choice:
+        """The paper's values for "cifar10", "cifar100" or "imagenet".
+
+        >>> Choice.published("cifar10").scale
+        5.0
+        """
+        return _look_up(_PUBLISHED, dataset)
+
+    @classmethod
     def from_json(cls, content: dict[str, Any]) -> Choice:
         """A choice as it was stored, by this release or the one before; JSON has no tuples and no NaN."""
         values: dict[str, Any] = {
@@ -107,17 +116,7 @@ class Choice:
         return cls(**values)
 
 
-class MixedNUTSParameters(Choice):
-    """A `Choice` that no search made: by hand, or `published`.
-
-    >>> MixedNUTSParameters.published("cifar10").scale
-    5.0
-    """
-
-    @classmethod
-    def published(cls, dataset: str) -> Choice:
-        """The paper's values for "cifar10", "cifar100" or "imagenet"."""
-        return _look_up(_PUBLISHED, dataset)
+MixedNUTSParameters = Choice  # the public name, for values by hand or published ones
 
 
 def published_grid(dataset: str) -> Grid:

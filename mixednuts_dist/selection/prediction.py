@@ -1,10 +1,10 @@
-"""What a choice will reach: on the cached images, exactly; on others, honestly corrected; and criteria compared.
+"""What a choice is predicted to reach: on the cached images exactly, on other images with a correction and an interval.
 
-A choice that is best on the images it was searched on looks better there than it is: it was chosen for fitting them.
-So each resample (images drawn with replacement, as multiplicities) is searched again, and the choice it leads to is
-looked at in three places: on the resample (as the search sees it), on the images that the resample left out, and on all
-images. The first minus the second is the optimism; the spread of the first minus the third is that of an estimate
-around what it estimates.
+A choice is the best one on the images that were searched, partly because it fits these images: on others it reaches
+less. The correction estimates by how much. Each resample (images drawn with replacement, as multiplicities) is searched
+again, and the resulting choice is counted on the resample, on the images that the resample left out, and on all images.
+The mean of the first minus the second is the optimism, which is subtracted; the spread of the first minus the third is
+that of an estimate around what it estimates, which makes the interval.
 
 The search is repeated over a pool: the candidates with the best counts, each with the cutoffs around the constraint's.
 What a member of the pool gets right is one row of zeros and ones, so all members on all resamples are one product of

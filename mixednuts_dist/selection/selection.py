@@ -44,8 +44,8 @@ __all__ = [
 
 _Best = tuple[tuple[float, ...], tuple[float, float, float]]  # what ranks it, and (scale, power, bias)
 _Part = tuple[slice, int]  # powers, and the index of a bias
-_WORTH_THREADS = 1 << 24  # clamped logits and powers; for fewer a new thread's cold memory costs more than it brings
-_MEASURED = 1 << 22  # margins held at a time, 32 MB, of which the bounds make a dozen copies
+_WORTH_THREADS = 1 << 24  # clamped logits and powers; for fewer, starting threads takes longer than they save
+_MEASURED = 1 << 22  # margins held at a time, 32 MB a copy; a criterion makes about ten
 
 
 def select_parameters(
@@ -170,9 +170,9 @@ def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[int] | Non
 
 
 def _in_threads(score: Callable[[_Part], None], parts: Sequence[_Part], *, n_helpers: int) -> None:
-    """A thread a slab, instead of many threads inside each of its small operations.
+    """Scores one slab a thread, with one torch thread in each; torch's number of threads is restored afterwards.
 
-    On a busy machine the latter spend their time waiting for each other. Torch's number of threads is put back after.
+    Many threads inside each small operation synchronise so often that on a busy machine they mostly wait.
     """
     n_threads = torch.get_num_threads()
     left = iter(parts)  # shared: each thread takes the next one

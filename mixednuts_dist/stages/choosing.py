@@ -27,7 +27,7 @@ from ..selection.selection import (
 from ..storage.manifest import write_with_checksums
 from ..storage.records import AttackRecords, SearchResult, candidates_table
 from ..storage.tables import read_attack_records
-from .rounds import Points, eased, wanted_images
+from .rounds import Points, centre_cutoff, wanted_images
 from .runs import SELECTED, Run, search_fingerprint, searched_images
 
 CANDIDATES = "search/candidates.parquet"
@@ -90,7 +90,7 @@ class Choosing:
         )
 
     def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
-        """How grids are scored: by the executor where it is worth starting processes for, and here where it is not.
+        """How grids are scored: by the executor where the work takes longer than starting processes does, else here.
 
         With points of rounds each beta keeps some images to spare, as far as rob itself is right at all of them.
         """
@@ -267,6 +267,6 @@ def _predicted(choice: Choice, cached: CachedLogits, points: Points | None) -> C
     """The choice with its predictions; under sets of points, each image counts by its hardest one."""
     if points is None:
         return with_predictions(choice, cached)
-    choice = eased(choice, cached)
+    choice = centre_cutoff(choice, cached)
     gaps_B = points.largest_log_gaps(cached.labels_B, choice.transform(), any_std=False)
     return with_predictions(choice, cached, kept_B=gaps_B <= choice.log_one_minus_cutoff)

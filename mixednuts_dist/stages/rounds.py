@@ -1,8 +1,8 @@
-"""Search rounds: the chosen mixture is attacked, and the search chooses again with the points that broke it.
+"""Search rounds: the chosen mixture is attacked, and the search chooses again with the points that the attack ended on.
 
-Under a candidate an image's margin is the smallest over the points known for it, so a choice pays for all that any
-round has found. A round is a stage of its own, `search/round-<i>/`: distributed, resumable, and made again from the
-files of the rounds before it if it is lost.
+Under a candidate an image's margin is the smallest over the points known for it, so every point that any round has
+found counts for every later choice. A round is a stage of its own, `search/round-<i>/`: distributed and resumable. Its
+rows depend on the attack stage's and the earlier rounds' rows alone, so a lost round is computed again from those.
 
 Shapes: N images, P points, K classes.
 """
@@ -29,8 +29,8 @@ from .partitioned import Progress, budget_of, run_partitions
 from .runs import Run, evaluate_fingerprint, finished_partitions, search_sample, searched_images
 
 Mixed = tuple[float | str | int | None, ...]  # what tells one choice's mixture from another's
-ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack; FAB and Square wait for the evaluation
-STEP_ROUNDING = 1e-9  # relative: gaps this close to the cutoff are the step's own end
+ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack; FAB and Square are the evaluation's
+STEP_ROUNDING = 1e-9  # relative: a gap this close to the cutoff is the one that the cutoff was put on
 # Of the images that are predicted to stay those next to the cutoff are attacked: half of them in the first round, then
 # a quarter. On the digits the first two rounds broke 59 images, nearly all among the nearest third, the later ones
 # images among the nearest 17 of 580.
@@ -106,7 +106,7 @@ class Rounds:
     def run(self, session: Executor | None, progress: Progress) -> SearchResult:
         """Round after round, until every beta to be measured is kept or `search.rounds` are done.
 
-        Rounds that are there already, those that an evaluation has started among them, are only read.
+        Rounds whose files exist, also those that an evaluation has started, are only read.
         """
         result = self._attacked(self._choose(self._points), session, progress)
         while self._is_there(task := self._evaluation_task(result, evaluate_fingerprint(self._opened, result))):
@@ -146,7 +146,8 @@ class Rounds:
     def _unmet(self, result: SearchResult) -> list[Choice]:
         """The choices to be measured that have not been attacked or do not keep enough.
 
-        Of other betas than the deployed one, not those that the search came back to: a round finds the same again.
+        Left out are choices of other betas than the deployed one that were attacked, fell short, and were chosen again
+        all the same: another round would find the same points.
         """
         return [
             entry
@@ -186,7 +187,7 @@ class Rounds:
         self._done[-1] = replace(done, kept=tuple(self._kept(entry) for entry in attacked), tried=tried)
 
     def _is_there(self, task: RoundTask) -> bool:
-        """Whether an earlier session has done the whole round."""
+        """Whether all files of the round exist already."""
         if not self._opened.store.names(task.stage):
             return False
         return len(finished_partitions(self._opened, task.stage, task.fingerprint)) == len(self._opened.partitions)
@@ -235,8 +236,8 @@ class Rounds:
     def _reach(self, entry: Choice, share: float, weight: float) -> float:
         """The log(1 - margin) down to which images are attacked: the nearest share of those that are predicted to stay.
 
-        Images far above the cutoff hardly ever break, and attacking them takes most of a round's time. Whether they
-        stand, the evaluation decides.
+        Images far above the cutoff hardly ever break, and attacking them takes most of a round's time. The evaluation
+        attacks them too.
         """
         gaps_N = self._points.largest_log_gaps(self._records.labels_N, entry.transform(), any_std=True)
         kept_N = gaps_N[~self._records.rob_broken_N & (gaps_N <= entry.log_one_minus_cutoff)]
@@ -295,7 +296,7 @@ def round_folder(number: int) -> str:
 
 
 def stored_points(done: SearchRound) -> StoredPoints:
-    """The images that a round has found, for those who try them first."""
+    """The attacked images that a round has stored, as a later stage reads them."""
     columns = tuple(f"x_adv_{i}" for i in range(len(done.attacked)))
     return StoredPoints(round_folder(done.round), done.fingerprint, columns)
 
@@ -304,12 +305,13 @@ def _mixed(entry: Choice) -> Mixed:
     return entry.scale, entry.power, entry.bias, entry.one_minus_alpha, entry.clamp, entry.ln_k
 
 
-def eased(entry: Choice, cached: CachedLogits) -> Choice:
-    """The same candidate with the cutoff in the middle of the step of its clean count.
+def centre_cutoff(entry: Choice, cached: CachedLogits) -> Choice:
+    """The same candidate with its cutoff moved to the middle of the interval in which its clean count is the same.
 
-    At the order statistic itself one image's margin equals the cutoff: the last bits decide whether it is kept, and an
-    attack that lowers its margin by nothing breaks it. A lower cutoff keeps at least as many images, and the clean
-    count changes only where the cutoff passes a clean image's gap `p_t - p_k` between M(rob)'s class and std's.
+    The search puts the cutoff at an order statistic, so one image's margin equals it: the last bits decide whether that
+    image is kept, and an attack that lowers its margin at all breaks it. A lower cutoff keeps at least as many images.
+    The clean count changes only where the cutoff passes a clean image's gap `p_t - p_k` between M(rob)'s class and
+    std's, so the cutoff is lowered half of the way to the next such gap.
     """
     mapped_BK = entry.transform()(cached.rob_clean_BK.double())
     gaps_B = log_one_minus_gap(mapped_BK, mapped_BK.argmax(dim=1), cached.std_pred_B)

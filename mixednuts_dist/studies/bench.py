@@ -20,7 +20,7 @@ from ..distributed.executor import Executor
 from ..distributed.tasks import Task
 from ..errors import ConfigError
 from ..mixing.margins import log_one_minus_signed_margin
-from ..mixing.mixture import Mixture, mixed_clean_correct, robust_lower_bound, tempered_log_probs
+from ..mixing.mixture import Mixture, robust_lower_bound, tempered_log_probs
 from ..mixing.transforms import LogitMap
 from ..register import CRITERIA
 from ..reports.report import collect
@@ -286,9 +286,7 @@ def weighted(rows: AttackRecords, transform: LogitMap, beta: float) -> Mixture:
 
 def clean_correct(mixture: Mixture, rows: AttackRecords) -> Tensor:
     """Which clean images the mixture gets right, (N,) bool, from the stored logits: exact at any temperature."""
-    if mixture.temperature > 0:
-        return mixture.classes(rows.std_clean_NK, rows.rob_clean_NK) == rows.labels_N
-    return mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1), mixture)
+    return mixture.classes(rows.std_clean_NK, rows.rob_clean_NK) == rows.labels_N
 
 
 def robust_bound(mixture: Mixture, rows: AttackRecords) -> Tensor:

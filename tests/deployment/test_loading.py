@@ -34,7 +34,7 @@ def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Pat
 def test_the_line_that_is_printed_loads_the_run(run_folder: Path) -> None:
     loaded = eval(loading_line(str(run_folder)), {"MixedClassifier": MixedClassifier})
     selected = json.loads((run_folder / "search/selected.json").read_text())["result"]
-    assert loaded.surrogate_alpha == selected["surrogate_alpha"]
+    assert loaded.mixture.surrogate_alpha == selected["surrogate_alpha"]
     chosen = next(entry for entry in selected["entries"] if entry["beta"] == selected["deployed_beta"])
     assert (loaded.transform.scale, loaded.alpha) == (chosen["scale"], chosen["alpha"])
 

@@ -129,7 +129,9 @@ def test_our_mixture_has_the_logits_of_robustbench_s_bai2024mixednuts(name: str)
         benchmark = next(key for key in theirs if key.value == name)
         mixture = next(iter(theirs[benchmark].values()))["Bai2024MixedNUTS"]["model"]().eval()
         x = torch.rand(12, 3, 32, 32)
-    ours = MixedClassifier.from_parameters(mixture.std_model, mixture.rob_model, MixedNUTSParameters.published(name))
+    ours = MixedClassifier.from_mixture(
+        mixture.std_model, mixture.rob_model, MixedNUTSParameters.published(name).mixture()
+    )
     with torch.no_grad(), quietly():
         expected, surrogate, _ = mixture(x, return_all=True)
         std_classes, rob_classes = mixture.std_model(x).argmax(dim=1), mixture.rob_model(x).argmax(dim=1)

@@ -1,6 +1,7 @@
 """Each study of the paper on one tiny run, with at least one number of it computed again by other means."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,11 +61,8 @@ def images(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def mixed_model(bench: Bench, mixture: Mixture) -> MixedClassifier:
-    return MixedClassifier(
-        demo_std(), demo_rob(), mixture.transform, mixture.alpha,
-        one_minus_alpha=mixture.one_minus_alpha, temperature=mixture.temperature,
-        surrogate_alpha=bench.search.surrogate_alpha,
-    )  # fmt: skip
+    mixture = replace(mixture, surrogate_alpha=bench.search.surrogate_alpha)
+    return MixedClassifier.from_mixture(demo_std(), demo_rob(), mixture)
 
 
 def test_main_counts_what_the_files_hold(bench: Bench) -> None:
