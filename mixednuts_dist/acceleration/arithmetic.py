@@ -1,46 +1,59 @@
 """How the attacks' gradients are computed: on fast copies of the base networks, in float32, TF32 or bfloat16.
 
-Only the networks are copied. LayerNorm, the transformation, mixing and the losses stay in float64 and float32, and
-nothing counts that only a copy has shown: the engine has the float32 original verify it.
+Only the networks are copied. LayerNorm, the transformation, mixing and the losses stay in float64 and float32. A result
+that a copy shows counts only after the float32 original has verified it; the engine sees to that.
 """
 
 import copy
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitMap
 from .batch_shape import ON_CPU, release_memory
-from .gradient_copy import Bfloat16Copy, agrees, compiled, folded, frozen_copy, fused_in_float32, is_heavy, points_alike
+from .gradient_copy import (
+    Bfloat16Copy,
+    agrees,
+    compiled,
+    folded,
+    frozen_copy,
+    input_gradient,
+    is_heavy,
+    points_alike,
+)
+from .tf32 import tf32_allowed
 
 Precision = Literal["fp32", "tf32", "bf16"]
 PrecisionChoice = Literal["fp32", "tf32", "bf16", "auto"]
 
-_CHECKED, _POINTED = 16, 4  # images on which a copy's logits, and its gradients, are held against the original's
-_CLEARLY = 0.9  # of the seconds of float32: what takes longer is no reason to leave it, and noise cannot flip that
+MIN_SPEEDUP = 1.1
+"""A precision is preferred to float32 where a pass is so many times as fast: less is within the noise of a timing."""
+
+_N_LOGITS_COMPARED, _N_GRADIENTS_COMPARED = 16, 4  # images on which a copy is compared with its original
 _BF16_TOLERANCE = 0.1  # of the largest logit: more is not rounding
 
 _logger = logging.getLogger(__name__)
 
 
 class Arithmetic:
-    """Makes the copies, once for each base network, and remembers them as long as it lives.
+    """Makes the copies, one for each base network, and keeps them.
 
     Args:
-        precision: of the gradients. "auto" times what the device has on each network, at the rows of the run's passes,
-            and leaves float32 where something is clearly faster, by a tenth.
+        precision: of the gradients. "auto" takes the fastest of those that the device computes in hardware, timed on
+            each network at the rows of the run's passes; float32 unless another one is `MIN_SPEEDUP` times as fast.
         compile: copies go through torch.compile, with CUDA graphs on a GPU.
 
-    The networks' weights must not change meanwhile.
+    The networks' weights must not change while it is in use.
 
     Example:
         >>> Arithmetic("bf16").network_copy(nn.Linear(4, 3), torch.rand(8, 4)).precision
@@ -57,13 +70,13 @@ class Arithmetic:
         self._decided: dict[int, Precision] = {}
 
     def decide(self, network: nn.Module, precision: Precision) -> None:
-        """Take this precision for the network, whatever "auto" would find: a run decides once for all its workers."""
+        """Use this precision for the network instead of measuring: a run decides once for all its workers."""
         self._decided[id(network)] = precision
 
     def copy_of(self, model: Callable[[Tensor], Tensor], x_BCHW: Tensor, rows: int = ON_CPU) -> "ModelCopy":
-        """The same function with its base networks replaced by fast copies, tried on some of the images `x_BCHW`.
+        """The same function with its base networks replaced by fast copies, compared on some of the images `x_BCHW`.
 
-        Looks into a mixed classifier and into `nn.Sequential(network, logit map)`; any other module is one network.
+        It looks into a mixed classifier and into `nn.Sequential(network, logit map)`; any other module is one network.
 
         Raises:
             InvalidInputError: for a function that is no torch module: there is nothing to copy.
@@ -87,7 +100,7 @@ class Arithmetic:
         return ModelCopy(made, finer, tuple(networks.values()))
 
     def network_copy(self, network: nn.Module, x_BCHW: Tensor, rows: int = ON_CPU) -> "NetworkCopy":
-        """The copy of one network; `precision` tells what was chosen for it."""
+        """The copy of one network, with the precision that was chosen for it."""
         if id(network) not in self._networks:
             self._networks[id(network)] = self._copied(network, x_BCHW.detach(), rows)
         return self._networks[id(network)]
@@ -96,7 +109,7 @@ class Arithmetic:
         if not is_heavy(network):
             return NetworkCopy(network, network, network, "fp32")
         precision = self._decided.get(id(network), self.precision)
-        copied = _fastest(network, x, rows) if precision == "auto" else _made(network, x[:_CHECKED], precision)
+        copied = _fastest(network, x, rows) if precision == "auto" else _made(network, x, precision)
         if self.compile:
             made = frozen_copy(network) if copied.made is network else copied.made
             copied = replace(copied, made=compiled(made, x.device))
@@ -105,11 +118,11 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class NetworkCopy:
-    """A network and what its gradients are computed on; the same module where nothing faster was found."""
+    """A network and the copies that its gradients are computed on; the network itself where no copy is faster."""
 
     network: nn.Module
     made: nn.Module
-    finer: nn.Module  # in float32, for the last steps after coarser gradients
+    finer: nn.Module  # the float32 copy, for the last steps of an attack whose first steps were in a coarser precision
     precision: Precision
 
 
@@ -137,53 +150,47 @@ class ModelCopy:
 
 
 def _made(network: nn.Module, x: Tensor, precision: Precision) -> NetworkCopy:
-    """A verified copy; in float32 where the device or the network cannot do better."""
-    base = folded(network, x)
-    finer = fused_in_float32(base, network, x)
+    """A copy that was compared with its original; in float32 where the device or the network cannot do better."""
+    x = x[:_N_LOGITS_COMPARED]
+    finer = folded(network, x)
     if precision == "bf16":
-        for fuse in (True, False):
-            coarse = _bfloat16_copy(base, network, x, fuse)
-            if coarse is not None:
-                return NetworkCopy(network, coarse, finer, "bf16")
+        coarse = _bfloat16_copy(finer, network, x)
+        if coarse is not None:
+            return NetworkCopy(network, coarse, finer, "bf16")
         _logger.warning("precision=bf16: %s does not work in bfloat16; float32 instead", type(network).__name__)
-    elif precision == "tf32" and not _has_tf32(x.device):
+    elif precision == "tf32" and not _has_tensor_cores(x.device):
         _logger.warning("precision=tf32: the device %s has none; float32 instead", x.device)
     elif precision == "tf32":
-        return NetworkCopy(network, base, base, "tf32")
-    made = network if base is network else finer  # without batch normalisation, the same bits
-    return NetworkCopy(network, made, made, "fp32")
+        return NetworkCopy(network, finer, finer, "tf32")
+    return NetworkCopy(network, finer, finer, "fp32")
 
 
-def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor, fuse: bool) -> Bfloat16Copy | None:
-    """A copy of `base`, if it gives the logits of `network` and gradients that point its way."""
+def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor) -> Bfloat16Copy | None:
+    """A copy of `base`, if it gives the logits of `network` and gradients in about the same direction."""
     try:
-        made = Bfloat16Copy(frozen_copy(base), x, fuse=fuse)
-        alike = agrees(made, network, x, _BF16_TOLERANCE) and points_alike(made, network, x[:_POINTED])
+        made = Bfloat16Copy(frozen_copy(base), x)
+        alike = agrees(made, network, x, _BF16_TOLERANCE) and points_alike(made, network, x[:_N_GRADIENTS_COMPARED])
         return made if alike else None
     except torch.OutOfMemoryError:
         raise  # says nothing about bfloat16
-    except Exception as error:  # a layer that insists on one dtype, or looks into another one: it is foreign code
+    except Exception as error:  # foreign code: a layer may insist on one dtype, or look into another one
         _logger.info("%s in bfloat16: %s", type(network).__name__, error)
         return None
 
 
 def _fastest(network: nn.Module, x: Tensor, rows: int) -> NetworkCopy:
-    """Float32, or the faster precision that is faster by a tenth; the answer is kept for the network's next copy."""
+    """The copy in the precision that is fastest; the answer is remembered for the network's next copy."""
     key = (str(x.device), rows, tuple(x.shape[1:]))
     known = _FASTEST.setdefault(network, {})
     if key in known:
-        return _made(network, x[:_CHECKED], known[key])
-    candidates: list[Precision] = ["fp32", "bf16", "tf32"] if _has_tf32(x.device) else ["fp32", "bf16"]
-    copies = {precision: _made(network, x[:_CHECKED], precision) for precision in candidates}
+        return _made(network, x, known[key])
+    copies = {precision: _made(network, x, precision) for precision in _in_hardware(x.device)}
     batch = x[torch.arange(rows) % len(x)]
     try:
-        seconds = {precision: _seconds(copied.made, batch, precision) for precision, copied in copies.items()}
+        known[key] = _faster(copies, batch)
     except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
         release_memory()
-        batch = batch[:1]
-        seconds = {precision: _seconds(copied.made, batch, precision) for precision, copied in copies.items()}
-    best = min(seconds, key=lambda precision: seconds[precision])
-    known[key] = best if seconds[best] < _CLEARLY * seconds["fp32"] else "fp32"
+        known[key] = _faster(copies, batch[:1])
     return copies[known[key]]
 
 
@@ -191,41 +198,69 @@ _FASTEST: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, int, tuple[int, 
 _FASTEST = weakref.WeakKeyDictionary()
 
 
-def _seconds(network: nn.Module, x: Tensor, precision: Precision, repeats: int = 3) -> float:
-    """The fastest of a few passes forward and backward; on a CPU, which others may use too, in CPU time."""
+def _faster(copies: dict[Precision, NetworkCopy], batch: Tensor) -> Precision:
+    """The precision whose copy passes the batch fastest; float32, untimed, where it is the only one."""
+    if len(copies) == 1:
+        return "fp32"
+    seconds = {precision: _seconds(copied.made, batch, precision) for precision, copied in copies.items()}
+    best = min(seconds, key=lambda precision: seconds[precision])
+    return best if MIN_SPEEDUP * seconds[best] < seconds["fp32"] else "fp32"
+
+
+@torch.enable_grad()
+def _seconds(network: nn.Module, x: Tensor, precision: Precision) -> float:
+    """The fastest of three passes forward and, where there is a gradient, backward.
+
+    In CPU time on a CPU, which other processes may use at the same time.
+    """
     clock = time.perf_counter if x.is_cuda else time.process_time
-    found = []
+
+    def timed_pass() -> float:
+        started = clock()
+        leaf = x.clone().requires_grad_()
+        float(input_gradient(network(leaf).sum(), leaf).flatten()[0])  # reading a value waits for an accelerator
+        return clock() - started
+
     with tf32_allowed(precision == "tf32"):
-        for _ in range(repeats + 1):  # the first one warms up
-            started = clock()
-            leaf = x.clone().requires_grad_()
-            (grad,) = torch.autograd.grad(network(leaf).sum(), leaf)
-            float(grad.flatten()[0])  # waits for an accelerator
-            found.append(clock() - started)
-    return min(found[1:])
+        return min([timed_pass() for _ in range(4)][1:])  # the first one warms up
 
 
-def _has_tf32(device: torch.device) -> bool:
+def _in_hardware(device: torch.device) -> list[Precision]:
+    """The precisions that the device computes in units of their own: float32, and what may be faster than it."""
+    if device.type == "cuda":
+        return ["fp32", "bf16", "tf32"] if _has_tensor_cores(device) else ["fp32"]
+    if device.type == "cpu" and not _has_bfloat16_units():
+        return ["fp32"]
+    return ["fp32", "bf16"]
+
+
+def _has_tensor_cores(device: torch.device) -> bool:
+    """Whether it is a GPU with units for TF32 and bfloat16: compute capability 8.0 (Ampere) and above."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-@contextmanager
-def tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Whether CUDA may round the factors of float32 products to TF32, in here; torch's own default is: convolutions.
+@cache
+def _has_bfloat16_units() -> bool:
+    """Whether a convolution takes this CPU less time in bfloat16 than in float32.
 
-    Convolutions also keep to kernels that give the same bits each time, as an image's result promises.
+    One small layer is timed, some milliseconds in all, so that no copy is made where bfloat16 is emulated: it takes
+    half the time of float32 where there are units for it and four times the time elsewhere. The CPU's flags do not
+    say it, because oneDNN may be restricted (ONEDNN_MAX_CPU_ISA).
     """
-    if not torch.cuda.is_available():
-        yield
-        return
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
-    cudnn.allow_tf32 = matmul.allow_tf32 = allowed
-    cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before
+    return MIN_SPEEDUP * _layer_seconds(torch.bfloat16) < _layer_seconds(torch.float32)
+
+
+def _layer_seconds(dtype: torch.dtype) -> float:
+    """CPU time of the fastest of three convolutions of 64 channels."""
+    x_BCHW = torch.ones(1, 64, 16, 16, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    weight = torch.ones(64, 64, 3, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
+
+    def timed() -> float:
+        started = time.process_time()
+        F.conv2d(x_BCHW, weight, padding=1)
+        return time.process_time() - started
+
+    return min([timed() for _ in range(4)][1:])
 
 
 def _with_networks(model: nn.Module, networks: dict[str, nn.Module]) -> nn.Module:

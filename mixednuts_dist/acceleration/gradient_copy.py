@@ -5,7 +5,6 @@ Shapes: B images of C x H x W, K classes.
 
 import copy
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .convolution import is_plain
-from .fusion import fused
+from .tf32 import tf32_allowed
 
 _FOLD_TOLERANCE = 1e-4  # of the largest logit
 _SAME_WAY = 0.5  # cosine between two gradients: of six networks with trained weights it was .976 at least in bfloat16
@@ -33,18 +31,16 @@ class Bfloat16Copy(nn.Module):
     bfloat16 has 8 bits, a pixel too, so that a perturbation of eps would be a few of its steps.
     """
 
-    def __init__(self, network: nn.Module, x_BCHW: Tensor, *, fuse: bool = True) -> None:
+    def __init__(self, network: nn.Module, x_BCHW: Tensor) -> None:
         super().__init__()
         first = _first_heavy(network, x_BCHW[:1])
         for name, layer in list(network.named_modules()):
             if isinstance(layer, _HEAVY) and name != first:
                 layer.to(torch.bfloat16)
-        fuse = fuse and x_BCHW.device.type == "cpu"
-        if first and not (fuse and is_plain(network.get_submodule(first))):
+        if first:
             parent, _, own = first.rpartition(".")
             setattr(network.get_submodule(parent), own, _RoundedAfter(network.get_submodule(first)))
-        network.to(memory_format=torch.channels_last)
-        self.network = fused(network, torch.bfloat16) if fuse else network
+        self.network = network.to(memory_format=torch.channels_last)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         with torch.autocast(x_BCHW.device.type, torch.bfloat16):
@@ -96,39 +92,21 @@ def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
     On a CPU its weights lie in channels-last, and so does what passes through it: a ResNet-18's passes take a tenth
     less time in float32. Not measured on accelerators, where float32 keeps its layout.
 
-    What cannot be traced as a whole is traced child by child, and the copy has to give the original's logits.
+    A network that cannot be traced as a whole is traced child by child. The copy has to give the logits of `network`
+    for many images and for one.
     """
     if not any(isinstance(layer, _BatchNorm) for layer in network.modules()):
         return network
-
-    def changed() -> nn.Module:
-        made = _fold(frozen_copy(network)).requires_grad_(False)
-        return made.to(memory_format=torch.channels_last) if x_BCHW.device.type == "cpu" else made
-
-    return _if_alike(changed, network, network, x_BCHW)
-
-
-def fused_in_float32(base: nn.Module, network: nn.Module, x_BCHW: Tensor) -> nn.Module:
-    """On a CPU a copy of `base` with fused convolutions, if it gives the logits of `network`; else `base`."""
-    if x_BCHW.device.type != "cpu" or not any(is_plain(layer) for layer in base.modules()):
-        return base
-
-    def changed() -> nn.Module:
-        return fused(frozen_copy(base).to(memory_format=torch.channels_last), torch.float32)
-
-    return _if_alike(changed, base, network, x_BCHW)
-
-
-def _if_alike(changed: Callable[[], nn.Module], base: nn.Module, network: nn.Module, x_BCHW: Tensor) -> nn.Module:
-    """What `changed` makes, if it gives the logits of `network` on many images and on one; else `base`."""
     try:
-        made = changed()
+        made = _fold(frozen_copy(network)).requires_grad_(False)
+        if x_BCHW.device.type == "cpu":
+            made = made.to(memory_format=torch.channels_last)
         if all(agrees(made, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
             return made
-        _logger.info("%s is not rewritten in float32: other logits", type(network).__name__)
+        _logger.info("batch normalisation of %s is not folded: the copy has other logits", type(network).__name__)
     except Exception as error:  # tracing runs foreign code: whatever it raises, the original is as good
-        _logger.info("%s is not rewritten in float32: %s", type(network).__name__, error)
-    return base
+        _logger.info("batch normalisation of %s is not folded: %s", type(network).__name__, error)
+    return network
 
 
 def _fold(module: nn.Module) -> nn.Module:
@@ -142,13 +120,18 @@ def _fold(module: nn.Module) -> nn.Module:
         return module
 
 
+@tf32_allowed(False)
 @torch.no_grad()
 def agrees(network: nn.Module, original: nn.Module, x_BCHW: Tensor, tolerance: float) -> bool:
-    """Whether both give the same logits up to `tolerance` times the largest logit."""
+    """Whether both give the same logits up to `tolerance` times the largest logit, float32 products in full.
+
+    TF32 alone, which torch allows convolutions by default, moves logits by more than folding may.
+    """
     found, expected = network(x_BCHW).float(), original(x_BCHW).float()
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
+@tf32_allowed(False)
 def points_alike(network: nn.Module, original: nn.Module, x_BCHW: Tensor) -> bool:
     """Whether gradients of both point the same way, by the median of the images.
 

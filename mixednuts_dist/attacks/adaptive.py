@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
+from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import BatchShape
+from ..acceleration.tf32 import tf32_allowed
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
 from ..threat import ThreatModel

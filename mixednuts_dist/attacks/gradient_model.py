@@ -16,9 +16,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
+from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import ON_CPU, SMALLEST, BatchShape, Proven, largest_rows, proven_before
 from ..acceleration.gradient_copy import input_gradient, is_heavy
+from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 

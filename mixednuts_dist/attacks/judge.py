@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..acceleration.arithmetic import tf32_allowed
 from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape, proven_before
+from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_signed_margin
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..acceleration.arithmetic import tf32_allowed
 from ..acceleration.batch_shape import BatchShape, Passes
 from ..acceleration.gradient_copy import input_gradient
+from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
 from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
 from .gradient_model import GradientModel

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic, PrecisionChoice, tf32_allowed
+from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.gradient_copy import folded
+from ..acceleration.tf32 import tf32_allowed
 from ..attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack, pyautoattack_images
 from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
 from ..attacks.losses import ce_loss

@@ -1,13 +1,19 @@
 """Fast gradients: the copies agree with their originals, and no claim comes from a copy."""
 
 import logging
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from mixednuts_dist.acceleration import arithmetic as arithmetic_module
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
-from mixednuts_dist.acceleration.convolution import Convolution
 from mixednuts_dist.acceleration.gradient_copy import agrees, folded, points_alike
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
@@ -210,26 +216,22 @@ def test_a_function_without_gradients_has_none_to_compare() -> None:
 
 
 @pytest.mark.parametrize("branching", [False, True])
-def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool) -> None:
     """Near 1 bfloat16 has steps of 1/255: of a perturbation of that size it would leave nothing."""
     network, x = Normalized(branching=branching), images(8, SHAPE)
     made, computed, taken, given_on = Arithmetic("bf16").network_copy(network, x).made, [], [], []
 
-    def note(layer: nn.Module, x: Tensor, out: Tensor) -> Tensor:
+    def note(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
         computed.append(layer.weight.dtype)
-        taken.append(x.dtype)
+        taken.append(given[0].dtype)
         given_on.append(out.dtype)
-        return out
 
-    of = Convolution.computed
-    monkeypatch.setattr(Convolution, "computed", lambda layer, x, *more: note(layer, x, of(layer, x, *more)))
     for layer in made.modules():
-        if isinstance(layer, nn.Linear):
-            layer.register_forward_hook(lambda layer, given, out: note(layer, given[0], out))
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(note)
     made(x)
-    assert computed == [torch.float32, torch.bfloat16, torch.bfloat16]
-    assert taken == computed, "what is between the layers stays in bfloat16: no sum is widened, no image copied"
-    assert given_on == [torch.bfloat16] * 3
+    assert computed == taken == [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert given_on == computed
 
 
 def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
@@ -240,11 +242,98 @@ def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
     assert n_batch_norms(copied.finer) == 0
     assert {weight.dtype for weight in copied.finer.parameters()} == {torch.float32}
     assert agrees(copied.finer, network, x, 1e-5)
-    assert any(isinstance(layer, Convolution) for layer in copied.finer.modules())
     assert Arithmetic("fp32").copy_of(network, x).model is not network
     attacked = AttackedModel.of(network, arithmetic=Arithmetic("bf16"), like_BCHW=x)
     assert attacked.float32 is not None
     assert attacked.model is network, "the judge asks the original"
+
+
+@pytest.fixture
+def layer_seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[torch.dtype, float]]:
+    """The times that the one layer takes on a CPU made up for the test."""
+    seconds = {torch.float32: 1.0, torch.bfloat16: 4.0}
+    monkeypatch.setattr(arithmetic_module, "_layer_seconds", seconds.__getitem__)
+    arithmetic_module._has_bfloat16_units.cache_clear()
+    yield seconds
+    arithmetic_module._has_bfloat16_units.cache_clear()
+
+
+def test_on_a_cpu_without_bfloat16_units_auto_takes_float32_without_a_pass(
+    layer_seconds: dict[torch.dtype, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, x, passes = small_net(10, SHAPE), images(8, SHAPE), []
+    network.register_forward_hook(lambda *_: passes.append(1))
+    copied = Arithmetic("auto").network_copy(network, x)
+    assert (copied.made, copied.precision, passes) == (network, "fp32", [])
+    layer_seconds[torch.bfloat16] = 0.5
+    arithmetic_module._has_bfloat16_units.cache_clear()
+    monkeypatch.setattr(arithmetic_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 0.8}[given[2]])
+    assert Arithmetic("auto").network_copy(small_net(10, SHAPE), x).precision == "bf16"
+    monkeypatch.setattr(arithmetic_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 0.95}[given[2]])
+    assert Arithmetic("auto").network_copy(small_net(10, SHAPE), x).precision == "fp32"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the restriction is of x86 CPUs")
+def test_a_restricted_cpu_is_found_out_by_one_layer() -> None:
+    """Its flags still name the units that oneDNN may not use."""
+    code = "from mixednuts_dist.acceleration.arithmetic import _has_bfloat16_units as units; print(units())"
+    restricted = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
+    found = subprocess.run([sys.executable, "-c", code], env=restricted, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+class Detached(nn.Module):
+    """A classifier whose logits have no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Normalized()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).detach()
+
+
+def quantised() -> nn.Module:
+    """Its last layer computes in 8 bits, which autograd does not follow."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's quantisation says that it moves elsewhere
+        made: nn.Module = torch.ao.quantization.quantize_dynamic(Normalized(), {nn.Linear}, torch.qint8)
+        return made
+
+
+@pytest.mark.filterwarnings("ignore:quantized")  # torch says that it cannot follow these layers
+@pytest.mark.parametrize("make", [Detached, quantised])
+@pytest.mark.parametrize("graph", [True, False])
+def test_auto_chooses_for_a_classifier_without_gradients(
+    make: Callable[[], nn.Module], graph: bool, layer_seconds: dict[torch.dtype, float]
+) -> None:
+    layer_seconds[torch.bfloat16] = 0.5
+    network, x = make(), images(8, SHAPE)
+    with torch.set_grad_enabled(graph):
+        copied = Arithmetic("auto").network_copy(network, x)
+    assert copied.precision in ("fp32", "bf16")
+    assert agrees(copied.made, network, x, 0.1)
+
+
+def test_copies_are_compared_in_full_float32_where_tf32_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions round here as a GPU's tensor cores do where torch's switches allow it: to 10 bits of mantissa."""
+    network, x = Normalized(), images(8, SHAPE)
+    with torch.no_grad():
+        exact, of = network(x), nn.Conv2d._conv_forward
+
+    def rounded(values: Tensor) -> Tensor:
+        return (values.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    def with_tf32(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return of(layer, rounded(x), rounded(weight), bias) if torch.backends.cudnn.allow_tf32 else of(
+            layer, x, weight, bias
+        )  # fmt: skip
+
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", with_tf32)
+    with torch.no_grad():
+        copied = folded(network, x)
+        assert not torch.allclose(copied(x), network(x), atol=float(1e-4 * exact.abs().max())), "TF32 is on here"
+    assert n_batch_norms(copied) == 0, "and yet the comparison did not notice it"
 
 
 def test_what_is_no_module_or_no_precision_is_refused(victim) -> None:

@@ -1,0 +1,60 @@
+"""The process's switches for the rounding of float32 products, set for a block of passes and put back."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+# Since torch 2.9 the rounding of each kind of product has a switch of its own. The older switches are set as well:
+# torch refuses to read one of them while it contradicts the newer ones, and foreign code in a pass may read it.
+_NEWER_CUDA = ("cudnn.conv", "cudnn.rnn", "cuda.matmul")
+_NEWER_CPU = ("mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul")
+
+_Switch = tuple[Callable[[], Any], Callable[[Any], None], Any, Any]  # read, write, value without TF32, value with TF32
+
+
+@contextmanager
+def tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Whether CUDA may round the factors of float32 products to TF32, in here; torch's own default is: convolutions.
+
+    Convolutions also keep to kernels that give the same bits each time and are chosen without timing, as an image's
+    result promises. On a CPU float32 is float32 in here, whatever `torch.set_float32_matmul_precision` says outside.
+    """
+    before = [(write, value) for read, write, _, _ in _switches() if (value := _readable(read)) is not None]
+    for _, write, strict, tf32 in _switches():
+        write(tf32 if allowed else strict)
+    try:
+        yield
+    finally:
+        for write, value in before:
+            write(value)
+
+
+def _readable(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError:  # an older switch that contradicts a newer one: there is nothing to put back
+        return None
+
+
+@cache
+def _switches() -> tuple[_Switch, ...]:
+    """The older switches first: writing one of them overwrites some of the newer ones."""
+
+    def of(path: str, name: str, strict: Any, tf32: Any) -> _Switch:
+        owner = attrgetter(path)(torch.backends)
+        return partial(getattr, owner, name), partial(setattr, owner, name), strict, tf32
+
+    switches = [
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest", "high"),
+        of("cudnn", "allow_tf32", False, True),
+        of("cudnn", "deterministic", True, True),
+        of("cudnn", "benchmark", False, False),
+    ]
+    if hasattr(torch.backends, "fp32_precision"):
+        switches += [of(path, "fp32_precision", "ieee", "tf32") for path in _NEWER_CUDA]
+        switches += [of(path, "fp32_precision", "ieee", "ieee") for path in _NEWER_CPU]
+    return tuple(switches)
