@@ -1,11 +1,12 @@
 """The configuration: one YAML file, read into frozen models and validated once, before anything expensive starts."""
 
 import difflib
+import functools
 import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -21,6 +22,7 @@ from pydantic import (
     Tag,
     ValidationError,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -28,10 +30,12 @@ from pydantic_core import CoreSchema, core_schema
 
 from .config_file import read_yaml, read_yaml_file, shortened
 from .errors import ConfigError
-from .register import ATTACKS, CLAMPS, CRITERIA, EXECUTORS, Register, load_extensions
+from .register import ATTACKS, CLAMPS, CRITERIA, EXECUTORS, STAGES, Register, load_extensions
 from .threat import Norm, ThreatModel
 from .uris import dataset_forms
 
+_RUN_FOLDERS = ("acceleration", "check", "errors", "report", "studies")
+_STAGE = r"[a-z][a-z0-9_]{0,31}"
 _DEEPEST_KEY = 8  # parts of a key.path
 _MOST_LINES = 12  # of a message; a list of ten thousand wrong values is one mistake
 RESULTS_VERSION = 3  # part of every fingerprint: raised when the same configuration would give other rows
@@ -60,7 +64,9 @@ Width = Annotated[int, Field(ge=2, le=1_000_000)]
 Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """Keys of the configuration: frozen, and an unknown key is an error."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=4096)
 
     @field_validator("*", mode="before")
@@ -96,14 +102,14 @@ class Registered:
         return {**handler(schema), "enum": list(self.register.names())}
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """Which images: a dataset URI and, if set, its first `n` images."""
 
     uri: str = Field(description=", ".join(dataset_forms()))
     n: int | None = Field(default=None, gt=0, le=10**9, description="use the first n images; all by default")
 
 
-class ThreatConfig(_Section):
+class ThreatConfig(Section):
     """The threat model, as `ThreatModel`."""
 
     norm: Norm = Field(default="Linf", description="norm of the perturbation")
@@ -118,7 +124,7 @@ class ThreatConfig(_Section):
         return ThreatModel(self.norm, self.eps)
 
 
-class AttackConfig(_Section):
+class AttackConfig(Section):
     """MMAA on the LayerNormed robust classifier."""
 
     method: Literal["apgd", "square"] = Field(
@@ -135,7 +141,7 @@ _MOST_OF_ONE = 1000  # candidate values of s, p or c
 _MOST_TOGETHER = 1_000_000  # candidates (s, p, c); the paper has 512
 
 
-class RangeConfig(_Section):
+class RangeConfig(Section):
     """`count` values from `min` to `max`, both included, evenly spaced or evenly in the logarithm."""
 
     min: Finite
@@ -203,7 +209,7 @@ ExecutorName = Annotated[str, Registered(EXECUTORS)]
 _GONE_FROM_SEARCH = {"sampler": "grid", "n_trials": 64}
 
 
-class SearchConfig(_Section):
+class SearchConfig(Section):
     """Algorithm 1 over the cached logits."""
 
     criterion: CriterionName = Field(
@@ -306,7 +312,7 @@ FAST: dict[str, Any] = {"attacks": ["apgd-ce", "apgd-t"], "n_iter": 100, "n_targ
 _FAST_MISSED, _FAST_OF = 0, 275
 
 
-class EvaluateConfig(_Section):
+class EvaluateConfig(Section):
     """The adaptive AutoAttack on the mixed classifier."""
 
     preset: Literal["standard", "fast"] = Field(
@@ -371,7 +377,7 @@ def fast_notes(evaluate: Mapping[str, Any]) -> list[str]:
     ]
 
 
-class ComputeConfig(_Section):
+class ComputeConfig(Section):
     """Where and how fast; nothing in here moves a result."""
 
     executor: ExecutorName = Field(
@@ -409,7 +415,7 @@ class ComputeConfig(_Section):
     )
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """Everything about one run; the keys of the YAML file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="begins the run id")
@@ -447,6 +453,16 @@ class RunConfig(_Section):
                 )
         return self
 
+    def section(self, stage: str) -> Section | None:
+        """The keys of a stage; None where the run is not asked for it."""
+        keys: Section | None = getattr(self, stage, None)
+        return keys
+
+    @classmethod
+    def added_stages(cls) -> tuple[str, ...]:
+        """Stages whose key stands in this configuration beside the ones that every configuration has."""
+        return tuple(name for name in cls.model_fields if name not in RunConfig.model_fields)
+
     @property
     def required_std(self) -> str:
         """URI of std, for what needs two classifiers.
@@ -464,9 +480,11 @@ class RunConfig(_Section):
     def determinants(self) -> dict[str, Any]:
         """What the rows depend on: everything but where they are stored and computed; of extensions, their content.
 
-        The second opinion has rows of its own, and where an evaluation ends does not move a row.
+        The second opinion and stages with a key of their own have fingerprints of their own, and where an evaluation
+        ends does not move a row.
         """
         left_out: dict[str, Any] = {
+            **dict.fromkeys(self.added_stages(), True),
             "storage": True,
             "compute": True,
             "extensions": True,
@@ -488,7 +506,38 @@ class RunConfig(_Section):
         return f"{self.name}-{digest(self.determinants())}"
 
 
-_AnySection = TypeVar("_AnySection", bound=_Section)
+_AnySection = TypeVar("_AnySection", bound=Section)
+
+
+def config_with_stages(names: Iterable[str]) -> type[RunConfig]:
+    """The configuration with a key for each of these registered stages; None, the default, does not ask for it."""
+    return _with_keys(tuple((name, STAGES.get(name).Keys, STAGES.entries()[name].describes) for name in sorted(names)))
+
+
+@functools.cache
+def _with_keys(stages: tuple[tuple[str, type[Section], str], ...]) -> type[RunConfig]:
+    added: dict[str, Any] = {
+        name: (keys | None, Field(default=None, description=f"a stage of its own: {describes}"))
+        for name, keys, describes in stages
+    }
+    return create_model("RunConfig", __base__=RunConfig, **added) if added else RunConfig
+
+
+def stages_with_keys() -> list[str]:
+    """Registered stages that a configuration asks for by a key of their own.
+
+    Raises:
+        ConfigError: for an extension's stage with the name of another key, or of a folder that every run has.
+    """
+    own = [name for name, entry in STAGES.entries().items() if entry.home.startswith(f"{__package__}.")]
+    for name in STAGES.names():
+        if name not in own and (name in {*RunConfig.model_fields, *_RUN_FOLDERS} or not re.fullmatch(_STAGE, name)):
+            raise ConfigError(
+                f"a stage cannot be named {name!r}: its name is its key in the configuration and its folder in the "
+                "run. Give it lower-case letters, digits and underscores, and not the name of another key, "
+                f"{', '.join(_RUN_FOLDERS)}"
+            )
+    return [name for name in STAGES.names() if name not in RunConfig.model_fields]
 
 
 def digest(value: Mapping[str, Any]) -> str:
@@ -515,7 +564,8 @@ def parse_config(content: Mapping[str, Any], source: str = "configuration") -> R
     extensions = content.get("extensions")
     if isinstance(extensions, list | tuple) and all(isinstance(file, str) for file in extensions):
         load_extensions(extensions)
-    return _validated(RunConfig, content, f"{source}: ")
+    asked = [name for name in stages_with_keys() if name in content]
+    return _validated(config_with_stages(asked), content, f"{source}: ")
 
 
 def _validated(section: type[_AnySection], content: Mapping[str, Any], prefix: str = "") -> _AnySection:
@@ -565,4 +615,4 @@ def _valid_keys(section: type[BaseModel], location: Sequence[Any]) -> list[str]:
         model = RangeConfig
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             model = annotation
-    return sorted(model.model_fields)
+    return sorted([*model.model_fields, *(stages_with_keys() if issubclass(model, RunConfig) else ())])

@@ -8,8 +8,9 @@ from .errors import DamagedFile, MissingArtifact
 from .reports import report
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
-from .stages.partitioned import Progress, Silent
+from .stages.progress import Progress, Silent
 from .stages.runs import Run, open_run
+from .stages.stage import stages_of
 from .storage.damage import set_aside_if_damaged
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,9 @@ _REPAIRS = 5
 
 
 def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> RunResults:
-    """Attack, search, evaluate, report (without std: the last two), on one Ray session; errors as in the stages.
+    """Attack, search, evaluate, stages of their own key, report, on one executor; errors as in the stages.
+
+    Without std there is neither attack nor search.
 
     A file that a stage finds damaged is set aside; then all of them once more fill the gap.
     """
@@ -44,4 +47,7 @@ def _complete(opened: Run, session: Executor, progress: Progress) -> RunResults:
     while opened.config.std is not None and every_image and search.learn(opened, session, progress):
         evaluate.complete(opened, session, progress)
     evaluate.check(opened, session, progress)
+    for stage in stages_of(opened.config):
+        if stage.name in opened.config.added_stages():
+            stage.complete(opened, session, progress)
     return report.run(opened.config, progress=progress)

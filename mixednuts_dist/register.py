@@ -125,7 +125,8 @@ CLASSIFIERS: Register[Any] = Register("CLASSIFIERS", "classifier", "classifiers"
 EXECUTORS: Register[Any] = Register("EXECUTORS", "executor", "distributed")
 CHARTS: Register[Any] = Register("CHARTS", "chart", "reports")
 STUDIES: Register[Any] = Register("STUDIES", "study", "studies", "studies")
-REGISTERS = (ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, EXECUTORS, CHARTS, STUDIES)
+STAGES: Register[Any] = Register("STAGES", "stage", "stages")
+REGISTERS = (ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, STAGES, EXECUTORS, CHARTS, STUDIES)
 
 
 def load_extensions(files: Iterable[str]) -> dict[str, str]:

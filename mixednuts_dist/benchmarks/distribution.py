@@ -30,7 +30,7 @@ from ..distributed.schedule import AHEAD
 from ..images.datasets import open_dataset
 from ..mixing.transforms import layer_norm_logits
 from ..stages import attack
-from ..stages.partitioned import Silent
+from ..stages.progress import Silent
 from ..storage.partitions import Partition, split_images
 from ..storage.records import Receipt
 from ..threat import ThreatModel

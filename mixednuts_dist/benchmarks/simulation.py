@@ -10,10 +10,10 @@ from typing import Any
 
 import ray
 
-from ..attacks.budget import AttackBudget
 from ..distributed.pool import Pool, PoolSettings
 from ..distributed.schedule import Merge, Work, WorkQueue
-from ..distributed.tasks import Task, WorkerSpec
+from ..distributed.tasks import Task
+from ..distributed.worker_spec import WorkerSpec
 from ..storage.partitions import Partition, split_images
 from ..storage.records import Receipt
 from ..threat import ThreatModel
@@ -124,7 +124,7 @@ def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, o
         store_uri="memory://sleep", data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=round(1000 * seconds), ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
-    task = Task("", "", AttackBudget())
+    task = Task(stage="", fingerprint="")
     pool = SleepingPool(spec, task, PoolSettings(n_workers, 0, 0), on_receipt)
     try:
         pool.run(WorkQueue(partitions, smallest=len(partitions[0])))

@@ -1,12 +1,17 @@
 """The command `mixednuts`, and its stages. Heavy libraries are imported once the configuration is known to be sound."""
 
 import json
+import os
+from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 
 import click
 from rich.console import Console
 
 from ..config import load_config
+from ..errors import MixedNutsError
+from ..register import STAGES, Entry
 from .options import (
     Invocation,
     config_argument,
@@ -43,12 +48,20 @@ def run(given: Invocation, as_json: bool) -> None:
         given.console.print(line, highlight=False, soft_wrap=True)
 
 
-@run_command("attack mine.yaml")
-def attack(given: Invocation) -> None:
-    """The first stage: the minimum-margin attack on the robust classifier."""
-    from ..stages import attack as stage
+def stage_command(entry: Entry) -> click.Command:
+    """A registered stage as a command: what it lacks of CONFIG's run is computed."""
 
-    given.on_ray(partial(stage.run, given.config))
+    def command(given: Invocation) -> None:
+        from ..stages.stage import stage_of
+
+        given.on_ray(partial(stage_of(given.config, entry.name).run, given.config))
+
+    command.__name__, command.__doc__ = entry.name, f"{entry.describes[:1].upper()}{entry.describes[1:]}."
+    return run_command(f"{entry.name} mine.yaml", f"{entry.name} mine.yaml --address 10.0.0.7:6379")(command)
+
+
+STAGE_COMMANDS = {entry.name: stage_command(entry) for entry in STAGES.entries().values()}
+attack, evaluate = STAGE_COMMANDS["attack"], STAGE_COMMANDS["evaluate"]
 
 
 @run_command("search mine.yaml --beta 0.97", beta=True)
@@ -61,14 +74,6 @@ def search(given: Invocation) -> None:
     result = given.on_ray(partial(stage.run, given.config))
     print_table(search_table(result), Console(), f"criterion {result.criterion}")
     given.tell_run()
-
-
-@run_command("evaluate mine.yaml --address 10.0.0.7:6379")
-def evaluate(given: Invocation) -> None:
-    """The adaptive AutoAttack on the mixed classifier."""
-    from ..stages import evaluate as stage
-
-    given.on_ray(partial(stage.run, given.config))
 
 
 @run_command("report mine.yaml --json", "report mine.yaml --otlp http://127.0.0.1:4318", ray=False, as_json=True)
@@ -105,7 +110,7 @@ def status(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool
 
 SECTIONS = {
     "Before a run": (init, check, fetch, describe, estimate, prepare),
-    "A run, whole or stage by stage": (run, attack, search, evaluate, report),
+    "A run, whole or stage by stage": (run, *dict.fromkeys((attack, search, *STAGE_COMMANDS.values())), report),
     "Elsewhere, and later": (submit, status, verify),
     "With what came out": (export, serve),
     "Around it": (study, benchmark, list_entries, schema),
@@ -113,7 +118,18 @@ SECTIONS = {
 
 
 class _Sections(click.Group):
-    """A group whose help lists the commands in the order in which one needs them."""
+    """A group whose help lists the commands in the order in which one needs them.
+
+    Stages that the configuration's own extensions register are commands too.
+    """
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        added = None if args[0] in self.commands else _added_stage(*args)
+        if added is None:
+            return super().resolve_command(ctx, args)
+        return args[0], stage_command(added), args[1:]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         width = max(len(name) for name in self.commands)
@@ -121,6 +137,15 @@ class _Sections(click.Group):
             with formatter.section(title):
                 rows = [(f"{command.name:<{width}}", command.get_short_help_str(80)) for command in commands]
                 formatter.write_dl(rows)
+
+
+def _added_stage(name: str, *arguments: str) -> Entry | None:
+    """The stage of that name, if an extension of a configuration among the arguments registers it."""
+    overrides = [value for flag, value in pairwise(arguments) if flag == "--set"]
+    for path in filter(os.path.isfile, arguments):
+        with suppress(MixedNutsError):  # the command itself reports what is wrong with the file
+            load_config(path, overrides)
+    return STAGES.entries().get(name)
 
 
 @click.group(

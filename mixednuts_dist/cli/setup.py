@@ -15,7 +15,15 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
-from ..config import RangeConfig, Registered, RunConfig, load_config
+from ..config import (
+    RangeConfig,
+    Registered,
+    RunConfig,
+    Section,
+    config_with_stages,
+    load_config,
+    stages_with_keys,
+)
 from ..errors import ConfigError, MixedNutsError
 from ..register import REGISTERS
 from ..uris import missing_input, missing_inputs
@@ -189,26 +197,42 @@ def list_entries(config: str | None, overrides: tuple[str, ...]) -> None:
                 console.print(f"  {entry.name:<{width}}  {entry.describes}{added}", markup=False)
 
 
-@click.command(epilog=examples("schema --markdown"))
+@click.command(epilog=examples("schema --markdown", "schema mine.yaml"))
+@click.argument("config", required=False, type=click.Path(dir_okay=False), metavar="[CONFIG]")
+@set_option
 @click.option("--markdown", is_flag=True, help="A table of all keys instead.")
-def schema(markdown: bool) -> None:
-    """The JSON schema of the configuration file."""
-    click.echo(config_reference() if markdown else json.dumps(RunConfig.model_json_schema(), indent=2))
+def schema(config: str | None, overrides: tuple[str, ...], markdown: bool) -> None:
+    """The JSON schema of the configuration file.
+
+    With CONFIG, the keys that the files in its key `extensions` add too.
+    """
+    with reported(verbose=False):
+        if config is not None:
+            load_config(config, overrides)
+        valid = config_with_stages(stages_with_keys())
+        click.echo(config_reference() if markdown else json.dumps(valid.model_json_schema(), indent=2))
 
 
 def config_reference() -> str:
     """A Markdown table, one line a key: its path, what it takes, its default and what it means."""
     head = ["| key | takes | default | meaning |", "| --- | --- | --- | --- |"]
-    return "\n".join([*head, *(_line(path, field) for path, field in fields_of(RunConfig))])
+    return "\n".join(
+        [*head, *(_line(path, field) for path, field in fields_of(config_with_stages(stages_with_keys())))]
+    )
 
 
 def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every key of a section and of the sections in it, in the order of the file."""
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from fields_of(field.annotation, f"{prefix}{name}.")
-        else:
+        section = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_section(each)), None)
+        if section is not None:
+            yield from fields_of(section, f"{prefix}{name}.")
+        if section is None or not section.model_fields:
             yield f"{prefix}{name}", field
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 def _line(path: str, field: FieldInfo) -> str:

@@ -1,7 +1,7 @@
 """`mixednuts status`: where a run stands, read from its files alone, from any machine that reaches the storage.
 
-Speed and time left follow from the times in the files' footers. Nobody writes heartbeats: that a stage is running is
-known from its last finished piece, whose age is told as it is.
+Speed and time left follow from the times in the files' footers. There are no heartbeats: that a stage is running is
+known from its last finished piece, whose age is shown.
 """
 
 import time
@@ -14,15 +14,8 @@ from rich.console import Console
 from ..config import RunConfig, fast_notes
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
 from ..reports.table import Cell, Table, print_table
-from ..stages.runs import (
-    SELECTED,
-    Run,
-    autoattack_fingerprint,
-    evaluate_fingerprint,
-    finished_partitions,
-    read_search_result,
-    reopen_run,
-)
+from ..stages.runs import SELECTED, Run, finished_partitions, reopen_run
+from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
 from ..storage.spans import finished_spans
@@ -92,17 +85,11 @@ def run_status(config: RunConfig) -> RunStatus:
     """Raises MissingArtifact where the run has not begun."""
     opened = reopen_run(config, FIRST_ANSWER_SECONDS)
     searched = opened.store.exists(SELECTED)
-    attack = _stage(opened, "attack", "rob", opened.attack_fingerprint)
-    stages = [attack]
-    if config.std is None:
-        stages.append(_stage(opened, "evaluate", "rob", autoattack_fingerprint(opened)))
-    elif searched:
-        fingerprint = evaluate_fingerprint(opened, read_search_result(opened))
-        stages.append(_stage(opened, "evaluate", "mixed", fingerprint))
+    stages = [stage for stage in stages_of(config) if searched or stage.model_name(config) == "rob"]
     return RunStatus(
         run_id=config.run_id(),
         uri=opened.store.uri,
-        stages=tuple(stages),
+        stages=tuple(_stage(opened, stage) for stage in stages),
         searched=searched,
         reported=opened.store.exists("report/index.html"),
         failed=tuple(opened.store.address(f"errors/{name}") for name in opened.store.names("errors")),
@@ -125,15 +112,16 @@ def print_status(status: RunStatus, console: Console) -> None:
         console.print(f"failed   {log}", highlight=False, soft_wrap=True)
 
 
-def _stage(opened: Run, stage: str, subject: str, fingerprint: str) -> StageStatus:
-    finished = finished_partitions(opened, stage, fingerprint)
+def _stage(opened: Run, stage: Stage) -> StageStatus:
+    fingerprint = stage.fingerprint(opened)
+    finished = finished_partitions(opened, stage.name, fingerprint)
     unfinished = [partition for partition in opened.partitions if partition not in finished]
-    spans = finished_spans(opened.store, stage, unfinished, fingerprint)
+    spans = finished_spans(opened.store, stage.name, unfinished, fingerprint)
     receipts = [*finished.values(), *spans.values()]
     clean, robust = outcome_counts(receipts)
     return StageStatus(
-        stage=stage,
-        subject=subject,
+        stage=stage.name,
+        subject=stage.model_name(opened.config),
         done=len(finished),
         total=len(opened.partitions),
         clean=clean,

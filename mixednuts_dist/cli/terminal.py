@@ -94,7 +94,7 @@ class StageTally:
 
 
 class TerminalProgress:
-    """A `stages.partitioned.Progress` that writes to `console`; use it as a context manager."""
+    """A `stages.progress.Progress` that writes to `console`; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -32,8 +32,10 @@ from ..errors import ClusterError
 from ..register import EXECUTORS
 from .executor import Executor, Scoring
 from .pool import LocalPool, Pool, PoolSettings, measure_on_one_worker
-from .tasks import SearchInputs, SearchTask, Task, WorkerSpec
+from .slabs import SearchInputs, SearchTask
+from .tasks import Task
 from .worker import AttackWorker, PassSeconds
+from .worker_spec import WorkerSpec
 
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0  # of a cluster that is there, on a busy machine; importing Ray takes seconds of them

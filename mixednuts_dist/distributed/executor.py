@@ -13,7 +13,9 @@ from ..config import ComputeConfig
 from ..register import EXECUTORS
 from ..selection.criteria import Scores
 from ..selection.grid import Grid
-from .tasks import SearchInputs, SearchTask, Task, WorkerSpec
+from .slabs import SearchInputs, SearchTask
+from .tasks import Task
+from .worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 

@@ -32,8 +32,9 @@ from ..storage.records import Receipt
 from ..storage.store import Store
 from .metrics import RunMetrics
 from .schedule import Failures, Merge, Work, WorkQueue
-from .tasks import Task, WorkerSpec
+from .tasks import Task
 from .worker import AttackActor, AttackWorker, PassSeconds
+from .worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -384,7 +385,7 @@ class LocalPool(Pool):
     def run(self, queue: WorkQueue) -> None:
         """Until each piece is written or set aside; errors as in `Pool.run`."""
         worker = self.worker
-        worker.attacker.on_decided = self.on_decided
+        worker.bench.on_decided = self.on_decided
         failures = Failures(Store(self.spec.store_uri), self.task.stage, self.settings.max_tries)
         while (work := queue.take(1, worker)) is not None:
             try:

@@ -22,7 +22,7 @@ from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid, Pair
 from ..selection.selection import score_candidates
 from ..storage.store import Store
-from .tasks import SearchInputs, SearchTask, read_slab
+from .slabs import SearchInputs, SearchTask, read_slab
 
 _ROUNDS = 3
 _QUIET = {

@@ -33,9 +33,10 @@ from ..storage.records import Receipt
 from ..storage.spans import merge_spans
 from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
-from .attacker import Attacker
 from .metrics import RunMetrics
-from .tasks import Task, WorkerSpec
+from .tasks import Task
+from .workbench import Workbench
+from .worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,6 @@ class AttackWorker:
         self.spec = spec
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._unwritten: dict[Partition, Future[Receipt]] = {}  # in the order in which they were computed
-        self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the piece at hand and those begun ahead
         self._unbilled = 0.0  # seconds of work on pieces that are not finished
 
     def ready(self) -> str:
@@ -131,7 +131,7 @@ class AttackWorker:
                 f"{platform.node()} does not see {self.store.address('run.yaml')}, which the driver wrote: "
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
             )
-        self.attacker = Attacker(self.spec, networks, self.store, self._images)
+        self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
         self.metrics = RunMetrics(self.spec.run_id)
         return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else platform.node()
 
@@ -155,28 +155,24 @@ class AttackWorker:
             )
         return model.to(self.device)
 
-    def _images(self, piece: Partition) -> tuple[Tensor, Tensor]:
-        if piece not in self._read:
-            x, y = self.dataset.read(piece.start, piece.stop)
-            self._read[piece] = x.to(self.device), y.to(self.device)
-        return self._read[piece]
+    def process(
+        self, partition: Partition, task: Task, prefetched: Sequence[Partition] = ()
+    ) -> dict[Partition, Receipt]:
+        """Compute one piece, unless another driver's worker has; returns what is written since the last call.
 
-    def process(self, partition: Partition, task: Task, ahead: Sequence[Partition] = ()) -> dict[Partition, Receipt]:
-        """Attack one piece, unless another driver's worker has; returns what is written since the last call.
-
-        As seats empty, images of `ahead` are begun, the pieces that this worker is likely to get next. While the
-        storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks go on.
+        `prefetched` are the pieces that this worker is likely to get next: their images take the slots that empty.
+        While the storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks go on.
         """
         path, started = f"{task.stage}/{partition.file_name}", time.perf_counter()
         if not self._unwritten and (there := finished_receipt(self.store, path, task.fingerprint)):
             return {partition: there}
-        self._read = {piece: images for piece, images in self._read.items() if piece in (partition, *ahead)}
-        columns, summary = self.attacker.work(partition, task, ahead)
-        x, y = self._images(partition)
+        with self.bench.at(partition, task.stage, task.fingerprint, mixture=task.mixture, prefetched=prefetched):
+            columns, summary = task.compute(self.bench, partition)
+            x, y = self.bench.images(partition)
         receipt = Receipt(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
             seconds=self._bill(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),
-            node=platform.node(), precision=self.attacker.precisions(x), rows=self.attacker.shape(x).rows,
+            node=platform.node(), precision=self.bench.precisions(x), rows=self.bench.shape(x).rows,
             **self._held(), **summary,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
@@ -189,14 +185,15 @@ class AttackWorker:
     def _bill(self, seconds: float, n_forward: int) -> float:
         """The piece's part of the time since the last bill, by its part of the passes on all pieces since begun."""
         self._unbilled += seconds
-        bill = self._unbilled * n_forward / max(n_forward + self.attacker.n_forward_begun, 1)
+        n_begun = self.bench.n_forward_begun
+        bill = self._unbilled * (n_forward / (n_forward + n_begun) if n_begun else 1.0)
         self._unbilled -= bill
         return bill
 
     @ray.method(concurrency_group="watch")
     def decided(self) -> float:
         """Images of the piece at hand that are decided; an actor answers while it works."""
-        return self.attacker.decided
+        return self.bench.decided
 
     def flush(self) -> dict[Partition, Receipt]:
         """Wait for the files that are not written yet; returns their receipts."""
@@ -226,7 +223,7 @@ class AttackWorker:
         """Seconds an image and pass of each network and their mixture, in float32 and in batches of the run's size."""
         x, _ = self.dataset.read(0, min(_TIMED_IMAGES, len(self.dataset)))
         x = x.to(self.device)
-        return time_classifiers(self.attacker.networks, x[: self.attacker.shape(x).rows])
+        return time_classifiers(self.bench.networks, x[: self.bench.shape(x).rows])
 
     def _held(self) -> dict[str, Any]:
         """What the worker computes on, for the bill: one accelerator's name and share, or its cores."""

@@ -4,7 +4,7 @@ import logging
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, StoreErr
 from ..images.datasets import open_dataset
 from ..stages.attack import siblings
 from ..stages.evaluate import CACHED, CHECK, check_fingerprint, evaluated_part
-from ..stages.partitioned import Progress, Silent
+from ..stages.progress import Progress, Silent
 from ..stages.runs import (
     Run,
     autoattack_fingerprint,
@@ -33,9 +33,10 @@ from ..stages.runs import (
     stage_seconds,
 )
 from ..stages.search import read_candidates
+from ..stages.stage import stage_of
 from ..storage.manifest import write_with_checksums
 from ..storage.partitions import Partition
-from ..storage.records import AttackRecords, EvaluateRecords
+from ..storage.records import AttackRecords, EvaluateRecords, Receipt
 from ..storage.store import Store
 from ..storage.tables import (
     FLAG,
@@ -88,16 +89,17 @@ def collect(opened: Run) -> RunResults:
 
 def _mixture_results(opened: Run) -> RunResults:
     config, store = opened.config, opened.store
-    receipts = {"attack": require_complete(opened, "attack", opened.attack_fingerprint)}
+    receipts = {"attack": list(require_complete(opened, "attack", opened.attack_fingerprint).values())}
     search = read_search_result(opened)
     fingerprint = evaluate_fingerprint(opened, search)
     opened, screened = evaluated_part(opened, fingerprint)
-    receipts["evaluate"] = require_complete(opened, "evaluate", fingerprint)
+    receipts["evaluate"] = list(require_complete(opened, "evaluate", fingerprint).values())
     evaluate = config.evaluate.model_dump(mode="json")
     results = gather_results(
         _batches(opened, fingerprint), search=search, mixed_attack=f"adaptive {attack_words(evaluate)}",
         **_description(opened),
     )  # fmt: skip
+    added, unfinished = _added_stages(opened)
     worst, missing = _pictures(opened, results.worst, fingerprint)
     survival, opinion = _second_opinion(opened, fingerprint, results.survival)
     return replace(
@@ -105,11 +107,12 @@ def _mixture_results(opened: Run) -> RunResults:
         survival=survival,
         notes=(
             *screened, *fast_notes(evaluate), *results.notes, *opinion,
-            *_red_flags(opened, fingerprint, "the mixture"), *missing,
+            *_red_flags(opened, fingerprint, "the mixture"), *missing, *unfinished,
         ),
         measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
-        costs=stage_costs({stage: list(found.values()) for stage, found in receipts.items()}, results.seconds),
+        stages=_rows(opened, added),
+        costs=stage_costs({**receipts, **added}, results.seconds),
         worst=worst,
         provenance=_provenance(config, store),
     )  # fmt: skip
@@ -132,13 +135,44 @@ def _autoattack_results(opened: Run) -> RunResults:
     notes = square_note(survival)
     survival, opinion = _second_opinion(opened, fingerprint, survival)
     description, evaluate = _description(opened), opened.config.evaluate.model_dump(mode="json")
+    added, unfinished = _added_stages(opened)
     return RunResults(
         **description,
         accuracy=(AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), attack_words(evaluate)),),
         survival=survival,
-        notes=(*screened, *fast_notes(evaluate), *notes, *opinion, *_red_flags(opened, fingerprint, "rob")),
-        costs=stage_costs({"evaluate": list(receipts.values())}, description["seconds"]),
+        notes=(
+            *screened,
+            *fast_notes(evaluate),
+            *notes,
+            *opinion,
+            *_red_flags(opened, fingerprint, "rob"),
+            *unfinished,
+        ),
+        stages=_rows(opened, added),
+        costs=stage_costs({"evaluate": list(receipts.values()), **added}, description["seconds"]),
         provenance=_provenance(opened.config, opened.store),
+    )
+
+
+def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...]]:
+    """The receipts of each complete stage of a key of its own, and a note on each that is not complete."""
+    found, notes, opened = dict[str, list[Receipt]](), [], replace(opened, only=None)
+    for name in opened.config.added_stages():
+        done = finished_partitions(opened, name, stage_of(opened.config, name).fingerprint(opened))
+        if len(done) == len(opened.partitions):
+            found[name] = list(done.values())
+        else:
+            notes.append(f"{name}: {len(done)} of {len(opened.partitions)} partitions are done. Run: mixednuts {name}")
+    return found, tuple(notes)
+
+
+def _rows(opened: Run, receipts: Mapping[str, Sequence[Receipt]]) -> tuple[AccuracyRow, ...]:
+    stages = [stage_of(opened.config, name) for name in receipts]
+    return tuple(
+        AccuracyRow(
+            f"{stage.model_name(opened.config)}, {stage.name}", *outcome_counts(receipts[stage.name]), stage.words()
+        )
+        for stage in stages
     )
 
 
@@ -152,7 +186,7 @@ def _description(opened: Run) -> dict[str, Any]:
         "std": config.std,
         "rob": config.rob,
         "threat": config.threat.threat_model(),
-        "seconds": {stage: value for stage, value in stage_seconds(opened.store).items() if stage != "report"},
+        "seconds": stage_seconds(opened.store, ("attack", "search", "evaluate", *config.added_stages())),
     }
 
 

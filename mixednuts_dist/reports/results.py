@@ -42,6 +42,10 @@ class AccuracyRow:
     robust: Count
     attack: str
 
+    def to_json(self) -> dict[str, Any]:
+        """`clean`, `robust` and `attack`."""
+        return {"clean": self.clean.to_json(), "robust": self.robust.to_json(), "attack": self.attack}
+
 
 @dataclass(frozen=True)
 class SurvivalStep:
@@ -123,6 +127,7 @@ class RunResults:
     n_only_mixed: int = 0  # images right under attack of the mixture, but not of rob
     margins: tuple[MarginGroup, ...] = ()
     splits: tuple[MarginSplit, ...] = ()  # what a cutoff on rob's margins separates, as it is and behind M
+    stages: tuple[AccuracyRow, ...] = ()  # one for each complete stage of a key of its own: "mixed, certify"
     measured: tuple[MeasuredPoint, ...] = ()  # this run's point and those of its siblings, largest beta first
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
@@ -161,6 +166,7 @@ class RunResults:
           `n_images`; `summary`: plain sentences; `provenance`.
         - `accuracy`: `std`, `rob`, `mixed` -> `clean`, `robust` -> `correct`, `total`, `percent`, `low`, `high` (95 %
           interval in percent); `attack`: what `robust` was measured under.
+        - `stages`, where the run has stages of a key of their own: "CLASSIFIER, STAGE" -> the fields of `accuracy`.
         - `survival`: in order, from `clean` on: `step`, `lost` and the count of images still right after it.
         - `costs`, one entry a stage: `images`, `partitions`, `nodes`, `devices`, `core_hours`, `gpu_hours`,
           `wall_seconds`, `n_forward`, `n_backward`; `seconds`: stage -> seconds; `seconds_total`; `notes`: sentences.
@@ -191,10 +197,8 @@ class RunResults:
             "n_images": self.n_images,
             "summary": summary_sentence(self),
             "provenance": dict(self.provenance),
-            "accuracy": {
-                row.classifier: {"clean": row.clean.to_json(), "robust": row.robust.to_json(), "attack": row.attack}
-                for row in self.accuracy
-            },
+            "accuracy": {row.classifier: row.to_json() for row in self.accuracy},
+            **({"stages": {row.classifier: row.to_json() for row in self.stages}} if self.stages else {}),
             "survival": [{"step": step.step, "lost": step.lost, **step.standing.to_json()} for step in self.survival],
             "costs": [{**vars(cost), "images_per_second": cost.images_per_second} for cost in self.costs],
             "seconds": dict(self.seconds),

@@ -24,8 +24,9 @@ _PARAMETERS = ("beta", "s", "p", "c", "alpha", "one_minus_alpha")
 
 
 def accuracy_table(results: RunResults) -> Table:
-    """std, rob and mixed, clean and attacked."""
-    rows: list[list[Cell]] = [[row.classifier, row.clean, row.robust, row.attack] for row in results.accuracy]
+    """std, rob and mixed, clean and attacked; then what stages of a key of their own have left of them."""
+    shown = (*results.accuracy, *results.stages)
+    rows: list[list[Cell]] = [[row.classifier, row.clean, row.robust, row.attack] for row in shown]
     columns = ["classifier", "clean", "robust", "attack"]
     return Table(columns, rows, bold="mixed", printed=columns[:3])
 
@@ -166,6 +167,7 @@ def _report(results: RunResults) -> Group:
     std = f"std = {results.std}\n" if results.std else ""
     accuracy = accuracy_table(results).only(["classifier", "clean", "robust"])
     attacks = ", ".join(f"{row.attack} for {row.classifier}" for row in results.accuracy)
+    attacks += "".join(f"; {row.classifier}: {row.attack}" for row in results.stages)
     parts: list[RenderableType] = [
         Text(f"{results.name}  ({results.run_id})", style="bold"),
         Text(setting),

@@ -1,23 +1,70 @@
 """The attack stage: the margins that everything else reads, one partition a task.
 
 Runs that differ only in search or evaluation share it: paid work is copied, never repeated.
+
+Shapes: B images of a piece, C x H x W, K classes.
 """
 
+from __future__ import annotations
+
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import yaml
 
+from ..attacks.budget import AttackBudget
 from ..config import RunConfig
-from ..distributed.executor import Executor
-from ..distributed.tasks import AttackTask
+from ..distributed.tasks import Columns, Summary, Task
 from ..errors import MissingArtifact
+from ..register import STAGES
 from ..storage.partitions import Partition
 from ..storage.store import Store
 from ..storage.tables import is_whole
-from .partitioned import Progress, Silent, budget_of, run_partitions
-from .runs import Run, finished_partitions, open_run
+from ..uris import is_black_box
+from .progress import Progress
+from .runs import Run, finished_partitions
+from .stage import Stage, attack_passes, budget_of, stage_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..attacks.adaptive import AttackOutcome
+    from ..attacks.engine import Engine
+    from ..attacks.minimum_margin import MinimumMarginResult
+    from ..distributed.executor import Executor
+    from ..distributed.workbench import Workbench
+    from ..mixing.transforms import LogitMap
 
 logger = logging.getLogger(__name__)
+
+STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
+
+
+@STAGES("attack", describes="the minimum-margin attack (MMAA) on the robust classifier", order=1)
+class Attack(Stage):
+    """MMAA on LayerNormed rob, and the plain APGD pair on std."""
+
+    def asked(self, config: RunConfig) -> bool:
+        return config.std is not None
+
+    def fingerprint(self, opened: Run) -> str:
+        return opened.attack_fingerprint
+
+    def task(self, opened: Run) -> AttackTask:
+        return attack_task(opened)
+
+    def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
+        attack, n_classes = opened.config.attack, opened.inputs.n_classes
+        budget = budget_of(attack)
+        of_std = attack_passes(STD_ATTACKS, budget, n_classes)
+        of_rob = attack_passes(("square-margin",), budget, n_classes) if attack.method == "square" else of_std
+        return {"rob": of_rob, "std": of_std}
+
+    def complete(self, opened: Run, session: Executor | None, progress: Progress) -> None:
+        adopt_attack(opened)
+        super().complete(opened, session, progress)
 
 
 def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
@@ -26,15 +73,88 @@ def run(config: RunConfig, *, session: Executor | None = None, progress: Progres
     Raises:
         PartitionFailed: where partitions failed all of their tries; the others are finished first.
     """
-    opened = open_run(config)
-    complete(opened, session, progress or Silent())
-    return opened
+    return stage_of(config, "attack").run(config, session=session, progress=progress)
 
 
 def complete(opened: Run, session: Executor | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
-    adopt_attack(opened)
-    run_partitions(opened, attack_task(opened), session, progress)
+    stage_of(opened.config, "attack").complete(opened, session, progress)
+
+
+# --- on a worker ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackTask(Task):
+    """MMAA on LayerNormed rob, and the plain APGD pair on std (rob's images where std has no gradients)."""
+
+    budget: AttackBudget
+    stop_when_broken: bool = True
+    method: str = "apgd"  # or "square", which asks rob for no gradient
+    logit_map: LogitMap | None = None  # what rob's logits pass through under attack; LayerNorm by default
+
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+        x, y = worker.images(piece)
+        found = self._minimum_margins(worker, piece)
+        rob_clean = worker.logits(worker.rob, x)
+        columns = {
+            "rob_clean": rob_clean,
+            "rob_attacked": worker.logits(worker.rob, found.x_adv),
+            "margin": found.margin,
+            "log_one_minus_margin": found.log_one_minus_margin,
+            "rob_broken": found.broken,
+            "x_adv": found.x_adv,
+        }
+        summary = worker.summary("rob", rob_clean, y, ~found.broken, found.n_forward, found.n_backward)
+        if "std" in worker.networks:
+            std = self._std_attacked(worker, piece, found.x_adv)
+            std_clean = worker.logits(worker.std, x)
+            columns |= {"std_clean": std_clean, "std_attacked": std.logits, "std_broken": ~std.robust}
+            columns["std_at_rob_attacked"] = worker.logits(worker.std, found.x_adv)
+            summary["n_forward"] += std.n_forward
+            summary["n_backward"] += std.n_backward
+        return columns, summary
+
+    def _minimum_margins(self, worker: Workbench, piece: Partition) -> MinimumMarginResult:
+        from torch import nn
+
+        from ..attacks.minimum_margin import black_box_margin_attack, margin_engine, margin_result
+        from ..mixing.transforms import LayerNormTransform
+
+        x, y = worker.images(piece)
+        spec, n_networks = worker.spec, len(worker.networks)
+        rob = nn.Sequential(worker.rob, self.logit_map or LayerNormTransform(spec.ln_k))
+        if self.method == "square":
+            return black_box_margin_attack(
+                rob, x, y, threat=spec.threat, n_queries=self.budget.n_queries, seed=spec.seed,
+                stop_when_broken=self.stop_when_broken, sample_ids=range(piece.start, piece.stop),
+                batch_size=worker.shape(x), progress=worker.progress(len(x), 0, n_networks),
+            )  # fmt: skip
+
+        def make() -> Engine:
+            return margin_engine(
+                rob, x, threat=spec.threat, budget=self.budget, seed=spec.seed,
+                stop_when_broken=self.stop_when_broken, shape=worker.shape(x), arithmetic=worker.arithmetic,
+            )  # fmt: skip
+
+        return margin_result(*worker.attacked(piece, make, name="rob", share=n_networks))
+
+    def _std_attacked(self, worker: Workbench, piece: Partition, rob_x_adv: Tensor) -> AttackOutcome:
+        from ..attacks.adaptive import ensemble_engine, ensemble_outcome, transferred_attack
+
+        x, y = worker.images(piece)
+        spec = worker.spec
+        if is_black_box(str(spec.std_uri)):
+            return transferred_attack(worker.std, x, y, rob_x_adv, batch_size=worker.shape(x))
+
+        def make() -> Engine:
+            return ensemble_engine(
+                worker.std, x, threat=spec.threat, attacks=STD_ATTACKS, seed=spec.seed, budget=self.budget,
+                shape=worker.shape(x), arithmetic=worker.arithmetic,
+            )  # fmt: skip
+
+        engine, finished = worker.attacked(piece, make, name="std", share=len(worker.networks))
+        return ensemble_outcome(engine, STD_ATTACKS, finished)
 
 
 def attack_task(opened: Run) -> AttackTask:
@@ -47,6 +167,9 @@ def attack_task(opened: Run) -> AttackTask:
         stop_when_broken=attack.stop_when_broken,
         method=attack.method,
     )
+
+
+# --- rows of other runs -----------------------------------------------------------------------------------------------
 
 
 def adopt_attack(opened: Run) -> None:

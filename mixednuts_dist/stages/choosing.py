@@ -7,7 +7,7 @@ from functools import partial
 
 from ..config import SearchConfig, digest, grid_values
 from ..distributed.executor import Executor
-from ..distributed.tasks import SearchInputs, SearchTask, delete_slabs
+from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
 from ..errors import InvalidInputError
 from ..register import CRITERIA, load_extensions
 from ..selection.choice import Choice

@@ -5,26 +5,17 @@ fewer, mostly a few. So passes times images is an upper bound, up to the repeats
 hair. It gets closer with every finished partition.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..attacks.budget import AttackBudget
 from ..config import RunConfig
-from ..distributed.attacker import STD_ATTACKS
 from ..distributed.executor import Executor, executing
 from ..distributed.worker import PassSeconds
-from ..register import ATTACKS
+from ..errors import MissingArtifact
 from ..storage.records import Receipt
-from .partitioned import budget_of, worker_spec
-from .runs import (
-    SELECTED,
-    Run,
-    autoattack_fingerprint,
-    evaluate_fingerprint,
-    finished_partitions,
-    open_run,
-    read_search_result,
-)
+from .partitioned import worker_spec
+from .runs import Run, finished_partitions, open_run
+from .stage import Stage, stages_of
 
 
 @dataclass(frozen=True)
@@ -33,8 +24,8 @@ class StageEstimate:
 
     stage: str
     images_left: int
-    passes: tuple[int, int]  # forward and backward, of an image that survives everything
-    at_most: float  # worker-seconds, if every image did
+    passes: tuple[int, int]  # forward and backward of the classifier that it is about, of the costliest image
+    at_most: float  # worker-seconds, if every image took so many, std's passes included
     likely: float | None  # worker-seconds, going by what is finished; None before anything is
     basis: str  # of `likely`, in words
 
@@ -65,57 +56,28 @@ def run(config: RunConfig, *, session: Executor | None = None) -> Estimate:
     )
 
 
-def attack_passes(attacks: Sequence[str], budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-    """(forward, backward) of an image that survives the attacks once, as their register entries say.
-
-    Added are the clean image's pass, that at the stored points and the last verdict's; those in between are few.
-    """
-    each = [ATTACKS.get(attack).passes(budget, n_classes) for attack in attacks]
-    return sum(forward for forward, _ in each) + 3, sum(backward for _, backward in each)
+def _stages(opened: Run, measured: Mapping[str, PassSeconds]) -> tuple[StageEstimate, ...]:
+    return tuple(_estimate(stage, opened, measured) for stage in stages_of(opened.config))
 
 
-def _stages(opened: Run, measured: dict[str, PassSeconds]) -> tuple[StageEstimate, ...]:
-    if opened.config.std is None:
-        done = finished_partitions(opened, "evaluate", autoattack_fingerprint(opened))
-        return (_evaluate(opened, measured["rob"], list(done.values()), []),)
-    attacked = list(finished_partitions(opened, "attack", opened.attack_fingerprint).values())
-    evaluated: list[Receipt] = []
-    if opened.store.exists(SELECTED):
-        fingerprint = evaluate_fingerprint(opened, read_search_result(opened))
-        evaluated = list(finished_partitions(opened, "evaluate", fingerprint).values())
-    return _attack(opened, measured, attacked), _evaluate(opened, measured["mixed"], evaluated, attacked)
+def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) -> StageEstimate:
+    passes, receipts = stage.passes(opened), _finished(stage, opened)
+    left = opened.inputs.n_images - sum(receipt.n_images for receipt in receipts)
+    at_most = left * sum(measured[name].of(*each) for name, each in passes.items())
+    likely, basis = None, ""
+    if receipts:
+        seconds = sum(receipt.seconds for receipt in receipts)
+        likely = left * seconds / sum(receipt.n_images for receipt in receipts)
+        basis = "from the partitions that are done"
+    elif share := stage.likely_share(opened):
+        likely, basis = at_most * share[0], share[1]
+    shown = passes.get(stage.model_name(opened.config), (0, 0))
+    return StageEstimate(stage.name, left, shown, at_most, likely, basis)
 
 
-def _attack(opened: Run, measured: dict[str, PassSeconds], receipts: Sequence[Receipt]) -> StageEstimate:
-    attack = opened.config.attack
-    budget, n_classes = budget_of(attack), opened.inputs.n_classes
-    of_std = attack_passes(STD_ATTACKS, budget, n_classes)
-    passes = attack_passes(("square-margin",), budget, n_classes) if attack.method == "square" else of_std
-    left = _images_left(opened, receipts)
-    at_most = left * (measured["std"].of(*of_std) + measured["rob"].of(*passes))
-    return StageEstimate("attack", left, passes, at_most, _like_before(receipts, left), "from what is attacked already")
-
-
-def _evaluate(
-    opened: Run, seconds: PassSeconds, receipts: Sequence[Receipt], attacked: Sequence[Receipt]
-) -> StageEstimate:
-    evaluate = opened.config.evaluate
-    passes = attack_passes(evaluate.attacks, budget_of(evaluate), opened.inputs.n_classes)
-    left = _images_left(opened, receipts)
-    at_most = left * seconds.of(*passes)
-    likely, basis = _like_before(receipts, left), "from what is evaluated already"
-    if likely is None and attacked:
-        share = sum(receipt.robust for receipt in attacked) / sum(receipt.n_images for receipt in attacked)
-        likely, basis = at_most * share, f"if the mixture keeps what rob keeps, {100 * share:.0f} % of the images"
-    return StageEstimate("evaluate", left, passes, at_most, likely, basis)
-
-
-def _images_left(opened: Run, receipts: Sequence[Receipt]) -> int:
-    return opened.inputs.n_images - sum(receipt.n_images for receipt in receipts)
-
-
-def _like_before(receipts: Sequence[Receipt], left: int) -> float | None:
-    """What is left, at the seconds an image that the finished partitions took."""
-    if not receipts:
-        return None
-    return left * sum(receipt.seconds for receipt in receipts) / sum(receipt.n_images for receipt in receipts)
+def _finished(stage: Stage, opened: Run) -> list[Receipt]:
+    """Nothing before the search has chosen what the stage is about."""
+    try:
+        return list(finished_partitions(opened, stage.name, stage.fingerprint(opened)).values())
+    except MissingArtifact:
+        return []

@@ -1,29 +1,98 @@
-"""The evaluate stage: the adaptive AutoAttack on the mixture that the search deployed, or AutoAttack on rob alone."""
+"""The evaluate stage: the adaptive AutoAttack on the mixture that the search deployed, or AutoAttack on rob alone.
 
-from collections.abc import Callable
-from dataclasses import replace
+Shapes: B images of a piece, C x H x W, K classes.
+"""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..attacks.budget import AttackBudget
 from ..config import RunConfig, digest
-from ..distributed.executor import Executor
-from ..distributed.tasks import CheckTask, EvaluateTask, StoredPoints
-from ..storage.records import SearchResult
+from ..distributed.tasks import Columns, Summary, Task
+from ..register import STAGES
+from ..storage.partitions import Partition
+from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store, concurrently
-from ..storage.tables import read_columns, read_footer
-from .partitioned import Progress, Screening, Silent, budget_of, run_partitions
-from .rounds import stored_points
+from ..storage.tables import FLAG, SURVIVED, read_columns, read_footer
+from .points import StoredPoints, hardest_points, points_of_round, read_points
+from .progress import Progress, Silent
 from .runs import (
     Run,
     autoattack_fingerprint,
     evaluate_fingerprint,
     finished_partitions,
-    open_run,
-    read_search_result,
     require_complete,
 )
+from .stage import Stage, attack_passes, budget_of, deployed_mixture, require_needs, stage_of
+
+if TYPE_CHECKING:
+    from ..attacks.engine import Engine, Group
+    from ..attacks.gradient_model import AttackMode
+    from ..distributed.executor import Executor
+    from ..distributed.workbench import Workbench
+    from .early_stop import EarlyStop
 
 _ROBUST_IMAGE_COSTS = 30  # times as much as a broken one
 CHECK = "check"  # the folder of the second opinion's rows
 CACHED = "cached"  # the attack stage's images, tried before anything else
+
+
+@STAGES("evaluate", describes="the adaptive AutoAttack on the mixed classifier", order=2)
+class Evaluate(Stage):
+    """The adaptive AutoAttack on the deployed mixture; plain AutoAttack where there is rob alone."""
+
+    needs = ("attack",)
+    of_mixture = True
+
+    def fingerprint(self, opened: Run) -> str:
+        search = self.searched(opened)
+        return evaluate_fingerprint(opened, search) if search else autoattack_fingerprint(opened)
+
+    def task(self, opened: Run) -> EvaluateTask:
+        search = self.searched(opened)
+        return evaluate_task(opened, search) if search else autoattack_task(opened)
+
+    def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
+        evaluate = opened.config.evaluate
+        passes = attack_passes(evaluate.attacks, budget_of(evaluate), opened.inputs.n_classes)
+        return {self.model_name(opened.config): passes}
+
+    def likely_share(self, opened: Run) -> tuple[float, str] | None:
+        attacked = list(self._attacked(opened).values())
+        if not attacked:
+            return None
+        share = sum(receipt.robust for receipt in attacked) / sum(receipt.n_images for receipt in attacked)
+        return share, f"if the mixture keeps what rob keeps, {100 * share:.0f} % of the images"
+
+    def costs(self, opened: Run) -> Mapping[Partition, float] | None:
+        """What rob loses, the mixture mostly loses to the first attack, a cheap one."""
+        return {
+            part: one.robust + (one.n_images - one.robust) / _ROBUST_IMAGE_COSTS
+            for part, one in self._attacked(opened).items()
+        } or None
+
+    def _attacked(self, opened: Run) -> Mapping[Partition, Receipt]:
+        """The finished partitions of the attack stage; none without std."""
+        if opened.config.std is None:
+            return {}
+        return finished_partitions(opened, "attack", opened.attack_fingerprint)
+
+    def complete(self, opened: Run, session: Executor | None, progress: Progress) -> None:
+        from .partitioned import run_partitions
+
+        require_needs(self, opened)
+        if search := self.searched(opened):
+            _clear_superseded(opened, search)
+        stop = early_stop_of(opened)
+        run_partitions(opened, self.task(opened), session, progress, self.costs(opened), early_stop=stop)
+
+    def run(self, config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
+        opened = super().run(config, session=session, progress=progress)
+        check(opened, session, progress or Silent())
+        return opened
 
 
 def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
@@ -33,93 +102,58 @@ def run(config: RunConfig, *, session: Executor | None = None, progress: Progres
         MissingArtifact: where there is a std, and the attack or the search stage has not finished.
         PartitionFailed: where partitions failed all of their tries; the others are finished first.
     """
-    opened = open_run(config)
-    complete(opened, session, progress or Silent())
-    check(opened, session, progress or Silent())
-    return opened
+    return stage_of(config, "evaluate").run(config, session=session, progress=progress)
 
 
 def complete(opened: Run, session: Executor | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
-    if opened.config.std is None:
-        run_partitions(opened, autoattack_task(opened), session, progress, screening=screening_of(opened))
-        return
-    attacked = require_complete(opened, "attack", opened.attack_fingerprint)
-    # What rob loses, the mixture mostly loses to the first attack, a cheap one.
-    weights = {part: one.robust + (one.n_images - one.robust) / _ROBUST_IMAGE_COSTS for part, one in attacked.items()}
-    result = read_search_result(opened)
-    _clear_superseded(opened, result)
-    run_partitions(opened, evaluate_task(opened, result), session, progress, weights, screening=screening_of(opened))
+    stage_of(opened.config, "evaluate").complete(opened, session, progress)
 
 
-def screening_of(opened: Run) -> Screening | None:
-    """Where `evaluate.until` asks for it: nothing seen yet."""
-    until = opened.config.evaluate.until
-    return None if until is None else Screening(opened.partitions, opened.config.seed, until)
+# --- on a worker ------------------------------------------------------------------------------------------------------
 
 
-def evaluated_part(opened: Run, fingerprint: str) -> tuple[Run, tuple[str, ...]]:
-    """The run as far as its evaluation counts, and what that lets say of the rest: all of it, unless `evaluate.until`.
+@dataclass(frozen=True, kw_only=True)
+class EvaluateTask(Task):
+    """The adaptive AutoAttack on a mixture; plain AutoAttack on rob alone where there is none."""
 
-    Partitions that were finished beyond those that were needed do not count: they are the ones that are quick.
+    budget: AttackBudget
+    attacks: tuple[str, ...] = ()
+    mode: AttackMode = "transfer"
+    points: tuple[StoredPoints, ...] = ()  # tried before any attack
 
-    Raises:
-        MissingArtifact: where the evaluation has not finished.
-    """
-    screening, finished = screening_of(opened), finished_partitions(opened, "evaluate", fingerprint)
-    if screening is None or len(finished) == len(opened.partitions) or not screening.enough(finished.values()):
-        require_complete(opened, "evaluate", fingerprint)
-        return opened, ()
-    counted = replace(opened, only=tuple(screening.counted))
-    return counted, (
-        f"evaluate.until = {opened.config.evaluate.until:g}: {screening.told()}. All counts are of those.",
-    )
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+        from ..attacks.adaptive import ensemble_engine, ensemble_outcome
+        from ..attacks.gradient_model import AttackedModel
+        from ..attacks.red_flags import raised_flags
 
+        x, y = worker.images(piece)
+        model, name = worker.model, worker.model_name
 
-def check(opened: Run, session: Executor | None, progress: Progress) -> None:
-    """The second opinion on the images that stand after the stage, where the configuration asks for one.
+        def make() -> Engine:
+            return ensemble_engine(
+                model, x, threat=worker.spec.threat, attacks=self.attacks, mode=self.mode, seed=worker.spec.seed,
+                budget=self.budget, shape=worker.shape(x), arithmetic=worker.arithmetic,
+            )  # fmt: skip
 
-    Raises:
-        PartitionFailed: as the stage.
-    """
-    if opened.config.evaluate.check is None:
-        return
-    alone = opened.config.std is None
-    task = autoattack_task(opened) if alone else evaluate_task(opened, read_search_result(opened))
-    opened, _ = evaluated_part(opened, task.fingerprint)
-    rows = read_columns(opened.store, task.stage, opened.partitions, task.fingerprint, ["sample_id", "robust"])
-    standing = rows["sample_id"][rows["robust"]].tolist()
-    n = min(opened.config.evaluate.check_n or len(standing), len(standing))
-    chosen = frozenset(standing[i * len(standing) // n] for i in range(n))
-    asked = {**vars(task), "stage": CHECK, "fingerprint": check_fingerprint(opened, task.fingerprint)}
-    # An opinion on another choice, or on other images, is replaced.
-    _delete_rows(opened.store, CHECK, lambda fingerprint: fingerprint != asked["fingerprint"])
-    # Whole partitions: the package's noise depends on the batch.
-    run_partitions(opened, CheckTask(**asked, chosen=chosen), session, progress, smallest=opened.config.partition_size)
+        def with_points(piece: Partition) -> Group:
+            group, points = worker.group(piece), read_points(worker, piece, self.points)
+            return replace(group, known=hardest_points(worker, model, group.y, points)) if points else group
 
-
-def check_fingerprint(opened: Run, evaluated: str) -> str:
-    """8 hex digits of what the second opinion's rows depend on; `evaluated` is the evaluate stage's fingerprint."""
-    evaluate = opened.config.evaluate
-    return digest({"evaluate": evaluated, "check": evaluate.check, "check_n": evaluate.check_n})
-
-
-def _clear_superseded(opened: Run, result: SearchResult) -> None:
-    """Remove the rows of choices that a later round has replaced; their images are among that round's points."""
-    superseded = {done.evaluated for done in result.rounds if done.evaluated}
-    if superseded:
-        _delete_rows(opened.store, "evaluate", superseded.__contains__)
-
-
-def _delete_rows(store: Store, folder: str, unwanted: Callable[[str], bool]) -> None:
-    """Remove a folder's files of these fingerprints."""
-
-    def look(name: str) -> None:
-        footer = read_footer(store, f"{folder}/{name}")
-        if footer is not None and unwanted(footer.fingerprint):
-            store.delete(f"{folder}/{name}")
-
-    concurrently(look, [name for name in store.names(folder) if name.endswith(".parquet")])
+        engine, finished = worker.attacked(piece, make, group=with_points)
+        outcome = ensemble_outcome(engine, self.attacks, finished)
+        clean = worker.logits(model, x)
+        attacked = AttackedModel.of(model, mode=self.mode)
+        flags = raised_flags(attacked, x, y, outcome.unconfirmed, batch_size=worker.shape(x))
+        columns = {
+            f"{name}_clean": clean,
+            f"{name}_attacked": outcome.logits,
+            "robust": outcome.robust,
+            **{f"{SURVIVED}{attack}": survived for attack, survived in outcome.survived.items()},
+            **{f"{FLAG}{flag}": raised for flag, raised in flags.items()},
+            "x_adv": outcome.x_adv,
+        }
+        return columns, worker.summary(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
 
 
 def autoattack_task(opened: Run) -> EvaluateTask:
@@ -135,16 +169,128 @@ def autoattack_task(opened: Run) -> EvaluateTask:
 
 def evaluate_task(opened: Run, search: SearchResult) -> EvaluateTask:
     """What the configuration asks of each partition, for the mixture that the search deployed."""
-    evaluate = opened.config.evaluate
     return replace(
         autoattack_task(opened),
         fingerprint=evaluate_fingerprint(opened, search),
-        mixture=search.deployed().mixture(),
-        mode=evaluate.mode,
-        surrogate_alpha=search.surrogate_alpha,
-        rd=evaluate.rd,
+        mixture=deployed_mixture(opened, search),
+        mode=opened.config.evaluate.mode,
         points=(
             StoredPoints("attack", opened.attack_fingerprint),
-            *(stored_points(round_) for round_ in search.rounds),
+            *(points_of_round(round_) for round_ in search.rounds),
         ),
     )
+
+
+def _clear_superseded(opened: Run, result: SearchResult) -> None:
+    """Remove the rows of choices that a later round has replaced; their images are among that round's points."""
+    superseded = {done.evaluated for done in result.rounds if done.evaluated}
+    if superseded:
+        _delete_rows(opened.store, "evaluate", superseded.__contains__)
+
+
+# --- where an evaluation may end early --------------------------------------------------------------------------------
+
+
+def early_stop_of(opened: Run) -> EarlyStop | None:
+    """Where `evaluate.until` asks for it: nothing seen yet."""
+    until = opened.config.evaluate.until
+    if until is None:
+        return None
+    from .early_stop import EarlyStop
+
+    return EarlyStop(opened.partitions, opened.config.seed, until)
+
+
+def evaluated_part(opened: Run, fingerprint: str) -> tuple[Run, tuple[str, ...]]:
+    """The run as far as its evaluation counts, and what that lets say of the rest: all of it, unless `evaluate.until`.
+
+    Partitions that were finished beyond those that were needed do not count: they are the ones that are quick.
+
+    Raises:
+        MissingArtifact: where the evaluation has not finished.
+    """
+    stop, finished = early_stop_of(opened), finished_partitions(opened, "evaluate", fingerprint)
+    if stop is None or len(finished) == len(opened.partitions) or not stop.enough(finished.values()):
+        require_complete(opened, "evaluate", fingerprint)
+        return opened, ()
+    counted = replace(opened, only=tuple(stop.counted))
+    return counted, (f"evaluate.until = {opened.config.evaluate.until:g}: {stop.sentence()}. All counts are of those.",)
+
+
+# --- the second opinion -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckTask(Task):
+    """A second opinion: the unmodified pyautoattack on the classifier that an `EvaluateTask` has attacked.
+
+    A mixture is given to it with the surrogate's gradient (`as_bypass`). The float32 judge says what it broke.
+    """
+
+    budget: AttackBudget
+    chosen: frozenset[int] = frozenset()  # sample ids of the images that it attacks
+
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+        import torch
+
+        from ..attacks.adaptive import pyautoattack_images
+
+        x, y = worker.images(piece)
+        model, name = worker.model, worker.model_name
+        tried = torch.tensor([i in self.chosen for i in range(piece.start, piece.stop)], device=x.device)
+        rows, x_adv, n_forward, n_backward = tried.nonzero().squeeze(1), x.clone(), 0, 0
+        if len(rows):
+            attacked = worker.rob if self.mixture is None else worker.mixed(self.mixture).as_bypass()
+            x_adv[rows], n_forward, n_backward = pyautoattack_images(
+                attacked, x[rows], y[rows], threat=worker.spec.threat, budget=self.budget, seed=worker.spec.seed,
+                batch_size=worker.shape(x).rows,
+            )  # fmt: skip
+        clean, logits = worker.logits(model, x), worker.logits(model, x_adv)
+        broken = tried & (logits.argmax(dim=1) != y)
+        columns = {"tried": tried, "broken": broken, f"{name}_attacked": logits, "x_adv": x_adv}
+        return columns, worker.summary(name, clean, y, tried & ~broken, n_forward, n_backward)
+
+
+def check(opened: Run, session: Executor | None, progress: Progress) -> None:
+    """The second opinion on the images that stand after the stage, where the configuration asks for one.
+
+    Raises:
+        PartitionFailed: as the stage.
+    """
+    from .partitioned import run_partitions
+
+    if opened.config.evaluate.check is None:
+        return
+    task = stage_of(opened.config, "evaluate").task(opened)
+    opened, _ = evaluated_part(opened, task.fingerprint)
+    rows = read_columns(opened.store, task.stage, opened.partitions, task.fingerprint, ["sample_id", "robust"])
+    standing = rows["sample_id"][rows["robust"]].tolist()
+    n = min(opened.config.evaluate.check_n or len(standing), len(standing))
+    opinion = CheckTask(
+        stage=CHECK,
+        fingerprint=check_fingerprint(opened, task.fingerprint),
+        mixture=task.mixture,
+        budget=budget_of(opened.config.evaluate),
+        chosen=frozenset(standing[i * len(standing) // n] for i in range(n)),
+    )
+    # An opinion on another choice, or on other images, is replaced.
+    _delete_rows(opened.store, CHECK, lambda fingerprint: fingerprint != opinion.fingerprint)
+    # Whole partitions: the package's noise depends on the batch.
+    run_partitions(opened, opinion, session, progress, smallest=opened.config.partition_size)
+
+
+def check_fingerprint(opened: Run, evaluated: str) -> str:
+    """8 hex digits of what the second opinion's rows depend on; `evaluated` is the evaluate stage's fingerprint."""
+    evaluate = opened.config.evaluate
+    return digest({"evaluate": evaluated, "check": evaluate.check, "check_n": evaluate.check_n})
+
+
+def _delete_rows(store: Store, folder: str, unwanted: Callable[[str], bool]) -> None:
+    """Remove a folder's files of these fingerprints."""
+
+    def look(name: str) -> None:
+        footer = read_footer(store, f"{folder}/{name}")
+        if footer is not None and unwanted(footer.fingerprint):
+            store.delete(f"{folder}/{name}")
+
+    concurrently(look, [name for name in store.names(folder) if name.endswith(".parquet")])

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..config import SearchConfig, digest
 from ..distributed.executor import Executor
-from ..distributed.tasks import RoundTask, StoredPoints
 from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_classes
 from ..mixing.transforms import LogitMap
@@ -25,8 +24,12 @@ from ..selection.grid import kept_images
 from ..selection.inputs import AttackedPoints, CachedLogits
 from ..storage.records import AttackRecords, SearchResult, SearchRound
 from ..storage.tables import read_columns
-from .partitioned import Progress, budget_of, run_partitions
+from .challenge import RoundTask
+from .partitioned import run_partitions
+from .points import StoredPoints, points_of_round, round_folder
+from .progress import Progress
 from .runs import Run, evaluate_fingerprint, finished_partitions, search_sample, searched_images
+from .stage import budget_of
 
 Mixed = tuple[float | str | int | None, ...]  # what tells one choice's mixture from another's
 ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack; FAB and Square are the evaluation's
@@ -204,7 +207,9 @@ class Rounds:
         opened, evaluate = self._opened, self._opened.config.evaluate
         budget, sample = budget_of(evaluate), search_sample(opened)
         budget = replace(budget, n_iter=min(budget.n_iter, ROUND_ITERATIONS))
-        mixtures = tuple(entry.mixture() for entry in attacked)
+        mixtures = tuple(
+            replace(entry.mixture(), surrogate_alpha=surrogate_alpha, rd=evaluate.rd) for entry in attacked
+        )
         # The other betas together attack half as many images as the deployed one: their points mostly serve all.
         # With as many, five betas took 2.2 times the passes of one in three rounds (240 digits); so they take 2.05.
         others = max(1, sum(entry.beta != result.deployed_beta for entry in attacked))
@@ -227,8 +232,6 @@ class Rounds:
             reaches=reaches,
             attacks=ROUND_ATTACKS,
             mode=evaluate.mode,
-            surrogate_alpha=surrogate_alpha,
-            rd=evaluate.rd,
             points=tuple(self._sources),
             sample=sample,
         )
@@ -258,7 +261,7 @@ class Rounds:
             tried.append(len(image_P))
             self._points = self._points.joined(Points(image_P, rob_NK[image_P], std_NK[image_P].argmax(dim=1)))
             self._broken[_mixed(entry)] = broken_N | self._broken.get(_mixed(entry), torch.zeros_like(broken_N))
-        self._sources.append(stored_points(done))
+        self._sources.append(points_of_round(done))
         self._done.append(done)
         return tuple(tried)
 
@@ -288,17 +291,6 @@ def wanted_images(search: SearchConfig, beta: float, n_robust: int) -> int:
     """
     spare = 0 if search.clean is not None else math.ceil(SPARE * n_robust)
     return min(n_robust, kept_images(beta, n_robust) + spare)
-
-
-def round_folder(number: int) -> str:
-    """Where a round's rows lie."""
-    return f"search/round-{number}"
-
-
-def stored_points(done: SearchRound) -> StoredPoints:
-    """The attacked images that a round has stored, as a later stage reads them."""
-    columns = tuple(f"x_adv_{i}" for i in range(len(done.attacked)))
-    return StoredPoints(round_folder(done.round), done.fingerprint, columns)
 
 
 def _mixed(entry: Choice) -> Mixed:

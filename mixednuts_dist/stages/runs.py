@@ -8,7 +8,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -39,7 +39,6 @@ if TYPE_CHECKING:  # what only looks at a run does without PyTorch
 
 logger = logging.getLogger(__name__)
 
-STAGES = ("attack", "search", "evaluate", "report")
 # Of a table that the search holds: with all its copies and its resamples the driver stays below 2 GB. (On a grid of 512
 # candidates 100,000 images took 2.2 GB, and a minute a beta for the resamples.)
 MOST_LOGITS, MOST_IMAGES = 5_000_000, 50_000
@@ -289,7 +288,7 @@ def _shortened(names: Sequence[str], most: int = 10) -> str:
 @contextmanager
 def stage_clock(store: Store, stage: str) -> Iterator[None]:
     """Add the block's wall-clock seconds to those that the stage has already taken, interruptions included."""
-    before, started = stage_seconds(store).get(stage, 0.0), time.perf_counter()
+    before, started = _seconds(store, stage) or 0.0, time.perf_counter()
     patience = FIRST_ANSWER_SECONDS  # where the stage has failed, perhaps for want of storage
     try:
         yield
@@ -308,16 +307,21 @@ def _write_clock(store: Store, stage: str, seconds: float) -> None:
         logger.warning("the time that the %s stage took is not kept: %s", stage, error)
 
 
-def stage_seconds(store: Store) -> dict[str, float]:
-    """Wall-clock seconds of each stage that has begun, summed over all sessions; two at a time count as one."""
-    found: dict[str, float] = {}
-    for stage in STAGES:
-        if store.exists(_clock_path(stage)):
-            try:
-                found[stage] = float(json.loads(store.read(_clock_path(stage)))["seconds"])
-            except (ValueError, KeyError, TypeError) as error:
-                logger.warning("%s is damaged (%s) and counts as 0", store.address(_clock_path(stage)), error)
-    return found
+def stage_seconds(store: Store, stages: Iterable[str]) -> dict[str, float]:
+    """Wall-clock seconds of those that have begun, summed over all sessions; two at a time count as one."""
+    found = {stage: _seconds(store, stage) for stage in stages}
+    return {stage: seconds for stage, seconds in found.items() if seconds is not None}
+
+
+def _seconds(store: Store, stage: str) -> float | None:
+    path = _clock_path(stage)
+    if not store.exists(path):
+        return None
+    try:
+        return float(json.loads(store.read(path))["seconds"])
+    except (ValueError, KeyError, TypeError) as error:
+        logger.warning("%s is damaged (%s) and counts as 0", store.address(path), error)
+        return None
 
 
 def _clock_path(stage: str) -> str:

@@ -16,7 +16,7 @@ from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .attack import adopt_attack
 from .choosing import CANDIDATES, Choosing, attacks_its_choice
-from .partitioned import Progress, Silent
+from .progress import Progress, Silent
 from .rounds import Rounds
 from .runs import (
     SELECTED,

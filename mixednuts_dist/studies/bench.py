@@ -33,7 +33,8 @@ from ..selection.selection import search_grid
 from ..stages import attack as attack_stage
 from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
-from ..stages.partitioned import Progress, Silent, run_partitions
+from ..stages.partitioned import run_partitions
+from ..stages.progress import Progress, Silent
 from ..stages.runs import MOST_LOGITS, Run, open_run, read_search_result, searched_images
 from ..storage.records import AttackRecords, Receipt, SearchResult
 from ..storage.tables import read_attack_records, read_evaluate_records
@@ -171,7 +172,8 @@ class Bench:
         task = evaluate_stage.evaluate_task(part, self.search)
         used = mixture or self.deployed()
         key = digest({"evaluate": task.fingerprint, "mixture": used.settings()})
-        task = replace(task, mixture=used, fingerprint=key, stage=f"studies/rows/{key}")
+        mixture = replace(used, surrogate_alpha=self.search.surrogate_alpha, rd=evaluate.rd)
+        task = replace(task, mixture=mixture, fingerprint=key, stage=f"studies/rows/{key}")
         self._complete(part, task, label)
         steps = [evaluate_stage.CACHED, *evaluate.attacks]
         records = read_evaluate_records(part.store, part.partitions, key, steps, stage=task.stage)

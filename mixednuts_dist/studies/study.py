@@ -22,7 +22,7 @@ from ..errors import InvalidInputError
 from ..register import STUDIES
 from ..reports.charts import Chart, chart_files
 from ..reports.table import Cell, Table, print_table
-from ..stages.partitioned import Progress
+from ..stages.progress import Progress
 from .bench import Bench
 
 FORMAT = "mixednuts-study/1"

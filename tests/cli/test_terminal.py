@@ -8,7 +8,7 @@ from rich.console import Console
 
 from mixednuts_dist.cli import terminal
 from mixednuts_dist.cli.terminal import LogProgress, TerminalProgress
-from mixednuts_dist.stages.partitioned import WatchesWorkers
+from mixednuts_dist.stages.progress import WatchesWorkers
 from mixednuts_dist.storage.records import Receipt
 
 

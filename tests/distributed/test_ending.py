@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import ray
 
-from mixednuts_dist.attacks.adaptive import AttackBudget
 from mixednuts_dist.distributed.metrics import RunMetrics
 from mixednuts_dist.distributed.pool import Pool, PoolSettings
 from mixednuts_dist.distributed.schedule import WorkQueue
-from mixednuts_dist.distributed.tasks import Task, WorkerSpec
+from mixednuts_dist.distributed.tasks import Task
+from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import ClusterError, StoreError
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
@@ -45,7 +45,7 @@ def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) 
         store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
-    pool = FailingPool(spec, Task("attack", "", AttackBudget()), PoolSettings(1, 0, 0), lambda _: None)
+    pool = FailingPool(spec, Task(stage="attack", fingerprint=""), PoolSettings(1, 0, 0), lambda _: None)
     pool.ended = []
     with pytest.raises(StoreError):
         pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
@@ -59,7 +59,7 @@ def test_a_cluster_without_room_for_any_worker_is_told_with_what_was_asked_for_a
         threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
     settings = PoolSettings(1, 10_000, 0, start_seconds=0.5)
-    pool = Pool(spec, Task("attack", "", AttackBudget()), settings, lambda _: None)
+    pool = Pool(spec, Task(stage="attack", fingerprint=""), settings, lambda _: None)
     with pytest.raises(ClusterError, match=r"1 were asked for, each with 10000 CPUs.*the cluster has \d+ CPUs"):
         pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
 

@@ -10,14 +10,17 @@ import pytest
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config import RunConfig
 from mixednuts_dist.distributed.schedule import Merge, WorkQueue
-from mixednuts_dist.distributed.tasks import EvaluateTask, StoredPoints, Task
+from mixednuts_dist.distributed.tasks import Task
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.errors import FingerprintMismatch, MissingArtifact
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.attack import attack_task
-from mixednuts_dist.stages.partitioned import Silent, worker_spec
+from mixednuts_dist.stages.evaluate import EvaluateTask
+from mixednuts_dist.stages.partitioned import worker_spec
+from mixednuts_dist.stages.points import StoredPoints
+from mixednuts_dist.stages.progress import Silent
 from mixednuts_dist.stages.runs import Run, open_run, run_store
 from mixednuts_dist.storage.partitions import Partition, Span
 from mixednuts_dist.storage.records import Receipt
@@ -72,14 +75,14 @@ def test_shared_partitions_and_pieces_begun_ahead_have_the_rows_of_an_undivided_
 ) -> None:
     config = tiny(partition_size=24, compute={"batch_size": 16})
     small = config.with_changes(partition_size=2)
-    mixture = Mixture(transform=LogitTransform(5.0, 3.0, -0.5), alpha=0.95, one_minus_alpha=0.05)
+    mixture = Mixture(transform=LogitTransform(5.0, 3.0, -0.5), alpha=0.95, one_minus_alpha=0.05, surrogate_alpha=0.9)
     attacks = ("apgd-ce", "apgd-t", "fab-t", "square")
     n_pieces = {}
     for name, each, n_workers in (("shared", config, 2), ("undivided", config, 0), ("ahead", small, 1)):
         opened = open_run(each.with_changes(storage=str(tmp_path / name)))
         evaluate = EvaluateTask(
-            "evaluate", "e0", AttackBudget(5, 2, 20), attacks, mixture, surrogate_alpha=0.9,
-            points=(StoredPoints("attack", opened.attack_fingerprint),),
+            stage="evaluate", fingerprint="e0", mixture=mixture, budget=AttackBudget(5, 2, 20),
+            attacks=attacks, points=(StoredPoints("attack", opened.attack_fingerprint),),
         )  # fmt: skip
         for task in (attack_task(opened), evaluate):
             n_pieces[name, task.stage] = shared_out(opened, task, n_workers or 1, 2 if n_workers else 24)

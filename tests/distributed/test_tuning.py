@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixednuts_dist.distributed.tasks import SearchInputs, SearchTask, delete_slabs
+from mixednuts_dist.distributed.slabs import SearchInputs, SearchTask, delete_slabs
 from mixednuts_dist.distributed.tuning import SlabTuner
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.choice import Choice

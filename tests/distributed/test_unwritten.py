@@ -12,13 +12,14 @@ import ray
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.distributed.pool import Pool, PoolSettings
 from mixednuts_dist.distributed.schedule import WorkQueue
-from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
+from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import PartitionFailed
+from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.threat import ThreatModel
 
-TASK = AttackTask("attack", "", AttackBudget(n_iter=1, n_target_classes=1))
+TASK = AttackTask(stage="attack", fingerprint="", budget=AttackBudget(n_iter=1, n_target_classes=1))
 
 
 class Hoarder:

@@ -15,18 +15,21 @@ import torch
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
-from mixednuts_dist.distributed.attacker import Attacker
-from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
+from mixednuts_dist.distributed.workbench import Workbench
 from mixednuts_dist.distributed.worker import AttackWorker, end_with_parent
+from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import DatasetError, StoreError
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
+from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.manifest import verify
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import finished_receipt, read_attack_records, read_footer
 from mixednuts_dist.threat import ThreatModel
+
+TASK = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=2, n_target_classes=1))
 
 
 @pytest.fixture
@@ -48,12 +51,12 @@ def worker(tmp_path: Path) -> AttackWorker:
 
 def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
-    task = AttackTask("attack", "f0", AttackBudget(n_iter=10, n_target_classes=2))
+    task = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=10, n_target_classes=2))
     receipt = worker.process(partition, task)[partition]
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)
     assert torch.equal(records.labels_N, y)
-    assert torch.allclose(records.rob_clean_NK, worker.attacker.rob(x), atol=1e-5)
+    assert torch.allclose(records.rob_clean_NK, worker.bench.rob(x), atol=1e-5)
     normed = layer_norm_logits(records.rob_attacked_NK)
     assert torch.allclose(log_one_minus_signed_margin(normed, y), records.log_one_minus_margin_N, atol=1e-5)
     assert torch.equal(records.rob_broken_N, records.rob_attacked_NK.argmax(dim=1) != y)
@@ -67,20 +70,20 @@ def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: Att
 def test_one_worker_decides_rows_and_precision_for_all_on_such_a_device(worker: AttackWorker, tmp_path: Path) -> None:
     x, _ = worker.dataset.read(0, 12)
     spec = replace(worker.spec, batch_size="auto", precision="auto")
-    first = Attacker(spec, worker.attacker.networks, worker.store, worker.attacker.images)
+    first = Workbench(spec, worker.bench.networks, worker.store, worker.dataset, worker.device)
     assert first.shape(x).rows == ON_CPU
     decided = json.loads((tmp_path / "acceleration" / "cpu.json").read_text())
     assert first.precisions(x) == ", ".join(f"{role} {value}" for role, value in decided["precision"].items())
     other = {"rows": 24, "precision": {"std": "bf16", "rob": "fp32"}}
     (tmp_path / "acceleration" / "cpu.json").write_text(json.dumps(other))
-    second = Attacker(spec, worker.attacker.networks, worker.store, worker.attacker.images)
+    second = Workbench(spec, worker.bench.networks, worker.store, worker.dataset, worker.device)
     assert second.shape(x).rows == 24
     assert second.precisions(x) == "std bf16, rob fp32"
     assert second.arithmetic.network_copy(second.std, x).precision == "bf16"
     (tmp_path / "acceleration" / "cpu.json").write_text(json.dumps({**decided, "rows": 65}))  # a bit is flipped
     (bad,) = verify(Store(str(tmp_path)))[0]
     assert (bad.path, bad.reason) == ("acceleration/cpu.json", "its content has changed")
-    third = Attacker(spec, worker.attacker.networks, worker.store, worker._images)
+    third = Workbench(spec, worker.bench.networks, worker.store, worker.dataset, worker.device)
     assert third.shape(x).rows == ON_CPU
     assert verify(Store(str(tmp_path)))[0] == []
 
@@ -116,32 +119,31 @@ def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_
 def test_what_another_worker_has_written_is_reported_and_not_computed_again(
     worker: AttackWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition, task = Partition(0, 0, 4), AttackTask("attack", "f0", AttackBudget(n_iter=2, n_target_classes=1))
+    partition = Partition(0, 0, 4)
     path = tmp_path / "attack" / partition.file_name
-    first = worker.process(partition, task)
+    first = worker.process(partition, TASK)
     content = path.read_bytes()
-    assert worker.process(partition, task) == first
+    assert worker.process(partition, TASK) == first
     looks = iter([None])  # it looked a moment too early
     monkeypatch.setattr(
         "mixednuts_dist.distributed.worker.finished_receipt", lambda *where: next(looks, finished_receipt(*where))
     )
-    worker.process(partition, task)
+    worker.process(partition, TASK)
     assert path.read_bytes() == content
     assert worker.store.names("attack") == [partition.file_name]
 
 
 def test_attacks_go_on_while_the_storage_does_not_answer(worker: AttackWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = AttackTask("attack", "f0", AttackBudget(n_iter=2, n_target_classes=1))
     parts = [Partition(i, 4 * i, 4 * i + 4) for i in range(4)]
     answers, create = Event(), worker.store.create
     monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", 0.1)
     monkeypatch.setattr(worker.store, "create", lambda *file: answers.wait() and create(*file))
-    assert worker.process(parts[0], task) == {}
-    assert worker.process(parts[1], task) == {}
+    assert worker.process(parts[0], TASK) == {}
+    assert worker.process(parts[1], TASK) == {}
     Timer(1.0, answers.set).start()
-    assert parts[0] in worker.process(parts[2], task)  # at most two wait: this one returns when the first is written
+    assert parts[0] in worker.process(parts[2], TASK)  # at most two wait: this one returns when the first is written
     monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", None)
-    assert parts[3] in worker.process(parts[3], task)
+    assert parts[3] in worker.process(parts[3], TASK)
     assert worker.flush() == {}
     records = read_attack_records(worker.store, parts, "f0")
     assert records.sample_ids_N.tolist() == list(range(16))
@@ -150,7 +152,7 @@ def test_attacks_go_on_while_the_storage_does_not_answer(worker: AttackWorker, m
 def test_a_storage_that_stays_away_is_an_error_of_the_next_call(
     worker: AttackWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partition, task = Partition(0, 0, 4), AttackTask("attack", "f0", AttackBudget(n_iter=2, n_target_classes=1))
+    partition = Partition(0, 0, 4)
     gone = Event()
 
     def create(*_: object) -> bool:
@@ -159,18 +161,18 @@ def test_a_storage_that_stays_away_is_an_error_of_the_next_call(
 
     monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", 0.1)
     monkeypatch.setattr(worker.store, "create", create)
-    assert worker.process(partition, task) == {}
+    assert worker.process(partition, TASK) == {}
     gone.set()
     with pytest.raises(StoreError, match="nobody answers"):
         worker.flush()
 
 
 def test_a_damaged_file_is_replaced(worker: AttackWorker, tmp_path: Path) -> None:
-    partition, task = Partition(0, 0, 4), AttackTask("attack", "f0", AttackBudget(n_iter=2, n_target_classes=1))
+    partition = Partition(0, 0, 4)
     path = tmp_path / "attack" / partition.file_name
     path.parent.mkdir()
     path.write_bytes(b"PAR1 and then nothing")
-    receipt = worker.process(partition, task)[partition]
+    receipt = worker.process(partition, TASK)[partition]
     footer = read_footer(Store(str(tmp_path)), f"attack/{partition.file_name}")
     assert footer is not None
     assert footer.receipt == receipt

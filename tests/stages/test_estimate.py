@@ -15,6 +15,7 @@ from mixednuts_dist.config import RunConfig
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.stages import attack, estimate
+from mixednuts_dist.stages.stage import attack_passes
 from mixednuts_dist.threat import ThreatModel
 
 THREAT = ThreatModel("Linf", 0.01)
@@ -38,7 +39,7 @@ def test_the_attacks_passes_of_a_surviving_image(n_iter: int, n_targets: int) ->
         n_iter=n_iter, n_target_classes=n_targets, border_restarts=0, precision="fp32",
     )  # fmt: skip
     assert not found.broken.any()
-    forward, backward = estimate.attack_passes(("apgd-ce", "apgd-t"), AttackBudget(n_iter, n_targets), 5)
+    forward, backward = attack_passes(("apgd-ce", "apgd-t"), AttackBudget(n_iter, n_targets), 5)
     verdicts = 1 + min(n_targets, 4)  # one a phase, beside the passes of the phases
     assert found.n_forward == pytest.approx(8 * (forward + verdicts), abs=16)
     assert found.n_backward == pytest.approx(8 * backward, abs=8)
@@ -55,7 +56,7 @@ def test_the_ensembles_passes_of_a_surviving_image(
         budget=AttackBudget(n_iter, n_targets, n_queries), precision="fp32",
     )  # fmt: skip
     assert outcome.robust.all()
-    forward, _ = estimate.attack_passes(attacks, AttackBudget(n_iter, n_targets, n_queries), 5)
+    forward, _ = attack_passes(attacks, AttackBudget(n_iter, n_targets, n_queries), 5)
     assert 0.8 * forward <= outcome.n_forward / 8 <= 1.05 * forward + 6
 
 
@@ -63,7 +64,7 @@ def test_the_published_budget_takes_the_published_passes() -> None:
     # pyautoattack's own count is (111, 101), (928, 909), (1837, 900) and (5012, 0), its verdicts included.
     counted = {"apgd-ce": (101, 101), "apgd-t": (909, 909), "fab-t": (1800, 900), "square": (5001, 0)}
     for name, (forward, backward) in counted.items():
-        assert estimate.attack_passes((name,), AttackBudget(), 10) == (forward + 3, backward)
+        assert attack_passes((name,), AttackBudget(), 10) == (forward + 3, backward)
 
 
 def test_an_estimate_gets_closer_with_what_is_finished(

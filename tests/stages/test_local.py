@@ -53,7 +53,7 @@ def test_a_piece_that_fails_in_this_process_is_tried_again_and_told_as_on_a_clus
     def poisoned(*_: Any) -> None:
         raise ArithmeticError("an image of NaN")
 
-    monkeypatch.setattr("mixednuts_dist.distributed.attacker.Attacker.attack", poisoned)
+    monkeypatch.setattr("mixednuts_dist.stages.attack.AttackTask.compute", poisoned)
     config = tiny(partition_size=24, compute={"max_tries": 2})
     with pytest.raises(PartitionFailed, match=r"failed 2 of 2 tries: ArithmeticError: an image of NaN\. Log: "):
         attack.run(config, session=LocalExecutor())

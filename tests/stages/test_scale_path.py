@@ -14,11 +14,12 @@ import yaml
 
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import Normalized, classifier_checksum, load_classifier
-from mixednuts_dist.distributed.tasks import AttackTask, WorkerSpec
 from mixednuts_dist.distributed.worker import AttackWorker
+from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset
 from mixednuts_dist.images.image_files import EXTENSIONS
 from mixednuts_dist.images.parquet_images import MANIFEST, ImagePart, ImageRows, Manifest, encode_part
+from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.threat import ThreatModel
@@ -138,7 +139,9 @@ def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> No
     worker, memory, process = AttackWorker(spec), [], psutil.Process()
     worker.ready()
     for partition in split_images(n_images, size):
-        worker.process(partition, AttackTask("attack", "f", AttackBudget(n_iter=1, n_target_classes=1)))
+        worker.process(
+            partition, AttackTask(stage="attack", fingerprint="f", budget=AttackBudget(n_iter=1, n_target_classes=1))
+        )
         memory.append(process.memory_info().rss)
     grown = (memory[-1] - memory[4]) / 2**20
     assert grown < 60, f"{grown:.0f} MiB more after {n_images - 5 * size} more images"

@@ -1,0 +1,247 @@
+"""What a stage computes with on one worker: the run's classifiers on its device, its images, and stored rows.
+
+A stage's `compute(worker, piece)` gets a `Workbench`::
+
+    x, y = worker.images(piece)        images (B, C, H, W) in [0, 1] and labels (B,), on the device
+    worker.rob, worker.std             the run's classifiers on the device
+    worker.model                       what the stage is about: the run's mixture, or rob
+    worker.logits(model, x)            (B, K) in float32, whatever arithmetic the attacks take gradients in
+    worker.stored(piece, stage, fingerprint, column)   the piece's rows of a column of an earlier stage
+    worker.attacked(piece, make)       the piece's images at the end of an engine of attacks
+    worker.summary(...)                the counts of the receipt
+    worker.spec                        seed, threat model, URIs of the run
+    worker.shape(x), worker.arithmetic rows of each pass, and the fast copies that gradients are taken through
+
+Slots that empty while a piece's last images are attacked go to images of prefetched pieces, those that the worker gets
+next: one engine for each attacked network goes from piece to piece. An image's result does not depend on its company,
+so rows are the same bits whatever was prefetched.
+
+Shapes: B images of a piece, C x H x W, K classes.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..acceleration.arithmetic import Arithmetic, Precision
+from ..acceleration.batch_shape import BatchShape
+from ..attacks.engine import Engine, Finished, Group, Progress, Stream
+from ..attacks.gradient_model import rows_that_fit
+from ..attacks.judge import Judge
+from ..config import digest
+from ..images.datasets import Dataset
+from ..mixing.classifier import MixedClassifier
+from ..mixing.mixture import Mixture
+from ..mixing.transforms import IdentityTransform
+from ..storage.damage import set_aside_if_damaged
+from ..storage.partitions import Partition, whole_of
+from ..storage.store import Store
+from ..storage.tables import read_columns
+from .worker_spec import WorkerSpec
+
+logger = logging.getLogger(__name__)
+
+
+class Workbench:
+    """One worker's, for all pieces of all tasks that it gets.
+
+    Args:
+        networks: "std", where the run has one, and "rob", on the device.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, networks: Mapping[str, nn.Module], store: Store, dataset: Dataset, device: torch.device
+    ) -> None:
+        self.spec, self.networks, self.store, self.device = spec, networks, store, device
+        self.arithmetic = Arithmetic(spec.precision, compile=spec.compile)
+        self.decided = 0.0  # images of unfinished pieces, a share for each attack that is done
+        self.on_decided: Callable[[float], None] | None = None  # reports it in the same process
+        self._dataset = dataset
+        self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the piece at hand and prefetched ones
+        self._settled: tuple[BatchShape, dict[str, Precision]] | None = None
+        self._streams: dict[str, Stream] = {}  # of the task at hand, by what they attack
+        self._task: tuple[str, str] | None = None  # its stage and fingerprint
+        self._mixture: Mixture | None = None  # what it is about
+        self._model: MixedClassifier | None = None
+        self._prefetched: Sequence[Partition] = ()
+
+    # --- for stages ---------------------------------------------------------------------------------------------------
+
+    @property
+    def std(self) -> nn.Module:
+        """The standard classifier; KeyError in a run without one."""
+        return self.networks["std"]
+
+    @property
+    def rob(self) -> nn.Module:
+        """The robust classifier."""
+        return self.networks["rob"]
+
+    def images(self, piece: Partition) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) in [0, 1] and labels (B,), on the device."""
+        if piece not in self._read:
+            x, y = self._dataset.read(piece.start, piece.stop)
+            self._read[piece] = x.to(self.device), y.to(self.device)
+        return self._read[piece]
+
+    def stored(self, piece: Partition, stage: str, fingerprint: str, column: str) -> Tensor:
+        """A piece's rows of one column of another stage's file, on the device; errors as in `read_columns`."""
+        whole = whole_of(piece)
+        values = read_columns(self.store, stage, [whole], fingerprint, [column])[column]
+        return values[piece.start - whole.start : piece.stop - whole.start].to(self.device)
+
+    @property
+    def model(self) -> nn.Module:
+        """The mixture that the task at hand is about; rob where it is about none."""
+        if self._mixture is None:
+            return self.rob
+        self._model = self._model or self.mixed(self._mixture)
+        return self._model
+
+    @property
+    def model_name(self) -> str:
+        """What receipts and columns call it: "mixed" or "rob"."""
+        return "rob" if self._mixture is None else "mixed"
+
+    def mixed(self, mixture: Mixture) -> MixedClassifier:
+        """A mixture of the run's two classifiers, on the device."""
+        return MixedClassifier.from_mixture(self.std, self.rob, mixture).to(self.device)
+
+    def logits(self, model: Any, x: Tensor) -> Tensor:
+        """(B, K) in float32, in passes of the run's batch shape."""
+        return Judge(model, self.shape(x)).logits(x)
+
+    def shape(self, x: Tensor) -> BatchShape:
+        """The batch shape of every pass of the run on this type of device; `x` are any images of it."""
+        return self._decisions(x)[0]
+
+    def summary(
+        self, classifier: str, clean_BK: Tensor, y: Tensor, robust_B: Tensor, n_forward: int, n_backward: int
+    ) -> dict[str, Any]:
+        """The receipt's counts, of the classifier of that name."""
+        return {
+            "classifier": classifier,
+            "clean_correct": int((clean_BK.argmax(dim=1) == y).sum()),
+            "robust": int(robust_B.sum()),
+            "n_forward": n_forward,
+            "n_backward": n_backward,
+        }
+
+    def attacked(
+        self,
+        piece: Partition,
+        make: Callable[[], Engine],
+        *,
+        name: str = "model",
+        share: int = 1,
+        group: Callable[[Partition], Group] | None = None,
+    ) -> tuple[Engine, Finished]:
+        """The piece's images at the end of an engine that goes from piece to piece.
+
+        Args:
+            make: the engine, made at the task's first piece.
+            name: of what it attacks, where a task has several engines.
+            share: how many engines the task has; each decides that share of an image.
+            group: a piece's images as they enter, with points that are tried first for instance.
+        """
+        if name not in self._streams:
+            engine = make()
+            engine.progress = lambda _: self._report(sum(each.n_decided for each in self._streams.values()) / share)
+            self._streams[name] = Stream(engine, group or self.group)
+        stream = self._streams[name]
+        return stream.engine, stream.finish(piece, self._prefetched)
+
+    def group(self, piece: Partition) -> Group:
+        """A piece's images as an engine takes them."""
+        x, y = self.images(piece)
+        return Group(x, y, range(piece.start, piece.stop))
+
+    def progress(self, n_images: int, attack: int = 0, attacks: int = 1) -> Callable[[Progress], None]:
+        """Reports how far one of so many attacks on a piece's images is; images that it leaves out are decided."""
+        return lambda seen: self._report(((attack + 1) * n_images - seen.n_images + seen.n_decided) / attacks)
+
+    # --- for the worker -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def at(
+        self,
+        piece: Partition,
+        stage: str,
+        fingerprint: str,
+        *,
+        mixture: Mixture | None = None,
+        prefetched: Sequence[Partition] = (),
+    ) -> Iterator[None]:
+        """In here a task's rows of a piece are computed; engines take in the prefetched pieces as slots empty."""
+        if (stage, fingerprint) != self._task:
+            self._streams, self._task = {}, (stage, fingerprint)
+            self._mixture, self._model = mixture, None
+        self._read = {each: images for each, images in self._read.items() if each in (piece, *prefetched)}
+        self._prefetched, self.decided = prefetched, 0.0
+        try:
+            yield
+        except BaseException:
+            self._streams = {}
+            raise
+
+    @property
+    def n_forward_begun(self) -> int:
+        """Passes so far of images of prefetched pieces."""
+        return sum(stream.n_forward_begun for stream in self._streams.values())
+
+    def precisions(self, x: Tensor) -> str:
+        """What each network's gradients are computed in."""
+        return ", ".join(f"{role} {precision}" for role, precision in self._decisions(x)[1].items())
+
+    def _report(self, decided: float) -> None:
+        self.decided = decided
+        if self.on_decided is not None:
+            self.on_decided(decided)
+
+    def _decisions(self, x: Tensor) -> tuple[BatchShape, dict[str, Precision]]:
+        """Rows and precisions as configured or, where that is "auto", as the run's first worker on such a device found.
+
+        One worker decides for all, in `acceleration/<device>.json`: rows of one run come from one arithmetic.
+        """
+        if self._settled is None:
+            given = self.spec.batch_size, self.spec.precision
+            found = self._measured(x) if "auto" not in given else self._first_measured(x)
+            for role, network in self.networks.items():
+                self.arithmetic.decide(network, found["precision"][role])
+            self._settled = BatchShape(found["rows"]), found["precision"]
+        return self._settled
+
+    def _first_measured(self, x: Tensor) -> dict[str, Any]:
+        kind = torch.cuda.get_device_name(x.device) if x.is_cuda else x.device.type
+        path = f"acceleration/{re.sub('[^A-Za-z0-9]+', '-', kind)}.json"
+        while True:
+            if not self.store.exists(path):
+                measured = self._measured(x)
+                self.store.create(path, json.dumps({**measured, "digest": digest(measured)}).encode())
+            try:
+                found: dict[str, Any] = json.loads(self.store.read(path))  # of the first worker that wrote it
+                if found.pop("digest", None) not in (None, digest(found)):  # none: of the release before
+                    raise ValueError("its content has changed")
+            except (ValueError, AttributeError) as error:
+                logger.warning("%s is damaged (%s); it is measured again", self.store.address(path), error)
+                set_aside_if_damaged(self.store, path)
+            else:
+                return found
+
+    def _measured(self, x: Tensor) -> dict[str, Any]:
+        rows = self.spec.batch_size
+        if rows == "auto":
+            model: nn.Module = self.rob
+            if "std" in self.networks:
+                model = MixedClassifier(self.std, self.rob, IdentityTransform(), 0.5)
+            rows = rows_that_fit(model, x, self.spec.precision)
+        # Copies of its own: those of the run are made, and perhaps compiled, once it is known in what.
+        trial = Arithmetic(self.spec.precision)
+        networks = self.networks.items()
+        return {"rows": rows, "precision": {role: trial.network_copy(net, x, rows).precision for role, net in networks}}

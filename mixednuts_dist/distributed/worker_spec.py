@@ -1,0 +1,35 @@
+"""What every worker must know of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from ..threat import ThreatModel
+
+if TYPE_CHECKING:  # what only looks at a run does without PyTorch
+    from ..acceleration.arithmetic import PrecisionChoice
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All that a worker needs to know of the run."""
+
+    store_uri: str
+    data_uri: str
+    std_uri: str | None  # None: rob is attacked alone
+    rob_uri: str
+    checksums: Mapping[str, str]  # of "labels", "std" and "rob", as the driver saw them
+    threat: ThreatModel
+    seed: int
+    ln_k: int | None
+    batch_size: int | Literal["auto"]
+    n_threads: int
+    precision: PrecisionChoice = "fp32"
+    compile: bool = False
+    extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
+
+    @property
+    def run_id(self) -> str:
+        return self.store_uri.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,100 @@
+"""What a round of the search computes of a piece: its choices are attacked on images that rob keeps.
+
+Shapes: B images of a piece, C x H x W, K classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks.adaptive import adaptive_autoattack
+from ..attacks.budget import AttackBudget
+from ..attacks.gradient_model import AttackMode
+from ..distributed.tasks import Columns, Summary, Task
+from ..distributed.workbench import Workbench
+from ..mixing.margins import log_one_minus_signed_margin
+from ..mixing.mixture import Mixture
+from ..storage.partitions import Partition, Sample
+from .points import StoredPoints, hardest_points, read_points
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTask(Task):
+    """The attack of a search round on each of its mixtures, on near images that rob keeps and no stored point breaks.
+
+    The columns of mixture i end in `_i`: `tried`, `broken`, and the raw logits of both classifiers at the point found,
+    `x_adv`; rows that were not tried, or are not of the sample, hold zeros. What is found against one mixture is tried
+    on the next.
+    """
+
+    budget: AttackBudget
+    mixtures: tuple[Mixture, ...]
+    reaches: tuple[float, ...]  # of each: images whose log(1 - margin) of M(rob) is below it are too far to change
+    attacks: tuple[str, ...]  # none: of the known points the hardest one is stored
+    mode: AttackMode
+    points: tuple[StoredPoints, ...]  # the first are the attack stage's, whose rows say what rob keeps
+    sample: Sample | None = None  # the images that the search reads, where those are not all
+
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+        x, y = worker.images(piece)
+        kept = self._kept_by_rob(worker, piece)
+        points, columns, standing = read_points(worker, piece, self.points), dict[str, Tensor](), kept
+        n_forward = n_backward = 0
+        for i, (mixture, reach) in enumerate(zip(self.mixtures, self.reaches, strict=True)):
+            mixed = worker.mixed(mixture)
+            hardest = hardest_points(worker, mixed, y, points)
+            standing = kept & _right(worker, mixed, x, y) & _right(worker, mixed, hardest, y)
+            near = standing & (_largest_gap(worker, mixture, y, points) >= reach)
+            tried = (near if self.attacks else kept).nonzero().squeeze(1)
+            found, broken = hardest.clone(), kept & ~standing
+            if len(tried) and self.attacks:
+                outcome = adaptive_autoattack(
+                    mixed, x[tried], y[tried], threat=worker.spec.threat, attacks=self.attacks, mode=self.mode,
+                    seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget, batch_size=worker.shape(x),
+                    sample_ids=[piece.start + i for i in tried.tolist()], arithmetic=worker.arithmetic,
+                    # The next choices have other cutoffs: a point that only just fools this one says little of them.
+                    stop_when_broken=False,
+                    progress=worker.progress(len(x), i, len(self.mixtures)),
+                )  # fmt: skip
+                found[tried] = outcome.x_adv
+                broken[tried] = ~outcome.robust
+                n_forward, n_backward = n_forward + outcome.n_forward, n_backward + outcome.n_backward
+            rows = torch.zeros_like(kept).index_fill_(0, tried, True)
+            points.append(torch.where(rows[:, None, None, None], found, x))
+            columns |= {
+                f"tried_{i}": rows,
+                f"broken_{i}": broken,
+                f"rob_attacked_{i}": _logits_of(rows, worker.logits(worker.rob, found)),
+                f"std_attacked_{i}": _logits_of(rows, worker.logits(worker.std, found)),
+                f"x_adv_{i}": torch.where(rows[:, None, None, None], found, torch.zeros_like(x)),
+            }
+            standing = standing & ~broken
+        clean = worker.logits(worker.mixed(self.mixtures[0]), x)
+        return columns, worker.summary("mixed", clean, y, standing, n_forward, n_backward)
+
+    def _kept_by_rob(self, worker: Workbench, piece: Partition) -> Tensor:
+        """Which of the piece's images the search reads and rob keeps, (B,) bool."""
+        first = self.points[0]
+        kept = ~worker.stored(piece, first.stage, first.fingerprint, "rob_broken")
+        if self.sample is not None:
+            drawn = torch.zeros_like(kept)
+            drawn[self.sample.rows_of(piece).to(kept.device)] = True
+            kept &= drawn
+        return kept
+
+
+def _largest_gap(worker: Workbench, mixture: Mixture, y: Tensor, points: Sequence[Tensor]) -> Tensor:
+    """log(1 - margin) of M(rob) at each image's hardest point for it, (B,)."""
+    mapped = (mixture.transform(worker.logits(worker.rob, x_adv).double()) for x_adv in points)
+    return torch.stack([log_one_minus_signed_margin(logits, y) for logits in mapped]).amax(dim=0)
+
+
+def _right(worker: Workbench, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return worker.logits(model, x).argmax(dim=1) == y
+
+
+def _logits_of(rows: Tensor, logits: Tensor) -> Tensor:
+    """Zeros in the other rows."""
+    return torch.where(rows[:, None], logits, torch.zeros_like(logits))

@@ -1,0 +1,212 @@
+"""What a stage is: a file that says what it computes of each image, and how it shows in the commands.
+
+To add one, register a subclass of `Stage` in a file of its own, in this folder or anywhere else (then name the file in
+the configuration: `extensions: [my_stage.py]`)::
+
+    @STAGES("flip", describes="the classes of mirrored images")
+    class Flip(Stage):
+        class Keys(Section):
+            axis: int = Field(default=-1, description="the axis that is mirrored")
+
+        columns = {"mirrored_class": "rob's class of the mirrored image"}
+
+        def compute(self, worker, piece):
+            x, y = worker.images(piece)
+            clean, mirrored = worker.logits(worker.model, x), worker.logits(worker.model, x.flip(self.keys.axis))
+            right = mirrored.argmax(dim=1) == y
+            counts = worker.summary(worker.model_name, clean, y, right, 2 * len(x), 0)
+            return {"mirrored_class": mirrored.argmax(dim=1)}, counts
+
+        def passes(self, opened):
+            return {self.model_name(opened.config): (2, 0)}
+
+A configuration asks for it with its key (`flip: {}`). Then it is part of `mixednuts run`, a command of its own
+(`mixednuts flip CONFIG`), and in `status`, `estimate`, `verify` and the report. Its rows lie in `<run>/<name>/`, a
+Parquet file a partition; they are computed on the pool and what is done is skipped. The key is no part of the run id,
+but of the stage's own fingerprint, so a stage is added to a run that is finished.
+
+This module and those of the built-in stages import PyTorch only where a worker computes: `status` does without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from ..attacks.budget import AttackBudget
+from ..config import AttackConfig, EvaluateConfig, RunConfig, Section, digest
+from ..distributed.tasks import Columns, Summary, Task
+from ..errors import InvalidInputError
+from ..register import ATTACKS, STAGES
+from ..storage.partitions import Partition
+from ..storage.records import SearchResult
+from .progress import Progress, Silent
+from .runs import Run, open_run, read_search_result, require_complete
+
+if TYPE_CHECKING:
+    from ..distributed.executor import Executor
+    from ..distributed.workbench import Workbench
+    from ..mixing.mixture import Mixture
+
+
+class Stage:
+    """One stage of a run, under the name that it is registered by. It travels to the workers with its task.
+
+    Args:
+        keys: its section of the configuration.
+    """
+
+    Keys: ClassVar[type[Section]] = Section  # of its section in the configuration
+    needs: ClassVar[tuple[str, ...]] = ()  # stages whose rows must be complete
+    of_mixture: ClassVar[bool] = False  # about the searched mixture (in a run without std: about rob), not rob
+    columns: ClassVar[Mapping[str, str]] = {}  # what `compute` returns: name -> meaning, with unit; () for unchecked
+
+    def __init__(self, name: str, keys: Section) -> None:
+        self.name, self.keys = name, keys
+
+    def asked(self, config: RunConfig) -> bool:  # noqa: ARG002
+        """Whether the run has the stage, given that its key is there."""
+        return True
+
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+        """The rows of a piece, beside `sample_id` and `label`, and the counts of its receipt (`worker.summary`)."""
+        raise NotImplementedError(f"stage {self.name!r} does not say what it computes")
+
+    def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
+        """For `estimate`: forward and backward passes of the costliest image, by classifier (std, rob, mixed)."""
+        return {}
+
+    def likely_share(self, opened: Run) -> tuple[float, str] | None:  # noqa: ARG002
+        """For `estimate`, before any row is there: which part of the passes is likely, and why; None for unknown."""
+        return None
+
+    def costs(self, opened: Run) -> Mapping[Partition, float] | None:  # noqa: ARG002
+        """What partitions are likely to cost, in any unit: the heaviest go first. None for their number of images."""
+        return None
+
+    def words(self) -> str:
+        """For the report's table: what an image that counts as robust has withstood."""
+        return STAGES.entries()[self.name].describes
+
+    def model_name(self, config: RunConfig) -> str:
+        """Which classifier the stage is about."""
+        return "mixed" if self.of_mixture and config.std is not None else "rob"
+
+    def fingerprint(self, opened: Run) -> str:
+        """8 hex digits of all that the rows depend on: inputs, keys, earlier stages and the mixture.
+
+        Raises:
+            MissingArtifact: where the stage is about the mixture and the search has not been run.
+        """
+        keys = ("version", "data", "std", "rob", "threat", "seed", "partition_size", "precision", "extensions")
+        values = opened.config.determinants()
+        search = self.searched(opened)
+        return digest(
+            {
+                "run": {key: values[key] for key in keys if key in values},
+                "checksums": opened.inputs.checksums,
+                "keys": self.keys.model_dump(mode="json"),
+                "needs": [stage_of(opened.config, name).fingerprint(opened) for name in self.needs],
+                **({"deployed": deployed_settings(search)} if search else {}),
+            }
+        )
+
+    def searched(self, opened: Run) -> SearchResult | None:
+        """What the search chose, where the stage is about the mixture. Errors as in `read_search_result`."""
+        return read_search_result(opened) if self.model_name(opened.config) == "mixed" else None
+
+    def task(self, opened: Run) -> Task:
+        """What goes to the workers; a stage with more to say than its keys returns a task of its own."""
+        search = self.searched(opened)
+        mixture = deployed_mixture(opened, search) if search else None
+        return _StageTask(stage=self.name, fingerprint=self.fingerprint(opened), mixture=mixture, of=self)
+
+    def complete(self, opened: Run, session: Executor | None, progress: Progress) -> None:
+        """Compute the partitions that are not done.
+
+        Raises:
+            MissingArtifact: where an earlier stage has not finished.
+            PartitionFailed: where partitions failed all of their tries; the others are finished first.
+        """
+        from .partitioned import run_partitions
+
+        require_needs(self, opened)
+        run_partitions(opened, self.task(opened), session, progress, self.costs(opened))
+
+    def run(self, config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
+        """`complete` on a run that is opened for it; errors as there and in `open_run`."""
+        opened = open_run(config)
+        self.complete(opened, session, progress or Silent())
+        return opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StageTask(Task):
+    of: Stage
+
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+        columns, summary = self.of.compute(worker, piece)
+        if self.of.columns and columns.keys() != self.of.columns.keys():
+            raise InvalidInputError(
+                f"stage {self.of.name!r} returned the columns {', '.join(columns)}; its `columns` says "
+                f"{', '.join(self.of.columns)}"
+            )
+        return columns, summary
+
+
+def stages_of(config: RunConfig) -> list[Stage]:
+    """The stages that a configuration asks for, in the order of the register."""
+    found = [stage_of(config, name) for name in STAGES.names() if config.section(name) is not None]
+    return [stage for stage in found if stage.asked(config)]
+
+
+def stage_of(config: RunConfig, name: str) -> Stage:
+    """A stage that the configuration asks for.
+
+    Raises:
+        InvalidInputError: for a stage without a key in the configuration; it names the key.
+    """
+    kind, keys = STAGES.get(name), config.section(name)
+    if keys is None:
+        raise InvalidInputError(f"{config.name} does not ask for the stage {name!r}; give it the key `{name}: {{}}`")
+    stage: Stage = kind(name, keys)
+    return stage
+
+
+def require_needs(stage: Stage, opened: Run) -> None:
+    """Refuse to begin a stage before those that it needs are complete; without std some of them are not there.
+
+    Raises:
+        MissingArtifact: naming what is missing and the command that computes it.
+    """
+    needed = [stage_of(opened.config, name) for name in stage.needs]
+    for other in needed:
+        if other.asked(opened.config):
+            require_complete(opened, other.name, other.fingerprint(opened))
+
+
+def deployed_mixture(opened: Run, search: SearchResult) -> Mixture:
+    """What the search chose, with the surrogate that gradients against it are taken through."""
+    return replace(search.deployed().mixture(), surrogate_alpha=search.surrogate_alpha, rd=opened.config.evaluate.rd)
+
+
+def deployed_settings(search: SearchResult) -> dict[str, object]:
+    """Plain values that tell the deployed mixture from any other."""
+    return {"alpha_d": search.surrogate_alpha, **search.deployed().settings()}
+
+
+def budget_of(section: AttackConfig | EvaluateConfig) -> AttackBudget:
+    """The passes that a section of the configuration allows an image."""
+    return AttackBudget(
+        section.n_iter, section.n_target_classes, section.n_queries, border_restarts=section.border_restarts
+    )
+
+
+def attack_passes(attacks: Sequence[str], budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+    """(forward, backward) of an image that survives the attacks once, as their register entries say.
+
+    Added are the clean image's pass, that at the stored points and the last verdict's; those in between are few.
+    """
+    each = [ATTACKS.get(attack).passes(budget, n_classes) for attack in attacks]
+    return sum(forward for forward, _ in each) + 3, sum(backward for _, backward in each)
