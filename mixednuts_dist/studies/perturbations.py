@@ -4,11 +4,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ..errors import InvalidInputError
 from ..register import STUDIES
 from ..reports.charts import bars, count_bars
 from ..reports.counts import Count, compared, count, images_text, share_text
 from ..reports.figures import rounds_chart
 from ..reports.table import Cell, Table
+from ..selection.choice import Choice
 from ..storage.records import AttackRecords
 from .bench import Bench, clean_correct, only, robust_bound, select
 from .study import Outcome
@@ -70,7 +72,7 @@ def approximation(bench: Bench) -> Outcome:
     sources = {"h-LN": bench.first_rows, "h-M": bench.attacked("MMAA on h-M", mixture.transform)}
     rows, kept = [], {}
     for name, found in sources.items():
-        best = select(found, only(bench.grid(), chosen), "paper").for_beta(bench.beta)
+        best = _by_the_paper(found, bench, chosen)
         kept[name] = robust_bound(mixture, found)
         rows.append((name, 100 * best.objective, best.alpha, count(kept[name]), count(_right(found))))
     columns = ("perturbations against", "objective (%)", "alpha", "kept with the run's alpha", "rob right")
@@ -89,6 +91,22 @@ def approximation(bench: Bench) -> Outcome:
     figure = bars(columns_shown, value="objective (%), smaller is better")
     remarks = ("The objective is the paper's, at the run's own s, p and c.", *bench.mmaa_reduction)
     return Outcome(Table(columns, rows), figure, findings, remarks)
+
+
+def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:
+    """The run's own s, p, c as the paper's criterion rates it.
+
+    Raises:
+        InvalidInputError: where that criterion rules the candidate out, which another criterion may have chosen.
+    """
+    try:
+        return select(found, only(bench.grid(), chosen), "paper").for_beta(bench.beta)
+    except InvalidInputError as error:
+        raise InvalidInputError(
+            f"the paper's criterion has no value for s = {chosen.scale:.4g}, p = {chosen.power:.4g}, c = "
+            f"{chosen.bias:.4g} at beta = {bench.beta:g}: its cutoff there is below 0, or so close to 1 that float32 "
+            "carries no weight for std. A run with search.criterion = paper has one"
+        ) from error
 
 
 @STUDIES(

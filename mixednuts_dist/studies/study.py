@@ -24,6 +24,7 @@ from ..reports.charts import Chart, chart_files
 from ..reports.table import Cell, Table, print_table
 from ..stages.progress import Progress
 from .bench import Bench
+from .overview import write_overview
 
 FORMAT = "mixednuts-study/1"
 _LOG_WIDTH = 160  # of tables in a file
@@ -51,26 +52,35 @@ def run(
 ) -> dict[str, Outcome]:
     """The study of that name, or "all" of them, printed on the console; every outcome by name.
 
+    Of "all", a study that this run's rows do not allow is named at the end with the reason; the others count as done.
+
     Raises:
-        InvalidInputError: for an unknown name, before anything runs; and after all others are done, naming the studies
-            that this run's rows do not allow. Errors of the attacks and of the storage are raised at once.
+        InvalidInputError: for an unknown name, before anything runs; for the one study that was asked for, where this
+            run's rows do not allow it. Errors of the attacks and of the storage are raised at once.
     """
     names = STUDIES.names() if name == "all" else (STUDIES.check(name),)
     bench = Bench(config, session=session, progress=progress, full=full, robs=robs)
     console = console or result_console()
-    done, refused = {}, []
+    done, refused = {}, {}
     for each in names:
         try:
             outcome = STUDIES.get(each)(bench)
             done[each] = replace(outcome, remarks=(*outcome.remarks, *bench.sampling))
         except InvalidInputError as error:
-            refused.append(f"{each}: {error}")
+            if name != "all":
+                raise
+            refused[each] = str(error)
             continue
         for file_name, content in study_files(each, done[each], config).items():
             bench.run.store.write(f"studies/{each}/{file_name}", content)
         print_study(each, done[each], config, bench.run.store.address(f"studies/{each}"), console)
-    if refused:
-        raise InvalidInputError("this run does not allow these studies: " + "; ".join(refused))
+    for each, reason in refused.items():
+        console.print(Text(f"\n{each} is left out: {reason}"))
+    left_out = f"; {len(refused)} left out" if refused else ""
+    address = write_overview(bench.run.store, config)
+    console.print(
+        Text(f"\n{len(done)} {'study' if len(done) == 1 else 'studies'} done{left_out}: {address}", style="dim")
+    )
     return done
 
 

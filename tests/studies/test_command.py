@@ -16,7 +16,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.cli import main
 from mixednuts_dist.config import RunConfig, load_config, parse_config
-from mixednuts_dist.errors import ConfigError
+from mixednuts_dist.errors import ConfigError, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.register import STUDIES
@@ -24,7 +24,7 @@ from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies import study as studies
 from mixednuts_dist.studies.bench import Bench
-from mixednuts_dist.studies.study import paper_tables, same_set_up
+from mixednuts_dist.studies.study import Outcome, paper_tables, same_set_up
 from mixednuts_dist.threat import ThreatModel
 from tests.conftest import tiny_content
 
@@ -67,6 +67,27 @@ def test_every_study_leaves_its_files(
         assert len({len(line) for line in lines}) == 1
         assert bench.run.store.read(f"studies/{name}/figure-5.5in.png").startswith(b"\x89PNG")
         assert name in shown
+
+
+def test_a_study_that_cannot_be_done_is_named_and_the_others_end_well(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(_bench: Bench) -> Outcome:
+        raise InvalidInputError("these rows hold no attacked image")
+
+    made = {"margins": STUDIES.get("margins"), "approximation": refuses}
+    monkeypatch.setattr(studies, "Bench", lambda *_, **__: bench)
+    monkeypatch.setattr(STUDIES, "names", lambda: tuple(made))
+    monkeypatch.setattr(STUDIES, "get", made.__getitem__)
+    assert list(studies.run(bench.config, "all")) == ["margins"]
+    shown = capsys.readouterr().out
+    assert "approximation is left out: these rows hold no attacked image" in shown
+    assert "1 study done; 1 left out" in shown
+    with pytest.raises(InvalidInputError, match="no attacked image"):
+        studies.run(bench.config, "approximation")
+    page = bench.run.store.read("studies/index.html").decode()
+    assert 'src="margins/figure.svg"' in page
+    assert "approximation" not in page
 
 
 def test_the_files_say_what_the_rows_say(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

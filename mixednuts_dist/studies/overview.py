@@ -1,0 +1,53 @@
+"""`studies/index.html`: every finished study of a run on one page, with its figure, findings and files."""
+
+import functools
+import json
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ..config import RunConfig
+from ..errors import MissingArtifact
+from ..register import STUDIES
+from ..reports.charts import PAPER
+from ..storage.store import Store
+
+INDEX = "studies/index.html"
+_FILES = ("table.csv", "table.tex", "table.md", "study.json", *(f"figure-{frame.name}.pdf" for frame in PAPER))
+
+
+def write_overview(store: Store, config: RunConfig) -> str:
+    """Write the page anew from the studies that lie in the run's folder; returns its address.
+
+    Figures and files are linked by relative paths, so the page opens from the folder or from a copy of it.
+    """
+    there = set(store.names("studies"))
+    known = [*(name for name in STUDIES.names() if name in there), *sorted(there - set(STUDIES.names()))]
+    found = {name: content for name in known if (content := _study(store, name)) is not None}
+    page = (
+        _environment()
+        .get_template("overview.html.j2")
+        .render(run_id=config.run_id(), name=config.name, studies=found, files=_FILES)
+    )
+    store.write(INDEX, page.encode())
+    return store.address(INDEX)
+
+
+def _study(store: Store, name: str) -> dict[str, Any] | None:
+    """What a study has stored as JSON; None for what is no finished study."""
+    try:
+        content = json.loads(store.read(f"studies/{name}/study.json"))
+    except (MissingArtifact, ValueError, NotADirectoryError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+@functools.cache
+def _environment() -> Environment:
+    loader = PackageLoader("mixednuts_dist", "studies")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    css = PackageLoader("mixednuts_dist", "reports").get_source(environment, "page.css")[0]
+    environment.globals["css"] = css
+    return environment
