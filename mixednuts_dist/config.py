@@ -30,8 +30,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from .config_file import read_yaml, read_yaml_file, shortened
 from .errors import ConfigError
-from .register import ATTACKS, CLAMPS, CRITERIA, EXECUTORS, STAGES, Register, load_extensions
-from .threat import Norm, ThreatModel
+from .register import ATTACKS, CLAMPS, CRITERIA, EXECUTORS, NORMS, STAGES, Register, load_extensions
+from .threat import ThreatModel, check_norm
 from .uris import dataset_forms
 
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", "studies")
@@ -112,7 +112,7 @@ class DataConfig(Section):
 class ThreatConfig(Section):
     """The threat model, as `ThreatModel`."""
 
-    norm: Norm = Field(default="Linf", description="norm of the perturbation")
+    norm: Annotated[str, Registered(NORMS)] = Field(default="Linf", description="norm of the perturbation")
     eps: Annotated[float, BeforeValidator(_fraction)] = Field(description="radius in [0, 1] pixels, e.g. 8/255")
 
     @model_validator(mode="after")
@@ -308,7 +308,7 @@ class SearchConfig(Section):
 
 
 # What `preset: fast` stands for, and of how many images that standard broke it missed how many (docs/attacks.md).
-FAST: dict[str, Any] = {"attacks": ["apgd-ce", "apgd-t"], "n_iter": 100, "n_target_classes": 3, "border_restarts": 1}
+FAST: dict[str, Any] = {"attacks": ["apgd-ce", "apgd-t"], "n_iter": 100, "n_target_classes": 3, "joint_starts": 1}
 _FAST_MISSED, _FAST_OF = 0, 275
 
 
@@ -331,7 +331,7 @@ class EvaluateConfig(Section):
     n_target_classes: Positive = Field(default=9, description="targets of APGD-T and FAB-T")
     n_queries: Positive = Field(default=5000, description="queries of Square an image")
     rd: float = Field(default=0.9, ge=0, le=1, description="share of rob's raw logits in the surrogate (r_d)")
-    border_restarts: Repeats = Field(
+    joint_starts: Repeats = Field(
         default=3, description="starts of the joint attack on images that stand by a hair; 0: the paper"
     )
     check: Literal["pyautoattack"] | None = Field(
@@ -349,8 +349,10 @@ class EvaluateConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_preset(cls, content: Any) -> Any:
-        fast = isinstance(content, Mapping) and content.get("preset") == "fast"
-        return {**FAST, **content} if fast else content
+        if not isinstance(content, Mapping):
+            return content
+        content = with_joint_starts(content)
+        return {**FAST, **content} if content.get("preset") == "fast" else content
 
     @field_validator("attacks")
     @classmethod
@@ -362,13 +364,21 @@ class EvaluateConfig(Section):
 
     @model_validator(mode="after")
     def _runs(self) -> "EvaluateConfig":
-        if "joint" in self.attacks and not self.border_restarts:
-            raise ValueError("border_restarts=0 leaves the attack 'joint' out; give it at least 1 or do not name it")
+        if "joint" in self.attacks and not self.joint_starts:
+            raise ValueError("joint_starts=0 leaves the attack 'joint' out; give it at least 1 or do not name it")
         return self
+
+
+def with_joint_starts(evaluate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The evaluate section with `joint_starts` under that name; up to release 0.2 it was `border_restarts`."""
+    if "border_restarts" not in evaluate or "joint_starts" in evaluate:
+        return evaluate
+    return {("joint_starts" if key == "border_restarts" else key): value for key, value in evaluate.items()}
 
 
 def fast_notes(evaluate: Mapping[str, Any]) -> list[str]:
     """What to say beside results of the fast preset's settings, as run.yaml has them; nothing for others."""
+    evaluate = with_joint_starts(evaluate)
     if any(evaluate.get(key) != value for key, value in FAST.items()):
         return []
     return [
@@ -453,6 +463,12 @@ class RunConfig(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _attacks_in_the_norm(self) -> "RunConfig":
+        method = ["square-margin"] if self.attack.method == "square" else []
+        check_norm([*method, *self.evaluate.attacks], self.threat.norm)
+        return self
+
     def section(self, stage: str) -> Section | None:
         """The keys of a stage; None where the run is not asked for it."""
         keys: Section | None = getattr(self, stage, None)
@@ -492,6 +508,7 @@ class RunConfig(Section):
         }
         values = self.model_dump(mode="json", exclude=left_out)
         values["search"] |= _GONE_FROM_SEARCH
+        values["evaluate"]["border_restarts"] = values["evaluate"].pop("joint_starts")  # the name in older run ids
         contents = sorted(load_extensions(self.extensions).values())
         return {"version": RESULTS_VERSION, **values, **({"extensions": contents} if contents else {})}
 

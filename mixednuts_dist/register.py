@@ -116,6 +116,7 @@ class Register(Generic[T]):
         return self.entries().get(name)
 
 
+NORMS: Register[Any] = Register("NORMS", "norm", "norms")
 ATTACKS: Register[Any] = Register("ATTACKS", "attack", "attacks")
 LOSSES: Register[Any] = Register("LOSSES", "loss", "attacks", "losses")
 CLAMPS: Register[Any] = Register("CLAMPS", "clamp", "mixing")
@@ -126,7 +127,7 @@ EXECUTORS: Register[Any] = Register("EXECUTORS", "executor", "distributed")
 CHARTS: Register[Any] = Register("CHARTS", "chart", "reports")
 STUDIES: Register[Any] = Register("STUDIES", "study", "studies", "studies")
 STAGES: Register[Any] = Register("STAGES", "stage", "stages")
-REGISTERS = (ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, STAGES, EXECUTORS, CHARTS, STUDIES)
+REGISTERS = (NORMS, ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, STAGES, EXECUTORS, CHARTS, STUDIES)
 
 
 def load_extensions(files: Iterable[str]) -> dict[str, str]:

@@ -1,41 +1,71 @@
 """The threat model: which perturbations an adversary may use."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any
 
-from .errors import ThreatModelError
-
-Norm = Literal["Linf", "L2"]
+from .errors import InvalidInputError, ThreatModelError
+from .register import ATTACKS, NORMS
 
 
 @dataclass(frozen=True)
 class ThreatModel:
     """All `x'` with `||x' - x||_norm <= eps` and `x'` in [0, 1]; `eps` in units of the pixel range [0, 1].
 
-    As text it names a Linf radius in grey levels where that is the shorter way to write it.
+    `norm` is a name in the register `NORMS`, whose entry says which radii it has. As text a radius of single pixels is
+    in grey levels where that is the shorter way to write it.
 
     Example:
         >>> [str(ThreatModel("Linf", eps)) for eps in (8 / 255, 0.25 / 255, 0.15)]
         ['Linf, eps = 8/255', 'Linf, eps = 0.25/255', 'Linf, eps = 0.15']
 
     Raises:
-        ThreatModelError: for an unknown norm, or a radius that is not positive and finite; under Linf also above 1.
+        ThreatModelError: for an unknown norm, or a radius that is not positive and finite or not one of its norm's.
     """
 
-    norm: Norm
+    norm: str
     eps: float
 
     def __post_init__(self) -> None:
-        if self.norm not in get_args(Norm):
-            raise ThreatModelError(f"norm={self.norm!r} is not known; valid norms: {', '.join(get_args(Norm))}")
+        try:
+            NORMS.check(self.norm)
+        except InvalidInputError as error:
+            raise ThreatModelError(str(error)) from None
+        usual, smallest, largest = (self._fact(key) for key in ("usual", "smallest", "largest"))
         if not (math.isfinite(self.eps) and self.eps > 0):
-            raise ThreatModelError(f"eps={self.eps} must be positive and finite; the usual Linf radius is 8/255")
-        if self.norm == "Linf" and self.eps > 1:
+            raise ThreatModelError(f"eps={self.eps} must be positive and finite; usual for {self.norm}: {usual}")
+        if largest is not None and self.eps > largest:
             raise ThreatModelError(
-                f"eps={self.eps} exceeds the pixel range [0, 1] for norm 'Linf'; did you mean {self.eps:g}/255?"
+                f"eps={self.eps} exceeds the pixel range [0, {largest:g}] for norm {self.norm!r}; did you mean "
+                f"{self.eps:g}/255?"
             )
+        if smallest is not None and self.eps < smallest:
+            raise ThreatModelError(
+                f"eps={self.eps:.4g} is too small for norm {self.norm!r}: its radii begin at {smallest:g}, and usual "
+                f"is {usual}"
+            )
+
+    def _fact(self, key: str) -> Any:
+        return NORMS.entries()[self.norm].facts.get(key)
 
     def __str__(self) -> str:
         plain, levels = f"{self.eps:g}", f"{round(self.eps * 255, 6):g}/255"
-        return f"{self.norm}, eps = {levels if self.norm == 'Linf' and len(levels) <= len(plain) else plain}"
+        short = levels if self._fact("in_255ths") and len(levels) <= len(plain) else plain
+        return f"{self.norm}, eps = {short}"
+
+
+def check_norm(attacks: Iterable[str], norm: str) -> None:
+    """Refuse attacks without mathematics for a norm; an entry of `ATTACKS` without the fact `norms` works in all.
+
+    Raises:
+        ThreatModelError: naming the attack, the norms that it supports and the attacks that there are.
+    """
+    entries = ATTACKS.entries()
+    fitting = [name for name, entry in entries.items() if norm in entry.facts.get("norms", (norm,))]
+    for attack in attacks:
+        if attack in entries and attack not in fitting:
+            raise ThreatModelError(
+                f"attack {attack!r} supports the norms {', '.join(entries[attack].facts['norms'])}, not {norm!r}. "
+                f"Attacks in {norm!r}: {', '.join(fitting)}"
+            )

@@ -14,9 +14,9 @@ from ..acceleration.batch_shape import BatchShape
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
-from ..threat import ThreatModel
-from .apgd import ApgdPhase, float32_phases
-from .attack import Phase, Setting
+from ..threat import ThreatModel, check_norm
+from .apgd import float32_phases
+from .attack import Phase, Setting, phases_of
 from .budget import STANDARD_ATTACKS, AttackBudget
 from .engine import CACHED, CLEAN, Engine, Finished, Group, Progress, shown_or
 from .gradient_model import AttackedModel, AttackMode, shape_of
@@ -60,7 +60,7 @@ def adaptive_autoattack(
 ) -> AttackOutcome:
     """AutoAttack on the mixed classifier with the gradient of its surrogate f_aux (equation 7).
 
-    "apgd-t" ends with the joint attack (`AttackBudget.border_restarts`; 0 leaves it out), unless "joint" is named among
+    "apgd-t" ends with the joint attack (`AttackBudget.joint_starts`; 0 leaves it out), unless "joint" is named among
     the attacks. Valid names are those of the register `ATTACKS`. A keyboard interrupt returns what is verified by then.
 
     Args:
@@ -113,6 +113,7 @@ def autoattack(
     """The same ensemble against one differentiable classifier (images in [0, 1] -> logits).
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
         >>> x, y, threat = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long), ThreatModel("Linf", 0.1)
         >>> found = autoattack(model, x, y, threat=threat, attacks=["apgd-ce"], budget=AttackBudget(n_iter=5))
@@ -143,7 +144,9 @@ def ensemble_engine(
     progress: Callable[[Progress], None] | None = None,
 ) -> Engine:
     """An engine with the plan of `attacks`; a `MixedClassifier` is attacked through its surrogate."""
-    check_attacks(attacks)
+    for attack in attacks:
+        ATTACKS.check(attack)
+    check_norm(attacks, threat.norm)
     attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
     return Engine(
         attacked, lambda setting: ensemble_plan(setting, attacks), threat, budget, seed, shape, stop_when_broken,
@@ -152,19 +155,21 @@ def ensemble_engine(
 
 
 def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Phase]:
-    """All phases of the attacks, in order; after coarse gradients the last APGD attack ends with float32 steps."""
+    """All phases of the attacks, in order; after coarse gradients the last that climbs ends with float32 steps."""
     plan: list[Phase] = []
-    last_apgd = next((name for name in reversed(attacks) if name.startswith("apgd")), None)
-    for position, name in enumerate(attacks):
-        phases = ATTACKS.get(name)(setting).phases()
-        if not any(before.startswith("apgd") for before in attacks[:position]) and any(p.in_float32 for p in phases):
-            # Nothing has shown yet who stands near the border, so nobody is left to the coarse search.
+    kinds = [ATTACKS.get(name) for name in attacks]
+    climbing = [position for position, kind in enumerate(kinds) if kind.climbs_to_the_end]
+    for position, (name, kind) in enumerate(zip(attacks, kinds, strict=True)):
+        phases = phases_of(name, setting)
+        if position <= min(climbing, default=position) and any(phase.in_float32 for phase in phases):
+            # No margins show yet which images are near the border, so none is left to the coarse search alone.
             phases = [replace(phase, wanted=None) for phase in phases if phase.in_float32]
         plan += phases
-        if setting.coarse and name == last_apgd:
-            plan += float32_phases(setting, name, [phase for phase in plan if isinstance(phase, ApgdPhase)])
-        if name == "apgd-t" and "joint" not in attacks:
-            plan += [replace(phase, attack=name) for phase in ATTACKS.get("joint")(setting).phases()]
+        if setting.coarse and position == max(climbing, default=None):
+            plan += float32_phases(setting, name, [each for each in plan if each.stepper.climbs_to_the_end])
+        for follower in kind.followed_by:
+            if follower not in attacks:
+                plan += [replace(phase, attack=name) for phase in phases_of(follower, setting)]
     return plan
 
 
@@ -255,12 +260,6 @@ def pyautoattack_images(
         package.square.n_queries = budget.n_queries
         x_adv_BCHW = package.run_standard_evaluation(x_BCHW, y_B, batch_size=batch_size)[0]
     return x_adv_BCHW.to(x_BCHW.device), passes[False] + passes[True], passes[True]
-
-
-def check_attacks(attacks: Sequence[str]) -> None:
-    """Refuse attacks that nobody has registered, before any is run."""
-    for attack in attacks:
-        ATTACKS.check(attack)
 
 
 def _one(

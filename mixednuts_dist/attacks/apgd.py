@@ -1,7 +1,6 @@
 """APGD (Croce & Hein 2020, algorithm 1): gradient ascent whose step halves where the loss rises too seldom.
 
-PGD, its plain predecessor, is here too. Each slot is at its own iteration. Iteration 0 evaluates the start; iterations
-1 .. n_iter are the published ones.
+Each slot is at its own iteration. Iteration 0 evaluates the start; iterations 1 .. n_iter are the published ones.
 
 Shapes: S slots, images of C x H x W.
 """
@@ -10,10 +9,12 @@ Shapes: S slots, images of C x H x W.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ..norms.ball import MOMENTUM, per_image
 from ..register import ATTACKS, LOSSES
 from .attack import (
     NEAR,
@@ -30,10 +31,8 @@ from .attack import (
 )
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .losses import anyone, ce_loss
-from .projections import per_image, project, steepest
+from .losses import anyone
 
-MOMENTUM = 0.75  # weight of the new step against the last displacement
 RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
 
 # The margin itself, from the best point so far: what is left to gain in float32 after coarser gradients. From half a
@@ -41,9 +40,6 @@ RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than thi
 # networks, and leave each with a smaller mean margin than float32 throughout does.
 POLISH_ITERATIONS, POLISH_STEP = 10, 0.5
 POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6  # whose margin fell by more is polished again, so often at most
-
-PGD_ITERATIONS = 20
-PGD_STEP = 1 / 4  # of eps, a step: 2/255 of 8/255
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,7 @@ class ApgdPhase(Phase):
 class ApgdState(SlotArrays):
     """All that APGD remembers of each slot."""
 
-    centre: Tensor  # the clean image; no pixels under Linf, where the two sides of the ball say it
-    low: Tensor  # Linf: the box of ball and [0, 1]; no pixels under L2
-    high: Tensor
+    anchors: Tensor  # what the norm needs of the clean image
     x_adv: Tensor  # where the next step starts from; for a new slot its start
     displacement: Tensor  # from where the last step started to x_adv
     x_new: Tensor  # where the slot wants to be evaluated
@@ -90,6 +84,8 @@ class ApgdState(SlotArrays):
 class Apgd(Attack):
     """The step that all APGD phases share; the entries below say which phases."""
 
+    climbs_to_the_end = True
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._losses: list[str] = []  # of the lane
@@ -99,19 +95,18 @@ class Apgd(Attack):
         return "apgd"
 
     def state(self, like_SCHW: Tensor) -> ApgdState:
-        n, linf = len(like_SCHW), self.setting.threat.norm == "Linf"
 
-        def images(present: bool = True) -> Tensor:
-            return like_SCHW.new_zeros(like_SCHW.shape if present else (n, 0))
+        def images() -> Tensor:
+            return like_SCHW.new_zeros(like_SCHW.shape)
 
         def numbers() -> Tensor:
-            return like_SCHW.new_zeros(n)
+            return like_SCHW.new_zeros(len(like_SCHW))
 
         def counts() -> Tensor:
-            return torch.zeros(n, dtype=torch.long, device=like_SCHW.device)
+            return torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
 
         return ApgdState(
-            centre=images(not linf), low=images(linf), high=images(linf),
+            anchors=self.setting.ball.anchors(images()),
             x_adv=images(), displacement=images(), x_new=images(), direction=images(),
             x_best=images(), direction_best=images(), at_best=counts().bool(),
             loss_best=numbers(), loss_prev=numbers(), loss_at_check=numbers(), reduced=counts().bool(),
@@ -121,18 +116,12 @@ class Apgd(Attack):
         )  # fmt: skip
 
     def begin(self, state: ApgdState, slots: Tensor, arrivals: Arrivals) -> None:
-        phases, eps = arrivals.phases, self.setting.threat.eps
+        phases, ball = arrivals.phases, self.setting.ball
         start = torch.stack([arrivals.best[i] for i in range(len(phases))])
         drawn = [i for i, phase in enumerate(phases) if not phase.from_best]
         if drawn:
             start[drawn] = arrivals.at(drawn).random_start(self.setting)
-        if self.setting.threat.norm == "Linf":
-            low, high = (arrivals.x - eps).clamp(min=0), (arrivals.x + eps).clamp(max=1)
-            state.low[slots], state.high[slots] = low, high
-            start = start.clamp(low, high)  # another attack's point may be outside by a rounding
-        else:
-            state.centre[slots] = arrivals.x
-        state.x_adv[slots] = start
+        state.anchors[slots], state.x_adv[slots] = ball.anchors(arrivals.x), ball.settled(start, arrivals.x)
         for values in (state.direction, state.displacement):  # so that iteration 0 evaluates the start itself
             values[slots] = 0
         for values in (state.loss_best, state.loss_prev, state.loss_at_check, state.n_increases, state.iteration):
@@ -140,7 +129,7 @@ class Apgd(Attack):
         state.at_best[slots], state.reduced[slots] = False, True
         self._losses += [name for name in dict.fromkeys(phase.loss for phase in phases) if name not in self._losses]
         for values, number in (
-            (state.step_size, lambda phase: phase.first_step * eps),
+            (state.step_size, lambda phase: phase.first_step * ball.eps),
             (state.weight, lambda phase: phase.weight),
             (state.n_iter, lambda phase: phase.n_iter),
             (state.check_every, lambda phase: max(int(0.22 * phase.n_iter), 1)),
@@ -152,28 +141,14 @@ class Apgd(Attack):
         state.review_at[slots] = state.check_every[slots]
 
     def propose(self, state: ApgdState) -> Tensor:
-        """x + a (P(x + step * direction) - x) + (1 - a) (x - x_prev), projected; a = 1 in the first step, else 3/4."""
-        a = torch.where(state.iteration <= 1, 1.0, MOMENTUM)
-        if self.setting.threat.norm == "Linf":
-            return self._propose_linf(state, per_image(a, state.x_new))
-        threat, a = self.setting.threat, per_image(a, state.x_new)
-        step = per_image(state.step_size, state.x_new) * state.direction
-        z = project(state.x_adv + step, state.centre, threat)
-        moved = state.x_adv + (z - state.x_adv) * a + state.displacement * (1 - a)
-        starting = per_image(state.iteration == 0, moved)
-        return torch.where(starting, state.x_adv, project(moved, state.centre, threat), out=state.x_new)
-
-    @staticmethod
-    def _propose_linf(state: ApgdState, a: Tensor) -> Tensor:
-        """In place, for few passes over the pixels. Iterations 0, the start, and 1 have no displacement.
-
-        The operations round like the published ones. Only those whose product is exact, by a sign or a quarter, are
-        fused with a sum.
-        """
-        z = torch.addcmul(state.x_adv, state.direction, per_image(state.step_size, state.x_adv), out=state.x_new)
-        torch.clamp(z, state.low, state.high, out=z)
-        z.sub_(state.x_adv).mul_(a).add_(state.x_adv).add_(state.displacement, alpha=1 - MOMENTUM)
-        return torch.clamp(z, state.low, state.high, out=z)
+        """The norm's step; a new slot's start itself. The first step has no momentum."""
+        step, weight = state.step_size, torch.where(state.iteration <= 1, 1.0, MOMENTUM)
+        x_new = self.setting.ball.ascend(
+            state.x_adv, state.direction, per_image(step, state.x_adv), per_image(weight, state.x_adv),
+            state.displacement, state.anchors, out=state.x_new,
+        )  # fmt: skip
+        starting = state.iteration == 0
+        return torch.where(per_image(starting, x_new), state.x_adv, x_new, out=x_new) if anyone(starting) else x_new
 
     def objective(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
         total = None
@@ -194,10 +169,7 @@ class Apgd(Attack):
         copy_rows(state.x_best, state.x_adv, left)
         copy_rows(state.direction_best, state.direction, left)
         state.at_best = better
-        if self.setting.threat.norm == "Linf":
-            torch.sign(seen.grad, out=state.direction)
-        else:
-            state.direction.copy_(steepest(seen.grad, "L2"))
+        state.direction.copy_(self.setting.ball.steepest(seen.grad))
         torch.where(better, loss, state.loss_best, out=state.loss_best)
         # The published code compares the first step's loss with 0, not with the start's: kept, so that iterates agree.
         state.n_increases += stepped & (loss > state.loss_prev)
@@ -231,16 +203,17 @@ class Apgd(Attack):
 
 @ATTACKS("apgd-ce", describes="APGD on cross-entropy", options=("n_iter",), order=1)
 class ApgdCe(Apgd):
-    """APGD on the cross-entropy of the label, from one random start."""
+    """APGD on the cross-entropy of the label, from one random start; a subclass names another loss."""
 
     name = "apgd-ce"
+    loss: ClassVar[str] = "ce"  # registered
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
         return budget.n_iter + 1, budget.n_iter + 1
 
     def phases(self) -> Sequence[Phase]:
-        return [ApgdPhase(self.name, self.name, self, loss="ce", n_iter=self.setting.budget.n_iter)]
+        return [ApgdPhase(self.name, self.name, self, loss=self.loss, n_iter=self.setting.budget.n_iter)]
 
 
 @ATTACKS("apgd-t", describes="APGD on the targeted DLR loss", options=("n_iter", "n_target_classes"), order=2)
@@ -248,6 +221,7 @@ class ApgdT(Apgd):
     """APGD on the targeted DLR loss, one run a target."""
 
     name = "apgd-t"
+    followed_by = ("joint",)
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
@@ -291,47 +265,3 @@ def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> li
         for i, phase in enumerate(coarse)
     ]
     return [*polish, *again]
-
-
-@dataclass
-class PgdState(SlotArrays):
-    """What PGD remembers of each slot."""
-
-    x: Tensor  # clean image
-    x_adv: Tensor
-    iteration: Tensor  # of the evaluation that is due; 0 is the start's
-
-
-@ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=(), order=5)
-class Pgd(Attack):
-    """PGD (Madry et al. 2018) as the field runs it for "PGD-20".
-
-    From APGD's random start along the gradient of the cross-entropy; the best point is kept, not the last.
-    """
-
-    name = "pgd-20"
-
-    @staticmethod
-    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        return PGD_ITERATIONS + 1, PGD_ITERATIONS + 1
-
-    def state(self, like_SCHW: Tensor) -> PgdState:
-        iteration = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
-        return PgdState(like_SCHW.new_zeros(like_SCHW.shape), like_SCHW.new_zeros(like_SCHW.shape), iteration)
-
-    def begin(self, state: PgdState, slots: Tensor, arrivals: Arrivals) -> None:
-        state.x[slots], state.x_adv[slots] = arrivals.x, arrivals.random_start(self.setting)
-        state.iteration[slots] = 0
-
-    def propose(self, state: PgdState) -> Tensor:
-        return state.x_adv
-
-    def objective(self, state: PgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
-        return ce_loss(outputs.logits, labels)
-
-    def absorb(self, state: PgdState, x_new: Tensor, seen: Seen) -> Tensor:
-        threat = self.setting.threat
-        step = PGD_STEP * threat.eps * steepest(seen.grad, threat.norm)
-        state.x_adv = project(x_new + step, state.x, threat)
-        state.iteration += 1
-        return state.iteration > PGD_ITERATIONS

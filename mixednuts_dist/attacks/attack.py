@@ -25,7 +25,7 @@ the configuration: `extensions: [my_attack.py]`)::
 
         def propose(self, state):
             torch.rand(state.x.shape, out=state.x_new)
-            return project(state.x_new, state.x, self.setting.threat)
+            return self.setting.ball.project(state.x_new, state.x)
 
         def absorb(self, state, x_new, seen):
             state.left -= 1
@@ -63,20 +63,25 @@ Shapes: S slots, images of C x H x W, K classes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..mixing.classifier import MixedClassifier
+from ..norms.ball import Ball, ball_of
+from ..register import ATTACKS
 from ..threat import ThreatModel
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .projections import random_start
 
-# Of the clean margin. Of the 144 images nearest to the border that APGD with the published budgets had left standing on
-# five networks, FAB-T and Square in float32 broke none. Where APGD in bfloat16 left a larger margin than in float32, on
-# 319 standing images, the difference was at most .0016.
+# Three shares of the clean margin. With less than `NEAR_BORDER` an image is attacked again: by MMAA from other starts,
+# and by the joint attack at all. `NEAR` and `NEXT_TO` are bounds on what coarse arithmetic hides: of the 144 images
+# nearest to the border that APGD with the published budgets had left standing on five networks, FAB-T and Square in
+# float32 broke none; where APGD in bfloat16 left a larger margin than in float32, on 319 standing images, it was by at
+# most .0016.
+NEAR_BORDER = 0.05
 NEAR, NEXT_TO = 0.1, 0.02
 
 
@@ -91,6 +96,11 @@ class Setting:
     model: Any = None  # the attacked classifier; the joint attack reads the weights of a `MixedClassifier`
     coarse: bool = False  # passes compute below float32, but for phases that are `in_float32`
 
+    @cached_property
+    def ball(self) -> Ball:
+        """The threat model's norm, at its radius."""
+        return ball_of(self.threat)
+
 
 @dataclass(frozen=True)
 class Known:
@@ -101,16 +111,14 @@ class Known:
     gained: Tensor  # float64, by how much the phase before lowered the margin
     behind: Tensor  # float64, by how much the same phase in coarse arithmetic ended above the best of these; 0 else
     targets: Tensor  # int64, the class of the phase's target; the label where it has none
-    n_backward: Tensor  # int64, passes that the image has taken so far
-    rows: Tensor  # int64, where the image is in notes
-    note: Callable[[str], Tensor]  # an attack's own numbers by name, int64, one row an image and 0 at first
+    n_own: Tensor  # int64, backward passes that the phases of this phase's stepper have taken so far
 
 
 @dataclass(frozen=True)
 class Phase:
     """One run of an attack on one image: for instance against one target. A plan is a list of these."""
 
-    attack: str  # the registered name, under which it is recorded who breaks
+    attack: str  # the name under which it is recorded what breaks an image; `phases_of` sets the registered one
     name: str  # of this phase; with seed, restart and sample id the key of its random numbers
     stepper: "Attack"
     target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
@@ -147,7 +155,7 @@ class Arrivals:
             (setting.seed, name, phase.restart, sample_id)
             for name, phase, sample_id in zip(self.names, self.phases, self.sample_ids, strict=True)
         ]
-        return random_start(self.x, keys, setting.threat)
+        return setting.ball.random_start(self.x, keys)
 
 
 @dataclass
@@ -193,7 +201,12 @@ class SlotArrays:
 class Attack:
     """Base class of all attacks; see the module's text for what is to be written and what may be relied on."""
 
-    name: ClassVar[str] = ""  # the registered one; `make` sets it
+    name: ClassVar[str] = ""  # begins the keys of its random numbers: under another registered name they are the same
+    # Whether the attack climbs a loss to its end: afterwards small margins show which images stand near the border.
+    # After coarse gradients the last such attack of a plan ends with float32 steps (`apgd.float32_phases`).
+    climbs_to_the_end: ClassVar[bool] = False
+    # Attacks whose phases come after its own, under its name, where the ensemble does not name them itself.
+    followed_by: ClassVar[tuple[str, ...]] = ()
     takes_gradient: bool = True  # of the next pass: FAB takes it in every other one, and changes it in `absorb`
     stays_inside: ClassVar[bool] = True  # every point that `propose` returns is in the ball
 
@@ -233,6 +246,11 @@ class Attack:
     def absorb(self, state: Any, x_new: Tensor, seen: Seen) -> Tensor:
         """Take in what the pass has shown; returns (S,) bool on the device: whose phase has ended."""
         raise NotImplementedError
+
+
+def phases_of(name: str, setting: Setting) -> list[Phase]:
+    """What the attack that is registered as `name` has an image walk through."""
+    return [replace(phase, attack=name) for phase in ATTACKS.get(name)(setting).phases()]
 
 
 @dataclass(frozen=True)

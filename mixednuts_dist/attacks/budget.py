@@ -8,6 +8,7 @@ from ..errors import InvalidInputError
 from ..register import ATTACKS
 
 STANDARD_ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
+_MAY_BE_0 = ("border_restarts", "joint_starts")
 _WORDS = {
     "n_iter": ("iteration", "iterations"),
     "n_target_classes": ("target", "targets"),
@@ -27,11 +28,12 @@ class AttackBudget:
     n_iter: int = 100  # iterations of APGD-CE, and of each target of APGD-T and FAB-T
     n_target_classes: int = 9  # targets of APGD-T and FAB-T, capped to the classes less one
     n_queries: int = 5000  # of Square
-    border_restarts: int = 3  # extra starts for images that stand by a hair; 0 is the papers' budget
+    border_restarts: int = 2  # of MMAA: repeats for images that stand by a hair; 0 is the paper's budget
+    joint_starts: int = 3  # random starts of the joint attack, on images that stand by a hair; 0 leaves it out
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, least = getattr(self, field.name), int(field.name != "border_restarts")
+            value, least = getattr(self, field.name), int(field.name not in _MAY_BE_0)
             if value < least:
                 raise InvalidInputError(f"{field.name}={value} must be at least {least}")
 

@@ -204,8 +204,6 @@ class Engine:
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
         rows = self.tracks.admit(group.x, group.y, group.sample_ids, clean, targets, ranks, len(self.plan))
         self.tracks.n_judged[rows] = 1 + (known is not None)
-        for noted in self.tracks.notes.values():
-            noted[rows] = 0
         for row in rows[clean.wrong].tolist():
             self.tracks.broken_by[row] = CLEAN
         if known is not None and group.known is not None:
@@ -249,9 +247,9 @@ class Engine:
         targets = tracks.targets[rows, phase.target - 1] if phase.target else tracks.host_labels[rows]
         clean_margin = -torch.expm1(tracks.clean_log_gap[rows])
         gained = tracks.log_gap[rows].expm1() - tracks.log_gap_before[rows].expm1()
-        n_backward = tracks.n_passes(rows)[1]
-        behind = self._behind(rows, place)
-        return Known(tracks.margin(rows), clean_margin, gained, behind, targets, n_backward, rows, tracks.note)
+        own = torch.tensor([each.stepper is phase.stepper for each in self.plan])
+        n_own = tracks.taken[rows][:, own, 1].sum(dim=1)
+        return Known(tracks.margin(rows), clean_margin, gained, self._behind(rows, place), targets, n_own)
 
     def _behind(self, rows: Tensor, place: int) -> Tensor:
         """`Known.behind`."""

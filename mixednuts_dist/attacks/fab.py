@@ -16,18 +16,18 @@ iterates cross, and a backward pass that is thrown away costs more than the forw
 Shapes: S slots, images of C x H x W, K classes; B rows of D = C H W pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from ..norms.ball import ball_of, per_image
 from ..register import ATTACKS
-from ..threat import Norm
+from ..threat import ThreatModel
 from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, again_in_float32, copy_rows
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .losses import anyone
-from .projections import per_image
 
 OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearised border
 MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image
@@ -49,7 +49,10 @@ class FabState(SlotArrays):
         self.left = counts_S  # iterates to check
 
 
-@ATTACKS("fab-t", describes="FAB towards one class after the other", options=("n_iter", "n_target_classes"), order=3)
+@ATTACKS(
+    "fab-t", describes="FAB towards one class after the other", options=("n_iter", "n_target_classes"),
+    norms=("Linf", "L2"), order=3,
+)  # fmt: skip
 class Fab(Attack):
     """Targeted FAB with AutoAttack's single restart, which begins at the clean image."""
 
@@ -105,7 +108,7 @@ class Fab(Attack):
             state.checking = torch.zeros_like(crossed)
         else:
             value = difference(seen.logits, seen.labels, seen.targets)
-            state.x_next = next_iterate(state.x, x_new, value, seen.grad, self.setting.threat.norm)
+            state.x_next = next_iterate(state.x, x_new, value, seen.grad, self.setting.threat)
             # By the alternation nothing is checked here, but for the odd slot where memory ran out between two passes.
             if anyone(crossed):
                 copy_rows(state.x_next, torch.lerp(state.x, x_new, PULL_BACK), crossed)
@@ -119,7 +122,7 @@ def difference(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) -> Tensor
     return (logits_BK.gather(1, targets_B[:, None]) - logits_BK.gather(1, labels_B[:, None])).squeeze(1)
 
 
-def next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, norm: Norm) -> Tensor:
+def next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, threat: ThreatModel) -> Tensor:
     """Equation 9 of the paper: a mean of the overshooting projections of the iterate and of the clean image.
 
     The weight of the clean image's projection is |d_now| / (|d_now| + |d_x|), at most `MOST_BIAS`: the nearer the
@@ -127,56 +130,70 @@ def next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, nor
     """
     n = _ROWS_ON_CPU if x.device.type == "cpu" else len(x)
     parts = [slice(first, first + n) for first in range(0, len(x), n)]
-    return torch.cat([_next_iterate(x[i], x_now[i], difference[i], grad[i], norm) for i in parts])
+    return torch.cat([_next_iterate(x[i], x_now[i], difference[i], grad[i], threat) for i in parts])
 
 
-def _next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, norm: Norm) -> Tensor:
+def _next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, threat: ThreatModel) -> Tensor:
     w_BD = grad.flatten(1)
     # The plane's offset, w z - b, is `difference` at the iterate, and differs from it by w (x - x_now) at the image.
     offset_B = difference + (w_BD * (x - x_now).flatten(1)).sum(dim=1)
-    d_now = project_on_plane(x_now.flatten(1), w_BD, difference, norm).view_as(x)
-    d_clean = project_on_plane(x.flatten(1), w_BD, offset_B, norm).view_as(x)
-    now_B, clean_B = _length(d_now, norm), _length(d_clean, norm)
+    d_now = project_on_plane(x_now.flatten(1), w_BD, difference, threat.norm).view_as(x)
+    d_clean = project_on_plane(x.flatten(1), w_BD, offset_B, threat.norm).view_as(x)
+    now_B, clean_B = (ball_of(threat).length(d).clamp(min=_SHORTEST) for d in (d_now, d_clean))
     bias = per_image((now_B / (now_B + clean_B)).clamp(max=MOST_BIAS), x)
     near_now, near_clean = torch.add(x_now, d_now, alpha=OVERSHOOT), torch.add(x, d_clean, alpha=OVERSHOOT)
     return torch.lerp(near_now, near_clean, bias).clamp_(0.0, 1.0)
 
 
-def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: Norm) -> Tensor:
+def project_on_plane(t_BD: Tensor, w_BD: Tensor, offset_B: Tensor, norm: str) -> Tensor:
     """The smallest d, in the norm, with <w, t + d> = b and t + d in [0, 1], given `offset` = <w, t> - b; (B, D).
 
     Where the plane misses the box: the corner that comes nearest to it.
 
     Let offset >= 0 (else swap the signs of w and b). Then <w, d> has to fall to -offset, and only moves against w help:
-    pixel j moves by -sign(w_j) m_j with 0 <= m_j <= room_j, its way to the box's side. The smallest such d moves all
-    pixels at common speeds v_j until they arrive, m_j = min(lam v_j, room_j):
-
-    * Linf: v_j = 1. All that may move by lam in this norm does.
-    * L2: v_j = |w_j|. The Lagrangian |m|^2 / 2 - lam (<|w|, m> - offset) is stationary at m = lam |w|, cut at its box.
-
-    What is left is one equation in lam,
-
-        g(lam) = sum_j |w_j| min(lam v_j, room_j) = offset,
-
-    with g concave, increasing and piecewise linear. Newton's method from lam = 0 never overshoots, as each tangent lies
-    above g, and ends exactly once it has reached the right piece; unlike the published bisection it sorts nothing.
+    pixel j moves by -sign(w_j) m_j with 0 <= m_j <= room_j, its way to the box's side. `MOVES` has the smallest m of
+    each norm.
     """
     # Masks are factors of 0 and 1: on a CPU choosing by them takes several times as long.
     # The way that pixels move; 0 where w is 0.
     sign_BD = w_BD.sign().mul_(torch.where(offset_B >= 0, -1.0, 1.0)[:, None])
     room_BD = (sign_BD * 0.5).add_(0.5).sub_(t_BD).mul_(sign_BD)  # 1 - t or t
     weight_BD = w_BD.abs()
-    gain_BD = weight_BD if norm == "Linf" else weight_BD.square()
-    limit_BD = room_BD if norm == "Linf" else room_BD / weight_BD.clamp(min=1e-30)  # the lam at which a pixel arrives
-    lam_B1 = _root(gain_BD * (limit_BD > 0), limit_BD, offset_B.abs()[:, None])
-    moves_BD = lam_B1 if norm == "Linf" else weight_BD.mul_(lam_B1)
-    return sign_BD.mul_(torch.minimum(moves_BD, room_BD))
+    return sign_BD.mul_(MOVES[norm](weight_BD, room_BD, offset_B.abs()[:, None]))
+
+
+def moves_in_linf(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
+    """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose largest entry is smallest.
+
+    All that may move by lam in this norm does: m_j = min(lam, room_j), where lam solves
+
+        g(lam) = sum_j weight_j min(lam, room_j) = offset.
+    """
+    return torch.minimum(_root(weight_BD * (room_BD > 0), room_BD, offset_B1), room_BD)
+
+
+def moves_in_l2(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
+    """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose sum of squares is smallest.
+
+    The Lagrangian |m|^2 / 2 - lam (<weight, m> - offset) is stationary at m = lam weight, cut at its box:
+    m_j = min(lam weight_j, room_j), and pixel j arrives at lam = room_j / weight_j. So lam solves
+
+        g(lam) = sum_j weight_j^2 min(lam, room_j / weight_j) = offset.
+    """
+    arrives_BD = room_BD / weight_BD.clamp(min=1e-30)
+    lam_B1 = _root(weight_BD.square() * (arrives_BD > 0), arrives_BD, offset_B1)
+    return torch.minimum(weight_BD * lam_B1, room_BD)
+
+
+MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"Linf": moves_in_linf, "L2": moves_in_l2}  # by norm
 
 
 def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:
-    """The lam, (B, 1), at which sum_j gain_j min(lam, limit_j) = target, or the largest number where no lam is.
+    """The lam, (B, 1), at which g(lam) = sum_j gain_j min(lam, limit_j) = target, or the largest number where none is.
 
-    Newton: pixels that have arrived count with gain_j limit_j, the slope is the gain of the others, the free ones:
+    g is concave, increasing and piecewise linear. Newton's method from lam = 0 never overshoots, as each tangent lies
+    above g, and ends exactly once it has reached the right piece; unlike the published bisection it sorts nothing.
+    Pixels that have arrived count with gain_j limit_j, the slope is the gain of the others, the free ones:
     lam = (target - sum of arrived gain limit) / (sum of free gain).
     """
     missed = torch.finfo(limit_BD.dtype).max  # and not infinity, which times a weight of 0 is not a number
@@ -192,9 +209,3 @@ def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:
         if not anyone(moved_B1):
             break
     return lam_B1
-
-
-def _length(d: Tensor, norm: Norm) -> Tensor:
-    flat_BD = d.flatten(1)
-    length_B = flat_BD.abs().amax(dim=1) if norm == "Linf" else flat_BD.square().sum(dim=1).sqrt()
-    return length_B.clamp(min=_SHORTEST)

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from ..mixing.classifier import MixedClassifier
+from ..norms.ball import per_image
 from ..register import ATTACKS, LOSSES
-from .attack import Arrivals, Attack, Known, Phase, Seen, SlotArrays
+from .attack import NEAR_BORDER, Arrivals, Attack, Known, Phase, Seen, SlotArrays
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .projections import per_image, project, steepest
 
 MOMENTUM = 0.75  # what is left of the sum of the gradients before
 FIRST_STEP = 0.5  # radii
@@ -32,7 +32,6 @@ REVIEWS, STILL_PAYS = 4, 2.0  # a run stops where so many times the gain of its 
 # (weight of std's vote, from the best point so far): which weight breaks an image differs.
 # Of 150 digits next to the cutoff a run of each target broke 4 at weights 1 and 3, and 0 to 3 at .3 and less.
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
-NEAR_BORDER = 0.05  # of the clean margin
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class JointState(SlotArrays):
 
 @ATTACKS(
     "joint", describes="momentum steps on rob's gap and std's vote together; mixtures only", order=6,
-    mixtures_only=True, options=("n_iter", "n_target_classes", "border_restarts"),
+    mixtures_only=True, options=("n_iter", "n_target_classes", "joint_starts"),
 )  # fmt: skip
 class Joint(Attack):
     """Runs from random starts and from the best points, for images near the border, where they can still win.
@@ -76,19 +75,19 @@ class Joint(Attack):
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        steps = (budget.n_iter + 1) * budget.n_targets(n_classes) if budget.border_restarts else 0
+        steps = (budget.n_iter + 1) * budget.n_targets(n_classes) if budget.joint_starts else 0
         return steps, steps
 
     def phases(self) -> Sequence[Phase]:
         setting, budget = self.setting, self.setting.budget
-        if not isinstance(setting.model, MixedClassifier) or not budget.border_restarts:
+        if not isinstance(setting.model, MixedClassifier) or not budget.joint_starts:
             return []
         n_iter = min(budget.n_iter, LONGEST)
         wanted = can_win(setting.model, self.passes(budget, setting.n_classes)[1] - n_iter - 1)
         n_random = 0
         plan: list[Phase] = []
         for weight, from_best in TURNS:
-            if not from_best and n_random == budget.border_restarts:
+            if not from_best and n_random == budget.joint_starts:
                 break
             plan += [
                 JointPhase(
@@ -133,13 +132,13 @@ class Joint(Attack):
         return loss(outputs, labels, targets, state.weight).to(state.loss_best)
 
     def absorb(self, state: JointState, x_new: Tensor, seen: Seen) -> Tensor:
-        threat = self.setting.threat
+        ball = self.setting.ball
         mean = seen.grad.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(seen.grad.dtype).tiny)
         state.momentum.mul_(MOMENTUM).add_(seen.grad / per_image(mean, seen.grad))
         passed = state.iteration / state.n_iter.clamp(min=1)  # a free slot has no steps to take
-        step = 0.5 * FIRST_STEP * threat.eps * (1 + (math.pi * passed).cos())
-        moved = x_new + per_image(step, x_new) * steepest(state.momentum, threat.norm)
-        state.x_adv.copy_(project(moved, state.x, threat))
+        step = 0.5 * FIRST_STEP * ball.eps * (1 + (math.pi * passed).cos())
+        moved = x_new + per_image(step, x_new) * ball.steepest(state.momentum)
+        state.x_adv.copy_(ball.project(moved, state.x))
         starting = state.iteration == 0
         torch.where(starting, seen.objective, state.loss_before, out=state.loss_before)
         torch.maximum(state.loss_best, seen.objective, out=state.loss_best)
@@ -166,11 +165,7 @@ def can_win(mixed: MixedClassifier, most_passes: int) -> Callable[[Known], Tenso
     """
 
     def wanted(known: Known) -> Tensor:
-        begun = known.note("joint")
-        # One more than the passes before the first run, so that 0 says: not begun.
-        first = torch.where(begun[known.rows] == 0, known.n_backward + 1, begun[known.rows])
-        begun[known.rows] = first
         near = known.margin - 2 * mixed.one_minus_alpha < NEAR_BORDER * known.clean_margin
-        return near & (known.n_backward + 1 - first <= most_passes)
+        return near & (known.n_own <= most_passes)
 
     return wanted

@@ -81,7 +81,6 @@ class Tracks:
         self._free: list[int] = []
         self.sample_ids: list[int] = []
         self.broken_by: list[str] = []  # the attack whose point was verified to fool first; "" before
-        self.notes: dict[str, Tensor] = {}  # attacks' own numbers, on the host
         self._columns: dict[str, Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -130,10 +129,6 @@ class Tracks:
             self.sample_ids[row], self.broken_by[row] = sample_id, ""
         return rows
 
-    def note(self, name: str) -> Tensor:
-        """An attack's own numbers, int64, one row an image and 0 at first."""
-        return self.notes.setdefault(name, torch.zeros(len(self.sample_ids), dtype=torch.long))
-
     def release(self, rows: Tensor) -> None:
         """Rows that others may have."""
         self._free = sorted([*self._free, *rows.tolist()])
@@ -144,8 +139,6 @@ class Tracks:
         for name, values in arrived.items():
             added = values.new_zeros(more, *values.shape[1:])
             self._columns[name] = torch.cat([self._columns[name], added]) if n_before else added
-        for name, values in self.notes.items():
-            self.notes[name] = torch.cat([values, values.new_zeros(more, *values.shape[1:])])
         self.sample_ids += [0] * more
         self.broken_by += [""] * more
         self._free += range(n_before, n_before + more)

@@ -20,11 +20,9 @@ from ..acceleration.batch_shape import BatchShape, Passes
 from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
-from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
+from .attack import Arrivals, Attack, Phase, Seen, SlotArrays, copy_rows
 from .gradient_model import GradientModel
 from .judge import AHEAD, DUE, SEATED, Tracks, is_smaller
-
-_INSIDE = 1 + 1e-6  # of the radius: float32 rounds the points on the sphere to both sides of it
 
 
 @dataclass
@@ -178,7 +176,7 @@ class Lane:
         if self._stop:
             better &= ~to_be_verified(found.wrong, found.log_gap, found.refuted)
         if not self.stepper.stays_inside:
-            better &= _inside(x_new, found.x, self.stepper.setting)
+            better &= self.stepper.setting.ball.contains(x_new, found.x)
         copy_rows(found.x_found, x_new, better)
         torch.where(better, seen.log_gap, found.log_gap, out=found.log_gap)
         torch.where(better, seen.wrong, found.wrong, out=found.wrong)
@@ -348,12 +346,6 @@ class Lane:
 def to_be_verified(wrong: Tensor, log_gap: Tensor, refuted: Tensor) -> Tensor:
     """Which points fool, by more than twice what was refuted before."""
     return wrong & (log_gap.expm1() > refuted)
-
-
-def _inside(x_new: Tensor, x: Tensor, setting: Setting) -> Tensor:
-    delta = (x_new - x).flatten(1)
-    length = delta.abs().amax(dim=1) if setting.threat.norm == "Linf" else delta.square().sum(dim=1).sqrt()
-    return length <= setting.threat.eps * _INSIDE
 
 
 def _nobody(like: Tensor, *, pixels: bool) -> Found:

@@ -10,16 +10,13 @@ from torch import Tensor
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import ON_CPU, BatchShape
-from ..register import ATTACKS
-from ..threat import ThreatModel
+from ..threat import ThreatModel, check_norm
 from .apgd import float32_phases
-from .attack import Known, Phase, Setting
+from .attack import NEAR_BORDER, Known, Phase, Setting, phases_of
 from .budget import AttackBudget
 from .engine import Engine, Finished, Group, Progress, shown_or
 from .gradient_model import AttackedModel, shape_of
 from .judge import check_images
-
-NEAR_BORDER = 0.05  # of the clean margin: whoever is left with less is attacked again from other starts
 
 
 @dataclass(frozen=True)
@@ -82,6 +79,7 @@ def minimum_margin_attack(
         InvalidInputError: where the images and labels do not fit each other or the images leave [0, 1].
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
         >>> x, y = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long)
         >>> found = minimum_margin_attack(model, x, y, threat=ThreatModel("Linf", 0.1), n_iter=5)
@@ -117,9 +115,10 @@ def black_box_margin_attack(
     Arguments, result and errors are those of `minimum_margin_attack`; `n_queries` is Square's budget an image.
     """
     check_images(x_BCHW, y_B)
+    check_norm(["square-margin"], threat.norm)
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
     engine = Engine(
-        AttackedModel.of(model), lambda setting: ATTACKS.get("square-margin")(setting).phases(), threat,
+        AttackedModel.of(model), lambda setting: phases_of("square-margin", setting), threat,
         AttackBudget(n_queries=n_queries), seed, BatchShape.of(batch_size), stop_when_broken, progress,
     )  # fmt: skip
     return margin_result(engine, engine.run_one(group))
@@ -141,7 +140,7 @@ def margin_engine(
     attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows)
 
     def planner(setting: Setting) -> list[Phase]:
-        once = [phase for name in ("apgd-ce", "apgd-t") for phase in ATTACKS.get(name)(setting).phases()]
+        once = [phase for name in ("apgd-ce", "apgd-t") for phase in phases_of(name, setting)]
         if setting.coarse:
             once += float32_phases(setting, "apgd-t", once)
         restarts = range(1, budget.border_restarts + 1)

@@ -30,9 +30,9 @@ from ..mixing.classifier import MixedClassifier
 from ..threat import ThreatModel
 from .attack_subjects import Subject, subject
 
-PUBLISHED_BUDGET = AttackBudget(border_restarts=0)
-QUICK_BUDGET = AttackBudget(50, 4, border_restarts=0)
-_WARM_UP = AttackBudget(2, 1, border_restarts=0)
+PUBLISHED_BUDGET = AttackBudget(border_restarts=0, joint_starts=0)
+QUICK_BUDGET = AttackBudget(50, 4, border_restarts=0, joint_starts=0)
+_WARM_UP = AttackBudget(2, 1, border_restarts=0, joint_starts=0)
 _RATE_PASSES = 3
 _PUBLISHED = "pyautoattack"
 _HERE: list[tuple[str, PrecisionChoice | None, bool]] = [
@@ -241,8 +241,8 @@ def run_whole(
     _standing_theirs(attacked, STANDARD_ATTACKS, every, AttackBudget(1, 1, 1, 0))
     budgets = {"here": PUBLISHED_BUDGET}
     if isinstance(attacked.network, MixedClassifier):
-        restarts = AttackBudget().border_restarts
-        budgets["here with the joint attack"] = replace(PUBLISHED_BUDGET, border_restarts=restarts)
+        starts = AttackBudget().joint_starts
+        budgets["here with the joint attack"] = replace(PUBLISHED_BUDGET, joint_starts=starts)
     timed = {name: Timed([], []) for name in (_PUBLISHED, *budgets)}
     standing: dict[str, set[int]] = {}
     result: dict[str, Any] = {"subject": attacked.description}

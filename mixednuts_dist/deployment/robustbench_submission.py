@@ -20,8 +20,10 @@ from ..config import fast_notes
 from ..errors import InvalidInputError, MissingArtifact
 from ..images.datasets import open_dataset
 from ..images.parquet_images import ParquetImages, read_part
+from ..norms.ball import ball_of
 from ..storage.partitions import Partition, split_images
 from ..storage.tables import read_columns, read_footer
+from ..threat import ThreatModel
 from .loading import DeployedRun
 
 TENSOR = "x_adv.pt"
@@ -100,9 +102,9 @@ def _rows(run: DeployedRun, part: Partition) -> dict[str, Tensor]:
 
 def _check_threat(run: DeployedRun, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partition) -> None:
     eps, norm = run.config["threat"]["eps"], run.config["threat"]["norm"]
-    distance_B = (x_adv_BCHW - clean_BCHW).flatten(1).norm(p=torch.inf if norm == "Linf" else 2, dim=1)
-    rounding = _ROUNDING if norm == "Linf" else _ROUNDING * x_adv_BCHW[0].numel() ** 0.5
-    worst = float(distance_B.max())
+    ball, delta_BCHW = ball_of(ThreatModel(norm, eps)), x_adv_BCHW - clean_BCHW
+    rounding = float(ball.length(torch.full_like(delta_BCHW[:1], _ROUNDING)))  # of every pixel
+    worst = float(ball.length(delta_BCHW).max())
     if worst > eps + rounding or float(x_adv_BCHW.min()) < 0 or float(x_adv_BCHW.max()) > 1:
         raise InvalidInputError(
             f"{part}: a stored image is {worst:.6g} away from the clean one ({norm}; eps is {eps:g}) or outside "

@@ -219,7 +219,7 @@ class Rounds:
         depends_on = {
             "mixtures": [mixture.settings() for mixture in mixtures],
             "reaches": reaches,
-            "budget": [budget.n_iter, budget.n_target_classes, budget.border_restarts],
+            "budget": [budget.n_iter, budget.n_target_classes, budget.joint_starts],
             "surrogate": [surrogate_alpha, evaluate.rd, evaluate.mode],
             "points": [[source.stage, source.fingerprint] for source in self._sources],
             **({"sample": vars(sample)} if sample else {}),

@@ -198,9 +198,10 @@ def deployed_settings(search: SearchResult) -> dict[str, object]:
 
 def budget_of(section: AttackConfig | EvaluateConfig) -> AttackBudget:
     """The passes that a section of the configuration allows an image."""
-    return AttackBudget(
-        section.n_iter, section.n_target_classes, section.n_queries, border_restarts=section.border_restarts
-    )
+    common = {key: getattr(section, key) for key in ("n_iter", "n_target_classes", "n_queries")}
+    if isinstance(section, EvaluateConfig):
+        return AttackBudget(**common, joint_starts=section.joint_starts)
+    return AttackBudget(**common, border_restarts=section.border_restarts)
 
 
 def attack_passes(attacks: Sequence[str], budget: AttackBudget, n_classes: int) -> tuple[int, int]:

@@ -171,7 +171,7 @@ class PaperTable:
         """Whether a run has the same data, threat and base classifiers."""
         return (
             config.data.uri.partition(":")[0] == self.set_up["data"]
-            and config.threat.norm == "Linf"
+            and config.threat.norm == self.set_up["norm"]
             and abs(config.threat.eps - self.set_up["eps_255"] / 255) < 1e-9
             and any(name in config.rob for name in self.set_up["rob"])
             and any(name in str(config.std) for name in self.set_up["std"])

@@ -8,8 +8,8 @@ from torch import Tensor
 from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.projections import random_start
-from mixednuts_dist.threat import Norm, ThreatModel
+from mixednuts_dist.norms.ball import ball_of
+from mixednuts_dist.threat import ThreatModel
 
 from .conftest import arrivals, iterates, one_pass
 
@@ -35,12 +35,12 @@ def published_iterates(model, x, y, targets, start, threat, n_iter) -> list[Tens
 @pytest.mark.parametrize("norm_eps", [("Linf", 0.03), ("Linf", 0.2), ("L2", 0.5)], ids=str)
 @pytest.mark.parametrize("attack", [ApgdCe, ApgdT])
 @pytest.mark.parametrize("n_iter", [100, 20])
-def test_iterates_equal_the_published_ones(victim, norm_eps: tuple[Norm, float], attack, n_iter: int) -> None:
+def test_iterates_equal_the_published_ones(victim, norm_eps: tuple[str, float], attack, n_iter: int) -> None:
     model, x, y = victim(n=10)
     threat = ThreatModel(*norm_eps)
     targets = y if attack is ApgdCe else model(x).argsort(dim=1)[:, -2]
     name = "apgd-ce" if attack is ApgdCe else "apgd-t/2"
-    start = random_start(x, [(0, name, 0, i) for i in range(len(x))], threat)
+    start = ball_of(threat).random_start(x, [(0, name, 0, i) for i in range(len(x))])
     ours = iterates(attack(Setting(threat, AttackBudget(n_iter=n_iter), 10)), model, x, y, targets)
     published = published_iterates(model, x, y, targets, start, threat, n_iter)
     assert len(ours) == len(published) == n_iter + 1

@@ -19,10 +19,10 @@ from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, 
 from mixednuts_dist.attacks.judge import Verdicts
 from mixednuts_dist.attacks.lane import Lane
 from mixednuts_dist.attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
-from mixednuts_dist.attacks.projections import random_start
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
+from mixednuts_dist.norms.ball import ball_of
 from mixednuts_dist.threat import ThreatModel
 
 from .stepping import heard_late
@@ -460,7 +460,7 @@ def plain_minimum_margins(model: nn.Module, x: Tensor, y: Tensor, threat: Threat
         attack = APGDAttack_targeted(watched, **options) if rank else APGDAttack(watched, loss="ce", **options)
         attack.y_target = order[:, -rank]
         attack.init_hyperparam(x)
-        attack.attack_single_run(x, y, x_init=random_start(x, [(0, name, 0, i) for i in range(len(x))], threat))
+        attack.attack_single_run(x, y, x_init=ball_of(threat).random_start(x, [(0, name, 0, i) for i in range(len(x))]))
     return -torch.expm1(smallest)
 
 

@@ -59,7 +59,7 @@ def test_it_breaks_images_that_the_papers_attack_leaves_standing(mixed: MixedCla
     x, y = x[chosen], y[chosen]
     outcomes = {}
     for restarts in (0, 1):
-        budget = AttackBudget(n_iter=40, n_target_classes=3, border_restarts=restarts)
+        budget = AttackBudget(n_iter=40, n_target_classes=3, joint_starts=restarts)
         outcomes[restarts] = adaptive_autoattack(
             mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), sample_ids=DIGITS, budget=budget
         )
@@ -87,7 +87,7 @@ def test_it_takes_no_more_passes_than_apgd_t_and_fewer_where_it_cannot_win(mixed
     x, y = x[DIGITS], y[DIGITS]
     passes = {}
     for restarts in (0, 3):
-        budget = AttackBudget(n_iter=30, n_target_classes=4, border_restarts=restarts)
+        budget = AttackBudget(n_iter=30, n_target_classes=4, joint_starts=restarts)
         outcome = adaptive_autoattack(
             mixed, x, y, threat=THREAT, attacks=("apgd-t",), sample_ids=DIGITS, budget=budget, precision="fp32"
         )
@@ -113,7 +113,7 @@ def test_wherever_a_target_wins_the_loss_is_at_least_its_goal(alpha: float) -> N
 
 
 def test_a_run_that_will_not_come_to_its_goal_stops_at_its_first_review(mixed: MixedClassifier) -> None:
-    budget = AttackBudget(n_iter=60, n_target_classes=3, border_restarts=1)
+    budget = AttackBudget(n_iter=60, n_target_classes=3, joint_starts=1)
     attack = Joint(Setting(THREAT, budget, 10, model=mixed))
     (phase, *_), (x, y) = attack.phases(), open_dataset("digits").read(0, 6)
     for goal, n_passes in ((-math.inf, 34), (1e6, 9)):

@@ -1,15 +1,18 @@
 """The laws of every attack: whoever registers one inherits these tests."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from mixednuts_dist.attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack, ensemble_plan
+from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.norms.ball import ball_of
 from mixednuts_dist.register import ATTACKS, load_extensions
 from mixednuts_dist.threat import ThreatModel
 
@@ -17,9 +20,9 @@ from .conftest import images, small_net
 from .test_engine import ShortOfMemory
 
 SHAPE = (3, 8, 8)
-QUICK = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, border_restarts=1)
+QUICK = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, joint_starts=1)
 ALL = ATTACKS.names()
-ON_ONE = [name for name in ALL if name != "joint"]  # the joint attack is one on mixtures
+ON_ONE = [name for name, entry in ATTACKS.entries().items() if not entry.facts.get("mixtures_only")]
 every_attack = pytest.mark.parametrize("attack", ALL)
 LINF, L2 = ThreatModel("Linf", 0.08), ThreatModel("L2", 0.8)
 
@@ -50,9 +53,7 @@ def test_points_lie_in_the_ball_and_in_the_pixel_range_and_the_judge_confirms_th
 ) -> None:
     mixed, x, y = pair
     found = attacked(pair, attack, [*range(20)], threat=threat, precision=precision)
-    delta = (found.x_adv - x).flatten(1)
-    length = delta.abs().amax(dim=1) if threat.norm == "Linf" else delta.norm(dim=1)
-    assert float(length.max()) <= threat.eps * (1 + 1e-5)
+    assert float(ball_of(threat).length(found.x_adv - x).max()) <= threat.eps * (1 + 1e-5)
     assert 0 <= float(found.x_adv.min()) <= float(found.x_adv.max()) <= 1
     with torch.no_grad():
         assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
@@ -141,7 +142,6 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks.attack import Attack, SlotArrays
-from mixednuts_dist.attacks.projections import keyed_generator
 from mixednuts_dist.register import ATTACKS
 
 
@@ -192,12 +192,35 @@ def test_an_attack_from_a_users_file_runs_in_the_ensemble(tmp_path: Path) -> Non
         ATTACKS._added.pop("toy-darker", None)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_attack_under_another_name_has_the_same_plan_and_the_same_rows(
+    pair, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys of random numbers hold the name that the class says, so the starts are the same too."""
+    mixed, x, y = pair
+    names = {name: f"x-{name}" for name in ("apgd-ce", "apgd-t", "square")}
+    for name, other in names.items():
+        facts = ATTACKS.entries()[name].facts
+        monkeypatch.setitem(ATTACKS._made, other, ATTACKS.get(name))
+        monkeypatch.setitem(ATTACKS._added, other, replace(ATTACKS.entries()[name], name=other, facts=facts))
+    setting = Setting(LINF, QUICK, 10, model=mixed, coarse=precision == "bf16")
+    plans = [ensemble_plan(setting, named) for named in (names.keys(), names.values())]
+    assert [names[phase.attack] for phase in plans[0]] == [phase.attack for phase in plans[1]]
+    for a, b in zip(*plans, strict=True):
+        assert (a.name, a.in_float32, a.wanted is None) == (b.name, b.in_float32, b.wanted is None)
+    options = {"threat": LINF, "budget": QUICK, "batch_size": 8, "precision": precision}
+    one, other = (adaptive_autoattack(mixed, x, y, attacks=[*named], **options) for named in (names, names.values()))
+    assert torch.equal(one.x_adv, other.x_adv)
+    assert (one.n_forward, one.n_backward) == (other.n_forward, other.n_backward)
+    assert all(torch.equal(one.survived[name], other.survived[names[name]]) for name in names)
+
+
 @pytest.mark.parametrize("before", [(), ("apgd-ce",)], ids=["alone", "after APGD"])
 @pytest.mark.parametrize("attack", ["fab-t", "square"])
 def test_rounding_to_bfloat16_loses_no_image(attack: str, before: tuple[str, ...], victim) -> None:
     """After APGD images that stand near the border are attacked again in float32; alone all are, from the first."""
     model, x, y = victim(n=24)
-    budget = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, border_restarts=0)
+    budget = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, joint_starts=0)
     options = {"threat": ThreatModel("Linf", 0.02), "attacks": (*before, attack), "budget": budget}
     exact = autoattack(model, x, y, precision="fp32", **options)
     rounded = autoattack(model, x, y, precision="bf16", **options)

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 
 from mixednuts_dist.attacks.adaptive import autoattack
-from mixednuts_dist.attacks.apgd import Pgd
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.projections import random_start
+from mixednuts_dist.attacks.pgd import Pgd
+from mixednuts_dist.norms.ball import ball_of
 from mixednuts_dist.threat import ThreatModel
 
 from .conftest import iterates
@@ -19,7 +19,7 @@ def test_iterates_equal_those_of_a_plain_loop(victim) -> None:
     model, x, y = victim(n=6)
     keys = [(0, "pgd-20", 0, i) for i in range(6)]
     seen = iterates(Pgd(Setting(LINF, AttackBudget(), 10)), model, x, y)
-    expected = random_start(x, keys, LINF)
+    expected = ball_of(LINF).random_start(x, keys)
     for step, mine in enumerate(seen):
         assert torch.allclose(mine, expected, atol=1e-7), step
         leaf = expected.clone().requires_grad_()

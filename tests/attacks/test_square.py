@@ -10,26 +10,23 @@ from torch import Tensor, nn
 
 from mixednuts_dist.attacks.attack import Setting, SpeculativeRows
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.square import (
+from mixednuts_dist.attacks.hashing import below, hashed, image_key
+from mixednuts_dist.attacks.square import Square, SquareMargin
+from mixednuts_dist.attacks.windows import (
     COIN,
     COLUMN,
     COLUMN_2,
     ROW,
     ROW_2,
     SIGNS,
-    Square,
-    SquareMargin,
+    WINDOWS,
     SquareState,
     Windows,
-    below,
     bump,
     draws_of_query,
-    first_point,
-    hashed,
-    image_key,
-    window_size,
 )
-from mixednuts_dist.threat import Norm, ThreatModel
+from mixednuts_dist.norms.ball import ball_of
+from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 from .stepping import Pass, stepped
@@ -192,13 +189,13 @@ def test_bumps_equal_the_published_ones(size: int) -> None:
 
 
 @pytest.mark.parametrize("norm", ["Linf", "L2"])
-def test_windows_shrink_as_published(norm: Norm) -> None:
+def test_windows_shrink_as_published(norm: str) -> None:
     attack = SquareAttack(lambda x: x, norm=norm, eps=1.0, resc_schedule=False)
     for query in (*range(1, 70), 201, 202, 501, 502, 1001, 1002, 2001, 2002, 4001, 4002, 6001, 6002, 8001, 8002, 20000):
         exact = (attack.p_selection(query - 1) * 32 * 32) ** 0.5
         size = max(round(exact), 1) if norm == "Linf" else max(round(exact), 3) | 1
-        assert window_size(query, 32, 32, norm) == min(size, 32)
-    assert window_size(1, 3, 50, norm) == 3
+        assert WINDOWS[norm].size(query, 32, 32) == min(size, 32)
+    assert WINDOWS[norm].size(1, 3, 50) == 3
 
 
 def splitmix64(seed: int) -> Iterator[int]:
@@ -230,13 +227,17 @@ def test_draws_are_uniform() -> None:
     assert int(below(draws, torch.tensor(0)).abs().max()) == 0
 
 
+def windows(threat: ThreatModel, x: Tensor, n_queries: int = 1) -> Windows:
+    return WINDOWS[threat.norm](x, ball_of(threat), n_queries)
+
+
 def test_starts_are_stripes_and_tilings() -> None:
     x = torch.full((2, 3, 32, 20), 0.5)
     keys = torch.tensor([image_key(1), image_key(2)])
-    stripes = first_point(x, keys, LINF) - x
+    stripes = windows(LINF, x).first_point(x, keys) - x
     assert torch.equal(stripes, stripes[:, :, :1].expand_as(stripes))
     assert torch.allclose(stripes.abs(), torch.full_like(stripes, LINF.eps))
-    tiling = first_point(x, keys, L2) - x
+    tiling = windows(L2, x).first_point(x, keys) - x
     assert torch.allclose(tiling.flatten(1).norm(dim=1), torch.full((2,), L2.eps))
     assert not torch.equal(tiling[0], tiling[1])
 
@@ -244,6 +245,6 @@ def test_starts_are_stripes_and_tilings() -> None:
 def test_slots_that_have_ended_are_harmless() -> None:
     x = images(2, (1, 8, 8))
     for threat in (LINF, L2):
-        state = SquareState(x, threat.norm)
+        state = SquareState(x, ball_of(threat))
         state.query[:] = torch.tensor([6, 60])
-        assert Windows(x, threat, 5).change(state, SpeculativeRows.of(2, 2, x.device)).shape == x.shape
+        assert windows(threat, x, 5).change(state, SpeculativeRows.of(2, 2, x.device)).shape == x.shape

@@ -23,7 +23,7 @@ def mixture():
 
 @pytest.fixture
 def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(attack, "PUBLISHED_BUDGET", AttackBudget(8, 2, 20, border_restarts=0))
+    monkeypatch.setattr(attack, "PUBLISHED_BUDGET", AttackBudget(8, 2, 20, border_restarts=0, joint_starts=0))
     (tmp_path / "pair.py").write_text(FACTORY)
     return tmp_path / "pair.py"
 
@@ -47,7 +47,7 @@ def test_a_mixture_is_attacked_through_its_surrogate_with_the_joint_attack_and_w
 
 
 def test_apgd_takes_the_quick_budget_or_the_published_one(factory: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    monkeypatch.setattr(attack, "QUICK_BUDGET", AttackBudget(4, 1, border_restarts=0))
+    monkeypatch.setattr(attack, "QUICK_BUDGET", AttackBudget(4, 1, border_restarts=0, joint_starts=0))
     passes = []
     for published in (False, True):
         found = attack.run(data="digits", model="demo:rob", eps=0.1, n_images=8, rounds=1, published=published)

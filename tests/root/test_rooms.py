@@ -14,7 +14,7 @@ import mixednuts_dist
 PACKAGE = Path(mixednuts_dist.__file__).parent
 LAYERS = [
     {"errors", "threat", "register", "uris", "config", "config_file", "__init__"},
-    {"mixing"},
+    {"mixing", "norms"},
     {"selection", "acceleration"},
     {"attacks"},
     {"certification"},
@@ -27,6 +27,7 @@ LAYERS = [
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ALLOWED_THIRD_PARTY = {
     "mixing": {"torch", "numpy"},
+    "norms": {"torch"},
     "selection": {"torch", "numpy"},
     "acceleration": {"torch"},
     "attacks": {"torch", "pyautoattack"},

@@ -252,7 +252,7 @@ def test_square_is_asked_after_the_white_box_attacks(bench: Bench) -> None:
     table = outcome(bench, "surrogate").table
     for _, robust, extra, before in table.rows:
         assert correct(before) - number(extra) == correct(robust)
-    stage = stage_of(bench, attacks=("apgd-ce", "apgd-t", "square"), rd=0.0, border_restarts=0)
+    stage = stage_of(bench, attacks=("apgd-ce", "apgd-t", "square"), rd=0.0, joint_starts=0)
     x_adv, y = stored_images(bench, stage)
     robust = mixed_model(bench, bench.deployed())(x_adv).argmax(1) == y
     assert correct(table.row("r_d = 0")["robust"]) == int(robust.sum())
@@ -261,7 +261,7 @@ def test_square_is_asked_after_the_white_box_attacks(bench: Bench) -> None:
 def test_both_modes_judge_by_the_mixture(bench: Bench) -> None:
     table = outcome(bench, "bypass").table
     for mode in ("transfer", "bypass"):
-        x_adv, y = stored_images(bench, stage_of(bench, mode=mode, border_restarts=0))
+        x_adv, y = stored_images(bench, stage_of(bench, mode=mode, joint_starts=0))
         x, _ = images(bench)
         assert float((x_adv - x).abs().max()) <= bench.config.threat.eps + 1e-6
         right = mixed_model(bench, bench.deployed())(x_adv).argmax(1) == y

@@ -1,0 +1,228 @@
+"""The points that Square tries: its start and its windows, one class a norm.
+
+Shapes: B images and S slots of C x H x W, R >= S rows of a pass.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..norms.ball import TINY, Ball
+from .attack import SlotArrays, SpeculativeRows
+from .hashing import below, hashed
+
+P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
+# From which query on the share is P_INIT divided by what; AutoAttack does not rescale it to the budget.
+_SHRINKING = ((10, 2), (50, 4), (200, 8), (500, 16), (1000, 32), (2000, 64), (4000, 128), (6000, 256), (8000, 512))
+
+# The draws of a query, in order: the corners of two windows (Linf uses one), a coin, and a sign for each channel.
+ROW, COLUMN, ROW_2, COLUMN_2, COIN, SIGNS = range(6)
+_START = -(1 << 40)  # the first counter of the start's draws: below 0, where no query has any
+
+
+class SquareState(SlotArrays):
+    """All that Square remembers of each slot."""
+
+    def __init__(self, like_SCHW: Tensor, ball: Ball) -> None:
+        self.anchors = ball.anchors(torch.zeros_like(like_SCHW))  # what the norm needs of the clean image
+        self.x_best = torch.zeros_like(like_SCHW)
+        self.loss = torch.zeros(len(like_SCHW), dtype=torch.float64, device=like_SCHW.device)  # at the best point
+        self.query = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)  # that is due; 0: the start
+        self.key = torch.zeros_like(self.query)
+
+
+class Windows:
+    """What a norm's windows share; what depends on the image's shape and the budget is computed once."""
+
+    def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
+        height, width = like_BCHW.shape[2:]
+        self.ball = ball
+        self.sizes = [self.size(query, height, width) for query in range(1, n_queries + 1)]
+        self.size_Q = torch.tensor([0, *self.sizes], device=like_BCHW.device)  # by query; the start changes nothing
+        self.rows_H1 = torch.arange(height, device=like_BCHW.device)[:, None]
+        self.columns_1W = torch.arange(width, device=like_BCHW.device)[None]
+
+    @staticmethod
+    def size(query: int, height: int, width: int) -> int:
+        """The side of the window of a query, counted from 1: it covers a share p of the image, which shrinks."""
+        share = P_INIT / max((divisor for after, divisor in _SHRINKING if query - 1 > after), default=1)
+        return min(max(round(math.sqrt(share * height * width)), 1), height, width)
+
+    def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
+        """The start, (B, C, H, W)."""
+        raise NotImplementedError
+
+    def change(self, state: SquareState, layout: SpeculativeRows) -> Tensor:
+        """(R, C, H, W): the best points with the windows of their queries changed; the start as it is."""
+        slot = layout.slot_R
+        x_best = state.x_best.index_select(0, slot)
+        query = (state.query[slot] + layout.depth_R).clamp(max=len(self.size_Q) - 1)  # of a slot that has ended
+        draws = draws_of_query(state.key[slot], query, x_best.shape[1])
+        return self.changed(x_best, state.anchors, slot, query, draws)
+
+    def changed(self, x_best: Tensor, anchors: Tensor, slot: Tensor, query: Tensor, draws: Tensor) -> Tensor:
+        """`change` of the rows' best points, (R, C, H, W), which it may write to; `anchors` are the slots'."""
+        raise NotImplementedError
+
+    def _corner(self, draws: Tensor, row: int, column: int, size: Tensor) -> tuple[Tensor, Tensor]:
+        """(top, left), (R,) each, of a window that lies in the image."""
+        return below(draws[:, row], len(self.rows_H1) - size), below(draws[:, column], self.columns_1W.shape[1] - size)
+
+    def _mask(self, top: Tensor, left: Tensor, size: Tensor) -> Tensor:
+        """(S, 1, H, W) bool: the square of `size` whose corner is at (top, left)."""
+        rows, columns = self.rows_H1 - top.view(-1, 1, 1, 1), self.columns_1W - left.view(-1, 1, 1, 1)
+        size = size.view(-1, 1, 1, 1)
+        return ((rows >= 0) & (rows < size)) & ((columns >= 0) & (columns < size))
+
+
+class StripesAndSquares(Windows):
+    """Linf: every pixel is on one of the two sides of its interval.
+
+    The start is vertical stripes of x +- eps. As published, a window adds 2 eps or subtracts it and cuts at the
+    interval: it puts its pixels on one side.
+    """
+
+    def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
+        """Stripes, a sign for each channel and column."""
+        n, n_channels, _, width = x_BCHW.shape
+        draws = hashed(keys_B, _START, n_channels * width).view(n, n_channels, 1, width)
+        return (x_BCHW + torch.where(draws >= 0, self.ball.eps, -self.ball.eps)).clamp(0.0, 1.0)
+
+    def changed(self, x_best: Tensor, anchors: Tensor, slot: Tensor, query: Tensor, draws: Tensor) -> Tensor:
+        """A window goes to the low or to the high side, channel by channel."""
+        size, high = self.size_Q[query], draws[:, SIGNS:] >= 0
+        top, left = self._corner(draws, ROW, COLUMN, size)
+        if x_best.device.type == "cpu":
+            put_on_sides(x_best, anchors, size, top, left, 2 * slot[:, None] + high)
+            return x_best
+        sides, window = anchors.index_select(0, slot), self._mask(top, left, size)
+        return torch.where(window, torch.where(high[:, :, None, None], sides[:, 1], sides[:, 0]), x_best)
+
+
+def put_on_sides(x_RCHW: Tensor, sides_S2CHW: Tensor, size: Tensor, top: Tensor, left: Tensor, side_RC: Tensor) -> None:
+    """Write windows of one side, in place on a CPU: most are a few pixels wide, and only those are touched.
+
+    `side_RC` counts the sides of all slots: 2 s is the low one of slot s, and 2 s + 1 the high one.
+    """
+    n_channels, n_rows, n_columns = x_RCHW.shape[1:]
+    channel, corner = torch.arange(n_channels), (top * n_columns + left)[:, None]
+    into_RC = (torch.arange(len(x_RCHW))[:, None] * n_channels + channel) * (n_rows * n_columns) + corner
+    source_RC = (side_RC * n_channels + channel) * (n_rows * n_columns) + corner
+    for each in set(size.tolist()):
+        here = (size == each).nonzero().squeeze(1)
+        inside = (torch.arange(each)[:, None] * n_columns + torch.arange(each)).view(-1)
+        into, source = (of_all.index_select(0, here)[..., None] + inside for of_all in (into_RC, source_RC))
+        x_RCHW.view(-1).scatter_(0, into.view(-1), sides_S2CHW.view(-1).gather(0, source.view(-1)))
+
+
+class Bumps(Windows):
+    """L2: the perturbation is a sum of bumps, and the windows move its mass.
+
+    The start is a tiling of bumps scaled to the sphere.
+    """
+
+    def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
+        super().__init__(like_BCHW, ball, n_queries)
+        kinds = sorted(set(self.sizes))
+        self.kind_Q = torch.tensor([0, *map(kinds.index, self.sizes)], device=like_BCHW.device)
+        self.bumps_NMM = torch.zeros(len(kinds), kinds[-1], kinds[-1], device=like_BCHW.device)
+        for bump_MM, size in zip(self.bumps_NMM, kinds, strict=True):
+            bump_MM[:size, :size] = bump(size)
+
+    @staticmethod
+    def size(query: int, height: int, width: int) -> int:
+        """Bumps are odd and no smaller than 3, where the image is not smaller."""
+        return min(max(Windows.size(query, height, width), 3) | 1, height, width)
+
+    def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
+        """A tiling of bumps, turned and signed at random."""
+        delta_BCHW = tiling(x_BCHW, keys_B)
+        return self._on_sphere(x_BCHW, delta_BCHW)
+
+    def changed(self, x_best: Tensor, anchors: Tensor, slot: Tensor, query: Tensor, draws: Tensor) -> Tensor:
+        """Mass moves from one window to another, where it takes the shape of a bump."""
+        size, signs = self.size_Q[query], draws[:, SIGNS:, None, None] >= 0
+        top, left = self._corner(draws, ROW, COLUMN, size)
+        window, source = self._mask(top, left, size), self._mask(*self._corner(draws, ROW_2, COLUMN_2, size), size)
+        bump_R1HW = self._bumps(top, left, query, draws[:, COIN] >= 0)
+        x = anchors[:, 0].index_select(0, slot)
+        delta = moved_mass(x_best - x, window, source, bump_R1HW * window, signs, self.ball.eps)
+        return torch.where((query > 0).view(-1, 1, 1, 1), self._on_sphere(x, delta), x_best)
+
+    def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:
+        return (x + delta / (_norm(delta) + TINY) * self.ball.eps).clamp(0.0, 1.0)
+
+    def _bumps(self, top: Tensor, left: Tensor, query: Tensor, turned: Tensor) -> Tensor:
+        """(S, 1, H, W): each query's bump with its corner at (top, left), or turned; outside of the window anything."""
+        rows, columns = self.rows_H1 - top.view(-1, 1, 1), self.columns_1W - left.view(-1, 1, 1)
+        turned = turned.view(-1, 1, 1)
+        last = self.bumps_NMM.shape[1] - 1
+        first = torch.where(turned, columns, rows).clamp(0, last)
+        second = torch.where(turned, rows, columns).clamp(0, last)
+        return self.bumps_NMM[self.kind_Q[query].view(-1, 1, 1), first, second][:, None]
+
+
+def moved_mass(delta: Tensor, window: Tensor, source: Tensor, bump: Tensor, signs: Tensor, eps: float) -> Tensor:
+    """The L2 query: perturbation mass moves from the window `source` to `window`, where it takes the shape of a bump.
+
+    In each channel the window becomes the sum of a bump of random sign and of what was there, scaled to length 1 each;
+    it gets the squared norm of both windows together, plus its share of what eps^2 leaves unspent.
+    """
+    squared = delta.square()
+    inside = delta * window
+    raised = bump * torch.where(signs, 1.0, -1.0) + inside / (TINY + (squared * window).sum((2, 3), True).sqrt())
+    raised = raised / (TINY + raised.square().sum((2, 3), True).sqrt())
+    both = (squared * (window | source)).sum((2, 3), True)
+    unspent = (eps**2 - squared.sum((1, 2, 3), True)).clamp(min=0) / delta.shape[1]
+    return torch.where(window, raised * (unspent + both).sqrt(), delta.masked_fill(source, 0))
+
+
+def tiling(x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
+    """Bumps side by side, (B, C, H, W), each turned or not, with a sign for each channel.
+
+    Published tiles have a fifth of the height and begin in the middle of the rest, which fits where five of them fit
+    into a square image. Here as many as fit into either side are centred: the same there, and it works anywhere.
+    """
+    n, n_channels, height, width = x_BCHW.shape
+    size = max(1, min(height, width) // 5)
+    n_rows, n_columns = height // size, width // size
+    top, left = (height - n_rows * size) // 2, (width - n_columns * size) // 2
+    draws = hashed(keys_B, _START, n_rows * n_columns * (1 + n_channels)).view(n, n_rows, n_columns, 1 + n_channels)
+    tile = bump(size).to(x_BCHW)
+    turned = torch.where((draws[..., :1] >= 0)[..., None], tile.T, tile)  # (B, rows, columns, size, size)
+    signs = torch.where(draws[..., 1:] >= 0, 1.0, -1.0).to(x_BCHW)
+    tiles = torch.einsum("brcij,brck->bkricj", turned, signs).reshape(n, n_channels, n_rows * size, n_columns * size)
+    delta = torch.zeros_like(x_BCHW)
+    delta[:, :, top : top + n_rows * size, left : left + n_columns * size] = tiles
+    return delta
+
+
+def bump(size: int) -> Tensor:
+    """Two pyramids of opposite sign, one above the other, of norm 1 together; (size, size)."""
+    upper = size // 2
+    both = torch.cat([_pyramid(upper, size), -_pyramid(size - upper, size)])
+    return both / both.square().sum().sqrt()
+
+
+def _pyramid(height: int, width: int) -> Tensor:
+    """Sum of rectangles around the centre, the k-th at distance k or less with weight 1 / (k + 1)^2, of norm 1."""
+    steps = max(height, width) // 2 + 1
+    weights = 1.0 / torch.arange(1, steps + 1, dtype=torch.float32).square()
+    height_at = weights.flip(0).cumsum(0).flip(0)  # by distance: the rectangles that reach so far
+    rows, columns = (torch.arange(height) - height // 2).abs(), (torch.arange(width) - width // 2).abs()
+    pyramid = height_at[torch.maximum(rows[:, None], columns[None])]
+    return pyramid / pyramid.square().sum().sqrt() if height else pyramid
+
+
+def _norm(delta: Tensor) -> Tensor:
+    return delta.square().sum((1, 2, 3), True).sqrt()
+
+
+WINDOWS: dict[str, type[Windows]] = {"Linf": StripesAndSquares, "L2": Bumps}  # by norm
+
+
+def draws_of_query(keys_S: Tensor, query_S: Tensor, n_channels: int) -> Tensor:
+    """(S, 5 + C) int64, uniform over all 64 bits; the columns are `ROW` ... `SIGNS`."""
+    n_draws = SIGNS + n_channels
+    return hashed(keys_S, query_S * n_draws, n_draws)

@@ -1,0 +1,130 @@
+"""What a norm is: the ball of one radius around each image, cut at the pixel range [0, 1].
+
+To add a norm, register a subclass of `Ball` in a file of its own, in this folder or anywhere else (then name the file
+in the configuration: `extensions: [my_norm.py]`)::
+
+    @NORMS("L4", describes="fourth root of the sum of fourth powers", usual="0.1")
+    class L4(Ball):
+        def length(self, delta_BCHW):
+            return delta_BCHW.flatten(1).pow(4).sum(dim=1).pow(0.25)
+
+        def steepest(self, grad_BCHW):
+            step_BCHW = grad_BCHW.sign() * grad_BCHW.abs().pow(1 / 3)
+            return step_BCHW / (per_image(self.length(step_BCHW), step_BCHW) + TINY)
+
+The decorator's facts say which radii a threat model may have; they are literal, so that a configuration is checked
+without torch: `usual` (text, for messages), `smallest`, `largest`, and `in_255ths`, whether a radius is a pixel's.
+APGD, PGD and the joint attack work in every norm. FAB and Square have mathematics of their own for each norm, and their
+register entries list the norms that they support.
+
+Shapes: B images of C x H x W.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..register import NORMS
+from ..threat import ThreatModel
+
+TINY = 1e-12  # guards divisions by a length, as published
+MOMENTUM = 0.75  # of APGD: the weight of the new step against the last displacement
+_ROUNDING = 1e-6  # of the radius: float32 rounds points on the sphere to both sides of it
+
+
+class Ball:
+    """All `x'` with `||x' - x|| <= eps` and `x'` in [0, 1]; a subclass is a norm."""
+
+    def __init__(self, eps: float) -> None:
+        self.eps = eps
+
+    def length(self, delta_BCHW: Tensor) -> Tensor:
+        """The norm of each perturbation, (B,)."""
+        raise NotImplementedError
+
+    def steepest(self, grad_BCHW: Tensor) -> Tensor:
+        """The d of length 1 that maximises <grad, d>, (B, C, H, W); 0 where the gradient is 0."""
+        raise NotImplementedError
+
+    def project(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
+        """A point of the ball for each `x_adv`, (B, C, H, W).
+
+        Scaled back to the sphere where it is outside, then cut at the box: x is in the box, so the cut moves no pixel
+        further from x. In general this is not the nearest point; the published APGD uses it in L2.
+        """
+        delta_BCHW = x_adv_BCHW - x_BCHW
+        length_B111 = per_image(self.length(delta_BCHW), delta_BCHW)
+        unit_BCHW = delta_BCHW / (length_B111 + TINY)
+        return (x_BCHW + unit_BCHW * length_B111.clamp(max=self.eps)).clamp(0.0, 1.0)
+
+    def contains(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
+        """(B,) bool: whether each `x_adv` is within the radius, up to rounding."""
+        return self.length(x_adv_BCHW - x_BCHW) <= self.eps * (1 + _ROUNDING)
+
+    def noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """A random perturbation of one image, of any length; by default normally distributed."""
+        return torch.randn(shape, generator=generator)
+
+    def random_start(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
+        """APGD's start: a random direction scaled to the sphere, cut at [0, 1].
+
+        `keys` holds one key an image, (seed, attack, restart, sample id): its noise depends on nothing else.
+        """
+        noise_BCHW = self._noise(x_BCHW, keys)
+        unit_BCHW = noise_BCHW / (per_image(self.length(noise_BCHW), noise_BCHW) + TINY)
+        return (x_BCHW + self.eps * unit_BCHW).clamp(0.0, 1.0)
+
+    def _noise(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
+        return torch.stack([self.noise(x_BCHW.shape[1:], keyed_generator(*key)) for key in keys]).to(x_BCHW)
+
+    # APGD's momentum step, which Linf does in place
+
+    def anchors(self, x_BCHW: Tensor) -> Tensor:
+        """What `ascend` needs of the clean images, (B, n, C, H, W); by default the images, n = 1."""
+        return x_BCHW[:, None]
+
+    def settled(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:  # noqa: ARG002
+        """`x_adv`, which another attack has found, as `ascend` may begin there; by default itself."""
+        return x_adv_BCHW
+
+    def ascend(
+        self,
+        x_adv: Tensor,
+        direction: Tensor,
+        step_B111: Tensor,
+        weight_B111: Tensor,
+        displacement: Tensor,
+        anchors: Tensor,
+        out: Tensor,
+    ) -> Tensor:
+        """APGD's next point, written to `out`: P(x + a (P(x + step direction) - x) + (1 - a) displacement).
+
+        P is the projection; a, `weight`, is `MOMENTUM`, or 1 where `displacement` is 0.
+        """
+        x = anchors[:, 0]
+        z = self.project(x_adv + step_B111 * direction, x)
+        return out.copy_(self.project(x_adv + (z - x_adv) * weight_B111 + displacement * (1 - weight_B111), x))
+
+
+def ball_of(threat: ThreatModel) -> Ball:
+    """The norm's object for the radius of `threat`."""
+    ball: Ball = NORMS.get(threat.norm)(threat.eps)
+    return ball
+
+
+def per_image(values_B: Tensor, like_BCHW: Tensor) -> Tensor:
+    """`values_B` with as many trailing axes of length 1 as an image has, for broadcasting."""
+    return values_B.view(-1, *[1] * (like_BCHW.dim() - 1))
+
+
+def keyed_generator(*key: object) -> torch.Generator:
+    """A CPU generator that depends on `key` alone, so that noise follows the image and not the process."""
+    return torch.Generator().manual_seed(key_number(*key))
+
+
+def key_number(*key: object) -> int:
+    """A seed for a generator on any device, from the parts of a key."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

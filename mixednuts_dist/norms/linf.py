@@ -1,0 +1,67 @@
+"""Linf, the maximum norm: every pixel may move by the radius."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..register import NORMS
+from .ball import MOMENTUM, Ball
+
+
+@NORMS(
+    "Linf", describes="maximum: every pixel may move by eps", order=1, usual="8/255 on CIFAR-10", largest=1.0,
+    in_255ths=True,
+)  # fmt: skip
+class Linf(Ball):
+    """The ball and the box together are one interval a pixel, [low, high].
+
+    Example:
+        >>> import torch
+        >>> Linf(0.25).project(torch.tensor([[[[0.9, 0.5]]]]), torch.tensor([[[[0.5, 0.25]]]])).tolist()
+        [[[[0.75, 0.5]]]]
+    """
+
+    def length(self, delta_BCHW: Tensor) -> Tensor:
+        """The largest change of a pixel, (B,)."""
+        return delta_BCHW.flatten(1).abs().amax(dim=1)
+
+    def steepest(self, grad_BCHW: Tensor) -> Tensor:
+        """Every pixel moves by 1 against or along its gradient: <g, d> <= |g|_1, with equality for d = sign(g)."""
+        return grad_BCHW.sign()
+
+    def project(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
+        """The nearest point, pixel by pixel."""
+        inside_BCHW = torch.min(torch.max(x_adv_BCHW, x_BCHW - self.eps), x_BCHW + self.eps)
+        return inside_BCHW.clamp(0.0, 1.0)
+
+    def noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Uniform in [-1, 1]."""
+        return 2 * torch.rand(shape, generator=generator) - 1
+
+    def anchors(self, x_BCHW: Tensor) -> Tensor:
+        """The low and the high side of each pixel's interval, (B, 2, C, H, W)."""
+        return torch.stack([(x_BCHW - self.eps).clamp(min=0), (x_BCHW + self.eps).clamp(max=1)], dim=1)
+
+    def settled(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
+        """Projected: another attack's point may be outside by a rounding, and `ascend` would move it."""
+        return self.project(x_adv_BCHW, x_BCHW)
+
+    def ascend(
+        self,
+        x_adv: Tensor,
+        direction: Tensor,
+        step_B111: Tensor,
+        weight_B111: Tensor,
+        displacement: Tensor,
+        anchors: Tensor,
+        out: Tensor,
+    ) -> Tensor:
+        """The same in place, for few passes over the pixels, with the bits of the published operations.
+
+        Only what multiplies exactly, by a sign or a quarter, is fused with a sum.
+        """
+        low, high = anchors.unbind(dim=1)
+        z = torch.addcmul(x_adv, direction, step_B111, out=out).clamp_(low, high)
+        z.sub_(x_adv).mul_(weight_B111).add_(x_adv).add_(displacement, alpha=1 - MOMENTUM)
+        return z.clamp_(low, high)

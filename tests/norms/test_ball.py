@@ -1,0 +1,169 @@
+"""The laws of every norm, and one from a user's file in a whole run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from torch import Tensor
+
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.fab import MOVES
+from mixednuts_dist.attacks.minimum_margin import black_box_margin_attack, minimum_margin_attack
+from mixednuts_dist.attacks.windows import WINDOWS
+from mixednuts_dist.cli import main
+from mixednuts_dist.config import parse_config
+from mixednuts_dist.errors import ConfigError, ThreatModelError
+from mixednuts_dist.norms.ball import ball_of, keyed_generator
+from mixednuts_dist.register import ATTACKS, NORMS, load_extensions
+from mixednuts_dist.threat import ThreatModel
+from tests.attacks.conftest import images, small_net
+from tests.attacks.test_laws import mixture
+from tests.conftest import tiny_content
+
+SHAPES = [(1, 8, 8), (3, 5, 7)]
+RADII = {"Linf": (8 / 255, 1.0), "L2": (0.5, 3.0)}
+THREATS = [ThreatModel(norm, eps) for norm in NORMS.names() for eps in RADII[norm]]
+every_threat = pytest.mark.parametrize("threat", THREATS, ids=str)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@every_threat
+def test_projections_land_in_the_ball_and_keep_its_points(shape: tuple[int, ...], threat: ThreatModel) -> None:
+    generator, ball = torch.Generator().manual_seed(0), ball_of(threat)
+    x = torch.rand(20, *shape, generator=generator)
+    far = x + 3 * torch.randn(20, *shape, generator=generator)
+    assert not bool(ball.contains(far, x).any())
+    inside = ball.project(far, x)
+    assert bool(ball.contains(inside, x).all())
+    assert float(inside.min()) >= 0
+    assert float(inside.max()) <= 1
+    assert torch.allclose(ball.project(inside, x), inside, atol=1e-6)
+
+
+@every_threat
+def test_the_steepest_direction_has_length_1_and_gains_most(threat: ThreatModel) -> None:
+    """No random direction of length 1 has a larger product with the gradient."""
+    generator, ball = torch.Generator().manual_seed(0), ball_of(threat)
+    grad = torch.randn(20, 3, 4, 4, generator=generator)
+    best = ball.steepest(grad)
+    assert torch.allclose(ball.length(best), torch.ones(20), atol=1e-5)
+    others = torch.randn(500, 3, 4, 4, generator=generator)
+    others = others / ball.length(others).view(-1, 1, 1, 1)
+    gains = (grad.flatten(1) @ others.flatten(1).T).amax(dim=1)
+    assert bool(((grad * best).sum((1, 2, 3)) > gains).all())
+    assert not bool(ball.steepest(torch.zeros(1, 3, 4, 4)).any())
+
+
+@every_threat
+def test_random_starts_follow_the_image_and_not_the_batch(threat: ThreatModel) -> None:
+    x, ball = images(6, (1, 8, 8)), ball_of(threat)
+    keys = [(0, "apgd-ce", 0, i) for i in range(6)]
+    start = ball.random_start(x, keys)
+    order = torch.tensor([4, 0, 5])
+    assert torch.equal(ball.random_start(x[order], [keys[i] for i in order.tolist()]), start[order])
+    assert not torch.equal(ball.random_start(x, [(1, "apgd-ce", 0, i) for i in range(6)]), start)
+    assert bool(ball.contains(start, x).all())
+
+
+def test_keys_do_not_touch_the_global_generator() -> None:
+    state = torch.random.get_rng_state()
+    torch.rand(5, generator=keyed_generator(0, "a"))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_attacks_declare_the_norms_that_they_have_mathematics_for() -> None:
+    declared = {name: entry.facts.get("norms") for name, entry in ATTACKS.entries().items()}
+    assert {name for name, norms in declared.items() if norms is not None} == {"fab-t", "square", "square-margin"}
+    assert set(declared["fab-t"]) == set(MOVES)
+    assert set(declared["square"]) == set(declared["square-margin"]) == set(WINDOWS)
+
+
+L4 = """
+from mixednuts_dist.norms.ball import TINY, Ball, per_image
+from mixednuts_dist.register import NORMS
+
+
+@NORMS("L4", describes="fourth root of the sum of fourth powers", usual="0.1", largest=4.0)
+class L4(Ball):
+    def length(self, delta_BCHW):
+        return delta_BCHW.flatten(1).pow(4).sum(dim=1).pow(0.25)
+
+    def steepest(self, grad_BCHW):
+        step_BCHW = grad_BCHW.sign() * grad_BCHW.abs().pow(1 / 3)
+        return step_BCHW / (per_image(self.length(step_BCHW), step_BCHW) + TINY)
+"""
+
+
+@pytest.fixture
+def l4(tmp_path: Path) -> str:
+    """The file of a norm that the package does not have; loaded."""
+    file = tmp_path / "l4.py"
+    file.write_text(L4)
+    load_extensions([str(file)])
+    return str(file)
+
+
+@pytest.mark.usefixtures("l4")
+def test_a_norm_from_a_users_file_goes_through_apgd_mmaa_and_the_joint_attack() -> None:
+    threat, budget = ThreatModel("L4", 0.15), AttackBudget(n_iter=15, n_target_classes=2)
+    net, x = small_net(10, (3, 8, 8)), images(20, (3, 8, 8))
+    y = net(x).argmax(dim=1)
+    options = {"threat": threat, "budget": budget, "precision": "fp32"}
+    found = autoattack(net, x, y, attacks=["apgd-ce", "apgd-t", "pgd-20"], **options)
+    assert 0 < int(found.robust.sum()) < 20
+    margins = minimum_margin_attack(net, x, y, threat=threat, n_iter=15, n_target_classes=2, precision="fp32")
+    assert int(margins.broken.sum()) >= int((~found.robust).sum())
+    mixed = mixture()
+    y_mixed = mixed(x).argmax(dim=1)
+    joint = adaptive_autoattack(mixed, x, y_mixed, attacks=["apgd-t"], **options)
+    for x_adv in (found.x_adv, margins.x_adv, joint.x_adv):
+        assert_inside(x_adv, x, 0.15)
+
+
+def assert_inside(x_adv: Tensor, x: Tensor, eps: float) -> None:
+    """By torch's own norm."""
+    assert float((x_adv - x).flatten(1).norm(p=4, dim=1).max()) <= eps * (1 + 1e-5)
+    assert 0 <= float(x_adv.min()) <= float(x_adv.max()) <= 1
+
+
+@pytest.mark.usefixtures("l4")
+def test_attacks_without_mathematics_for_a_norm_are_refused_before_anything_runs() -> None:
+    x, y, threat = images(1, (1, 6, 6)), torch.zeros(1).long(), ThreatModel("L4", 0.1)
+    message = r"attack 'fab-t' supports the norms Linf, L2.*, not 'L4'\. Attacks in 'L4': apgd-ce, apgd-t, .*joint"
+    with pytest.raises(ThreatModelError, match=message):
+        autoattack(lambda _: pytest.fail("a pass"), x, y, threat=threat)
+    with pytest.raises(ThreatModelError, match="attack 'square-margin' supports the norms Linf, L2"):
+        black_box_margin_attack(lambda _: pytest.fail("a pass"), x, y, threat=threat)
+    with pytest.raises(ThreatModelError, match=r"eps=8.* exceeds .* for norm 'L4'"):
+        ThreatModel("L4", 8)
+
+
+def l4_content(tmp_path: Path, l4: str, attacks: list[str]) -> dict[str, object]:
+    content = tiny_content(tmp_path / "runs", extensions=[l4], threat={"norm": "L4", "eps": 0.3})
+    content["evaluate"] |= {"attacks": attacks}
+    return content
+
+
+def test_a_norm_from_a_users_file_is_checked_with_the_configuration(tmp_path: Path, l4: str) -> None:
+    with pytest.raises(ConfigError, match="attack 'square' supports the norms Linf, L2"):
+        parse_config(l4_content(tmp_path, l4, ["apgd-ce", "square"]))
+    content = l4_content(tmp_path, l4, ["apgd-ce"])
+    with pytest.raises(ConfigError, match="attack 'square-margin' supports"):
+        parse_config({**content, "attack": {"method": "square"}})
+    with pytest.raises(ConfigError, match=r"threat\.norm: norm 'L5' is not known.* Valid names: Linf, L2"):
+        parse_config({**content, "threat": {"norm": "L5", "eps": 0.3}})
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_whole_run_takes_a_norm_from_a_users_file(tmp_path: Path, l4: str) -> None:
+    content = l4_content(tmp_path, l4, ["apgd-ce"])
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(content))
+    ran = CliRunner().invoke(main, ["run", str(file), "--local", "--json"])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["accuracy"]
+    assert "norm: L4" in next((tmp_path / "runs").glob("*/run.yaml")).read_text()
