@@ -107,6 +107,10 @@ class DataConfig(Section):
 
     uri: str = Field(description=", ".join(dataset_forms()))
     n: int | None = Field(default=None, gt=0, le=10**9, description="use the first n images; all by default")
+    class_names: tuple[str, ...] = Field(
+        default=(),
+        description="names of the classes 0, 1, ... for the report; those of CIFAR, ImageNet and folders are known",
+    )
 
 
 class ThreatConfig(Section):
@@ -436,6 +440,9 @@ class RunConfig(Section):
         "without one, AutoAttack on rob alone",
     )
     rob: str = Field(description="URI of the robust classifier")
+    names: Mapping[Literal["std", "rob", "mixed"], str] = Field(
+        default={}, description="what the report calls the classifiers, {rob: WRN-70-16} for instance"
+    )
     threat: ThreatConfig
     seed: int = Field(default=0, ge=0, lt=2**63, description="of every random start")
     partition_size: Positive = Field(default=100, description="images a partition")
@@ -503,6 +510,8 @@ class RunConfig(Section):
             **dict.fromkeys(self.added_stages(), True),
             "storage": True,
             "compute": True,
+            "names": True,
+            "data": {"class_names"},
             "extensions": True,
             "evaluate": {"check", "check_n", "until"},
         }

@@ -58,6 +58,7 @@ class ArrayImages:
     uri: str
     images: "np.ndarray[Any, Any] | StoredArray"
     labels: np.ndarray[Any, Any]  # (N,) integers; int64 once it is made
+    class_names: tuple[str, ...] = ()  # where they are known
 
     def __post_init__(self) -> None:
         _check_arrays(self.uri, self.images, self.labels)
@@ -161,7 +162,7 @@ def open_cifar(uri: ResourceUri) -> ArrayImages:
         raise DatasetError(
             f"{name} is not under {folder.absolute()}; download it once with: {_cifar_command(name, folder)}"
         ) from error
-    return ArrayImages(f"{name.lower()}:{folder}", split.data, np.asarray(split.targets))
+    return ArrayImages(f"{name.lower()}:{folder}", split.data, np.asarray(split.targets), tuple(split.classes))
 
 
 @DATASETS("npz", describes="the arrays images and labels of a numpy file", order=6, forms=("npz:FILE",), target="file")

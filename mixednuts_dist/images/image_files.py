@@ -38,6 +38,7 @@ class ImageFiles:
     names: tuple[str, ...]
     labels: np.ndarray[Any, Any]  # (N,) int64
     preprocess: str | None
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -115,13 +116,15 @@ def open_folder(uri: ResourceUri) -> ImageFiles:
             f"folder:{root} holds no images: it needs one sub-folder a class with {', '.join(EXTENSIONS)} files; "
             f"it has the sub-folders: {', '.join(classes[:10]) or 'none'}"
         )
-    return image_files(f"folder:{root}", folder, named, uri.option("preprocess"))
+    return image_files(f"folder:{root}", folder, named, uri.option("preprocess"), classes)
 
 
-def image_files(uri: str, root: Path, named: Sequence[tuple[str, int]], preprocess: str | None) -> ImageFiles:
+def image_files(
+    uri: str, root: Path, named: Sequence[tuple[str, int]], preprocess: str | None, class_names: Sequence[str] = ()
+) -> ImageFiles:
     """The split of these (path below the root, label) pairs."""
     labels = np.fromiter((label for _, label in named), np.int64, len(named))
-    return ImageFiles(uri, root, tuple(name for name, _ in named), labels, preprocess)
+    return ImageFiles(uri, root, tuple(name for name, _ in named), labels, preprocess, tuple(class_names))
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -194,7 +197,16 @@ def open_imagenet(uri: ResourceUri) -> ImageFiles:
     if len(present) < len(evaluation_names()):
         logger.warning("imagenet:%s: %d of the %d images are there", root, len(present), len(evaluation_names()))
     named = [(name, class_labels()[name.partition("/")[0]]) for name in present]
-    return image_files(f"imagenet:{root}", folder, named, uri.option("preprocess") or IMAGENET_PREPROCESS)
+    chosen = uri.option("preprocess") or IMAGENET_PREPROCESS
+    return image_files(f"imagenet:{root}", folder, named, chosen, imagenet_class_names())
+
+
+def imagenet_class_names() -> Sequence[str]:
+    """The 1000 names in the order of the labels, as torchvision's weights list them."""
+    from ..classifiers.checkpoints import import_quietly
+
+    names: Sequence[str] = import_quietly("torchvision.models").ResNet18_Weights.DEFAULT.meta["categories"]
+    return names
 
 
 def _validation_folder(uri: ResourceUri) -> Path:

@@ -3,6 +3,7 @@
 import base64
 import functools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import vl_convert
@@ -26,7 +27,7 @@ from .results import (
     same_mixture,
 )
 from .tables import accuracy_table, cost_table, search_table, survival_table, table_files
-from .worst_images import Reason, WorstImage, perturbation_png, pixels_of, png
+from .worst_images import Reason, WorstImage, class_text, perturbation_png, pixels_of, png
 
 # The page may run what is written in it and show what is written in it; it may fetch nothing, from anywhere.
 CONTENT_SECURITY_POLICY = (
@@ -168,16 +169,17 @@ def picture_groups(results: RunResults) -> list[dict[str, Any]]:
     """The worst images by reason: a title, what to see, and the cards."""
     groups: list[dict[str, Any]] = []
     for reason, (title, hint) in _REASONS.items():
-        cards = [_card(image) for image in results.worst if image.reason == reason]
+        cards = [_card(image, results.class_names) for image in results.worst if image.reason == reason]
         groups.append({"title": title, "hint": hint if cards else "None.", "cards": cards})
     return groups
 
 
-def _card(image: WorstImage) -> dict[str, Any]:
+def _card(image: WorstImage, class_names: Sequence[str]) -> dict[str, Any]:
     clean_CHW, attacked_CHW = pixels_of(image)
     perturbation, factor = perturbation_png(clean_CHW, attacked_CHW)
-    name = f"Image {image.sample_id}, class {image.label}"
+    name = f"Image {image.sample_id}, class {class_text(image.label, class_names)}"
     *before, after = image.verdicts
+    taken_for = class_text(after.predicted, class_names)
     return {
         "title": name,
         "kind": "pixels" if max(clean_CHW.shape[1:]) <= 96 else "photo",
@@ -189,12 +191,12 @@ def _card(image: WorstImage) -> dict[str, Any]:
             ),
             (
                 "attacked", data_uri("a.png", png(attacked_CHW)),
-                f"{name}: the attacked image, which the mixture takes for class {after.predicted}",
+                f"{name}: the attacked image, which the mixture takes for class {taken_for}",
             ),
         ],
-        "sentence": image.sentence(),
+        "sentence": image.sentence(class_names),
         "verdicts": [
-            (f"{verdict.classifier}, {verdict.images}", verdict.words(), verdict.predicted != image.label)
+            (f"{verdict.classifier}, {verdict.images}", verdict.words(class_names), verdict.predicted != image.label)
             for verdict in (*before, after)
         ],
     }  # fmt: skip

@@ -100,7 +100,7 @@ def _mixture_results(opened: Run) -> RunResults:
         **_description(opened),
     )  # fmt: skip
     added, unfinished = _added_stages(opened)
-    worst, missing = _pictures(opened, results.worst, fingerprint)
+    worst, class_names, missing = _pictures(opened, results.worst, fingerprint)
     survival, opinion = _second_opinion(opened, fingerprint, results.survival)
     return replace(
         results,
@@ -114,6 +114,7 @@ def _mixture_results(opened: Run) -> RunResults:
         stages=_rows(opened, added),
         costs=stage_costs({**receipts, **added}, results.seconds),
         worst=worst,
+        class_names=class_names,
         provenance=_provenance(config, store),
     )  # fmt: skip
 
@@ -185,6 +186,7 @@ def _description(opened: Run) -> dict[str, Any]:
         "dataset": config.data.uri,
         "std": config.std,
         "rob": config.rob,
+        "names": dict(config.names),
         "threat": config.threat.threat_model(),
         "seconds": stage_seconds(opened.store, ("attack", "search", "evaluate", *config.added_stages())),
     }
@@ -255,8 +257,9 @@ def _second_opinion(
 
 def _pictures(
     opened: Run, chosen: tuple[WorstImage, ...], fingerprint: str
-) -> tuple[tuple[WorstImage, ...], tuple[str, ...]]:
-    """The images to look at; none, and a note, on a machine that the data set is not on."""
+) -> tuple[tuple[WorstImage, ...], tuple[str, ...], tuple[str, ...]]:
+    """The images to look at and the classes' names; no images, and a note, on a machine that the data set is not on."""
+    names = opened.config.data.class_names
     try:
         dataset, found = open_dataset(opened.config.data.uri), []
         for image in chosen:
@@ -265,8 +268,8 @@ def _pictures(
             clean, _ = dataset.read(image.sample_id, image.sample_id + 1)
             found.append(with_pixels(image, clean[0], torch.as_tensor(attacked[0])))
     except DatasetError as error:
-        return (), (f"No images are shown: {error}",)
-    return tuple(found), ()
+        return (), names, (f"No images are shown: {error}",)
+    return tuple(found), names or tuple(getattr(dataset, "class_names", ())), ()
 
 
 # --- elsewhere -------------------------------------------------------------------------------------------------------

@@ -132,6 +132,8 @@ class RunResults:
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
     worst: tuple[WorstImage, ...] = ()
+    class_names: tuple[str, ...] = ()  # of the classes 0, 1, ..., as far as they are known
+    names: Mapping[str, str] = field(default_factory=dict)  # what people call std, rob and mixed
     provenance: Mapping[str, str] = field(default_factory=dict)  # command, seed, versions: what to cite
 
     @property

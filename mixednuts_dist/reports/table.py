@@ -55,7 +55,8 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     bold: str | None = None  # first cell of the row that stands out
-    printed: Sequence[str] | None = None  # the columns that a paper and a phone have room for; all by default
+    printed: Sequence[str] | None = None  # the columns that a paper has room for; all by default
+    narrow: Sequence[str] | None = None  # those that a phone has room for; `printed` by default
 
     def row(self, name: str) -> dict[str, Cell]:
         """One row by its first cell, as column -> cell."""
@@ -64,7 +65,7 @@ class Table:
     def only(self, columns: Sequence[str]) -> "Table":
         """The same with these columns alone."""
         places = [list(self.columns).index(name) for name in columns]
-        return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed)
+        return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed, self.narrow)
 
     def turned(self) -> "Table":
         """Rows as columns: the first cells head them."""
@@ -148,7 +149,7 @@ class Table:
 
     def _extras(self) -> list[Markup]:
         """For each column, what hides it on a phone where it is not printed."""
-        shown = self.columns if self.printed is None else self.printed
+        shown = self.narrow or self.printed or self.columns
         return [Markup("" if name in shown else ' class="more"') for name in self.columns]
 
     def _html_row(self, row: Sequence[Cell]) -> Markup:

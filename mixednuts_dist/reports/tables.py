@@ -26,9 +26,10 @@ _PARAMETERS = ("beta", "s", "p", "c", "alpha", "one_minus_alpha")
 def accuracy_table(results: RunResults) -> Table:
     """std, rob and mixed, clean and attacked; then what stages of a key of their own have left of them."""
     shown = (*results.accuracy, *results.stages)
-    rows: list[list[Cell]] = [[row.classifier, row.clean, row.robust, row.attack] for row in shown]
+    named = {row.classifier: results.names.get(row.classifier, row.classifier) for row in results.accuracy}
+    rows: list[list[Cell]] = [[named[row.classifier], row.clean, row.robust, row.attack] for row in shown]
     columns = ["classifier", "clean", "robust", "attack"]
-    return Table(columns, rows, bold="mixed", printed=columns[:3])
+    return Table(columns, rows, bold=named.get("mixed"), narrow=columns[:3])
 
 
 def search_table(search: SearchResult) -> Table:

@@ -4,6 +4,7 @@ Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with 
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,9 +30,9 @@ class Verdict:
     predicted: int
     margin: float
 
-    def words(self) -> str:
-        """`3 (−0.058)`."""
-        return f"{self.predicted} ({self.margin_text()})"
+    def words(self, class_names: Sequence[str] = ()) -> str:
+        """`3 (−0.058)`, or `cat (−0.058)` where the class has a name."""
+        return f"{class_text(self.predicted, class_names)} ({self.margin_text()})"
 
     def margin_text(self) -> str:
         """`−0.058`, and `+3e−05` where three decimals would hide which side it is on."""
@@ -50,12 +51,13 @@ class WorstImage:
     clean_CHW: Tensor | None = None
     attacked_CHW: Tensor | None = None
 
-    def sentence(self) -> str:
+    def sentence(self, class_names: Sequence[str] = ()) -> str:
         """What happened to it."""
         mixed = self.verdicts[-1]
-        became = f"the mixture takes it for {mixed.predicted}" if self.reason == "lost" else "the mixture holds it"
+        label, taken_for = (class_text(each, class_names) for each in (self.label, mixed.predicted))
+        became = f"the mixture takes it for {taken_for}" if self.reason == "lost" else "the mixture holds it"
         rob = "rob survives its own attack" if self.rob_survives else "rob is broken by its own attack"
-        return f"Attacked, {became} (margin of class {self.label}: {mixed.margin_text()}); {rob}."
+        return f"Attacked, {became} (margin of class {label}: {mixed.margin_text()}); {rob}."
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the pixels."""
@@ -66,6 +68,11 @@ class WorstImage:
             "rob_survives": self.rob_survives,
             "verdicts": [vars(verdict) for verdict in self.verdicts],
         }
+
+
+def class_text(label: int, class_names: Sequence[str]) -> str:
+    """The class by its name where it has one, else by its number."""
+    return class_names[label] if label < len(class_names) else str(label)
 
 
 class WorstTally:

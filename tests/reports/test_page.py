@@ -1,6 +1,7 @@
 """The page: its numbers, that it fetches nothing, hostile names, and what a real browser makes of it."""
 
 import base64
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -146,6 +147,16 @@ def test_is_readable_without_seeing_it(page: dict[str, bytes]) -> None:
     labels = {attrs["for"] for tag, attrs in outline.tags if tag == "label"}
     assert {attrs["id"] for tag, attrs in outline.tags if tag == "input"} <= labels
     assert ("html", {"lang": "en"}) in outline.tags
+
+
+def test_classifiers_and_classes_have_the_names_that_people_gave_them(results: RunResults) -> None:
+    cat, names = ("airplane", "car", "bird", "cat", *"efghij"), {"std": "ConvNeXt", "mixed": "MixedNUTS"}
+    named = report_files(dataclasses.replace(results, class_names=cat, names=names))
+    rows = Outline(named["index.html"]).rows
+    assert [row[0] for row in rows if row[0] in names.values()] == ["ConvNeXt", "MixedNUTS"]
+    assert f"class {cat[results.worst[0].label]}" in named["index.html"].decode()
+    assert "ConvNeXt &" in named["table.tex"].decode()
+    assert "adaptive AutoAttack" in named["table.tex"].decode()
 
 
 def test_downloads_are_the_files(page: dict[str, bytes]) -> None:

@@ -174,6 +174,7 @@ def test_the_run_id_follows_the_results_and_nothing_else() -> None:
     assert base.run_id() == parse_config(MINIMAL).run_id()
     assert base.run_id().startswith("tiny-")
     same = [changed("storage", "elsewhere"), changed("compute.batch_size", 7), changed("compute.num_workers", 3)]
+    same += [changed("names", {"rob": "WRN-70-16"}), changed("data.class_names", ["cat", "dog"])]
     assert {parse_config(content).run_id() for content in same} == {base.run_id()}
     other = [changed("seed", 1), changed("threat.eps", 0.03), changed("search.beta", 0.9), changed("attack.n_iter", 3)]
     assert len({base.run_id(), *(parse_config(content).run_id() for content in other)}) == 5
