@@ -1,4 +1,4 @@
-"""A YAML file as plain values, within limits: a wrong file is told in one line and costs no more than a right one."""
+"""A YAML file as plain values; what is wrong with a file is said in one line."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -9,8 +9,6 @@ import yaml
 from .errors import ConfigError
 
 _LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600
-_DEEPEST = 32  # levels of nesting; a configuration has four
-_MOST_VALUES = 10_000  # once each alias is replaced by what it stands for
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # of PyYAML on `!!int ''` and such
 
 
@@ -70,6 +68,8 @@ def read_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{source}: not readable as YAML: {where}{error.problem or error.context}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: not readable as YAML: its lists and keys are nested too deeply") from error
     except yaml.reader.ReaderError as error:
         raise ConfigError(
             f"{source}: not readable as YAML: character {error.position + 1} is {error.character:#x}, which is no text"
@@ -77,25 +77,7 @@ def read_yaml(text: str, source: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader of plain values; it refuses deep nesting, many aliases and keys that are there twice."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise _refused(f"nested more than {_DEEPEST} levels deep", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-    def get_single_node(self) -> yaml.Node | None:
-        node: yaml.Node | None = super().get_single_node()
-        if node is not None and _n_values(node, {}) > _MOST_VALUES:
-            raise _refused(f"its lists, keys and aliases stand for more than {_MOST_VALUES:,} values", node.start_mark)
-        return node
+    """PyYAML's loader of plain values, which also refuses a key that is there twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[Any, int] = {}
@@ -107,9 +89,9 @@ class _Loader(yaml.SafeLoader):
                 lines[key.tag, key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ARG002
         try:
-            return super().construct_object(node, deep)
+            return super().construct_object(node, deep=True)  # which refuses a list that holds itself
         except _UNREADABLE as error:
             kind = node.tag.rpartition(":")[2]
             raise _refused(f"{shortened(node.value)} cannot be read as {kind}", node.start_mark) from error
@@ -117,17 +99,3 @@ class _Loader(yaml.SafeLoader):
 
 def _refused(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-
-
-def _n_values(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node stands for with its aliases replaced; one that holds itself counts as too many.
-
-    `known` keeps each node's number, so that ten aliases of ten aliases of ... are counted without being followed.
-    """
-    if id(node) not in known:
-        known[id(node)] = _MOST_VALUES + 1  # met again while it is being counted, it holds itself
-        children = node.value if isinstance(node, yaml.CollectionNode) else []
-        if isinstance(node, yaml.MappingNode):
-            children = [part for pair in node.value for part in pair]
-        known[id(node)] = 1 + sum(_n_values(child, known) for child in children)
-    return known[id(node)]

@@ -11,6 +11,7 @@ import argparse
 import copy
 import time
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 import safetensors.torch
@@ -157,10 +158,15 @@ def figures(classifier: DigitsNet, *, eps: float) -> str:
     )
 
 
+def weights_folder() -> Path:
+    """Where `classifiers.factories` reads them."""
+    return Path(str(resources.files("mixednuts_dist.classifiers").joinpath("weights")))
+
+
 def main() -> None:
     """Train all, print the figures, write the weights."""
     parser = argparse.ArgumentParser(description="Train the demo classifiers on scikit-learn's digits.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "weights", help="folder to write to")
+    parser.add_argument("--out", type=Path, default=weights_folder(), help="folder to write to")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the batches are too small for more, and the sums then come in one order

@@ -255,8 +255,7 @@ def test_an_answer_that_drips_ends_at_its_time_limit(raw: Callable[..., Raw], mo
 @pytest.mark.parametrize(
     ("head", "message", "n_requests"),
     [
-        ("HTTP/1.1 302 Found\nLocation: http://127.0.0.1:9/", "redirects to 'http://127.0.0.1:9/'", 1),
-        ("HTTP/1.1 200 OK\nContent-Encoding: gzip\nContent-Length: 0", "answers compressed (gzip)", 1),
+        ("HTTP/1.1 302 Found\nLocation: http://127.0.0.1:9/", "does not answer: 302 Found", 1),
         ("HTTP/1.1 500 Bug\nContent-Length: 0", "does not answer: 500 Bug", 3),
         ("HTTP/1.1 403 No\nContent-Length: 0", "does not answer: 403 No", 1),
     ],
@@ -267,23 +266,6 @@ def test_what_is_no_answer_is_refused_in_few_requests(
     service = raw(head)
     assert message in asked(service.url)
     assert service.n_requests == n_requests
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (800000000000, 1)}",
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 3)}",
-        "{'descr': '|O', 'fortran_order': False, 'shape': (2, 3)}",
-        "{'descr': '<f4', 'fortran_order': False, 'shape': ()}",
-        "[1,",
-        "x" * 90_000,
-    ],
-)
-def test_a_header_is_held_against_the_bytes_before_anything_is_allocated(header: str) -> None:
-    content = b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header.encode() + bytes(24)
-    with pytest.raises((ValueError, TypeError)):
-        black_box.decode_answer(content)
 
 
 @pytest.mark.parametrize("dtype", [">f4", "<f8", "<i2", "<f2"])

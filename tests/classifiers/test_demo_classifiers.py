@@ -1,7 +1,9 @@
 """The embedded pair: what the README and the digits run rely on."""
 
+import sys
 from collections.abc import Callable, Iterator
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from mixednuts_dist.classifiers import factories
 from mixednuts_dist.classifiers.factories import DEMO_EPS, DigitsNet, demo_rob, demo_rob_light, demo_std
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.images.arrays import load_digits_split
+from mixednuts_dist.tools import demo_training
 from mixednuts_dist.tools.demo_training import Recipe, train
 
 N_PGD_ITERATIONS = 20
@@ -106,3 +109,19 @@ def test_training_is_seeded(eps: float) -> None:
     first, second = train(recipe), train(recipe)
     images, _ = load_digits_split("train")
     assert torch.equal(first(images), second(images))
+
+
+def test_the_repair_that_the_error_names_writes_where_the_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (demo_training.weights_folder() / "demo_std.safetensors").is_file()
+    monkeypatch.setattr(demo_training, "weights_folder", lambda: tmp_path)
+    monkeypatch.setattr(factories.resources, "files", lambda _: tmp_path.parent)
+    monkeypatch.setattr(demo_training, "figures", lambda *_, **__: "")
+    recipe = Recipe(widths=factories.STD_WIDTHS, n_steps=2, weight_decay=0.02, warp=1.0)
+    monkeypatch.setattr(demo_training, "RECIPES", {"demo_std": recipe})
+    monkeypatch.setattr(sys, "argv", ["demo_training"])
+    demo_training.main()
+    (tmp_path.parent / "weights").symlink_to(tmp_path)
+    images, _ = load_digits_split("test")
+    assert torch.equal(demo_std()(images), train(recipe)(images))
