@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .attacks.adaptive import adaptive_autoattack, autoattack
     from .attacks.budget import AttackBudget
     from .attacks.minimum_margin import minimum_margin_attack
+    from .attacks.outcome import AttackOutcome
     from .classifiers.base_classifiers import load_classifier
     from .config import RunConfig, load_config
     from .errors import MixedNutsError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .mixing.classifier import MixedClassifier
     from .mixing.margins import signed_margin, top2_margin
     from .mixing.transforms import LogitTransform
+    from .notebook import mix
     from .selection.choice import MixedNUTSParameters
     from .selection.selection import Selection, select_parameters, select_parameters_exact
     from .threat import ThreatModel
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arithmetic",
     "AttackBudget",
+    "AttackOutcome",
     "BatchShape",
     "LogitTransform",
     "MixedClassifier",
@@ -39,6 +42,7 @@ __all__ = [
     "load_classifier",
     "load_config",
     "minimum_margin_attack",
+    "mix",
     "open_dataset",
     "select_parameters",
     "select_parameters_exact",
@@ -49,6 +53,7 @@ __all__ = [
 _HOMES = {
     "Arithmetic": ".acceleration.arithmetic",
     "AttackBudget": ".attacks.budget",
+    "AttackOutcome": ".attacks.outcome",
     "BatchShape": ".acceleration.batch_shape",
     "LogitTransform": ".mixing.transforms",
     "MixedClassifier": ".mixing.classifier",
@@ -62,6 +67,7 @@ _HOMES = {
     "load_classifier": ".classifiers.base_classifiers",
     "load_config": ".config",
     "minimum_margin_attack": ".attacks.minimum_margin",
+    "mix": ".notebook",
     "open_dataset": ".images.datasets",
     "select_parameters": ".selection.selection",
     "select_parameters_exact": ".selection.selection",

@@ -4,7 +4,7 @@ Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -21,22 +21,9 @@ from .budget import STANDARD_ATTACKS, AttackBudget
 from .engine import CACHED, CLEAN, Engine, Finished, Group, Progress, shown_or
 from .gradient_model import AttackedModel, AttackMode, shape_of
 from .judge import Judge, check_images
+from .outcome import AttackOutcome
 
 TRANSFER = "transfer"  # the one attack on a classifier without gradients
-
-
-@dataclass(frozen=True)
-class AttackOutcome:
-    """What is left of a classifier; every verdict is once more that of the float32 judge at the `x_adv` returned."""
-
-    robust: Tensor  # (B,) bool: right on the clean image and after every attack
-    survived: dict[str, Tensor]  # attack -> (B,) bool, still right after it and all before it
-    x_adv: Tensor  # (B, C, H, W): an image that fools, or for a robust image the smallest margin seen
-    logits: Tensor  # (B, K) float32 of the attacked classifier at x_adv
-    n_forward: int  # images through all attacks and verifications; rows that fill a batch up are not counted
-    n_backward: int
-    unconfirmed: Tensor  # (B,) bool: fooled once, and right when the same image was judged again
-    decided: Tensor  # (B,) bool, False for images whose attacks a keyboard interrupt has cut short
 
 
 def adaptive_autoattack(
@@ -183,7 +170,9 @@ def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished)
         lost_to.add(attack)
         fell = torch.tensor([broken_by in lost_to for broken_by in finished.broken_by])
         survived[attack] = (~fell | robust).to(device)
+    clean = torch.tensor([broken_by != CLEAN for broken_by in finished.broken_by]).to(device)
     return AttackOutcome(
+        clean=clean | robust.to(device),
         robust=robust.to(device),
         survived=survived,
         x_adv=finished.best,
@@ -207,6 +196,7 @@ def transferred_attack(
     right_B = clean_BK.argmax(dim=1) == y_B
     robust_B = right_B & (attacked_BK.argmax(dim=1) == y_B)
     return AttackOutcome(
+        clean=right_B,
         robust=robust_B,
         survived={TRANSFER: robust_B},
         x_adv=torch.where(right_B[:, None, None, None], x_adv_BCHW, x_BCHW),

@@ -22,7 +22,7 @@ LAYERS = [
     {"distributed"},
     {"stages"},
     {"reports", "studies", "deployment"},
-    {"pipeline", "cli", "benchmarks", "tools", "__main__"},
+    {"pipeline", "notebook", "cli", "benchmarks", "tools", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ALLOWED_THIRD_PARTY = {

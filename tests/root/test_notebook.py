@@ -1,0 +1,68 @@
+"""MixedNUTS in one call: the parameters and counts of a run, and nothing of the caller's changed."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mixednuts_dist as mn
+from mixednuts_dist.errors import DatasetError, InvalidInputError
+from mixednuts_dist.notebook import MixReport, held
+
+THREAT = mn.ThreatModel("Linf", 0.15)
+FEW = {"n_iter": 5, "n_target_classes": 2}
+SETTINGS: dict[str, Any] = {
+    "beta": 0.9, "attack": FEW, "evaluate": FEW,
+    "search": {"betas": [0.9, 0.5], "scales": [0.5, 5.0], "powers": [1.0, 3.0], "biases": [-0.5, 0.0], "rounds": 1},
+}  # fmt: skip
+
+
+def networks() -> tuple[torch.nn.Module, torch.nn.Module]:
+    return mn.load_classifier("demo:std", "std"), mn.load_classifier("demo:rob", "rob")
+
+
+@pytest.fixture(scope="module")
+def mixed_in_one_call(tmp_path_factory: pytest.TempPathFactory) -> tuple[mn.MixedClassifier, Path]:
+    folder, (std, rob) = tmp_path_factory.mktemp("mix"), networks()
+    std.train()
+    before, threads = copy.deepcopy(std.state_dict()), torch.get_num_threads()
+    images, labels = mn.open_dataset("digits").read(0, 24)
+    mixed = mn.mix(std, rob, images, labels, threat=THREAT, folder=folder, **SETTINGS)
+    assert std.training and torch.get_num_threads() == threads
+    assert all(torch.equal(value, before[name]) for name, value in std.state_dict().items())
+    return mixed, folder
+
+
+def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tuple[mn.MixedClassifier, Path]) -> None:
+    mixed, _ = mixed_in_one_call
+    report = mixed.report
+    assert isinstance(report, MixReport)
+    chosen = report.results.search.deployed()
+    assert mixed.mixture.settings() == chosen.settings()
+    images, labels = mn.open_dataset("digits").read(0, 24)
+    right = int((mixed(images).argmax(dim=1) == labels).sum())
+    assert right == report.results.row("mixed").clean.correct
+    assert report.results.search.rounds
+    assert "mixed" in repr(report) and "<svg" in report.curve and "<table" in report._repr_html_()
+    assert report.page.startswith("<!doctype html") and "0.9" in report.choices
+
+
+def test_the_report_is_saved_as_a_page_with_its_files(
+    mixed_in_one_call: tuple[mn.MixedClassifier, Path], tmp_path: Path
+) -> None:
+    page = mixed_in_one_call[0].report.save(tmp_path / "report")
+    assert page.read_text() == mixed_in_one_call[0].report.page
+    assert (tmp_path / "report" / "table.csv").is_file()
+
+
+def test_what_cannot_be_mixed_is_refused_in_a_line() -> None:
+    std, rob = networks()
+    images, labels = mn.open_dataset("digits").read(0, 8)
+    with pytest.raises(InvalidInputError, match=r"std is a function, not a torch module"):
+        mn.mix(lambda x: x, rob, images, labels, threat=THREAT)  # type: ignore[arg-type]
+    with pytest.raises(DatasetError):
+        mn.mix(std, rob, images, labels[:3], threat=THREAT)
+    with pytest.raises(InvalidInputError, match="keep the mixed classifier with save_pretrained"):
+        held("std-0")
