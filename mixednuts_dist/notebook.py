@@ -18,16 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from . import pipeline
-from .config import parse_config
+from .config import FAST, parse_config
 from .deployment.loading import read_run
 from .distributed.executor import make_executor
 from .errors import InvalidInputError
 from .mixing.classifier import MixedClassifier
 from .reports.results import RunResults
 from .reports.tables import accuracy_table, search_table
-from .stages.partitioned import Progress
+from .stages.progress import Progress
 from .threat import ThreatModel
 
+_FAST_ATTACK = {key: FAST[key] for key in ("n_iter", "n_target_classes", "border_restarts")}
 _HELD: dict[str, nn.Module] = {}  # what `mix` was called with, while it runs
 
 
@@ -101,7 +102,7 @@ def mix(
         labels_B: one class an image, integers.
         threat: what the adversary may change, e.g. `ThreatModel("Linf", 8 / 255)`.
         beta: share of rob's robust images that must stay right.
-        preset: of the final attack. "fast" takes a tenth of the passes of "standard", which is AutoAttack.
+        preset: of all attacks; "fast" takes a tenth of the passes of "standard", which is AutoAttack.
         seed: of every random start.
         folder: where the run is kept; by default it is deleted, and the report is held in memory.
         attack, search, evaluate: keys of these sections of the configuration (docs/configuration.md), for instance
@@ -141,7 +142,7 @@ def mix(
             "seed": seed,
             "storage": str(storage),
             "compute": {"num_cpus": torch.get_num_threads()},
-            "attack": dict(attack or {}),
+            "attack": {**(_FAST_ATTACK if preset == "fast" else {}), **(attack or {})},
             "search": {"beta": beta, **(search or {})},
             "evaluate": {"preset": preset, **(evaluate or {})},
         })  # fmt: skip

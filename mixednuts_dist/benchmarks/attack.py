@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.gradient_copy import folded
 from ..acceleration.tf32 import tf32_allowed
-from ..attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack, pyautoattack_images
+from ..attacks.adaptive import adaptive_autoattack, autoattack, pyautoattack_images
 from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
 from ..attacks.losses import ce_loss
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
+from ..attacks.outcome import AttackOutcome
 from ..mixing.classifier import MixedClassifier
 from ..threat import ThreatModel
 from .attack_subjects import Subject, subject

@@ -30,9 +30,9 @@ from .stage import Stage, attack_passes, budget_of, stage_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..attacks.adaptive import AttackOutcome
     from ..attacks.engine import Engine
     from ..attacks.minimum_margin import MinimumMarginResult
+    from ..attacks.outcome import AttackOutcome
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
     from ..mixing.transforms import LogitMap

@@ -46,7 +46,7 @@ def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tupl
     assert right == report.results.row("mixed").clean.correct
     assert report.results.search.rounds
     assert "mixed" in repr(report) and "<svg" in report.curve and "<table" in report._repr_html_()
-    assert report.page.startswith("<!doctype html") and "0.9" in report.choices
+    assert report.page.startswith("<!DOCTYPE html") and "0.9" in report.choices
 
 
 def test_the_report_is_saved_as_a_page_with_its_files(
