@@ -28,7 +28,7 @@ from .reports.tables import accuracy_table, search_table
 from .stages.progress import Progress
 from .threat import ThreatModel
 
-_FAST_ATTACK = {key: FAST[key] for key in ("n_iter", "n_target_classes", "border_restarts")}
+_FAST_ATTACK = {key: FAST[key] for key in ("n_iter", "n_target_classes")}
 _HELD: dict[str, nn.Module] = {}  # what `mix` was called with, while it runs
 
 

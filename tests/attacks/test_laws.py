@@ -7,12 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
-from mixednuts_dist.attacks.adaptive import AttackOutcome, adaptive_autoattack, autoattack, ensemble_plan
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
 from mixednuts_dist.attacks.attack import Setting
-=======
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
->>>>>>> 5e1ff9c (Fast presets reach the attack stage of mn.mix; the changelog names what is new)
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.outcome import AttackOutcome
 from mixednuts_dist.mixing.classifier import MixedClassifier
