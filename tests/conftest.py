@@ -17,7 +17,8 @@ from mixednuts_dist.config import RunConfig, parse_config
 from tests.object_store import ObjectStore
 
 if TYPE_CHECKING:  # Ray takes seconds to import, and the tests of many rooms do without it
-    from mixednuts_dist.distributed.cluster import LocalExecutor, RayExecutor
+    from mixednuts_dist.distributed.debug import DebugExecutor
+    from mixednuts_dist.distributed.ray_executor import RayExecutor
 
 MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
 
@@ -35,7 +36,7 @@ class Finished(NamedTuple):
 @pytest.fixture(scope="session")
 def ray_session() -> "Iterator[RayExecutor]":
     """A started Ray for tests of what only Ray does; the stages that get it leave it running."""
-    from mixednuts_dist.distributed.cluster import RayExecutor
+    from mixednuts_dist.distributed.ray_executor import RayExecutor
 
     with RayExecutor("local") as session:
         session.start()
@@ -43,11 +44,11 @@ def ray_session() -> "Iterator[RayExecutor]":
 
 
 @pytest.fixture(scope="session")
-def local_session() -> "LocalExecutor":
+def local_session() -> "DebugExecutor":
     """The stages in this process. A stage on Ray starts two processes, which takes seconds; here it takes none."""
-    from mixednuts_dist.distributed.cluster import LocalExecutor
+    from mixednuts_dist.distributed.debug import DebugExecutor
 
-    return LocalExecutor()
+    return DebugExecutor()
 
 
 @pytest.fixture(scope="session")

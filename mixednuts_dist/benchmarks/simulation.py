@@ -5,12 +5,14 @@ import heapq
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from ..distributed.pool import Pool, PoolSettings
+from ..distributed.executor import PoolSettings
+from ..distributed.pool import Pool
+from ..distributed.ray_executor import ActorWorker, RayExecutor
 from ..distributed.schedule import Merge, Work, WorkQueue
 from ..distributed.tasks import Task
 from ..distributed.worker_spec import WorkerSpec
@@ -96,26 +98,31 @@ class Sleeper:
         return {piece: receipt}
 
 
-@dataclass
-class SleepingPool(Pool):
-    """The pool as it is, but that its many workers are coroutines in `_PROCESSES` actors."""
+class SleepingExecutor(RayExecutor):
+    """Many workers that are coroutines in `_PROCESSES` actors."""
 
-    _shared: list[Any] = field(default_factory=list)
+    def __init__(self, n_workers: int) -> None:
+        super().__init__()
+        self._n_workers, self._begun = n_workers, list[Any]()
 
-    def _new_actor(self) -> Any:
-        if len(self._shared) < _PROCESSES:
-            concurrency = -(-self.settings.n_workers // _PROCESSES)
-            self._shared.append(ray.remote(Sleeper).options(num_cpus=0, max_concurrency=concurrency).remote(self.spec))
+    def begin(self, spec: WorkerSpec, _: PoolSettings) -> "Bed":
+        if len(self._begun) < _PROCESSES:
+            concurrency = -(-self._n_workers // _PROCESSES)
+            self._begun.append(ray.remote(Sleeper).options(num_cpus=0, max_concurrency=concurrency).remote(spec))
         else:
-            self._shared.append(self._shared[-_PROCESSES])
-        return self._shared[-1]
-
-    def _end(self, actor: Any) -> None:
-        pass
+            self._begun.append(self._begun[-_PROCESSES])
+        return Bed(self._begun[-1])
 
     def close(self) -> None:
-        for actor in self._shared[:_PROCESSES]:
+        for actor in self._begun[:_PROCESSES]:
             ray.kill(actor)
+
+
+class Bed(ActorWorker):
+    """One of an actor's coroutines, which all end together."""
+
+    def end(self) -> None:
+        pass
 
 
 def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, on_receipt: Any) -> None:
@@ -125,8 +132,6 @@ def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, o
         threat=ThreatModel("Linf", 0.1), seed=round(1000 * seconds), ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
     task = Task(stage="", fingerprint="")
-    pool = SleepingPool(spec, task, PoolSettings(n_workers, 0, 0), on_receipt)
-    try:
+    with SleepingExecutor(n_workers) as executor:
+        pool = Pool(spec, task, PoolSettings(n_workers, 0, 0), executor, on_receipt)
         pool.run(WorkQueue(partitions, smallest=len(partitions[0])))
-    finally:
-        pool.close()

@@ -36,7 +36,9 @@ set_option = click.option(
     help="Another value for a key of CONFIG, e.g. search.beta=0.97.",
 )
 address_option = click.option("--address", help="Ray cluster to use; RAY_ADDRESS or a local one by default.")
-local_option = click.option("--local", is_flag=True, help="All in this process, one piece after the other, no Ray.")
+local_option = click.option(
+    "--local", is_flag=True, help="Worker processes on this machine, no Ray; short for --set compute.executor=local."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show the log.")
 deployed_beta_option = click.option("--beta", type=float, help="Deploy this beta; short for --set search.beta=BETA.")
@@ -113,14 +115,14 @@ def run_command(
 
 
 def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunConfig:
-    """Read and check the configuration, then say at once which run it is, since PyTorch and Ray load for seconds.
+    """Read and check the configuration, then say at once which run it is, since PyTorch loads for seconds.
 
     Raises:
         MixedNutsError: as in `config` and `uris`.
     """
     loaded = load_config(config, overrides)
     check_uris(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
-    told = f"run {loaded.run_id()} in {loaded.storage}: loading PyTorch and Ray"
+    told = f"run {loaded.run_id()} in {loaded.storage}: loading PyTorch"
     if _as_json_lines():
         logger.info(told, extra={"run": loaded.run_id()})
     else:

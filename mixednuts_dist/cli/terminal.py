@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -19,9 +20,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from ..distributed.preparation import PartDone
 from ..reports.counts import Count, percent_text, seconds_text
 from ..storage.records import Receipt
+
+if TYPE_CHECKING:  # it imports Ray Data
+    from ..distributed.preparation import PartDone
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +215,7 @@ class PreparationProgress:
     ) -> None:
         self._bar.stop()
 
-    def __call__(self, done: PartDone, n_images: int) -> None:
+    def __call__(self, done: "PartDone", n_images: int) -> None:
         """One more part is in its place."""
         n_part = done.part.stop - done.part.start
         self.n_done += n_part

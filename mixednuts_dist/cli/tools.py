@@ -48,7 +48,7 @@ def submit(config: str, overrides: tuple[str, ...], address: str, with_uv: bool,
     with reported(verbose=False) as console:
         loaded = prepared(config, overrides, console)
         travelling = _travelling(config, loaded.storage)
-        from ..distributed.cluster import follow_job, submit_job
+        from ..distributed.submission import follow_job, submit_job
 
         options = [f"--set={override}" for override in overrides]
         job = submit_job(

@@ -1,20 +1,26 @@
 """Where the pieces of a run are computed: an executor, chosen by name (`compute.executor`) from a register.
 
-Another one is one file, in this room or named by the configuration's `extensions`.
+Another one is one file, in this room or named by the configuration's `extensions`: a class with `workers`, which says
+how many workers there are to be, and `begin`, which starts one. What is computed, in which order, how often it is tried
+and what a lost worker costs is the business of `pool.py`, the same for all of them.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from ..config import ComputeConfig
+from ..errors import ClusterError, MixedNutsError
 from ..register import EXECUTORS
 from ..selection.criteria import Scores
 from ..selection.grid import Grid
 from .slabs import SearchInputs, SearchTask
-from .tasks import Task
+from .worker import PassSeconds
 from .worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -22,25 +28,72 @@ logger = logging.getLogger(__name__)
 Scoring = Callable[[Sequence[Grid]], list[Scores]]
 
 
+@dataclass(frozen=True)
+class PoolSettings:
+    """How many workers, what each one reserves, and how often a piece may fail."""
+
+    n_workers: int
+    num_cpus: float
+    num_gpus: float
+    max_tries: int = 3
+    start_seconds: float = math.inf  # how long all workers together may keep the stage waiting for the first one
+    placement: Mapping[str, Any] = field(default_factory=dict)  # where workers may run, in the executor's own terms
+    watchdog: float = math.inf  # a piece may take so many times what the slowest finished one lets expect
+
+    @classmethod
+    def of(cls, compute: ComputeConfig, n_workers: int, num_gpus: float, **options: Any) -> Self:
+        """As configured, for so many workers."""
+        return cls(
+            n_workers, compute.num_cpus, num_gpus, compute.max_tries, compute.start_seconds,
+            watchdog=compute.watchdog or math.inf, **options,
+        )  # fmt: skip
+
+
+class WorkerLost(Exception):
+    """A worker's process is gone, or (`machine`) its machine, which does not count as a failed try of its piece."""
+
+    def __init__(self, reason: str, *, machine: bool = False) -> None:
+        super().__init__(reason)
+        self.machine = machine
+
+
+class Worker(Protocol):
+    """An `AttackWorker` somewhere."""
+
+    def call(self, method: str, *arguments: Any) -> "Future[Any]":
+        """Begin one of its methods; calls are answered in their order, but `decided` at once.
+
+        The future raises what the method raised, or `WorkerLost`.
+        """
+
+    def end(self) -> None:
+        """End it at once, whatever it is at; its open calls need no answer any more."""
+
+
 class Executor:
     """One for a whole command: all its stages use it, one after the other.
 
-    Nothing is started before the first `start`, so that a run with nothing to do starts nothing.
+    Nothing is started before a stage has work, so that a run that is done starts nothing.
+
+    Args:
+        address: of a cluster, for executors that have one.
     """
 
-    cuts_partitions = True  # whether a partition may be cut into spans, so that no worker idles at a stage's end
+    keeps_workers = True  # from one stage to the next, with their classifiers loaded, while `executing` is open
 
     def __init__(self, address: str | None = None) -> None:
         self.address = address
         self.report: Callable[[str], None] = logger.info  # called before what takes a while
+        self.n_users = 0  # open blocks of `executing`
+        self._idle: list[tuple[WorkerSpec, PoolSettings, Worker]] = []
 
-    def __enter__(self) -> Self:
-        return self
+    def workers(self, compute: ComputeConfig) -> PoolSettings:
+        """How many workers, and what each one reserves; starts what they need."""
+        raise NotImplementedError
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def begin(self, spec: WorkerSpec, settings: PoolSettings) -> Worker:
+        """A new worker; returns at once, where there is no room yet too."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Connect or start, unless that is done."""
@@ -48,20 +101,72 @@ class Executor:
     def close(self) -> None:
         """Disconnect, or stop what `start` has started."""
 
-    def pool(self, spec: WorkerSpec, task: Task, compute: ComputeConfig) -> Any:
-        """Workers for one task; its `run(queue)` returns once each piece is written or set aside."""
-        raise NotImplementedError
+    def leaving(self) -> Mapping[str, float]:
+        """Nodes that will go, as their workers' `ready` names them -> when, by time.time(); infinity where unknown."""
+        return {}
 
-    def workers(self, compute: ComputeConfig) -> Any:
-        """How many workers, and what each one reserves."""
-        raise NotImplementedError
+    def is_gone(self, node: str) -> bool:  # noqa: ARG002
+        """Whether a machine that was there has left."""
+        return False
 
-    def time_passes(self, spec: WorkerSpec, workers: Any) -> dict[str, Any]:
-        """Seconds a pass of "rob", and of "std" and "mixed" where there are, on one worker."""
-        raise NotImplementedError
+    def room(self) -> str:
+        """What there is to compute on, for messages."""
+        return "this machine"
 
-    def scoring(self, inputs: SearchInputs, task: SearchTask) -> Scoring | None:
+    def count_retry(self, run_id: str, stage: str) -> None:
+        """Called when a piece of work is handed out again; where there is a place for metrics, it counts there."""
+
+    def scoring(self, inputs: SearchInputs, task: SearchTask) -> Scoring | None:  # noqa: ARG002
         """Scores grids on many workers; None where that is not worth more than scoring them in this process."""
+        return None
+
+    def hire(self, spec: WorkerSpec, settings: PoolSettings) -> Worker:
+        """A worker that an earlier stage has released, or a new one."""
+        for kept in self._idle:
+            if kept[:2] == (spec, settings):
+                self._idle.remove(kept)
+                return kept[2]
+        self.end_idle()  # they may hold what the new one needs
+        return self.begin(spec, settings)
+
+    def release(self, spec: WorkerSpec, settings: PoolSettings, worker: Worker) -> None:
+        """Take back a worker that is at nothing."""
+        if self.keeps_workers and self.n_users:
+            self._idle.append((spec, settings, worker))
+        else:
+            worker.end()
+
+    def end_idle(self) -> None:
+        """End the workers that are kept."""
+        while self._idle:
+            self._idle.pop()[2].end()
+
+    def time_passes(self, spec: WorkerSpec, settings: PoolSettings) -> dict[str, PassSeconds]:
+        """Seconds a pass of "rob", and of "std" and "mixed" where there are, on one worker.
+
+        Raises:
+            ClusterError: where a worker cannot start; its own MixedNutsError is passed on as it is.
+        """
+        worker = self.hire(spec, settings)
+        try:
+            worker.call("ready").result()
+            measured: dict[str, PassSeconds] = worker.call("time_passes").result()
+        except MixedNutsError:
+            raise
+        except Exception as error:
+            raise ClusterError(f"a worker cannot start: {error}") from error
+        finally:
+            worker.end()
+        return measured
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end_idle()
+        self.close()
 
 
 def make_executor(name: str, address: str | None = None) -> Executor:
@@ -73,8 +178,13 @@ def make_executor(name: str, address: str | None = None) -> Executor:
 @contextmanager
 def executing(given: Executor | None, compute: ComputeConfig) -> Iterator[Executor]:
     """The caller's executor, or the configured one, which ends with the block."""
-    if given is not None:
-        yield given
-        return
-    with make_executor(compute.executor) as own:
-        yield own
+    executor = given or make_executor(compute.executor)
+    executor.n_users += 1
+    try:
+        yield executor
+    finally:
+        executor.n_users -= 1
+        if not executor.n_users:
+            executor.end_idle()
+        if given is None:
+            executor.close()

@@ -123,7 +123,7 @@ class WorkQueue:
             return self._again.popleft() if self._again else None
         piece = self._pending.popleft()
         n_images = self._share(piece, n_workers)
-        if len(piece) > n_images and len(whole_of(piece)) > 2 * self.smallest:
+        if n_workers > 1 and len(piece) > n_images and len(whole_of(piece)) > 2 * self.smallest:
             middle = piece.start + n_images
             self._pending.appendleft(span_of(piece, middle, piece.stop))
             piece = span_of(piece, piece.start, middle)

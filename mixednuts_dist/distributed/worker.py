@@ -1,27 +1,24 @@
 """One worker: it owns an accelerator (or its share of the cores) and turns partitions into files.
 
-A plain class, so that it can be run and debugged without a cluster; the last lines make it an actor.
+A plain class, so that it can be run and debugged without a cluster; `ray_executor.py` makes an actor of it.
 
 Shapes: B images of a partition, K classes.
 """
 
 import logging
-import os
 import platform
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import ray
 import torch
 from torch import Tensor, nn
 
 from ..attacks.gradient_model import AttackedModel
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
-from ..errors import BaseClassifierError, DatasetError, StoreError, log_json
+from ..errors import BaseClassifierError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
@@ -33,7 +30,6 @@ from ..storage.records import Receipt
 from ..storage.spans import merge_spans
 from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
-from .metrics import RunMetrics
 from .tasks import Task
 from .workbench import Workbench
 from .worker_spec import WorkerSpec
@@ -42,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_UNWRITTEN = 2  # files that wait for a storage that does not answer while the next partition is attacked
 _WRITE_SECONDS = 5.0  # a file is waited for this long before the next partition begins
-_WATCH_SECONDS = 0.2  # between two looks at whether the raylet is there
 _TIMED_IMAGES = 256  # at most, to measure how long a pass takes
 _ENOUGH_SECONDS = 1.0  # of repeats, likewise
 
@@ -98,17 +93,21 @@ def _synchronise(x_BCHW: Tensor) -> None:
 
 
 class AttackWorker:
-    """Loads the base classifiers once and then attacks one partition after the other."""
+    """Loads the base classifiers once and then attacks one partition after the other.
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    Args:
+        n_gpus: the GPUs or the share of one that it may use; it computes on the CPU where that is 0.
+    """
+
+    def __init__(self, spec: WorkerSpec, n_gpus: float = 0.0) -> None:
         # Nothing here may fail: an exception in an actor's constructor cannot be told from a lost machine.
-        self.spec = spec
+        self.spec, self._n_gpus, self._is_ready = spec, n_gpus, False
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._unwritten: dict[Partition, Future[Receipt]] = {}  # in the order in which they were computed
         self._unbilled = 0.0  # seconds of work on pieces that are not finished
 
     def ready(self) -> str:
-        """Load everything; returns the node's id in Ray, its name where there is no Ray.
+        """Load everything, unless that is done; returns the name of its node.
 
         Raises:
             ConfigError: where this machine's extensions are not the driver's.
@@ -116,12 +115,11 @@ class AttackWorker:
             DatasetError: where its images are not.
             StoreError: where this machine does not see the driver's storage.
         """
-        if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
-            log_json()  # into the node's log folder
-            end_with_parent()
+        if self._is_ready:
+            return platform.node()
         torch.set_num_threads(self.spec.n_threads)
         require_extensions(self.spec.extensions)
-        self.device = _device()
+        self.device = torch.device("cuda" if self._n_gpus and torch.cuda.is_available() else "cpu")
         self.dataset = self._dataset()
         uris = {"std": self.spec.std_uri, "rob": self.spec.rob_uri}
         networks = {role: self._classifier(uri, role) for role, uri in uris.items() if uri is not None}
@@ -132,8 +130,8 @@ class AttackWorker:
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
             )
         self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
-        self.metrics = RunMetrics(self.spec.run_id)
-        return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else platform.node()
+        self._is_ready = True
+        return platform.node()
 
     def _dataset(self) -> Dataset:
         dataset = open_dataset(self.spec.data_uri)
@@ -190,9 +188,8 @@ class AttackWorker:
         self._unbilled -= bill
         return bill
 
-    @ray.method(concurrency_group="watch")
     def decided(self) -> float:
-        """Images of the piece at hand that are decided; an actor answers while it works."""
+        """Images of the piece at hand that are decided; answered from another thread while it works."""
         return self.bench.decided
 
     def flush(self) -> dict[Partition, Receipt]:
@@ -211,9 +208,12 @@ class AttackWorker:
         receipt = with_checksum(receipt, content)
         if there := create_whole(self.store, path, content, task.fingerprint):
             return there
-        self.metrics.count_piece(receipt)
+        self.count(receipt)
         logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(receipt)})
         return receipt
+
+    def count(self, receipt: Receipt) -> None:
+        """Called for each file that is written; where an executor has a place for metrics, it counts there."""
 
     def merge(self, partition: Partition, spans: Sequence[Span], task: Task) -> Receipt:
         """Make the partition's one file from the files of all of its spans."""
@@ -229,32 +229,4 @@ class AttackWorker:
         """What the worker computes on, for the bill: one accelerator's name and share, or its cores."""
         if self.device.type != "cuda":
             return {"device": "cpu", "n_devices": float(self.spec.n_threads)}
-        held: dict[str, float] = {}
-        if ray.is_initialized():
-            held = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
-        return {"device": torch.cuda.get_device_name(self.device), "n_devices": held.get("GPU", 1.0)}
-
-
-def end_with_parent() -> None:
-    """Have this process end as soon as the one that started it, the node's raylet, is gone.
-
-    A driver that is killed takes its private Ray with it at once; a worker would notice seconds later.
-    """
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def _device() -> torch.device:
-    """The accelerator that Ray assigned, without Ray the one there is; an actor must not take what it merely sees."""
-    assigned = bool(ray.get_gpu_ids()) if ray.is_initialized() else True
-    return torch.device("cuda" if assigned and torch.cuda.is_available() else "cpu")
-
-
-_remote: Any = ray.remote  # its types leave concurrency groups out
-AttackActor: Any = _remote(concurrency_groups={"watch": 1})(AttackWorker)
+        return {"device": torch.cuda.get_device_name(self.device), "n_devices": self._n_gpus}

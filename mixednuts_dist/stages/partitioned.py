@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..distributed.executor import Executor, executing
+from ..distributed.pool import Pool
 from ..distributed.schedule import WorkQueue, error_log
 from ..distributed.tasks import Task
 from ..distributed.worker_spec import WorkerSpec
@@ -56,10 +57,9 @@ def run_partitions(
     _forget_errors(opened.store, task.stage, todo)
     computed: list[Receipt] = []
     with stage_clock(opened.store, task.stage), executing(session, opened.config.compute) as used:
-        pool = used.pool(worker_spec(opened), task, opened.config.compute)
-        cut = SMALLEST_SPAN if used.cuts_partitions else opened.config.partition_size
+        pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
         queue = WorkQueue(
-            todo, smallest=max(smallest, cut), weights=weights, finished_spans=list(spans),
+            todo, smallest=smallest, weights=weights, finished_spans=list(spans),
             in_order=early_stop is not None,
         )  # fmt: skip
 

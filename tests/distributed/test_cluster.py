@@ -11,7 +11,9 @@ import psutil
 import pytest
 import ray
 
+from mixednuts_dist.config import ComputeConfig
 from mixednuts_dist.distributed import cluster
+from mixednuts_dist.distributed.ray_executor import pool_settings
 from mixednuts_dist.errors import ClusterError
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -45,7 +47,7 @@ def test_its_workers_share_the_driver_s_environment() -> None:
 )
 def test_what_is_no_address_is_refused_at_once(address: str) -> None:
     with pytest.raises(ClusterError, match="is no address of a Ray cluster; give host:port") as caught:
-        cluster._require_answer(address)
+        cluster.require_answer(address)
     assert len(str(caught.value)) < 300
 
 
@@ -54,9 +56,9 @@ def test_an_address_where_nothing_or_something_else_answers_is_told(monkeypatch:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"no Ray cluster answers at '{address}' .*did not answer as Ray"):
-            cluster._require_answer(address)
+            cluster.require_answer(address)
     with pytest.raises(ClusterError, match=f"no Ray cluster answers at '{address}'"):
-        cluster._require_answer(address)
+        cluster.require_answer(address)
 
 
 NODES = [
@@ -78,7 +80,7 @@ def test_only_the_nodes_that_the_placement_allows_count(
     monkeypatch: pytest.MonkeyPatch, placement: dict[str, Any], n_workers: int
 ) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: NODES)
-    settings = cluster.pool_settings(None, None, 1, 3, placement=placement)
+    settings = pool_settings(ComputeConfig(**placement))
     assert (settings.n_workers, settings.num_gpus) == (n_workers, 1.0)
     assert dict(settings.placement) == {name: value for name, value in placement.items() if value}
 
@@ -86,7 +88,7 @@ def test_only_the_nodes_that_the_placement_allows_count(
 def test_a_placement_without_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: NODES)
     with pytest.raises(ClusterError, match=r"0 cores and 0 GPUs on nodes with compute\.accelerator_type=A100, and"):
-        cluster.pool_settings(None, None, 1, 3, placement={"accelerator_type": "A100"})
+        pool_settings(ComputeConfig(accelerator_type="A100"))
 
 
 def test_ray_takes_the_placement_as_it_is_written() -> None:

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
+from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.metrics import RunMetrics
-from mixednuts_dist.distributed.pool import Pool, PoolSettings
+from mixednuts_dist.distributed.pool import Pool
+from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
 from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import Task
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
@@ -28,15 +30,10 @@ class Failing:
         raise StoreError("nobody answers")
 
 
-class FailingPool(Pool):
-    ended: list[Any]
-
-    def _new_actor(self) -> Any:
-        return ray.remote(Failing).options(num_cpus=0).remote()
-
-    def _end(self, actor: Any) -> None:
-        self.ended.append(actor)
-        super()._end(actor)
+class FailingExecutor(RayExecutor):
+    def begin(self, *_: object) -> ActorWorker:
+        self.actor = ray.remote(Failing).options(num_cpus=0).remote()
+        return ActorWorker(self.actor)
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -45,11 +42,13 @@ def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) 
         store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
-    pool = FailingPool(spec, Task(stage="attack", fingerprint=""), PoolSettings(1, 0, 0), lambda _: None)
-    pool.ended = []
+    executor = FailingExecutor()
     with pytest.raises(StoreError):
-        pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
-    assert len(pool.ended) == 1
+        Pool(spec, Task(stage="attack", fingerprint=""), PoolSettings(1, 0, 0), executor).run(
+            WorkQueue([Partition(0, 0, 4)], smallest=4)
+        )
+    with pytest.raises(RayActorError):
+        ray.get(executor.actor.ready.remote())
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -59,7 +58,7 @@ def test_a_cluster_without_room_for_any_worker_is_told_with_what_was_asked_for_a
         threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
     settings = PoolSettings(1, 10_000, 0, start_seconds=0.5)
-    pool = Pool(spec, Task(stage="attack", fingerprint=""), settings, lambda _: None)
+    pool = Pool(spec, Task(stage="attack", fingerprint=""), settings, RayExecutor())
     with pytest.raises(ClusterError, match=r"1 were asked for, each with 10000 CPUs.*the cluster has \d+ CPUs"):
         pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
 

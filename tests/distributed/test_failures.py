@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from mixednuts_dist.distributed.cluster import pool_settings
-from mixednuts_dist.distributed.pool import _machine_is_gone, _Worker
+from mixednuts_dist.config import ComputeConfig
+from mixednuts_dist.distributed.executor import WorkerLost
+from mixednuts_dist.distributed.ray_executor import RayExecutor, _plain, pool_settings
 from mixednuts_dist.distributed.schedule import HOPELESS, MAX_LOST_MACHINES, Failures, Merge
 from mixednuts_dist.errors import ClusterError, PartitionFailed
 from mixednuts_dist.storage.partitions import Partition, Span
@@ -62,20 +64,24 @@ def test_where_nothing_works_on_any_machine_the_rest_is_not_tried(failures: Fail
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_process_that_dies_alone_is_told_from_a_machine_that_is_gone() -> None:
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
+    assert not RayExecutor().is_gone(ray.get_runtime_context().get_node_id())
+    assert RayExecutor().is_gone("0" * 56)
     died, unreachable = ActorDiedError(), ActorUnavailableError("Socket closed", None)
-    assert not _machine_is_gone(_Worker(None, here), died)
-    assert _machine_is_gone(_Worker(None, "0" * 56), died)
-    assert _machine_is_gone(_Worker(None, here), unreachable)
+    assert not _lost(died).machine
+    assert _lost(unreachable).machine
     died._preempted = True  # as Ray marks the actors of a drained spot machine
-    assert _machine_is_gone(_Worker(None, here), died)
+    assert _lost(died).machine
+
+
+def _lost(error: Exception) -> WorkerLost:
+    meant = _plain(error)
+    assert isinstance(meant, WorkerLost)
+    return meant
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_cluster_without_room_asks_for_the_size_that_it_may_grow_to() -> None:
     with pytest.raises(ClusterError, match=r"0 GPUs, and a worker wants 1 and 1: .*set compute\.num_workers"):
-        pool_settings(None, 1.0, 1.0, 3)
-    assert pool_settings(8, 1.0, 1.0, 3).n_workers == 8
-    assert pool_settings(None, None, 1.0, 3).n_workers >= 1
+        pool_settings(ComputeConfig(num_gpus=1))
+    assert pool_settings(ComputeConfig(num_workers=8, num_gpus=1)).n_workers == 8
+    assert pool_settings(ComputeConfig()).n_workers >= 1

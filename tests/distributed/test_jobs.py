@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from mixednuts_dist.distributed.cluster import runtime_env
+from mixednuts_dist.distributed.submission import runtime_env
 from tests.conftest import tiny_content
 from tests.distributed.local_head import Head, local_head
 

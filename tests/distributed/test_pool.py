@@ -94,7 +94,7 @@ class KillOnFirstReceipt:
         if self.killed or not receipt.n_images:
             return
         for process in psutil.Process().children(recursive=True):
-            if "ray::AttackWorker" in " ".join(process.cmdline()):
+            if "ray::RayWorker" in " ".join(process.cmdline()):
                 process.send_signal(signal.SIGKILL)
                 self.killed += 1
 
@@ -165,7 +165,7 @@ def test_what_a_leaving_node_has_no_time_for_is_begun_by_another_worker(
     tiny: Callable[..., RunConfig], ray_session: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watcher = NoticeAfterTheFirstReceipt()
-    monkeypatch.setattr("mixednuts_dist.distributed.pool.draining_nodes", watcher.draining_nodes)
+    monkeypatch.setattr(ray_session, "leaving", watcher.draining_nodes)
     monkeypatch.setattr("mixednuts_dist.distributed.pool._LOOK_UP_SECONDS", 0.2)
     config = tiny(partition_size=4, attack={"n_iter": 300, "n_target_classes": 9})  # not done when the notice is seen
     attack.run(config, session=ray_session, progress=watcher)

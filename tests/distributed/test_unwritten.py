@@ -10,7 +10,9 @@ import pytest
 import ray
 
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.distributed.pool import Pool, PoolSettings
+from mixednuts_dist.distributed.executor import PoolSettings
+from mixednuts_dist.distributed.pool import Pool
+from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
 from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import PartitionFailed
@@ -59,22 +61,22 @@ class OneComputed(Hoarder):
         return self.kept
 
 
-class HoardingPool(Pool):
-    folder: Path
-    actor: type[Hoarder] = Hoarder
+class HoardingExecutor(RayExecutor):
+    def __init__(self, kind: type[Hoarder], folder: Path) -> None:
+        super().__init__()
+        self.kind, self.folder = kind, folder
 
-    def _new_actor(self) -> Any:
-        return ray.remote(self.actor).options(num_cpus=0).remote(self.folder)
+    def begin(self, *_: object) -> ActorWorker:
+        return ActorWorker(ray.remote(self.kind).options(num_cpus=0).remote(self.folder))
 
 
-def pool_of(tmp_path: Path, n_workers: int, receipts: list[Receipt]) -> HoardingPool:
+def pool_of(tmp_path: Path, n_workers: int, receipts: list[Receipt], kind: type[Hoarder] = Hoarder) -> Pool:
     spec = WorkerSpec(
         store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
-    pool = HoardingPool(spec, TASK, PoolSettings(n_workers, 0, 0, max_tries=1), receipts.append)
-    pool.folder = tmp_path
-    return pool
+    settings = PoolSettings(n_workers, 0, 0, max_tries=1)
+    return Pool(spec, TASK, settings, HoardingExecutor(kind, tmp_path), receipts.append)
 
 
 @pytest.mark.slow
@@ -92,8 +94,7 @@ def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp
 @pytest.mark.usefixtures("ray_session")
 def test_a_piece_that_waits_for_the_storage_is_kept_where_all_others_fail(tmp_path: Path) -> None:
     partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
-    pool = pool_of(tmp_path, 1, receipts)
-    pool.actor = OneComputed
+    pool = pool_of(tmp_path, 1, receipts, OneComputed)
     with pytest.raises(PartitionFailed) as failed:
         pool.run(WorkQueue(partitions, smallest=1))
     assert str(failed.value).count("this piece is poison") == 5, "something works, so each of the others has its try"
@@ -113,8 +114,7 @@ def test_a_piece_whose_workers_always_die_while_they_wait_for_the_storage_is_set
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mixednuts_dist.distributed.schedule.MAX_LOST_MACHINES", 3)
-    pool = pool_of(tmp_path, 1, [])
-    pool.actor = Doomed
+    pool = pool_of(tmp_path, 1, [], Doomed)
     with pytest.raises(PartitionFailed, match=r"partition 0 .*lost 3 "):
         pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
     assert len(list(tmp_path.glob("0-*"))) == 3

@@ -15,8 +15,9 @@ import torch
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.distributed.ray_executor import end_with_parent
 from mixednuts_dist.distributed.workbench import Workbench
-from mixednuts_dist.distributed.worker import AttackWorker, end_with_parent
+from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import DatasetError, StoreError
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset

@@ -1,4 +1,4 @@
-"""`--local`: a whole run without Ray leaves the rows of the run on Ray."""
+"""The `debug` executor: a run in this very thread leaves the rows of the run on Ray."""
 
 import signal
 from collections.abc import Callable
@@ -13,8 +13,7 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.options import reported
 from mixednuts_dist.config import RunConfig
-from mixednuts_dist.distributed.cluster import LocalExecutor
-from mixednuts_dist.errors import PartitionFailed
+from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.stages import attack
 from tests.conftest import Finished
 from tests.stages.test_pipeline import ATTACK, EVALUATE, Watcher, rows
@@ -37,7 +36,7 @@ def test_a_run_in_this_process_has_the_rows_and_the_choice_of_the_run_on_ray(
 ) -> None:
     _, on_ray, content = tiny_run
     config, watcher = tiny(), Watcher()
-    found = pipeline.run(config, session=LocalExecutor(), progress=watcher).to_json()
+    found = pipeline.run(config, session=DebugExecutor(), progress=watcher).to_json()
     here = Path(config.storage) / config.run_id()
     for stage, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
         assert rows(here, stage, columns) == rows(on_ray, stage, columns)
@@ -46,17 +45,16 @@ def test_a_run_in_this_process_has_the_rows_and_the_choice_of_the_run_on_ray(
     assert {index for stage, index in watcher.computed if stage == "attack"} == {0, 1, 2}
 
 
-@pytest.mark.usefixtures("no_ray")
-def test_a_piece_that_fails_in_this_process_is_tried_again_and_told_as_on_a_cluster(
+def test_what_a_piece_raises_in_this_thread_surfaces_as_it_is(
     tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def poisoned(*_: Any) -> None:
         raise ArithmeticError("an image of NaN")
 
     monkeypatch.setattr("mixednuts_dist.stages.attack.AttackTask.compute", poisoned)
-    config = tiny(partition_size=24, compute={"max_tries": 2})
-    with pytest.raises(PartitionFailed, match=r"failed 2 of 2 tries: ArithmeticError: an image of NaN\. Log: "):
-        attack.run(config, session=LocalExecutor())
+    with pytest.raises(ArithmeticError, match="an image of NaN") as raised:
+        attack.run(tiny(), session=DebugExecutor())
+    assert raised.traceback[-1].name == "poisoned"
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -88,8 +86,8 @@ def test_a_signal_in_the_middle_of_a_piece_leaves_no_file_and_the_next_command_g
     with monkeypatch.context() as patched:
         patched.setattr(Judge, "verdicts", interrupted)
         with click.Context(main), pytest.raises(SystemExit) as ended, reported(verbose=False):
-            attack.run(config, session=LocalExecutor())
+            attack.run(config, session=DebugExecutor())
     assert ended.value.code == 128 + number
     assert not list((folder / "attack").glob("part-*"))
-    attack.run(config, session=LocalExecutor())
+    attack.run(config, session=DebugExecutor())
     assert len(list((folder / "attack").glob("part-*"))) == 1

@@ -1,0 +1,187 @@
+"""Worker processes on this machine, without Ray: one for each GPU, else one for every `compute.num_cpus` cores.
+
+A call goes to a process's standard input as a pickled (number, method, arguments), its answer comes from the standard
+output as (number, value, error, traceback). What classifiers print goes to the process's log, of which a lost worker's
+message shows the end. A process whose driver is gone reads the end of its input, and ends.
+"""
+
+import contextlib
+import io
+import itertools
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from concurrent.futures import Future
+from typing import IO, Any
+
+import torch
+
+from ..config import ComputeConfig
+from ..register import EXECUTORS
+from .executor import Executor, PoolSettings, WorkerLost
+from .worker import AttackWorker
+from .worker_spec import WorkerSpec
+
+_COMMAND = f"from {__name__} import serve; serve()"
+_LAST_WORDS = 2000  # bytes of a lost worker's log
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@EXECUTORS("local", describes="worker processes on this machine, without Ray", order=1)
+class LocalExecutor(Executor):
+    """Processes; see the module."""
+
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__(address)
+        self._begun: list[_Process] = []
+
+    def workers(self, compute: ComputeConfig) -> PoolSettings:
+        """As many as GPUs or cores have room for, unless their number is given."""
+        n_gpus = len(_gpus())
+        each = compute.num_gpus if compute.num_gpus is not None else float(n_gpus > 0)
+        room = n_gpus / each if each else len(os.sched_getaffinity(0)) / compute.num_cpus
+        return PoolSettings.of(compute, compute.num_workers or max(1, int(room)), each)
+
+    def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "_Process":
+        """A process of its own; with GPUs, the first share of one that no other process has."""
+        self._begun = [process for process in self._begun if not process.ended]
+        taken = {process.share for process in self._begun}
+        share = next(number for number in itertools.count() if number not in taken)
+        visible = {}
+        if settings.num_gpus:
+            gpus = _gpus()
+            visible = {_DEVICES: gpus[int(share * settings.num_gpus) % len(gpus)] if gpus else ""}
+        process = _Process(spec, settings.num_gpus, share, visible)
+        self._begun.append(process)
+        return process
+
+
+def _gpus() -> list[str]:
+    """As the environment variable names them."""
+    if given := os.environ.get(_DEVICES):
+        return given.split(",")
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+class _Process:
+    """A worker in a process of its own."""
+
+    def __init__(self, spec: WorkerSpec, num_gpus: float, share: int, visible: dict[str, str]) -> None:
+        self.share, self.ended = share, False
+        self._calls: dict[int, Future[Any]] = {}
+        self._numbers, self._lock, self._log = itertools.count(), threading.Lock(), tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            start_new_session=True,  # Ctrl-C is for the driver, which ends its workers
+            env={**os.environ, **visible, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._send((spec, num_gpus))
+        threading.Thread(target=self._read, name="answers", daemon=True).start()
+
+    def call(self, method: str, *arguments: Any) -> "Future[Any]":
+        """See `Worker`."""
+        future, number = Future[Any](), next(self._numbers)
+        with self._lock:
+            if not self.ended:
+                self._calls[number] = future
+                self._send((number, method, arguments))
+                return future
+        future.set_exception(WorkerLost("the process has ended"))
+        return future
+
+    def end(self) -> None:
+        """See `Worker`."""
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, message: Any) -> None:
+        with contextlib.suppress(OSError):  # it is dead, which the end of its answers shows
+            self._requests.write(pickle.dumps(message))
+            self._requests.flush()
+
+    def _read(self) -> None:
+        """Settle the calls that are answered; once the process has ended, those that never will be."""
+        with contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
+            while True:
+                number, value, error, trace = pickle.load(self._answers)
+                with self._lock:
+                    future = self._calls.pop(number)
+                if error is None:
+                    future.set_result(value)
+                else:
+                    error.__cause__ = RuntimeError(f"in the worker:\n{trace}")
+                    future.set_exception(error)
+        code = self._process.wait()
+        with self._lock:
+            self.ended, left = True, [*self._calls.values()]
+        self._answers.close()
+        with contextlib.suppress(OSError):
+            self._requests.close()
+        reason = f"exit status {code}{self._last_words()}"
+        for future in left:
+            future.set_exception(WorkerLost(reason))
+
+    def _last_words(self) -> str:
+        self._log.seek(0, io.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _LAST_WORDS))
+        text = self._log.read().decode(errors="replace").strip()
+        self._log.close()
+        return f"\n{text}" if text else ""
+
+
+def serve() -> None:
+    """The process: answer the calls from standard input, one after the other, until it ends."""
+    requests, answers = _own_pipes()
+    lock = threading.Lock()
+    worker = AttackWorker(*pickle.load(requests))
+    calls: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]] = queue.SimpleQueue()
+
+    def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        content = _answered(worker, number, method, arguments)
+        with lock:
+            answers.write(content)
+            answers.flush()
+
+    def read() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                call = pickle.load(requests)
+                if call[1] == "decided":  # of the piece at hand
+                    answer(*call)
+                else:
+                    calls.put(call)
+        os._exit(1)  # the driver is gone, or wants this process to be
+
+    threading.Thread(target=read, name="calls", daemon=True).start()
+    while True:
+        answer(*calls.get())
+
+
+def _own_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Standard input and output for the calls alone: what classifiers print goes where errors go."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def _answered(worker: AttackWorker, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
+    try:
+        return pickle.dumps((number, getattr(worker, method)(*arguments), None, ""))
+    except (Exception, SystemExit) as error:
+        trace = traceback.format_exc()
+        try:
+            content = pickle.dumps((number, None, error, trace))
+            pickle.loads(content)  # some errors cannot be made again from what they hold
+            if isinstance(error, SystemExit):  # it would end the driver
+                raise ValueError
+        except Exception:
+            content = pickle.dumps((number, None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
+        return content

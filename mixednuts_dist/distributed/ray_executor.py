@@ -1,0 +1,259 @@
+"""Workers as Ray actors, on a cluster or on this machine."""
+
+import logging
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+
+from ..config import ComputeConfig
+from ..errors import ClusterError, log_json
+from ..register import EXECUTORS
+from ..storage.records import Receipt
+from .cluster import connect
+from .executor import Executor, PoolSettings, Scoring, WorkerLost
+from .metrics import RunMetrics
+from .slabs import SearchInputs, SearchTask
+from .worker import AttackWorker
+from .worker_spec import WorkerSpec
+
+_WATCH_SECONDS = 0.2  # between two looks at whether the raylet is there
+
+logger = logging.getLogger(__name__)
+
+
+@EXECUTORS("ray", describes="a Ray cluster, or a Ray of its own on this machine", order=0)
+class RayExecutor(Executor):
+    """Ray at `address`, else at RAY_ADDRESS, else a new local one that leaves with this executor.
+
+    A Ray that the caller has started already is used as it is and left running.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__(address or os.environ.get("RAY_ADDRESS"))
+        self._started = False
+
+    @property
+    def keeps_workers(self) -> bool:  # type: ignore[override]
+        """On a Ray of its own; a cluster gets the room back as soon as a stage has no more for a worker to do."""
+        return self._started and self._is_local
+
+    @property
+    def _is_local(self) -> bool:
+        return not self.address or self.address == "local"
+
+    def start(self) -> None:
+        """See `Executor`; errors as in `connect`."""
+        if ray.is_initialized():
+            return
+        self.report("starting Ray on this machine" if self._is_local else f"connecting to Ray at {self.address}")
+        connect(self.address)
+        self._started = True
+
+    def close(self) -> None:
+        """Disconnect, or stop the local Ray, if this executor made the connection."""
+        if self._started:
+            ray.shutdown()
+            self._started = False
+
+    def workers(self, compute: ComputeConfig) -> PoolSettings:
+        """As many as the cluster has room for, unless their number is given."""
+        self.start()
+        return pool_settings(compute)
+
+    def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
+        """An actor; it joins when the cluster has room."""
+        options = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **settings.placement}
+        actor = _Actor.options(**options, max_restarts=0, max_task_retries=0).remote(spec, settings.num_gpus)
+        return ActorWorker(actor)
+
+    def leaving(self) -> Mapping[str, float]:
+        """The nodes that Ray drains, because a spot machine is called back for instance."""
+        return draining_nodes()
+
+    def is_gone(self, node: str) -> bool:
+        """Whether Ray has declared the node dead."""
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        return bool(node) and node not in {node["NodeID"] for node in nodes if node["Alive"]}
+
+    def room(self) -> str:
+        """The cluster's resources."""
+        has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        counts = (f"{has.get(name, 0):g} {name}s ({free.get(name, 0):g} free)" for name in ("CPU", "GPU"))
+        return f"the cluster has {', '.join(counts)}"
+
+    def count_retry(self, run_id: str, stage: str) -> None:
+        """For Prometheus."""
+        RunMetrics(run_id).count_retry(stage)
+
+    def scoring(self, inputs: SearchInputs, task: SearchTask) -> Scoring | None:
+        """By Ray Tune."""
+        from .tuning import SlabTuner  # imports Ray Tune, which takes two seconds
+
+        self.start()
+        self.end_idle()  # they hold the cores that the trials need
+        return SlabTuner(inputs, task).scores
+
+
+class RayWorker(AttackWorker):
+    """The worker as an actor: it logs and counts where Ray collects that."""
+
+    def ready(self) -> str:
+        """As the plain worker's; returns the id of its Ray node."""
+        log_json()  # into the node's log folder
+        end_with_parent()
+        self._metrics = RunMetrics(self.spec.run_id)
+        super().ready()
+        return str(ray.get_runtime_context().get_node_id())
+
+    @ray.method(concurrency_group="watch")
+    def decided(self) -> float:  # type: ignore[override]
+        """As the plain worker's; an actor answers while it works."""
+        return super().decided()
+
+    def count(self, receipt: Receipt) -> None:
+        """For Prometheus."""
+        self._metrics.count_piece(receipt)
+
+
+_remote: Any = ray.remote  # its types leave concurrency groups out
+_Actor: Any = _remote(concurrency_groups={"watch": 1})(RayWorker)
+
+
+class ActorWorker:
+    """An actor as a `Worker`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def call(self, method: str, *arguments: Any) -> "Future[Any]":
+        """See `Worker`."""
+        future = Future[Any]()
+
+        def settle(done: "Future[Any]") -> None:
+            error = done.exception()
+            if error is None:
+                future.set_result(done.result())
+            else:
+                future.set_exception(_plain(error))
+
+        getattr(self._actor, method).remote(*arguments).future().add_done_callback(settle)
+        return future
+
+    def end(self) -> None:
+        """See `Worker`."""
+        ray.kill(self._actor)
+
+
+def _plain(error: BaseException) -> BaseException:
+    """What the worker raised, or that it is lost.
+
+    A process that dies alone is reported as dead by its node at once. Where the whole machine goes, nothing reports it:
+    the connection breaks seconds before Ray declares the node dead.
+    """
+    if isinstance(error, RayTaskError):
+        cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
+        cause.__cause__ = RuntimeError(str(error))  # with the worker's traceback
+        return cause
+    if isinstance(error, RayError):
+        machine = isinstance(error, ActorUnavailableError) or (isinstance(error, RayActorError) and error.preempted)
+        return WorkerLost(str(error).strip() or type(error).__name__, machine=machine)
+    return error
+
+
+def end_with_parent() -> None:
+    """Have this process end as soon as the one that started it, the node's raylet, is gone.
+
+    A driver that is killed takes its private Ray with it at once; a worker would notice seconds later.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def pool_settings(compute: ComputeConfig) -> PoolSettings:
+    """One worker a GPU where the cluster has any, otherwise one for every `num_cpus` cores.
+
+    Only nodes count that `accelerator_type` and `label_selector` allow.
+
+    That is the cluster as it is now. One that grows needs `num_workers` (and `num_gpus`): the workers that wait for
+    room are what its autoscaler listens to.
+
+    Raises:
+        ClusterError: where there is no room for a single worker and no number is asked for.
+    """
+    placement = _placement(compute)
+    num_workers, num_gpus, num_cpus = compute.num_workers, compute.num_gpus, compute.num_cpus
+    resources = _resources(placement)
+    gpus = resources.get("GPU", 0.0)
+    gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
+    cores = resources.get("CPU", 0.0)
+    room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))
+    if not num_workers and not room:
+        asked = ", ".join(f"compute.{name}={value}" for name, value in placement.items())
+        where = f" on nodes with {asked}" if placement else ""
+        raise ClusterError(
+            f"the cluster has {cores:g} cores and {gpus:g} GPUs{where}, and a worker wants {num_cpus:g} and "
+            f"{gpus_each:g}: "
+            "if the cluster grows, set compute.num_workers and compute.num_gpus to what it may grow to"
+        )
+    return PoolSettings.of(compute, num_workers or room, gpus_each, placement=placement)
+
+
+def _placement(compute: ComputeConfig) -> dict[str, Any]:
+    """Ray's options for where workers may run."""
+    asked = {"accelerator_type": compute.accelerator_type, "label_selector": dict(compute.label_selector)}
+    return {name: value for name, value in asked.items() if value}
+
+
+def _resources(placement: Mapping[str, Any]) -> dict[str, float]:
+    """What the nodes have together on which `placement` allows workers."""
+    labels: Mapping[str, str] = placement.get("label_selector", {})
+    found: dict[str, float] = {}
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    for node in nodes:
+        has, kind = node["Resources"], placement.get("accelerator_type")
+        if node["Alive"] and (not kind or f"accelerator_type:{kind}" in has) and _fits(node.get("Labels", {}), labels):
+            for name, amount in has.items():
+                found[name] = found.get(name, 0.0) + amount
+    return found
+
+
+def _fits(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Whether a node's labels are what Ray's label selector asks for: `value`, `!value`, `in(a, b)` or `!in(a, b)`."""
+    for key, condition in selector.items():
+        negated, plain = condition.startswith("!"), condition.removeprefix("!")
+        listed = re.fullmatch(r"in\((.*)\)", plain)
+        values = [value.strip() for value in listed[1].split(",")] if listed else [plain]
+        if (labels.get(key) in values) == negated:
+            return False
+    return True
+
+
+def draining_nodes() -> dict[str, float]:
+    """Nodes that Ray was told will go -> when, in seconds since 1970, infinity where nobody said.
+
+    Ray's public interface does not tell; this is where its own libraries ask. Where it is no more, a node that leaves
+    is one that is lost.
+    """
+    try:
+        from ray._private.state import state
+
+        told: dict[str, int] = state.get_draining_nodes()
+    except (ImportError, AttributeError, RayError, RuntimeError) as error:
+        logger.debug("whether nodes are drained is not known: %s", error)
+        return {}
+    return {node: deadline / 1000 if deadline else math.inf for node, deadline in told.items()}

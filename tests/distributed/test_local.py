@@ -1,0 +1,147 @@
+"""The `local` executor: its lost processes are replaced as on Ray; and an executor from a file of a user's."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from mixednuts_dist.config import RunConfig, load_config
+from mixednuts_dist.distributed.executor import PoolSettings, WorkerLost, executing, make_executor
+from mixednuts_dist.distributed.local import LocalExecutor
+from mixednuts_dist.errors import PartitionFailed
+from mixednuts_dist.stages import attack
+from mixednuts_dist.stages.partitioned import worker_spec
+from mixednuts_dist.stages.runs import open_run
+from tests.conftest import Finished, tiny_content
+from tests.distributed.test_pool import FACTORY, table
+from tests.stages.test_pipeline import ATTACK, EVALUATE, rows
+
+LEAVING = """
+def exiting():
+    def act():
+        print("closing time")
+        sys.exit(3)
+    return Touchy(act)
+"""
+
+RUN = """
+import sys
+from mixednuts_dist.cli import main
+
+main(sys.argv[1:], standalone_mode=False)
+assert "ray" not in sys.modules
+"""
+
+
+@pytest.fixture
+def factory(tmp_path: Path) -> Path:
+    path = tmp_path / "touchy.py"
+    path.write_text(FACTORY + LEAVING)
+    return path
+
+
+def children() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if "local import serve" in " ".join(one.cmdline())]
+
+
+def test_a_whole_run_imports_no_ray_and_has_the_rows_and_the_choice_of_the_run_on_ray(
+    tiny_run: Finished, tmp_path: Path
+) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "run", str(config), "--local"], capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    here = tmp_path / "runs" / load_config(config).run_id()
+    for stage, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
+        assert rows(here, stage, columns) == rows(tiny_run.folder, stage, columns)
+    found = "search/candidates.parquet"
+    assert (here / found).read_bytes() == (tiny_run.folder / found).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "log"),
+    [
+        ("raising", "ValueError: image 10 is poison", "in act"),
+        ("dying", "the worker died: exit status 3", "exit status 3"),
+        ("exiting", "RuntimeError: SystemExit: 3", "in act"),
+    ],
+)
+def test_a_piece_that_fails_is_tried_again_set_aside_and_named(
+    tiny: Callable[..., RunConfig], factory: Path, name: str, reason: str, log: str
+) -> None:
+    config = tiny(rob=f"py:{factory}:{name}", partition_size=2, compute={"max_tries": 2, "num_workers": 2})
+    with LocalExecutor() as executor, pytest.raises(PartitionFailed) as failed:
+        attack.run(config, session=executor)
+    assert str(failed.value).startswith(f"partition 5 (images 10-11) failed 2 of 2 tries: {reason}. Log: ")
+    assert sorted(table(config)["sample_id"]) == [*range(10), *range(12, 24)]
+    assert log in (Path(config.storage) / config.run_id() / "errors" / "attack-00005.txt").read_text()
+    assert children() == []
+
+
+def test_a_worker_is_kept_for_the_next_stage_and_ends_with_the_executor(tiny: Callable[..., RunConfig]) -> None:
+    config = tiny()
+    spec, settings = worker_spec(open_run(config)), PoolSettings(1, 1, 0)
+    with make_executor("local") as made, executing(made, config.compute) as executor:
+        first = executor.hire(spec, settings)
+        first.call("ready").result(60)
+        assert first.call("decided").result(60) == 0.0
+        executor.release(spec, settings, first)
+        assert executor.hire(spec, settings) is first
+        (process,) = children()
+        process.kill()
+        with pytest.raises(WorkerLost, match="exit status -9"):
+            first.call("ready").result(60)
+        executor.release(spec, settings, executor.begin(spec, settings))
+        assert len(children()) == 1
+    deadline = time.monotonic() + 60
+    while children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children() == []
+
+
+THREADED = """
+from concurrent.futures import ThreadPoolExecutor
+from mixednuts_dist.distributed.executor import Executor, PoolSettings
+from mixednuts_dist.distributed.worker import AttackWorker
+from mixednuts_dist.register import EXECUTORS
+
+
+@EXECUTORS("threads", describes="two threads of this process")
+class Threads(Executor):
+    def workers(self, compute):
+        return PoolSettings.of(compute, n_workers=2, num_gpus=0)
+
+    def begin(self, spec, settings):
+        return Thread(AttackWorker(spec))
+
+
+class Thread:
+    def __init__(self, worker):
+        self.worker, self.thread = worker, ThreadPoolExecutor(1)
+
+    def call(self, method, *arguments):
+        return self.thread.submit(getattr(self.worker, method), *arguments)
+
+    def end(self):
+        self.thread.shutdown(wait=False, cancel_futures=True)
+"""
+
+
+def test_an_executor_is_one_file_of_a_user_s(
+    tiny_run: Finished, tiny: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    file = tmp_path / "threads.py"
+    file.write_text(THREADED)
+    config = tiny(extensions=[str(file)], compute={"executor": "threads"})
+    attack.run(config)
+    here = Path(config.storage) / config.run_id()
+    assert rows(here, "attack", ATTACK) == rows(tiny_run.folder, "attack", ATTACK)
