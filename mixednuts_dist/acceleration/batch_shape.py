@@ -34,8 +34,7 @@ class BatchShape:
 
     Args:
         rows: images a pass. It halves when memory runs out, with a warning; `asked` keeps what it was.
-        fixed: pass no smaller shape even where one gives the same bits; for compiled functions, which compile anew
-            for each shape.
+        fixed: pass no smaller shape even where one gives the same bits.
 
     One object serves all passes of a call, or of a worker; it may be reused from call to call.
 
@@ -75,8 +74,9 @@ class Passes:
     twice as much. `proven` holds what is known before, and is added to.
     """
 
-    def __init__(self, shape: BatchShape, probe: Probe, proven: Proven | None = None) -> None:
+    def __init__(self, shape: BatchShape, probe: Probe, proven: Proven | None = None, *, fixed: bool = False) -> None:
         self.shape, self._probe = shape, probe
+        self._fixed = fixed  # for compiled functions, which compile anew for each shape
         self._same: Proven = {} if proven is None else proven
         self._saved: dict[tuple[int, int], int] = {}  # rows that the smaller shape would have saved so far
         self._whole: tuple[Tensor, list[Tensor]] | None = None  # a full batch, and what the probe gives for it
@@ -86,7 +86,7 @@ class Passes:
         rows = self.shape.rows
         step = max(SMALLEST, rows // 16)
         fewer = -(-n_images // step) * step
-        if self.shape.fixed or fewer >= rows or not len(like_BCHW):
+        if self._fixed or self.shape.fixed or fewer >= rows or not len(like_BCHW):
             return rows
         kind = like_BCHW.shape[1:], like_BCHW.dtype, like_BCHW.device
         while self._same.get((rows, fewer, *kind)) is False:
@@ -205,13 +205,3 @@ def release_memory() -> None:
     """Give the accelerator's cached blocks back, after it ran out of memory."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep what a pass frees for the next one, instead of giving it back to the system.
-
-    glibc gives back what is free at the end of its heap beyond twice the largest block that it has mapped and freed;
-    at first that is 256 KiB, and a pass of a small network on a CPU spends a fifth of its time on page faults. A block
-    just below the limit of 32 MiB, never written to, makes it 64 MiB for the process.
-    """
-    torch.empty(31 << 20, dtype=torch.uint8)

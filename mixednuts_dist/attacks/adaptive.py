@@ -18,10 +18,11 @@ from ..threat import ThreatModel, check_norm
 from .apgd import float32_phases
 from .attack import Phase, Setting, phases_of
 from .budget import STANDARD_ATTACKS, AttackBudget
-from .engine import CACHED, CLEAN, Engine, Finished, Group, Progress, shown_or
+from .engine import CACHED, CLEAN, Engine, Finished, Group
 from .gradient_model import AttackedModel, AttackMode, shape_of
 from .judge import Judge, check_images
 from .outcome import AttackOutcome
+from .progress import Progress, shown_or
 
 TRANSFER = "transfer"  # the one attack on a classifier without gradients
 

@@ -1,44 +1,46 @@
 """The engine: every attack on every image, each image at its own phase, and every pass full.
 
 An image walks through a plan of phases (APGD-CE, then APGD-T on one target after the other, ...). Images that are in
-phases of one kind share a lane, which steps them all in one pass of the run's batch shape. As soon as an image's fate
-is decided it leaves, and the next one takes its seat, from the next partition too. Whatever a lane's arithmetic makes
-believe counts once the float32 judge has verified it: when an image seems broken, and as a phase ends.
+phases of one kind share a lane, which steps them all in one pass. An image leaves as soon as it is decided, and its
+slot is given to the next image, also of the next partition. A result in fast arithmetic counts only after the float32
+judge has verified it: when an image seems broken, and as a phase ends.
 
-Seats that no image needs go to images' further phases: APGD-CE and the targets of APGD-T or of FAB-T are independent of
-one another, so an image may take several of them at once. Its outcome stays that of one after the other: the first, in
-the plan's order, that breaks it counts, and the passes of those behind it do not.
+Slots that no image needs hold further attempts of the images: APGD-CE and the targets of APGD-T or of FAB-T do not need
+one another's results, so several of them run on an image at once. The outcome is that of one after the other: the first
+attempt, in the plan's order, that breaks the image counts, and the passes of those behind it do not.
 
-Groups (partitions) come from an iterator and go out as their last image is decided. An image's outcome depends on the
-image, its sample id, the seed and the batch shape, not on the groups, their order or its company.
+Groups (partitions) come from an iterator and are returned as their last image is decided. An image's outcome depends on
+the image, its sample id, the seed and the batch shape, not on the groups, their order or the other images.
 """
 
 import logging
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape, Passes, keep_freed_memory
+from ..acceleration.batch_shape import BatchShape, Passes
 from ..threat import ThreatModel
 from .attack import Known, Phase, Setting, SpeculativeSearch
 from .budget import AttackBudget
-from .gradient_model import AttackedModel, GradientModel
-from .judge import AHEAD, NONE, SEATED, Judge, Tracks, Verdicts
-from .lane import Lane, Leaving, rows_of
+from .gradient_model import AttackedModel
+from .judge import Judge, Verdicts
+from .lane import Lane, Leaving
+from .progress import Progress
 from .speculative import SpeculativeLane
+from .tracks import AS_CLEAN, AS_KNOWN, DONE, NEVER, Tracks
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image beside the attacks
-_LONGEST_WAIT = 8  # passes until an estimate is verified: an image that waits falls behind the others
+_BESIDE_THE_PLAN = {AS_CLEAN: CLEAN, AS_KNOWN: CACHED, NEVER: ""}
+_LONGEST_WAIT = 8  # passes until a point is verified: an attempt that waits falls behind the others
 
 _logger = logging.getLogger(__name__)
 
 Planner = Callable[[Setting], Sequence[Phase]]
+LaneKey = tuple[str, bool]  # an attack's lane, in float32
 
 
 @dataclass(frozen=True)
@@ -61,29 +63,9 @@ class Finished:
     log_gap: Tensor  # float64, log(1 - margin) there
     broken: Tensor  # bool
     broken_by: list[str]  # the attack that broke it, "clean", "cached", or "" for what stands
-    n_forward: int  # passes of real images; rows that fill a batch up are not counted
+    n_forward: int  # passes of real images; padding is not counted
     n_backward: int
     decided: Tensor  # bool: False for images whose attack was interrupted
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a call has come."""
-
-    n_images: int
-    n_decided: int
-    n_broken: int  # of the decided
-    n_forward: int  # passes of real images so far
-    n_backward: int
-
-
-@dataclass
-class _Present:
-    """A group in flight."""
-
-    group: Group
-    rows: Tensor
-    n_open: int
 
 
 @dataclass
@@ -105,42 +87,42 @@ class Engine:
     shape: BatchShape
     stop_when_broken: bool = True
     progress: Callable[[Progress], None] | None = None
+    # Made with the first group, from which the plan's setting is known.
     tracks: Tracks = field(init=False)
     plan: Sequence[Phase] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        keep_freed_memory()
         self.judge = Judge(self.attacked.model, self.shape)
-        self.tracks = Tracks(self.stop_when_broken)
-        self._lanes: dict[tuple[str, bool], Lane] = {}
-        self._passes: dict[bool, Passes] = {}
-        self.setting: Setting | None = None
-        self._lane_order: list[tuple[str, bool]] = []  # as the plan comes to them
-        self._blocks: list[tuple[int, int]] = []  # (first, stop) phases that an image may take side by side
-        self._to_judge: list[Leaving] = []
-        self._waited = 0  # passes since the first of them left its seat
-        self._present: list[_Present] = []
-        self._group_of: dict[int, _Present] = {}
+        self._passes = {
+            in_float32: Passes(self.shape, model.probe, model.proven, fixed=model.compiled)
+            for in_float32, model in ((False, self.attacked.fast), (True, self.attacked.in_float32))
+        }
+        self._lanes: dict[LaneKey, Lane] = {}
+        self._lane_order: list[LaneKey] = []  # as the plan comes to them
+        self._blocks: list[tuple[int, int]] = []  # (first, stop) phases that may run side by side on an image
+        self._to_verify: list[Leaving] = []
+        self._waited = 0  # passes since the first of them left its slot
+        self._present: list[tuple[Group, Tensor]] = []  # groups in flight and their rows
         self.n_decided = 0  # images of all groups so far
         self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
-        self._n_ahead_in_vain = 0  # passes of runs behind the one that broke the image
+        self._n_in_vain = 0  # passes of attempts behind the one that broke the image
 
     def run(self, source: Iterable[Group | None]) -> Iterator[Finished]:
         """Each group as its last image is decided.
 
-        The source is asked for the next group whenever seats are empty. It may give None, "nothing yet": the engine
-        goes on with what it has, and asks again after the next pass; a source that will have nothing for a while waits
+        The next group is taken from the source whenever slots are free. It may give None, "nothing yet": the engine
+        goes on with what it has, and takes again after the next pass; a source that will have nothing for a while waits
         a little before it says so. After its end the engine finishes what it has.
 
         Raises:
             torch.OutOfMemoryError: where not even one image fits.
         """
-        groups, open_source = iter(source), True
-        while open_source or self._present:
-            while open_source and not self._some_lane_is_full():
+        groups, is_open = iter(source), True
+        while is_open or self._present:
+            while is_open and not any(lane.is_full for lane in self._lanes.values()):
                 group = next(groups, _END)
                 if isinstance(group, _End):
-                    open_source = False
+                    is_open = False
                 elif group is None:
                     break
                 else:
@@ -159,71 +141,69 @@ class Engine:
             _logger.warning(
                 "interrupted: what is verified so far is returned, and `decided` says which images are done"
             )
-            return self._outcome(self._present[0])
-
-    def _some_lane_is_full(self) -> bool:
-        return any(lane.n_images >= self.shape.rows for lane in self._lanes.values())
+            return self._outcome(*self._present[0])
 
     def _work(self) -> None:
-        """One pass: of the judge where many wait for it, else of a lane."""
-        n_claims = sum(len(leaving.rows) for leaving in self._to_judge)
-        # A full lane is emptied before the one that feeds it. Where none is full, the first of the plan is stepped: who
-        # leaves it joins those who wait further on, so that images that came apart go through a long search together.
+        """One pass: of the judge where many points are to be verified, else of a lane."""
+        n_to_verify = sum(len(leaving.rows) for leaving in self._to_verify)
+        # A full lane is emptied before the one that feeds it. Where none is full, the first of the plan is stepped: its
+        # images then join those further on, so that images that came apart go through a long search together.
         busy = [self._lanes[key] for key in self._lane_order if key in self._lanes and self._lanes[key].n_ready]
-        full = [lane for lane in busy if lane.n_images >= self.shape.rows]
+        full = [lane for lane in busy if lane.is_full]
         lane = full[-1] if full else busy[0] if busy else None
         # A verification is a forward pass alone, and gives images back to their lanes: it need not be full. Images of
         # another lane are verified before a pass that has room for them.
-        if n_claims and (
+        if n_to_verify and (
             lane is None
-            or n_claims >= self.shape.rows
+            or n_to_verify >= self.judge.passes.shape.rows
             or self._waited >= _LONGEST_WAIT
-            or (not full and (4 * n_claims >= lane.n_ready or any(claim.lane is not lane for claim in self._to_judge)))
+            or (not full and (4 * n_to_verify >= lane.n_ready or any(of.lane is not lane for of in self._to_verify)))
         ):
             self._verify()
         elif lane is not None:
             lane.step()
-            self._waited += bool(self._to_judge)
+            self._waited += bool(self._to_verify)
             if (leaving := lane.leaving()) is not None:
-                self._to_judge.append(leaving)
+                self._to_verify.append(leaving)
 
-    # Coming and going
+    # Images come, go from block to block, and leave
 
     def _admit(self, group: Group) -> None:
         clean = self.judge.verdicts(group.x, group.y)
-        n_classes = clean.logits.shape[1]
-        if self.setting is None:
-            coarse = self.attacked.float32 is not None
-            self.setting = Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model, coarse)
-            self.plan = self.planner(self.setting)
-            lanes = [_lane_key(phase) for phase in self.plan]
-            self._lane_order = list(dict.fromkeys(lanes))
-            starts = [i for i, phase in enumerate(self.plan) if not (i and phase.beside and lanes[i] == lanes[i - 1])]
-            self._blocks = list(pairwise([*starts, len(self.plan)]))
         known = None if group.known is None else self.judge.verdicts(group.known, group.y)
+        n_classes = clean.logits.shape[1]
+        if not self._n_images:
+            self._plan(n_classes)
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
-        rows = self.tracks.admit(group.x, group.y, group.sample_ids, clean, targets, ranks, len(self.plan))
-        self.tracks.n_judged[rows] = 1 + (known is not None)
-        for row in rows[clean.wrong].tolist():
-            self.tracks.broken_by[row] = CLEAN
+        arrived = Tracks.of(group.x, group.y, group.sample_ids, clean, targets, ranks, len(self.plan))
+        if not self._n_images:
+            self.tracks = Tracks(**arrived.take(torch.arange(0)))
+        rows = self.tracks.admit(arrived)
         if known is not None and group.known is not None:
-            self.tracks.offer(rows, group.known, known, [CACHED] * len(rows), torch.full_like(rows, -1))
-        present = _Present(group, rows, len(rows))
-        self._present.append(present)
-        self._group_of.update(dict.fromkeys(rows.tolist(), present))
+            self.tracks.n_judged[rows] += 1
+            self.tracks.offer(rows, group.known, known, torch.full_like(rows, AS_KNOWN), self.stop_when_broken)
+        self._present.append((group, rows))
         self._n_images += len(rows)
-        stays = ~self.tracks.broken[rows] if self.stop_when_broken else torch.ones(len(rows), dtype=torch.bool)
-        self._decide(rows[~stays])
-        self._advance(rows[stays])
+        leaves = self.tracks.broken[rows] & self.stop_when_broken
+        self._decide(rows[leaves])
+        self._advance(rows[~leaves])
+
+    def _plan(self, n_classes: int) -> None:
+        coarse = self.attacked.float32 is not None
+        self.plan = self.planner(Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model, coarse))
+        lanes = [_lane_key(phase) for phase in self.plan]
+        self._lane_order = list(dict.fromkeys(lanes))
+        starts = [i for i, phase in enumerate(self.plan) if not (i and phase.beside and lanes[i] == lanes[i - 1])]
+        self._blocks = list(pairwise([*starts, len(self.plan)]))
 
     def _advance(self, rows: Tensor) -> None:
-        """Send images to the next block of the plan that they want; who has none left is decided."""
+        """Send images to the next block of the plan with a phase that wants them; without one they are decided."""
         tracks = self.tracks
         tracks.block[rows] += 1
         while len(rows):
             position = int(tracks.block[rows].min())
-            here = rows[tracks.block[rows] == position]
-            rows = rows[tracks.block[rows] != position]
+            is_here = tracks.block[rows] == position
+            here, rows = rows[is_here], rows[~is_here]
             if position >= len(self._blocks):
                 self._decide(here)
                 continue
@@ -242,14 +222,16 @@ class Engine:
         return torch.ones(len(rows), dtype=torch.bool) if wanted is None else wanted(self._known(rows, place))
 
     def _known(self, rows: Tensor, place: int) -> Known:
-        phase = self.plan[place]
-        tracks = self.tracks
-        targets = tracks.targets[rows, phase.target - 1] if phase.target else tracks.host_labels[rows]
-        clean_margin = -torch.expm1(tracks.clean_log_gap[rows])
-        gained = tracks.log_gap[rows].expm1() - tracks.log_gap_before[rows].expm1()
+        phase, tracks = self.plan[place], self.tracks
         own = torch.tensor([each.stepper is phase.stepper for each in self.plan])
-        n_own = tracks.taken[rows][:, own, 1].sum(dim=1)
-        return Known(tracks.margin(rows), clean_margin, gained, self._behind(rows, place), targets, n_own)
+        return Known(
+            margin=tracks.margin(rows),
+            clean_margin=-torch.expm1(tracks.clean_log_gap[rows]),
+            gained=tracks.log_gap[rows].expm1() - tracks.log_gap_before[rows].expm1(),
+            behind=self._behind(rows, place),
+            targets=tracks.targets[rows, phase.target - 1] if phase.target else tracks.host_labels[rows],
+            n_own=tracks.taken[rows][:, own, 1].sum(dim=1),
+        )
 
     def _behind(self, rows: Tensor, place: int) -> Tensor:
         """`Known.behind`."""
@@ -262,31 +244,32 @@ class Engine:
         return behind
 
     def _decide(self, rows: Tensor) -> None:
+        self.tracks.decided[rows] = True
         self.n_decided += len(rows)
         self._n_broken += int(self.tracks.broken[rows].sum())
-        for row in rows.tolist():
-            self._group_of.pop(row).n_open -= 1
 
     def _finished(self) -> Iterator[Finished]:
-        done = [present for present in self._present if present.n_open == 0]
-        self._present = [present for present in self._present if present.n_open]
-        for present in done:
-            outcome = self._outcome(present)
-            self._n_forward += outcome.n_forward
-            self._n_backward += outcome.n_backward
-            taken = self.tracks.taken[present.rows, :, 0].sum() + self.tracks.n_judged[present.rows].sum()
-            self._n_ahead_in_vain += int(taken) - outcome.n_forward
-            self.tracks.release(present.rows)
-            yield outcome
+        for group, rows in list(self._present):
+            if bool(self.tracks.decided[rows].all()):
+                self._present = [each for each in self._present if each[1] is not rows]
+                outcome = self._outcome(group, rows)
+                self._n_forward += outcome.n_forward
+                self._n_backward += outcome.n_backward
+                taken = self.tracks.taken[rows, :, 0].sum() + self.tracks.n_judged[rows].sum()
+                self._n_in_vain += int(taken) - outcome.n_forward
+                self.tracks.release(rows)
+                yield outcome
 
-    def _outcome(self, present: _Present) -> Finished:
-        rows, tracks = present.rows, self.tracks
-        n_forward, n_backward = tracks.n_passes(rows)
+    def _outcome(self, group: Group, rows: Tensor) -> Finished:
+        tracks = self.tracks
+        n_forward, n_backward = self._n_passes(rows)
+        broken_by = [
+            _BESIDE_THE_PLAN[at] if at in _BESIDE_THE_PLAN else self.plan[at].attack
+            for at in tracks.broken_at[rows].tolist()
+        ]
         return Finished(
-            present.group, tracks.best[rows], tracks.log_gap[rows], tracks.broken[rows],
-            [tracks.broken_by[row] for row in rows.tolist()],
-            int(n_forward.sum()), int(n_backward.sum()),
-            torch.tensor([row not in self._group_of for row in rows.tolist()]),
+            group, tracks.best[rows], tracks.log_gap[rows], tracks.broken[rows], broken_by, n_forward, n_backward,
+            tracks.decided[rows],
         )  # fmt: skip
 
     # Lanes and verdicts
@@ -294,147 +277,67 @@ class Engine:
     def _lane(self, phase: Phase) -> Lane:
         key = _lane_key(phase)
         if key not in self._lanes:
-            model = self._gradient_model(phase.in_float32)
+            model = self.attacked.in_float32 if phase.in_float32 else self.attacked.fast
             kind = SpeculativeLane if isinstance(phase.stepper, SpeculativeSearch) else Lane
-            self._lanes[key] = kind(
-                phase.stepper, model, self.shape, self._shapes(model, phase), self.tracks, self.plan,
-                self.stop_when_broken,
-            )  # fmt: skip
+            passes = self._passes[phase.in_float32]
+            self._lanes[key] = kind(phase.stepper, model, passes, self.tracks, self.plan, self.stop_when_broken)
         return self._lanes[key]
 
-    def _gradient_model(self, in_float32: bool) -> GradientModel:
-        finer = self.attacked.float32
-        return finer if in_float32 and finer is not None else self.attacked.fast
-
-    def _shapes(self, model: GradientModel, phase: Phase) -> Passes:
-        """The smaller shapes of a gradient model, tried once for all lanes on it."""
-        if phase.in_float32 not in self._passes:
-            shape = self.shape
-            if model.compiled and not shape.fixed:
-                shape.fixed = True  # each shape would be compiled
-            self._passes[phase.in_float32] = Passes(shape, model.probe, model.proven)
-        return self._passes[phase.in_float32]
-
     def _verify(self) -> None:
-        """The judge on all that has left the lanes, and where each image goes from there."""
+        """The judge on all points that have left the lanes, and where each image goes from there."""
         tracks = self.tracks
-        claims, self._to_judge, self._waited = self._to_judge, [], 0
-        rows, phases = torch.cat([claim.rows for claim in claims]), torch.cat([claim.phases for claim in claims])
-        x, ended = torch.cat([claim.x for claim in claims]), torch.cat([claim.ended for claim in claims])
+        left, self._to_verify, self._waited = self._to_verify, [], 0
+        rows, phases, x, ended = (
+            torch.cat(each) for each in zip(*((of.rows, of.phases, of.x, of.ended) for of in left), strict=True)
+        )
         verdicts = self.judge.verdicts(x, tracks.host_labels[rows])
         tracks.taken[rows, phases, 0] += 1
         tracks.reached[rows, phases] = torch.maximum(tracks.reached[rows, phases], verdicts.log_gap)
-        tracks.offer(rows, x, verdicts, [self.plan[phase].attack for phase in phases.tolist()], phases)
-        tracks.stage[rows[ended], phases[ended]] = NONE
-        for lane in dict.fromkeys(claim.lane for claim in claims):
-            self._go_on(lane, [claim for claim in claims if claim.lane is lane])
+        tracks.offer(rows, x, verdicts, phases, self.stop_when_broken)
+        tracks.status[rows[ended], phases[ended]] = DONE
+        for lane in dict.fromkeys(each.lane for each in left):
+            self._go_on(lane, [each for each in left if each.lane is lane])
         if self.progress is not None:
             self.progress(self._progress())
 
-    def _go_on(self, lane: Lane, claims: list[Leaving]) -> None:
-        """Images of a lane of whom the judge has heard: to their next runs, to the next block, or out."""
-        tracks, stage = self.tracks, self.tracks.stage
-        images = torch.unique(torch.cat([claim.rows for claim in claims]))
+    def _go_on(self, lane: Lane, verified: list[Leaving]) -> None:
+        """Images of a lane that were judged: their attempts go on, they go to the next block, or they leave."""
+        tracks, status = self.tracks, self.tracks.status
+        images = torch.unique(torch.cat([each.rows for each in verified]))
         broken = images[tracks.broken[images] & self.stop_when_broken]
         if len(broken):
-            # Runs behind the phase that breaks an image count no more; those before it may still break it earlier.
-            behind = torch.arange(stage.shape[1]) >= tracks.broken_at[broken, None]
-            stage[broken] = stage[broken].masked_fill(behind, NONE)
+            # Attempts behind the phase that breaks an image count no more; those before it may still break it earlier.
+            is_behind = torch.arange(status.shape[1]) >= tracks.broken_at[broken, None]
+            status[broken] = status[broken].masked_fill(is_behind, DONE)
             lane.drop()
-        for claim in claims:
-            rows, phases = claim.rows[~claim.ended], claim.phases[~claim.ended]
-            kept = (stage[rows, phases] == SEATED).nonzero().squeeze(1)
-            if len(kept):
-                index = kept.to(claim.x.device)
-                state, found = claim.saved
-                lane.resume(rows[kept], phases[kept], (rows_of(state, index), rows_of(found, index)))
-        under_way = stage[images] != NONE
-        stays = under_way.any(dim=1)
-        first = under_way.int().argmax(dim=1)
-        due = stays & (stage[images, first] == AHEAD)
-        if bool(due.any()):
-            lane.due(images[due], first[due])
-        leaving = images[~stays]
+        for each in verified:
+            lane.resume(each.unended)
+        leaving = images[(status[images] == DONE).all(dim=1)]
         lane.n_images -= len(leaving)
         decided = tracks.broken[leaving] & self.stop_when_broken
         self._decide(leaving[decided])
         self._advance(leaving[~decided])
 
+    # Counts
+
+    def _n_passes(self, rows: Tensor) -> tuple[int, int]:
+        n_forward, n_backward = self.tracks.n_passes(rows, self.stop_when_broken)
+        return int(n_forward.sum()), int(n_backward.sum())
+
     @property
     def n_forward_in_flight(self) -> int:
         """Passes so far of images whose groups are not finished."""
-        return sum(int(self.tracks.n_passes(present.rows)[0].sum()) for present in self._present)
+        return sum(self._n_passes(rows)[0] for _, rows in self._present)
 
     @property
-    def n_filling(self) -> int:
-        """Rows of passes so far that nobody sat in, or that counted for no image in the end."""
-        return self._n_ahead_in_vain + sum(lane.n_filling for lane in self._lanes.values())
+    def n_padding(self) -> int:
+        """Rows of passes so far that held no attempt, or one that counted for no image in the end."""
+        return self._n_in_vain + sum(lane.n_padding for lane in self._lanes.values())
 
     def _progress(self) -> Progress:
-        n_backward = self._n_backward + sum(int(self.tracks.n_passes(each.rows)[1].sum()) for each in self._present)
+        n_backward = self._n_backward + sum(self._n_passes(rows)[1] for _, rows in self._present)
         n_forward = self._n_forward + self.n_forward_in_flight
         return Progress(self._n_images, self.n_decided, self._n_broken, n_forward, n_backward)
-
-
-class Stream:
-    """One engine for many calls, each of which ends one group: its free seats go to the groups of later calls.
-
-    Args:
-        engine: that nothing else uses.
-        group: makes the group of a key; called once for each that is asked for.
-    """
-
-    def __init__(self, engine: Engine, group: Callable[[Any], Group]) -> None:
-        self.engine, self._group = engine, group
-        self._outcomes = engine.run(self._groups())
-        self._asked: deque[Any] = deque()  # keys whose groups the engine has not taken yet
-        self._inside: set[Any] = set()  # keys whose groups it has taken and not given back
-        self._done: dict[Any, Finished] = {}
-        self._wanted: Any = None
-        self._n_returned = 0  # images of the groups that it has given back
-
-    @property
-    def n_decided(self) -> int:
-        """Images of groups that are not returned yet whose fate is decided."""
-        return self.engine.n_decided - self._n_returned
-
-    @property
-    def n_forward_begun(self) -> int:
-        """Passes so far of images of groups that are not returned yet."""
-        return self.engine.n_forward_in_flight + sum(finished.n_forward for finished in self._done.values())
-
-    def finish(self, key: Any, ahead: Sequence[Any] = ()) -> Finished:
-        """The outcome of a key's group; meanwhile the groups of `ahead` come in, one after the other, as seats empty.
-
-        A group that cannot be made ahead of its turn is left until then. After an error the stream is of no more use.
-        """
-        self._wanted = key
-        self._asked = deque(each for each in (key, *ahead) if each not in self._inside and each not in self._done)
-        while key not in self._done:
-            finished = next(self._outcomes)
-            self._inside.discard(finished.group.key)
-            self._done[finished.group.key] = finished
-        outcome = self._done.pop(key)
-        self._n_returned += len(outcome.group.y)
-        for each in set(self._done) - set(ahead):  # somebody else has them now
-            self._n_returned += len(self._done.pop(each).group.y)
-        return outcome
-
-    def _groups(self) -> Iterator[Group | None]:
-        while True:
-            if not self._asked:
-                yield None
-                continue
-            key = self._asked.popleft()
-            try:
-                group = replace(self._group(key), key=key)
-            except Exception as error:
-                if key == self._wanted:
-                    raise
-                _logger.info("%s is not begun ahead of its turn: %s", key, error)
-                continue
-            self._inside.add(key)
-            yield group
 
 
 class _End:
@@ -471,18 +374,3 @@ def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verdicts | None) ->
         return by_rank, ranks
     order = known.logits.gather(1, by_rank).sort(dim=1, descending=True, stable=True).indices
     return by_rank.gather(1, order), ranks.gather(1, order)
-
-
-def shown_or(progress: Callable[[Progress], None] | None, verbose: bool) -> Callable[[Progress], None] | None:
-    """The caller's callback; with `verbose` and none, a line on stderr that is written over."""
-    return show if verbose and progress is None else progress
-
-
-def show(progress: Progress) -> None:
-    """A bar, the counts and the passes on one line of stderr."""
-    width = 20 * progress.n_decided // max(progress.n_images, 1)
-    print(
-        f"\r[{'#' * width:<20}] {progress.n_decided} of {progress.n_images} images decided, {progress.n_broken} "
-        f"broken; {progress.n_forward:,} forward and {progress.n_backward:,} backward passes",
-        end="\n" if progress.n_decided == progress.n_images else "", file=sys.stderr, flush=True,
-    )  # fmt: skip

@@ -93,6 +93,11 @@ class AttackedModel:
     fast: GradientModel  # what the attacks' passes go through
     float32: GradientModel | None = None  # for the last steps, where `fast` computes below float32
 
+    @property
+    def in_float32(self) -> GradientModel:
+        """What phases in float32 go through."""
+        return self.float32 or self.fast
+
     @classmethod
     def of(
         cls,

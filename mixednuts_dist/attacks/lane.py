@@ -1,10 +1,10 @@
-"""A lane: slots of one kind of attack that step together, in passes of one fixed shape.
+"""A lane: slots of one kind of attack that step together, in passes of one shape.
 
-The arrays have as many rows as a pass; they are written in place, and no row moves before many are free. Rows that
-nobody sits in hold old values, are passed along as filling, and are never looked at.
+The arrays have as many rows as a pass. They are written in place, and no row moves before many are free. Free slots
+hold old values; they are passed along as padding, and what the pass shows of them is ignored.
 
-Who takes a seat is a run: one phase of the plan for one image. An image's runs are due one after the other; those of a
-block (one attack's targets) may begin ahead of their turn, in seats that would be free.
+A slot holds an attempt: one phase of the plan on one image. The attempts of a block of phases (one attack's targets) do
+not need one another's results: where slots are free, several of an image run at once.
 
 Shapes: S slots (rows of a pass), images of C x H x W, K classes.
 """
@@ -16,13 +16,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape, Passes
+from ..acceleration.batch_shape import Passes
 from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
 from .attack import Arrivals, Attack, Phase, Seen, SlotArrays, copy_rows
 from .gradient_model import GradientModel
-from .judge import AHEAD, DUE, SEATED, Tracks, is_smaller
+from .judge import is_smaller
+from .tracks import DONE, PENDING, RUNNING, Tracks
+
+_FREE = -1  # in place of the row and the phase of an attempt
 
 
 @dataclass
@@ -35,20 +38,53 @@ class Found(SlotArrays):
     x_found: Tensor  # where the smallest margin was seen
     log_gap: Tensor  # float64, log(1 - margin) there
     wrong: Tensor  # bool: it fools
-    refuted: Tensor  # float64, twice the depth -margin at which the judge found it right after all; -inf before
-    ended: Tensor  # bool: its phase is over, or nobody sits here
+    refuted: Tensor  # float64, twice the depth -margin of a point that the judge found to be right; -inf before
+    ended: Tensor  # bool: its phase is over, or the slot is free
+
+    @classmethod
+    def none(cls, like_CHW: Tensor, *, pixels: bool) -> "Found":
+        """Of no slots."""
+        images, numbers = like_CHW.new_zeros(0, *like_CHW.shape), like_CHW.new_zeros(0, dtype=torch.float64)
+        counts, flags = numbers.long(), numbers.bool()
+        x = images if pixels else like_CHW.new_zeros(0, 0)
+        return cls(x, counts, counts.clone(), images.clone(), numbers, flags, numbers.clone(), flags.clone())
+
+    def to_verify(self) -> Tensor:
+        """(S,) bool: the point seems to fool, by more than twice what was refuted before."""
+        return to_verify(self.wrong, self.log_gap, self.refuted)
+
+
+def to_verify(wrong: Tensor, log_gap: Tensor, refuted: Tensor) -> Tensor:
+    """Which points seem to fool, by more than twice what was refuted before."""
+    return wrong & (log_gap.expm1() > refuted)
+
+
+@dataclass
+class Suspended:
+    """Attempts that are in no slot and go on later from where they are."""
+
+    rows: Tensor  # of the tracks
+    phases: Tensor  # of the plan
+    state: dict[str, Tensor]  # of the attack
+    found: dict[str, Tensor]
+
+    def at(self, index: Tensor) -> "Suspended":
+        """Some of them, by an index on the host."""
+        slots = index.to(self.found["labels"].device, non_blocking=True)
+        state, found = ({name: values[slots] for name, values in each.items()} for each in (self.state, self.found))
+        return Suspended(self.rows[index], self.phases[index], state, found)
 
 
 @dataclass
 class Leaving:
-    """Slots that leave their seats until the judge has looked at what they found."""
+    """Attempts that have left their slots until the judge has verified what they found."""
 
     lane: "Lane"
     rows: Tensor  # of the tracks
     phases: Tensor  # of the plan
     x: Tensor
-    ended: Tensor  # bool: the phase is over; the others only seem broken, and go on if they are not
-    saved: tuple[dict[str, Tensor], dict[str, Tensor]]  # to go on with
+    ended: Tensor  # bool: the phase is over
+    unended: Suspended  # the others only seem to have broken their image, and go on if they have not
 
 
 class Lane:
@@ -58,32 +94,35 @@ class Lane:
         self,
         stepper: Attack,
         model: GradientModel,
-        shape: BatchShape,
         passes: Passes,
         tracks: Tracks,
         plan: Sequence[Phase],
         stop_when_broken: bool,
     ) -> None:
-        self.stepper, self.model, self.shape, self.tracks, self.plan = stepper, model, shape, tracks, plan
-        self._passes, self._stop = passes, stop_when_broken
-        self._due: deque[tuple[Tensor, Tensor]] = deque()  # (rows, phases) that begin next
-        self._ahead = torch.zeros(0, 2, dtype=torch.long)  # (phase, row) that may begin, the first phases first
-        self._resuming: deque[tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]] = deque()
-        self.rows = torch.zeros(0, dtype=torch.long)  # of the tracks, -1 where nobody sits
-        self.phases = torch.zeros(0, dtype=torch.long)  # of the plan
-        self.n_images = 0  # whose runs are here
-        self.n_seated = 0
-        self.n_filling = 0  # rows of passes that nobody sat in
-        self._sittings = torch.zeros(0, dtype=torch.long)  # a number of its own for each time that someone sits down
-        self._n_sittings = 0
-        self._state: SlotArrays | None = None
-        self._found: Found | None = None
-        self._heard: tuple[torch.cuda.Event, Tensor, Tensor] | None = None  # the flags of the round before
+        self.stepper, self.model, self.passes, self.tracks, self.plan = stepper, model, passes, tracks, plan
+        self._stop = stop_when_broken
+        self._pending = torch.zeros(2, 0, dtype=torch.long)  # (rows, phases) of attempts to be begun
+        self._suspended: deque[Suspended] = deque()
+        self.rows = torch.zeros(0, dtype=torch.long)  # of the tracks, by slot
+        self.phases = torch.zeros(0, dtype=torch.long)  # of the plan, by slot
+        self.n_images = 0  # with attempts here
+        self.n_running = 0  # in slots
+        self.n_padding = 0  # rows of passes that held no attempt
+        self._attempts = torch.zeros(0, dtype=torch.long)  # by slot, a number for each time that one was filled
+        self._n_attempts = 0
+        self._state = stepper.state(tracks.x[:0])
+        self._found = Found.none(tracks.x[0], pixels=not stepper.stays_inside)
+        self._flags_before: tuple[torch.cuda.Event, Tensor, Tensor] | None = None
 
     @property
     def n_ready(self) -> int:
-        """Runs in seats or waiting for one."""
-        return self.n_seated + len(self._ahead) + sum(len(rows) for rows, *_ in (*self._due, *self._resuming))
+        """Attempts in slots or waiting for one."""
+        return self.n_running + self._pending.shape[1] + sum(len(each.rows) for each in self._suspended)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is an image for every row of a pass."""
+        return self.n_images >= self.passes.shape.rows
 
     def enter(self, rows: Tensor, first: int, wanted: Tensor) -> None:
         """Images that come to a block, whose first phase is `first`; `wanted` says which of its phases each takes.
@@ -92,58 +131,39 @@ class Lane:
         """
         self.n_images += len(rows)
         phases, images = wanted.t().nonzero().unbind(dim=1)
-        phases = phases + first
-        self.tracks.stage[rows[images], phases] = AHEAD
-        ahead = torch.cat([self._ahead, torch.stack([phases, rows[images]], dim=1)])
-        self._ahead = ahead[ahead[:, 0].sort(stable=True).indices]
-        self.due(rows, first + wanted.int().argmax(dim=1))
+        self.tracks.status[rows[images], first + phases] = PENDING
+        self._pending = torch.cat([self._pending, torch.stack([rows[images], first + phases])], dim=1)
 
-    def due(self, rows: Tensor, phases: Tensor) -> None:
-        """Runs that begin as soon as there is a seat."""
-        self.tracks.stage[rows, phases] = DUE
-        self._due.append((rows, phases))
-        self._keep_ahead()
-
-    def resume(self, rows: Tensor, phases: Tensor, saved: tuple[dict[str, Tensor], dict[str, Tensor]]) -> None:
-        """Runs that go on from where they were."""
-        self._resuming.append((rows, phases, *saved))
+    def resume(self, suspended: Suspended) -> None:
+        """Attempts that go on as soon as slots are free, unless they are not needed any more."""
+        needed = (self.tracks.status[suspended.rows, suspended.phases] == RUNNING).nonzero().squeeze(1)
+        if len(needed):
+            self._suspended.append(suspended.at(needed) if len(needed) < len(suspended.rows) else suspended)
 
     def drop(self) -> None:
-        """Give up every run whose stage says that nobody needs it any more."""
-        stage = self.tracks.stage
-        self._keep_ahead()
-        due, self._due = self._due, deque()
-        for rows, phases in due:
-            wanted = stage[rows, phases] == DUE
-            self._due.append((rows[wanted], phases[wanted]))
-        resuming, self._resuming = self._resuming, deque()
-        for rows, phases, state, found in resuming:
-            wanted = (stage[rows, phases] == SEATED).nonzero().squeeze(1)
-            index = wanted.to(found["labels"].device)
-            self.resume(rows[wanted], phases[wanted], (rows_of(state, index), rows_of(found, index)))
-        self._empty(((self.rows >= 0) & (stage[self.rows, self.phases] != SEATED)).nonzero().squeeze(1))
-
-    def _keep_ahead(self) -> None:
-        """Forget the runs that are no longer to begin ahead of their turn."""
-        self._ahead = self._ahead[self.tracks.stage[self._ahead[:, 1], self._ahead[:, 0]] == AHEAD]
+        """Give up all attempts whose status says that they are not needed any more."""
+        status = self.tracks.status
+        self._pending = self._pending[:, status[tuple(self._pending)] == PENDING]
+        suspended, self._suspended = self._suspended, deque()
+        for each in suspended:
+            self.resume(each)
+        self._free(((self.rows != _FREE) & (status[self.rows, self.phases] == DONE)).nonzero().squeeze(1))
 
     def step(self) -> None:
-        """Seat who waits, one pass for all, and the bookkeeping of each; images that memory ends for wait again."""
-        self._seat()
-        assert self._state is not None and self._found is not None
+        """Fill free slots, one pass for all, and the bookkeeping of each; what memory ends for goes on later."""
+        self._fill()
         x_new, takes_gradient = self.stepper.propose(self._state), self.stepper.takes_gradient
         seen = self._pass(x_new, self._found.labels, self._found.targets)
         if seen is None:
-            self.shape.shrink(len(self.rows))
-            self._set_aside()
+            self._suspend_some(len(x_new))
             return
-        self._watch(self._found, x_new, seen)
+        self._watch(x_new, seen)
         self._found.ended |= self.stepper.absorb(self._state, x_new, seen)
         rows, phases = self.rows.numpy(), self.phases.numpy()  # a quarter of the time that torch takes
-        n_free = len(rows) - self.n_seated
+        n_free = len(rows) - self.n_running
         if n_free:
-            self.n_filling += n_free
-            rows, phases = rows[rows >= 0], phases[rows >= 0]
+            self.n_padding += n_free
+            rows, phases = rows[rows != _FREE], phases[rows != _FREE]
         self.tracks.taken.numpy()[rows, phases, : 1 + takes_gradient] += 1
 
     def _pass(self, x_new: Tensor, labels: Tensor, targets: Tensor) -> Seen | None:
@@ -170,60 +190,62 @@ class Lane:
         log_gap, wrong = log_one_minus_signed_margin(logits, labels), logits.argmax(dim=1) != labels
         return Seen(logits, labels, targets, log_gap, wrong, objective.detach(), grad)
 
-    def _watch(self, found: Found, x_new: Tensor, seen: Seen) -> None:
-        """Keep the smallest margin's point; with `stop_when_broken` the first one to be verified stands."""
+    def _watch(self, x_new: Tensor, seen: Seen) -> None:
+        """Keep the smallest margin's point; with `stop_when_broken` a point that is to be verified stays."""
+        found = self._found
         better = is_smaller(seen.log_gap, seen.wrong, found.log_gap, found.wrong) & ~found.ended
         if self._stop:
-            better &= ~to_be_verified(found.wrong, found.log_gap, found.refuted)
+            better &= ~found.to_verify()
         if not self.stepper.stays_inside:
             better &= self.stepper.setting.ball.contains(x_new, found.x)
         copy_rows(found.x_found, x_new, better)
         torch.where(better, seen.log_gap, found.log_gap, out=found.log_gap)
         torch.where(better, seen.wrong, found.wrong, out=found.wrong)
 
-    # Seats
+    # Slots
 
-    def _seat(self) -> None:
-        """Give seats to runs that go on, that are due, and ahead of their turn, in the shape that they need."""
-        if self.n_seated == len(self.rows) == self.shape.rows:
+    def _fill(self) -> None:
+        """Fill free slots, first with suspended attempts, in the shape that all of them need."""
+        rows = self.passes.shape.rows
+        if self.n_running == len(self.rows) == rows:
             return
-        if self.n_seated > self.shape.rows:  # memory has ended elsewhere
-            self._set_aside()
-        self._reshape(self._n_slots(min(self.n_ready, self.shape.rows)))
-        assert self._state is not None and self._found is not None
-        while self._resuming and (free := self._free_seats()) is not None:
-            rows, phases, state, found = self._resuming.popleft()
-            n = len(free)
-            if n < len(rows):
-                self._resuming.appendleft(
-                    (rows[n:], phases[n:], rows_of(state, slice(n, None)), rows_of(found, slice(n, None)))
-                )
-                rows, phases, state, found = rows[:n], phases[:n], rows_of(state, slice(n)), rows_of(found, slice(n))
-            slots = free[: len(rows)].to(self._found.labels.device, non_blocking=True)
-            self._state.put(slots, state)
-            self._found.put(slots, found)
-            self._sit(free[: len(rows)], rows, phases)
-        while self._due and (free := self._free_seats()) is not None:
-            rows, phases = self._due.popleft()
-            if len(free) < len(rows):
-                self._due.appendleft((rows[len(free) :], phases[len(free) :]))
-            self._begin(free[: len(rows)], rows[: len(free)], phases[: len(free)])
-        if len(self._ahead) and (free := self._free_seats()) is not None:
-            runs, self._ahead = self._ahead[: len(free)], self._ahead[len(free) :]
-            self._begin(free[: len(runs)], runs[:, 1], runs[:, 0])
+        if self.n_running > rows:  # memory has ended elsewhere
+            self._suspend_some()
+        n_slots = self._n_slots(min(self.n_ready, rows))
+        if n_slots != len(self.rows):
+            self._keep((self.rows != _FREE).nonzero().squeeze(1), n_slots)
+        free = (self.rows == _FREE).nonzero().squeeze(1)
+        while self._suspended and len(free):
+            suspended = self._suspended.popleft()
+            n = len(suspended.rows)
+            if n > len(free):
+                self._suspended.appendleft(suspended.at(torch.arange(len(free), n)))
+                suspended = suspended.at(torch.arange(len(free)))
+            slots, free = free[:n], free[n:]
+            there = slots.to(self._found.labels.device, non_blocking=True)
+            self._state.put(there, suspended.state)
+            self._found.put(there, suspended.found)
+            self._hold(slots, suspended.rows, suspended.phases)
+        if self._pending.shape[1] and len(free):
+            self._begin(free, *self._next_pending(len(free)))
 
-    def _n_slots(self, n_images: int) -> int:
-        return self._passes.rows_for(n_images, self.tracks.x[:n_images])
+    def _next_pending(self, n: int) -> tuple[Tensor, Tensor]:
+        """Take pending attempts: each image's next one, as the images came, and then the others in the plan's order."""
+        rows, phases = self._pending
+        is_next = (self.tracks.status[rows] != DONE).int().argmax(dim=1) == phases
+        order = torch.where(is_next, -1, phases).sort(stable=True).indices
+        taken = self._pending[:, order[:n]]
+        self._pending = self._pending[:, order[n:].sort().values]
+        return taken[0], taken[1]
 
-    def _free_seats(self) -> Tensor | None:
-        free = (self.rows < 0).nonzero().squeeze(1)
-        return free if len(free) else None
+    def _n_slots(self, n_attempts: int) -> int:
+        return self.passes.rows_for(n_attempts, self.tracks.x[:n_attempts])
 
-    def _begin(self, seats: Tensor, rows: Tensor, places: Tensor) -> None:
-        assert self._found is not None
-        tracks, device = self.tracks, self._found.labels.device
-        slots, there = seats.to(device, non_blocking=True), rows.to(device, non_blocking=True)
-        phases = [self.plan[phase] for phase in places.tolist()]
+    def _begin(self, free: Tensor, rows: Tensor, places: Tensor) -> None:
+        free = free[: len(rows)]
+        tracks, found, device = self.tracks, self._found, self._found.labels.device
+        slots, there = free.to(device, non_blocking=True), rows.to(device, non_blocking=True)
+        phases = [self.plan[place] for place in places.tolist()]
         which = torch.tensor([phase.target for phase in phases])
         picked = tracks.targets[rows, (which - 1).clamp(min=0)] if tracks.targets.shape[1] else tracks.host_labels[rows]
         targets = torch.where(which > 0, picked, tracks.host_labels[rows]).to(device, non_blocking=True)
@@ -233,101 +255,87 @@ class Lane:
         ]
         arrivals = Arrivals(
             phases, tracks.x[there], tracks.best[there], tracks.labels[there], targets, names,
-            [tracks.sample_ids[row] for row in rows.tolist()],
+            tracks.sample_ids[rows].tolist(),
         )  # fmt: skip
-        found = self._found
         if not self.stepper.stays_inside:
             found.x[slots] = arrivals.x
         found.labels[slots], found.targets[slots] = arrivals.labels, targets
-        # What passes in other arithmetic have shown is not comparable: each phase brings its own best to the judge.
+        # Margins of other arithmetic are not comparable: each phase brings the best point of its own to the judge.
         found.x_found[slots] = arrivals.x
-        found.log_gap[slots] = -torch.inf
-        found.wrong[slots] = False
-        found.refuted[slots] = -torch.inf
-        found.ended[slots] = False
+        found.log_gap[slots] = found.refuted[slots] = -torch.inf
+        found.wrong[slots] = found.ended[slots] = False
         self.stepper.begin(self._state, slots, arrivals)
-        self._sit(seats, rows, places)
+        self._hold(free, rows, places)
 
-    def _sit(self, seats: Tensor, rows: Tensor, phases: Tensor) -> None:
-        self.rows[seats], self.phases[seats] = rows, phases
-        self.tracks.stage[rows, phases] = SEATED
-        self._sittings[seats] = self._n_sittings + torch.arange(len(rows))
-        self._n_sittings += len(rows)
-        self.n_seated += len(rows)
+    def _hold(self, slots: Tensor, rows: Tensor, phases: Tensor) -> None:
+        """Note which attempts the slots hold."""
+        self.rows[slots], self.phases[slots] = rows, phases
+        self.tracks.status[rows, phases] = RUNNING
+        self._attempts[slots] = self._n_attempts + torch.arange(len(rows))
+        self._n_attempts += len(rows)
+        self.n_running += len(rows)
 
-    def _reshape(self, n_slots: int) -> None:
-        """As many slots as the next pass has rows; those who sit move together."""
-        if self._state is None or self._found is None:
-            like = self.tracks.x[:1].expand(n_slots, *self.tracks.x.shape[1:])
-            self._state, self._found = self.stepper.state(like), _nobody(like, pixels=not self.stepper.stays_inside)
-            self.rows, self.phases, self._sittings = torch.full((3, n_slots), -1).unbind()
-        elif n_slots != len(self.rows):
-            self._keep((self.rows >= 0).nonzero().squeeze(1), n_slots)
+    def _keep(self, slots: Tensor, n_slots: int) -> None:
+        """Move these slots to the front, and have `n_slots` of which the others are free."""
+        there = slots.to(self._found.labels.device)
+        self._state.resize(there, n_slots)
+        self._found.resize(there, n_slots)
+        self._found.ended[len(slots) :] = True
+        free = torch.full((n_slots - len(slots),), _FREE)
+        self.rows = torch.cat([self.rows[slots], free])
+        self.phases = torch.cat([self.phases[slots], free])
+        self._attempts = torch.cat([self._attempts[slots], free])
+        self.n_running = len(slots)
 
-    def _keep(self, seats: Tensor, n_slots: int) -> None:
-        assert self._state is not None and self._found is not None
-        slots = seats.to(self._found.labels.device)
-        self._state.resize(slots, n_slots)
-        self._found.resize(slots, n_slots)
-        self._found.ended[len(seats) :] = True
-        nobody = torch.full((n_slots - len(seats),), -1)
-        self.rows = torch.cat([self.rows[seats], nobody])
-        self.phases = torch.cat([self.phases[seats], nobody])
-        self._sittings = torch.cat([self._sittings[seats], nobody])
-        self.n_seated = len(seats)
-
-    def _set_aside(self) -> None:
-        """After memory ran out: those beyond the smaller shape go on later from where they are."""
-        assert self._state is not None and self._found is not None
-        seats = (self.rows >= 0).nonzero().squeeze(1)
-        staying, going = seats[: self.shape.rows], seats[self.shape.rows :]
+    def _suspend_some(self, n_failed: int | None = None) -> None:
+        """After memory ran out: attempts beyond the smaller shape go on later from where they are."""
+        shape = self.passes.shape
+        if n_failed is not None:
+            shape.shrink(n_failed)
+        slots = (self.rows != _FREE).nonzero().squeeze(1)
+        staying, going = slots[: shape.rows], slots[shape.rows :]
         if len(going):
-            slots = going.to(self._found.labels.device)
-            self.resume(self.rows[going], self.phases[going], (self._state.take(slots), self._found.take(slots)))
-        self._keep(staying, self.shape.rows)
+            self.resume(self._suspended_at(going))
+        self._keep(staying, shape.rows)
+
+    def _suspended_at(self, slots: Tensor) -> Suspended:
+        there = slots.to(self._found.labels.device, non_blocking=True)
+        return Suspended(self.rows[slots], self.phases[slots], self._state.take(there), self._found.take(there))
+
+    def _free(self, slots: Tensor) -> None:
+        if len(slots):
+            self._found.ended[slots.to(self._found.ended.device, non_blocking=True)] = True
+            self.rows[slots] = self._attempts[slots] = _FREE
+            self.n_running -= len(slots)
 
     # Leaving
 
     def leaving(self) -> Leaving | None:
-        """Who leaves a seat after the round: phases that have ended and, to be verified, images that seem broken."""
-        assert self._state is not None and self._found is not None
-        found = self._found
+        """Attempts that leave after the step: their phase has ended or, to be verified, they seem to have broken."""
         leaves, ended = self._flags()
-        seats = torch.from_numpy((leaves.numpy() & (self.rows.numpy() >= 0)).nonzero()[0])
-        if not len(seats):
+        slots = torch.from_numpy((leaves.numpy() & (self.rows.numpy() != _FREE)).nonzero()[0])
+        if not len(slots):
             return None
-        slots = seats.to(found.labels.device, non_blocking=True)
-        x, rows, phases, ended = found.x_found[slots], self.rows[seats], self.phases[seats], ended[seats]
-        going_on = slots[(~ended).to(slots.device)] if bool((~ended).any()) else slots[:0]
-        saved = self._state.take(going_on), found.take(going_on)
-        # If the judge does not confirm it, only a smaller margin counts, and half as small is worth no second look
-        # before the phase ends: an image that leaves its seat after every step falls behind all others.
-        saved[1]["wrong"].zero_()
-        saved[1]["refuted"] = 2 * saved[1]["log_gap"].expm1().clamp(min=0)
-        self._empty(seats)
-        return Leaving(self, rows, phases, x, ended, saved)
-
-    def _empty(self, seats: Tensor) -> None:
-        """Seats that nobody has any more."""
-        if len(seats):
-            assert self._found is not None
-            self._found.ended[seats.to(self._found.ended.device, non_blocking=True)] = True
-            self.rows[seats] = self._sittings[seats] = -1
-            self.n_seated -= len(seats)
+        x = self._found.x_found[slots.to(self._found.labels.device, non_blocking=True)]
+        ended, rows, phases = ended[slots], self.rows[slots], self.phases[slots]
+        unended = self._suspended_at(slots[~ended])
+        # Where the judge refutes the point, only a smaller margin counts, and it is verified only at twice the depth
+        # before the phase ends: an attempt that left its slot after every step would fall behind all others.
+        unended.found["wrong"].zero_()
+        unended.found["refuted"] = 2 * unended.found["log_gap"].expm1().clamp(min=0)
+        self._free(slots)
+        return Leaving(self, rows, phases, x, ended, unended)
 
     def _raised(self) -> Tensor:
-        """(2, S) on the device: who leaves, and whose phase has ended."""
-        assert self._found is not None
+        """(2, S) on the device: which slots are to leave, and of which the phase has ended."""
         found = self._found
-        leaves = found.ended
-        if self._stop:
-            leaves = leaves | to_be_verified(found.wrong, found.log_gap, found.refuted)
-        return torch.stack([leaves, found.ended])
+        return torch.stack([found.ended | found.to_verify() if self._stop else found.ended, found.ended])
 
     def _flags(self) -> Tensor:
         """What was raised, on the host.
 
-        On a GPU the flags are copied asynchronously and read one round later, so that no round waits for them.
+        On a GPU the flags are copied asynchronously and read one step later, so that no step waits for them. Flags of
+        slots that were reassigned meanwhile are masked until the next step.
         """
         raised = self._raised()
         if not raised.is_cuda:
@@ -336,32 +344,8 @@ class Lane:
         flags.copy_(raised, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        before, self._heard = self._heard, (event, flags, self._sittings.clone())
+        before, self._flags_before = self._flags_before, (event, flags, self._attempts.clone())
         if before is None or len(before[2]) != len(self.rows):
             return torch.zeros(raised.shape, dtype=raised.dtype)
         before[0].synchronize()
-        return before[1] * (before[2] == self._sittings)  # who has come to the seat since is answered in the next round
-
-
-def to_be_verified(wrong: Tensor, log_gap: Tensor, refuted: Tensor) -> Tensor:
-    """Which points fool, by more than twice what was refuted before."""
-    return wrong & (log_gap.expm1() > refuted)
-
-
-def _nobody(like: Tensor, *, pixels: bool) -> Found:
-    n = len(like)
-    return Found(
-        x=torch.zeros_like(like, memory_format=torch.contiguous_format) if pixels else like.new_zeros(n, 0),
-        labels=torch.zeros(n, dtype=torch.long, device=like.device),
-        targets=torch.zeros(n, dtype=torch.long, device=like.device),
-        x_found=torch.zeros_like(like, memory_format=torch.contiguous_format),
-        log_gap=torch.zeros(n, dtype=torch.float64, device=like.device),
-        wrong=torch.zeros(n, dtype=torch.bool, device=like.device),
-        refuted=torch.full((n,), -torch.inf, dtype=torch.float64, device=like.device),
-        ended=torch.ones(n, dtype=torch.bool, device=like.device),
-    )
-
-
-def rows_of(values: dict[str, Tensor], index: "Tensor | slice") -> dict[str, Tensor]:
-    """The same rows of all arrays that `SlotArrays.take` gave."""
-    return {name: of_all[index] for name, of_all in values.items()}
+        return before[1] * (before[2] == self._attempts)

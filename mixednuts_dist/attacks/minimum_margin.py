@@ -14,9 +14,10 @@ from ..threat import ThreatModel, check_norm
 from .apgd import float32_phases
 from .attack import NEAR_BORDER, Known, Phase, Setting, phases_of
 from .budget import AttackBudget
-from .engine import Engine, Finished, Group, Progress, shown_or
+from .engine import Engine, Finished, Group
 from .gradient_model import AttackedModel, shape_of
 from .judge import check_images
+from .progress import Progress, shown_or
 
 
 @dataclass(frozen=True)

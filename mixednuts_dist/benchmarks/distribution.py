@@ -21,8 +21,9 @@ import psutil
 from ..acceleration.batch_shape import BatchShape
 from ..attacks.adaptive import ensemble_engine
 from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
-from ..attacks.engine import Group, Stream
+from ..attacks.engine import Group
 from ..attacks.minimum_margin import minimum_margin_attack
+from ..attacks.stream import Stream
 from ..classifiers.base_classifiers import load_classifier
 from ..config import parse_config
 from ..distributed.executor import Executor, make_executor
@@ -127,7 +128,7 @@ def occupancy(
         stream = Stream(engine, group)
         ended = (stream.finish(piece, pieces[i + 1 : i + 1 + n_ahead]) for i, piece in enumerate(pieces))
         n_forward = sum(finished.n_forward for finished in ended)
-        return n_forward / (n_forward + engine.n_filling)
+        return n_forward / (n_forward + engine.n_padding)
 
     return {"alone": share(0), f"{AHEAD} ahead": share(AHEAD)}
 

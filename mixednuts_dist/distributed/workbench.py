@@ -31,9 +31,11 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, Precision
 from ..acceleration.batch_shape import BatchShape
-from ..attacks.engine import Engine, Finished, Group, Progress, Stream
+from ..attacks.engine import Engine, Finished, Group
 from ..attacks.gradient_model import rows_that_fit
 from ..attacks.judge import Judge
+from ..attacks.progress import Progress
+from ..attacks.stream import Stream
 from ..config import digest
 from ..images.datasets import Dataset
 from ..mixing.classifier import MixedClassifier

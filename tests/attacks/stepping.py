@@ -55,10 +55,10 @@ def heard_late(flags: Callable[[Lane], Tensor]) -> Callable[[Lane], Tensor]:
     """`Lane._flags` as on a GPU, where what was raised is read one round later."""
 
     def late(self: Lane) -> Tensor:
-        raised, sittings = flags(self), self._sittings.clone()
-        before, self.__dict__["before"] = self.__dict__.get("before"), (raised.clone(), sittings)
-        if before is None or len(before[1]) != len(sittings):
+        raised, attempts = flags(self), self._attempts.clone()
+        before, self.__dict__["before"] = self.__dict__.get("before"), (raised.clone(), attempts)
+        if before is None or len(before[1]) != len(attempts):
             return torch.zeros_like(raised)
-        return before[0] * (before[1] == sittings)
+        return before[0] * (before[1] == attempts)
 
     return late

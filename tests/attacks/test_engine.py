@@ -14,11 +14,12 @@ from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
 from mixednuts_dist.attacks.attack import Arrivals, Attack, Known, Phase, Seen, Setting, SlotArrays
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.engine import Engine, Finished, Group, Stream, ordered_targets
+from mixednuts_dist.attacks.engine import Engine, Finished, Group, ordered_targets
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from mixednuts_dist.attacks.judge import Verdicts
 from mixednuts_dist.attacks.lane import Lane
 from mixednuts_dist.attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
+from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
@@ -92,7 +93,7 @@ def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
     assert abs(found.n_backward - expected.n_backward) <= 3
 
 
-def test_memory_that_ends_in_the_judge_leaves_the_lanes_with_fewer_seats(victim) -> None:
+def test_memory_that_ends_in_the_judge_leaves_the_lanes_with_fewer_slots(victim) -> None:
     model, x, y = victim(n=20)
     verdicts = []
 
@@ -116,7 +117,7 @@ def test_where_no_image_fits_the_error_gets_through(victim) -> None:
 
 
 def estimating(model: nn.Module, estimate: Callable[[Tensor], Tensor]) -> AttackedModel:
-    """A classifier whose passes report `estimate(logits)` in place of what the judge says."""
+    """A classifier whose passes report `estimate(logits)` in place of the classifier's logits."""
 
     def run(x: Tensor) -> Outputs:
         outputs = Outputs(model(x))
@@ -127,7 +128,7 @@ def estimating(model: nn.Module, estimate: Callable[[Tensor], Tensor]) -> Attack
 
 
 def test_an_image_that_only_seems_broken_goes_on(victim) -> None:
-    """Passes that show success everywhere break nothing that the judge does not see, and stop nobody early."""
+    """Passes that show success everywhere break nothing that the judge does not confirm, and end no attempt early."""
     model, x, y = victim(n=16)
     found = run_engine(estimating(model, torch.neg), x, y)
     with torch.no_grad():
@@ -137,8 +138,8 @@ def test_an_image_that_only_seems_broken_goes_on(victim) -> None:
     assert found.n_backward >= standing * 3 * 13
 
 
-def test_an_image_that_seems_broken_again_and_again_keeps_its_seat(victim) -> None:
-    """It is looked at again where its margin is twice as deep, and as its phase ends; not after every step."""
+def test_an_image_that_seems_broken_again_and_again_keeps_its_slot(victim) -> None:
+    """It is verified again where its margin is twice as deep, and as its phase ends; not after every step."""
     model, x, y = victim(n=60)
     label = y.mode().values
     x, y = x[y == label], y[y == label]
@@ -166,7 +167,7 @@ def test_an_image_that_never_seems_broken_is_judged_as_its_phases_end(victim) ->
     with torch.no_grad():
         assert torch.equal(found.broken, model(found.best).argmax(dim=1) != y)
     assert bool(found.broken.any())
-    assert found.n_backward >= len(x) * 13, "nobody leaves before a phase is over"
+    assert found.n_backward >= len(x) * 13, "no attempt leaves before its phase is over"
 
 
 def test_hearing_late_of_a_success_changes_no_result(victim, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +202,8 @@ def test_groups_are_handed_back_as_they_are_decided_and_do_not_disturb_each_othe
     assert sum(finished.n_backward for finished in found.values()) == whole.n_backward
 
 
-def test_seats_are_filled_from_the_next_group(victim) -> None:
-    """Ten groups of eight in sixteen seats: hardly a row is passed for nobody."""
+def test_slots_are_filled_from_the_next_group(victim) -> None:
+    """Ten groups of eight in sixteen slots: hardly a row of a pass is padding."""
     model, x, y = victim(n=80)
     sizes: list[int] = []
 
@@ -221,7 +222,7 @@ def test_seats_are_filled_from_the_next_group(victim) -> None:
 def test_phases_side_by_side_come_to_what_they_do_one_after_the_other(victim, attacks: list[str], stop: bool) -> None:
     """Bit for bit and pass for pass, of images that stand, that one phase breaks, and that several do."""
     model, x, y = victim(n=40)
-    budget, filling = AttackBudget(12, 9), {}
+    budget, padding = AttackBudget(12, 9), {}
 
     def found(images: Tensor, *, side_by_side: bool) -> Finished:
         def plan(setting: Setting) -> list[Phase]:
@@ -231,7 +232,7 @@ def test_phases_side_by_side_come_to_what_they_do_one_after_the_other(victim, at
         engine = Engine(AttackedModel.of(model), plan, LINF, budget, 0, BatchShape(32, fixed=True), stop)
         ids = images.tolist()
         finished = engine.run_one(Group(x[images], y[images], ids))
-        filling[side_by_side] = engine.n_filling
+        padding[side_by_side] = engine.n_padding
         return finished
 
     whole = found(torch.arange(40), side_by_side=False)
@@ -242,20 +243,26 @@ def test_phases_side_by_side_come_to_what_they_do_one_after_the_other(victim, at
         assert torch.equal(together.log_gap, whole.log_gap[some])
         assert together.broken_by == [whole.broken_by[i] for i in some.tolist()]
         assert (together.n_forward, together.n_backward) == (alone.n_forward, alone.n_backward)
-        # Where no run of APGD ends early and there are more images than rows, nothing is left to be filled.
+        # Where no run of APGD ends early and there are more images than rows, no row is left over.
         full = attacks == ["apgd-ce", "apgd-t"] and not stop and len(some) > 32
-        assert filling[True] <= filling[False] if full else filling[True] < filling[False]
+        assert padding[True] <= padding[False] if full else padding[True] < padding[False]
+
+
+def rows_of(known: Known, engine: Engine) -> list[int]:
+    """The images' rows, by their clean margins, which differ."""
+    margins = -engine.tracks.clean_log_gap.expm1()
+    return [int((margins == margin).nonzero()) for margin in known.clean_margin]
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
-def test_each_phase_of_a_block_is_asked_who_takes_it(victim, side_by_side: bool) -> None:
-    """Whoever takes none of a block goes on to the next one, and each run that is taken reports what it reached."""
+def test_each_phase_of_a_block_chooses_its_images(victim, side_by_side: bool) -> None:
+    """An image that takes none of a block goes on to the next, and each attempt notes the margin that it reached."""
     model, x, y = victim(n=12)
     taken = {1: [], 2: [0, 1, 5], 3: [1, 5, 7, 11]}  # of each target, by sample id
 
     def plan(setting: Setting) -> list[Phase]:
         def by(target: int) -> Callable[[Known], Tensor]:
-            return lambda known: torch.tensor([row in taken[target] for row in known.rows.tolist()])
+            return lambda known: torch.tensor([row in taken[target] for row in rows_of(known, engine)])
 
         targets = ApgdT(setting).phases()
         chosen = [replace(phase, wanted=by(phase.target), beside=side_by_side and phase.beside) for phase in targets]
@@ -280,7 +287,7 @@ def test_a_repetition_in_float32_knows_how_far_its_like_ended_above_the_best_one
     def plan(setting: Setting) -> list[Phase]:
         def by(target: int) -> Callable[[Known], Tensor]:
             def wanted(known: Known) -> Tensor:
-                behind[known.rows, target - 1] = known.behind
+                behind[rows_of(known, engine), target - 1] = known.behind
                 return known.behind == 0
 
             return wanted
@@ -344,7 +351,7 @@ def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victi
         assert finished.n_forward == 1 + breaks_last * (n_iter + 1)
 
 
-def test_groups_begun_ahead_fill_the_seats_and_have_the_bits_that_they_have_alone(victim) -> None:
+def test_prefetched_groups_fill_the_slots_and_have_the_bits_that_they_have_alone(victim) -> None:
     model, x, y = victim(n=80)
     whole = run_engine(AttackedModel.of(model), x, y)
     firsts, made = list(range(0, 80, 8)), []
@@ -353,22 +360,22 @@ def test_groups_begun_ahead_fill_the_seats_and_have_the_bits_that_they_have_alon
         made.append(first)
         return Group(x[first : first + 8], y[first : first + 8], range(first, first + 8))
 
-    filling = {}
-    for n_ahead in (0, 2):
+    padding = {}
+    for n_prefetched in (0, 2):
         stream = Stream(make_engine(AttackedModel.of(model)), group)
         for i, first in enumerate(firsts):
-            found = stream.finish(first, firsts[i + 1 : i + 1 + n_ahead])
+            found = stream.finish(first, firsts[i + 1 : i + 1 + n_prefetched])
             assert found.group.key == first
             assert torch.equal(found.best, whole.best[first : first + 8])
             assert torch.equal(found.log_gap, whole.log_gap[first : first + 8])
             assert bool(found.decided.all())
         assert stream.n_decided == stream.n_forward_begun == 0
-        filling[n_ahead] = stream.engine.n_filling
+        padding[n_prefetched] = stream.engine.n_padding
     assert made == firsts * 2
-    assert filling[2] < filling[0] / 2
+    assert padding[2] < padding[0] / 2
 
 
-def test_a_group_begun_ahead_that_fails_waits_for_its_turn_and_one_that_is_not_asked_for_is_dropped(victim) -> None:
+def test_a_prefetched_group_that_fails_is_made_in_its_turn_and_one_that_is_not_wanted_again_is_dropped(victim) -> None:
     model, x, y = victim(n=12)
     broken = True
 
@@ -382,7 +389,7 @@ def test_a_group_begun_ahead_that_fails_waits_for_its_turn_and_one_that_is_not_a
     with pytest.raises(OSError, match="not there yet"):
         Stream(make_engine(AttackedModel.of(model)), group).finish(4)
     broken = False
-    assert stream.finish(4).group.key == 4  # 8 is somebody else's by now
+    assert stream.finish(4).group.key == 4  # 8 went to another worker
     assert stream.finish(8).group.key == 8
     assert stream.n_decided == 0
 
@@ -404,7 +411,7 @@ def test_a_keyboard_interrupt_returns_what_is_verified_by_then(victim) -> None:
     assert bool(found.broken[found.decided].any())
 
 
-def test_progress_is_told(victim, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_reported(victim, capsys: pytest.CaptureFixture[str]) -> None:
     model, x, y = victim(n=30)
     seen = []
     options = {"threat": LINF, "n_iter": 12, "n_target_classes": 2, "batch_size": 16}
@@ -519,7 +526,7 @@ def test_a_broken_image_leaves_sooner_where_a_known_point_names_its_target() -> 
         engine = Engine(model, lambda s: ensemble_plan(s, ["apgd-t"]), threat, AttackBudget(15), 0, shape)
         return engine.run_one(Group(x, y, range(5), known))
 
-    blind, told = attacked(None), attacked(x + 0.08)
+    blind, aimed = attacked(None), attacked(x + 0.08)
     assert blind.broken.all()
-    assert told.broken.all()
-    assert blind.n_backward - told.n_backward == 5 * 16, "the run against the runner-up"
+    assert aimed.broken.all()
+    assert blind.n_backward - aimed.n_backward == 5 * 16, "the attempt against the runner-up"

@@ -47,7 +47,7 @@ def test_no_round_waits_for_the_device(attack: str) -> None:
     )  # fmt: skip
     engine._admit(Group(x, y, range(16)))
     (lane,) = engine._lanes.values()
-    lane.step()  # seats them
+    lane.step()  # fills the slots
     lane._flags()
     torch.cuda.set_sync_debug_mode("error")
     try:

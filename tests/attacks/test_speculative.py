@@ -112,7 +112,7 @@ def test_any_number_of_rows_gives_the_search_of_a_query_a_pass(
     assert torch.equal(found.best, expected.best)
     assert torch.equal(found.log_gap, expected.log_gap)
     assert found.n_forward == expected.n_forward == single.n_passed + single.n_judged
-    assert several.n_passed == single.n_passed + engine.n_filling
+    assert several.n_passed == single.n_passed + engine.n_padding
     assert (single.n_judged > 14) == (by > 0), "beside the clean image and the end of the search"
 
 

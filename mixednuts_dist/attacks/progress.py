@@ -1,0 +1,31 @@
+"""How far a call has come, and a line on stderr that shows it."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a call has come."""
+
+    n_images: int
+    n_decided: int
+    n_broken: int  # of the decided
+    n_forward: int  # passes of real images so far
+    n_backward: int
+
+
+def shown_or(progress: Callable[[Progress], None] | None, verbose: bool) -> Callable[[Progress], None] | None:
+    """The caller's callback; with `verbose` and none, a line on stderr that is written over."""
+    return show if verbose and progress is None else progress
+
+
+def show(progress: Progress) -> None:
+    """A bar, the counts and the passes on one line of stderr."""
+    width = 20 * progress.n_decided // max(progress.n_images, 1)
+    print(
+        f"\r[{'#' * width:<20}] {progress.n_decided} of {progress.n_images} images decided, {progress.n_broken} "
+        f"broken; {progress.n_forward:,} forward and {progress.n_backward:,} backward passes",
+        end="\n" if progress.n_decided == progress.n_images else "", file=sys.stderr, flush=True,
+    )  # fmt: skip
