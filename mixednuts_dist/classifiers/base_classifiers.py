@@ -120,8 +120,9 @@ def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: in
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != n_images or logits.shape[1] < 2:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         return f"the output is {shape} for {n_images} images; it must be logits of shape (images, classes)"
-    if not bool(torch.isfinite(logits).all()):
-        return "the output holds NaN or infinity"
+    if not logits.is_floating_point() or not bool(torch.isfinite(logits).all()):
+        what = "holds NaN or infinity" if logits.is_floating_point() else f"is {logits.dtype}"
+        return f"the output {what}; it must be finite floating-point logits, before any rounding or argmax"
     if bool((logits >= 0).all()) and bool(((logits.sum(dim=1) - 1).abs() < 1e-4).all()):
         return "the output sums to 1 on every image: these are probabilities; return the logits before the softmax"
     if not torch.allclose(logits, again, rtol=_SAME, atol=_SAME):

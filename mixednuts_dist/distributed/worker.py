@@ -30,6 +30,7 @@ from ..storage.records import Receipt
 from ..storage.spans import merge_spans
 from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
+from .answers import Answers
 from .tasks import Task
 from .workbench import Workbench
 from .worker_spec import WorkerSpec
@@ -121,8 +122,7 @@ class AttackWorker:
         require_extensions(self.spec.extensions)
         self.device = torch.device("cuda" if self._n_gpus and torch.cuda.is_available() else "cpu")
         self.dataset = self._dataset()
-        uris = {"std": self.spec.std_uri, "rob": self.spec.rob_uri}
-        networks = {role: self._classifier(uri, role) for role, uri in uris.items() if uri is not None}
+        networks = {role: self._classifier(uri, role) for role, uri in self.spec.uris.items()}
         self.store = Store(self.spec.store_uri)
         if not self.store.exists("run.yaml"):
             raise StoreError(
@@ -130,6 +130,7 @@ class AttackWorker:
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
             )
         self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
+        self.answers = Answers(networks, self.spec.uris, self.spec.n_classes)
         self._is_ready = True
         return platform.node()
 
@@ -165,8 +166,10 @@ class AttackWorker:
         if not self._unwritten and (there := finished_receipt(self.store, path, task.fingerprint)):
             return {partition: there}
         with self.bench.at(partition, task.stage, task.fingerprint, mixture=task.mixture, prefetched=prefetched):
-            columns, summary = task.compute(self.bench, partition)
             x, y = self.bench.images(partition)
+            with self.answers.checked(x) as require_usable:
+                columns, summary = task.compute(self.bench, partition)
+                require_usable(columns)
         receipt = Receipt(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
             seconds=self._bill(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),

@@ -28,7 +28,13 @@ class WorkerSpec:
     n_threads: int
     precision: PrecisionChoice = "fp32"
     compile: bool = False
+    n_classes: int | None = None  # as the driver saw it; None where nobody has looked
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
+
+    @property
+    def uris(self) -> dict[str, str]:
+        """Of "std", where the run has one, and "rob"."""
+        return {role: uri for role, uri in (("std", self.std_uri), ("rob", self.rob_uri)) if uri is not None}
 
     @property
     def run_id(self) -> str:

@@ -108,5 +108,6 @@ def worker_spec(opened: Run) -> WorkerSpec:
         precision=config.precision,
         compile=config.compute.compile,
         n_threads=max(1, int(config.compute.num_cpus)),
+        n_classes=opened.inputs.n_classes,
         extensions=load_extensions(config.extensions),
     )

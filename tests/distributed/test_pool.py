@@ -177,7 +177,7 @@ def test_what_a_leaving_node_has_no_time_for_is_begun_by_another_worker(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("raising", "ValueError: image 10 is poison"),
+        ("raising", "BaseClassifierError: rob=.*: ValueError: image 10 is poison"),
         pytest.param("dying", "the worker died", marks=pytest.mark.slow),
     ],
 )

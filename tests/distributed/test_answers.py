@@ -1,0 +1,115 @@
+"""A classifier that was usable when the run began and answers something else afterwards: nothing of it is written."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.errors import BaseClassifierError
+from mixednuts_dist.stages import attack
+from mixednuts_dist.stages.runs import open_run
+from mixednuts_dist.storage.damage import problem
+from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, with_checksum
+from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
+
+FACTORY = """
+from torch import nn
+from mixednuts_dist.classifiers.factories import {base}
+
+class Changes(nn.Module):
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.base = {base}()
+
+    def forward(self, x):
+        Changes.calls += 1
+        logits = self.base(x)
+        if {first} <= Changes.calls < {last}:
+            {change}
+        return logits
+"""
+NAN = "logits = logits * float('nan')"
+FIRST, NEVER = 20, 10**9  # calls: after those of the checks at the start, in the middle of the attack
+
+
+def factory(folder: Path, change: str, first: int = FIRST, last: int = NEVER, base: str = "demo_rob") -> str:
+    path = folder / f"{base}_changes.py"
+    path.write_text(FACTORY.format(base=base, change=change, first=first, last=last))
+    return f"py:{path}:Changes"
+
+
+@pytest.mark.parametrize(
+    ("change", "base", "told"),
+    [
+        (NAN, "demo_rob", r"rob='py:.*:Changes'.* NaN or infinit"),
+        (NAN, "demo_std", r"std='py:.*:Changes': .* NaN or infinity"),
+        ("logits = logits[:, :9]", "demo_rob", r"rob='py:.*:Changes' answers torch.float32 of shape \(\d+, 9\); when"),
+        ("logits = logits.long()", "demo_std", r"std='py:.*:Changes' answers torch.int64 of shape"),
+        ("raise SystemError('gone')", "demo_std", r"std='py:.*:Changes' fails: SystemError: gone"),
+    ],
+)
+def test_a_piece_with_unusable_answers_fails_and_names_the_classifier(
+    tiny: Callable[..., RunConfig], tmp_path: Path, local_session: Any, change: str, base: str, told: str
+) -> None:
+    config = tiny(**{base.removeprefix("demo_"): factory(tmp_path, change, base=base)})
+    with pytest.raises(BaseClassifierError, match=told):  # as the pool is given it, which tries the piece again
+        attack.run(config, session=local_session)
+    attack_folder = Path(config.storage) / config.run_id() / "attack"
+    assert all(problem(path.name, path.read_bytes()) is None for path in attack_folder.glob("part-*.parquet"))
+
+
+def test_an_answer_that_errs_once_heals_with_the_next_try(
+    tiny: Callable[..., RunConfig], tmp_path: Path, local_session: Any
+) -> None:
+    """The rows are those of a classifier that never erred."""
+    config = tiny(rob=factory(tmp_path, NAN, last=FIRST + 3))
+    with pytest.raises(BaseClassifierError, match="NaN or infinit"):
+        attack.run(config, session=local_session)
+    attack.run(config, session=local_session)
+    opened = open_run(config)
+    found = finished_files(opened.store, "attack", opened.partitions, opened.attack_fingerprint)
+    assert list(found) == opened.partitions
+    healed = read_columns(opened.store, "attack", opened.partitions, opened.attack_fingerprint, ["rob_attacked"])
+    undisturbed = tiny(name="undisturbed")
+    attack.run(undisturbed, session=local_session)
+    other = open_run(undisturbed)
+    expected = read_columns(other.store, "attack", other.partitions, other.attack_fingerprint, ["rob_attacked"])
+    assert torch.equal(healed["rob_attacked"], expected["rob_attacked"])
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("column", ["rob_clean", "std_clean", "log_one_minus_margin"])
+def test_a_run_that_an_older_release_has_poisoned_is_mended_by_the_same_command(
+    copied_run: Any, local_session: Any, column: str
+) -> None:
+    """NaN among the rows of a file that is whole, with its entry in the manifest."""
+    opened = open_run(copied_run.config)
+    part, fingerprint = opened.partitions[1], opened.attack_fingerprint
+    path = f"attack/{part.file_name}"
+    footer = read_footer(opened.store, path)
+    assert footer is not None
+    names = pq.ParquetFile(copied_run.folder / path).schema_arrow.names
+    columns = read_columns(opened.store, "attack", [part], fingerprint, names)
+    columns[column][2] = float("nan")
+    content = encode_table(columns, fingerprint, footer.receipt)
+    opened.store.write(path, content)
+    writer = ManifestWriter(opened.store, "attack", fingerprint, {})
+    writer.add(with_checksum(footer.receipt, content))
+    writer.flush()
+    again = pipeline.run(copied_run.config, session=local_session).to_json()
+    assert again["accuracy"] == copied_run.results["accuracy"]
+    assert opened.store.exists(f"{path}.bad-1")
+    assert bool(read_columns(opened.store, "attack", [part], fingerprint, [column])[column].isfinite().all())
+
+
+def test_integers_are_refused_before_anything_runs(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = tiny(std=factory(tmp_path, "logits = logits.long()", first=0, base="demo_std"))
+    with pytest.raises(BaseClassifierError, match=r"std: the output is torch.int64; it must be finite floating-point"):
+        open_run(config)
