@@ -209,6 +209,7 @@ AttackName = Annotated[str, Registered(ATTACKS)]
 ExecutorName = Annotated[str, Registered(EXECUTORS)]
 
 
+_WIDENINGS = 3  # from 8 values an axis to 20: 16 times the candidates, a minute at K = 1,000 and 5,000 images
 # Keys that earlier releases wrote into every run.yaml: their defaults are read, and stay in the run id.
 _GONE_FROM_SEARCH = {"sampler": "grid", "n_trials": 64}
 
@@ -267,6 +268,12 @@ class SearchConfig(Section):
     refine: Repeats = Field(
         default=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
     )
+    widen: Repeats | None = Field(
+        default=None,
+        description="times, at most, that the grid grows beyond an edge on which the best candidate at `beta` lies, "
+        "within scales 0.001 to 1000, powers 0.25 to 16, biases -4 to 4; by default 3, and 0 where scales, powers or "
+        "biases are given",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -287,6 +294,8 @@ class SearchConfig(Section):
         if len(targets) > 1:
             values = ", ".join(f"{name}: {shortened(content[name])}" for name in targets)
             raise ValueError(f"{values} are {len(targets)} targets; a search has one of beta, keep, robust and clean")
+        if content.get("widen") is None:  # a grid that is given, also one of a released run.yaml, stays as it is
+            content["widen"] = 0 if {"scales", "powers", "biases"} & content.keys() else _WIDENINGS
         return {**content, "beta": content["keep"]} if "keep" in targets else content
 
     @model_validator(mode="after")
@@ -517,6 +526,8 @@ class RunConfig(Section):
         }
         values = self.model_dump(mode="json", exclude=left_out)
         values["search"] |= _GONE_FROM_SEARCH
+        if not values["search"]["widen"]:  # as in releases that knew no widening
+            del values["search"]["widen"]
         values["evaluate"]["border_restarts"] = values["evaluate"].pop("joint_starts")  # the name in older run ids
         contents = sorted(load_extensions(self.extensions).values())
         return {"version": RESULTS_VERSION, **values, **({"extensions": contents} if contents else {})}

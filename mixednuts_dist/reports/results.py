@@ -181,7 +181,7 @@ class RunResults:
         - `rounds`: one entry a round of the search and beta: `round`, `beta`, `clean`, `kept_predicted`,
           `kept_measured`, `passes`.
         - `tradeoff`: `predicted`, one entry a beta, largest first: `beta`, `s`, `p`, `c`, `alpha`, `one_minus_alpha`,
-          `clean`, `kept_predicted` (counts of all images, with the prediction's own 95 % interval), `clean_corrected`,
+          `clean`, `robust_predicted` (of all images, with the prediction's own 95 % interval), `clean_corrected`,
           `kept_corrected` (percent to expect on other images; the latter of rob's robust ones);
           `measured_runs`: `beta`, `clean`, `robust`, `run`, `criterion`, `clamp`, s, p, c of every finished run
           beside this one.
@@ -239,7 +239,7 @@ class RunResults:
                     {
                         **parameter_values(entry),
                         "clean": predicted(entry)[0].to_json(),
-                        "kept_predicted": predicted(entry)[1].to_json(),
+                        "robust_predicted": predicted(entry)[1].to_json(),
                         **dict(zip(("clean_corrected", "kept_corrected"), corrected(self, entry), strict=True)),
                     }
                     for entry in search.entries
@@ -393,7 +393,7 @@ def parameter_values(chosen: Choice) -> dict[str, float]:
 
 
 def predicted(entry: Choice) -> tuple[Count, Count]:
-    """Of all images: right on the clean image, and kept under the stored perturbations; with the search's intervals."""
+    """Of all images: right on the clean image, robust under the stored perturbations; with the search's intervals."""
     (clean_low, clean_high), (low, high) = entry.clean_interval, entry.kept_interval
     return (
         Count(entry.clean_correct, entry.total, (100 * clean_low, 100 * clean_high)),

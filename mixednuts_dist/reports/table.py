@@ -35,8 +35,10 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "gpu_seconds": ("GPU time", "GPU time"),
     "core_seconds": ("core time", "Core time"),
     "seconds": ("time", "Time"),
-    "kept_predicted": ("kept, predicted", "Kept, predicted"),
-    "kept_measured": ("kept, measured", "Kept, measured"),
+    # A share of all images is robust, a share of rob's robust images is kept.
+    "robust_predicted": ("robust, predicted", "Robust, predicted"),
+    "kept_predicted": ("kept of rob's, predicted", "Kept of rob's, predicted"),
+    "kept_measured": ("kept of rob's, measured", "Kept of rob's, measured"),
 }
 _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "β": r"$\beta$",

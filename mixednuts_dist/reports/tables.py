@@ -43,10 +43,10 @@ def search_table(search: SearchResult) -> Table:
         ]
         for entry in search.entries
     ]
-    columns = [*_PARAMETERS, *(("clamp", "ln_k") if several else ()), "clean", "kept_predicted"]
+    columns = [*_PARAMETERS, *(("clamp", "ln_k") if several else ()), "clean", "robust_predicted"]
     return Table(
         [*columns], [[f"{row[0]:g}", *row[1:]] for row in rows], bold=f"{search.deployed_beta:g}",
-        printed=["beta", "s", "p", "c", "clean", "kept_predicted"],
+        printed=["beta", "s", "p", "c", "clean", "robust_predicted"],
     )  # fmt: skip
 
 

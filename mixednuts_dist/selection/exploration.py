@@ -16,8 +16,9 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from .choice import Choice
 from .criteria import Criterion, Scores
-from .grid import Grid, Pair
+from .grid import AXES, Grid, Pair
 
+_KEYS = dict(AXES)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _LOG_FLOAT32_STEP = -24 * math.log(2)  # below this log(1 - q), a float32 q is 1
 
@@ -188,8 +189,13 @@ class Exploration:
     parts: tuple[Selection, ...] = ()
 
     def with_parts(self, parts: Iterable[Selection]) -> "Exploration":
-        """The same after more grids."""
-        return replace(self, parts=(*self.parts, *parts))
+        """The same after more grids; a widened grid replaces the one that it holds."""
+        found = list(self.parts)
+        for part in parts:
+            if part.grid.widenings:
+                found = [old for old in found if (old.grid.pair, old.grid.refinement) != (part.grid.pair, 0)]
+            found.append(part)
+        return replace(self, parts=tuple(found))
 
     def before(self, refinement: int) -> "Exploration":
         """What was known before that refinement."""
@@ -245,7 +251,8 @@ def _choice_remarks(choice: Choice, part: Selection) -> list[str]:
     if choice.beta == 0:
         notes.append("nothing is constrained; the cutoff is the largest margin of any attacked image.")
     if choice.on_grid_edge:
-        notes.append(f"the optimum lies on the grid's edge in {', '.join(choice.on_grid_edge)}; widen the grid.")
+        keys = " and ".join(f"search.{_KEYS[name]}" for name in choice.on_grid_edge)
+        notes.append(f"the optimum lies on the grid's edge in {', '.join(choice.on_grid_edge)}; widen {keys}.")
     if choice.n_class_changes:
         notes.append(
             f"the transformation changes the class of {choice.n_class_changes} of {part.n_attacked + part.n_objective} "
@@ -262,14 +269,16 @@ def _choice_remarks(choice: Choice, part: Selection) -> list[str]:
 
 @dataclass(frozen=True)
 class GridRefinements:
-    """First the grid for every clamp and width; then up to `n_refine` finer ones around the best candidate at `beta`.
+    """First the grid for every clamp and width; then wider ones, then finer ones around the best candidate at `beta`.
 
-    A refinement that does not improve the objective is the last one.
+    The grid grows up to `n_widen` times, each time beyond the edges that the best candidate lies on, for the best
+    clamp and width. A refinement that does not improve the objective is the last one.
     """
 
     grid: Grid
     beta: float
     n_refine: int
+    n_widen: int = 0
 
     def propose(self, exploration: Exploration) -> list[Grid]:
         """The grids to try next, given all earlier ones; none where the search is over."""
@@ -277,7 +286,12 @@ class GridRefinements:
             return [replace(self.grid, clamp=clamp, ln_k=ln_k) for clamp, ln_k in exploration.pairs]
         last = exploration.parts[-1].grid.refinement
         best = exploration.choice(self.beta)
-        if best is None or last >= self.n_refine:
+        if best is None:
+            return []
+        first = next(part.grid for part in exploration.parts if part.grid.pair == (best.clamp, best.ln_k))
+        if last == 0 and first.widenings < self.n_widen and (wider := first.wider(best.at)):
+            return [wider]
+        if last >= self.n_refine:
             return []
         before = exploration.before(last).choice(self.beta) if last else None
         if before is not None and before.objective_count == best.objective_count:

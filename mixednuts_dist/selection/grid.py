@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, int | None]  # a clamp and a LayerNorm width
 AXES = (("scale", "scales"), ("power", "powers"), ("bias", "biases"))
+# Where a grid stops to grow. Of the pairs that were searched so far no optimum lay beyond scale 50, power 10 or bias
+# -2.5 to 1; LayerNormed logits are of size 1 to 10, so at a bias of 4 hardly any clamp still bends them.
+WIDEST = {"scales": (1e-3, 1e3), "powers": (0.25, 16.0), "biases": (-4.0, 4.0)}
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Grid:
     clamp: Clamp = "gelu"
     ln_k: int | None = None
     refinement: int = 0  # 0 for a configured grid, then the finer ones around what was found
+    widenings: int = 0  # how often it has grown beyond the configured one
 
     @classmethod
     def checked(
@@ -92,6 +96,20 @@ class Grid:
         grids = (self, *others)
         tried: dict[str, Any] = {name: tuple(sorted({v for g in grids for v in g.axis(name)})) for _, name in AXES}
         return replace(self, **tried)
+
+    def wider(self, at: tuple[float, float, float]) -> Grid | None:
+        """The grid with half as many values more wherever `at` lies at an end, within `WIDEST`; None at its limits.
+
+        >>> Grid((1.0, 2.0), (1.0, 2.0, 3.0), (0.0,)).wider((2.0, 2.0, 0.0)).scales
+        (1.0, 2.0, 4.0)
+        """
+        grown: dict[str, Any] = {}
+        for (name, axis), value in zip(AXES, at, strict=True):
+            if name in self.on_edge(at):
+                more = _beyond(self.axis(axis), value, WIDEST[axis], ratio=axis == "scales")
+                if more:
+                    grown[axis] = tuple(sorted({*self.axis(axis), *more}))
+        return replace(self, **grown, widenings=self.widenings + 1) if grown else None
 
     def zoomed(self, tried: Grid, at: tuple[float, float, float]) -> Grid:
         """A grid of this one's size between the values of `tried` beside `at`; beyond the edge where it lies on one."""
@@ -159,6 +177,14 @@ def _neighbours(
         below = value * value / above if ratio else 2 * value - above
     low, high = (value if end is None else end for end in (below, above))
     return (max(low, value / 2) if positive else low), high
+
+
+def _beyond(values: Sequence[float], edge: float, limits: tuple[float, float], *, ratio: bool) -> tuple[float, ...]:
+    """Half as many values again beyond the `edge` of an axis, as far apart as the two at that edge are."""
+    nearest = min((value for value in values if value != edge), key=lambda value: abs(value - edge))
+    steps = range(1, len(values) // 2 + 1)
+    found = (edge * (edge / nearest) ** i if ratio else edge + (edge - nearest) * i for i in steps)
+    return tuple(value for value in found if limits[0] <= value <= limits[1])
 
 
 def _between(ends: tuple[float, float], count: int, *, ratio: bool = False) -> tuple[float, ...]:

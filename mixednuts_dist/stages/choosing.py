@@ -77,6 +77,7 @@ class Choosing:
             *self._sample_notes(),
             *_comparison_notes(search, self._inputs, exploration),
             *_limit_notes(search, criteria),
+            *_widening_notes(exploration),
         )
         return _result(search, self.records, points, exploration, notes)
 
@@ -172,7 +173,7 @@ def work_of(grid: Grid, criteria: Mapping[Pair, Criterion]) -> int:
 def _explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring) -> Exploration:
     """One grid after another, until the refinements end."""
     exploration = Exploration(search.pairs())
-    proposer = GridRefinements(_grid(search), search.beta, search.refine)
+    proposer = GridRefinements(_grid(search), search.beta, search.refine, search.widen or 0)
     while grids := proposer.propose(exploration):
         found = zip(grids, scoring(grids), strict=True)
         exploration = exploration.with_parts(Selection.of(criteria[grid.pair], grid, scores) for grid, scores in found)
@@ -212,6 +213,19 @@ def _comparison_notes(search: SearchConfig, inputs: SearchInputs, exploration: E
         return (f"beta {search.beta}: the {other} criterion finds nothing: {error}",)
     note = compare_candidates(found.for_beta(search.beta), chosen, inputs.rows())
     return (note,) if note else ()
+
+
+def _widening_notes(exploration: Exploration) -> tuple[str, ...]:
+    """How far a grid has grown because its best candidate lay on its edge."""
+    grown = [part.grid for part in exploration.parts if part.grid.widenings]
+    return tuple(
+        f"The default grid ({grid.clamp}, {layer_norm}) was widened {grid.widenings} time{'s' * (grid.widenings > 1)} "
+        f"because its optimum lay on the edge: search.scales reach from {min(grid.scales):.3g} to "
+        f"{max(grid.scales):.3g}, search.powers from {min(grid.powers):.3g} to {max(grid.powers):.3g}, search.biases "
+        f"from {min(grid.biases):.3g} to {max(grid.biases):.3g}. search.widen: 0 leaves it as it is."
+        for grid in grown
+        for layer_norm in [f"LayerNorm over {grid.ln_k}" if grid.ln_k else "LayerNorm over all logits"]
+    )
 
 
 def _limit_notes(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> tuple[str, ...]:

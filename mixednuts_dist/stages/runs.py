@@ -333,7 +333,7 @@ def _clock_path(stage: str) -> str:
 
 def search_fingerprint(opened: Run) -> str:
     """8 hex digits of all that the search's files depend on."""
-    return digest({"attack": opened.attack_fingerprint, "search": opened.config.search.model_dump(mode="json")})
+    return digest({"attack": opened.attack_fingerprint, "search": opened.config.determinants()["search"]})
 
 
 def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:

@@ -151,7 +151,7 @@ def relaxed_objective(bench: Bench) -> Outcome:
             (name, best.scale, best.bias, best.power, best.alpha, best.objective, selection.n_objective,
              count(right[name]), kept)
         )  # fmt: skip
-    columns = ("objective", "s", "c", "p", "alpha", "value", "images it counts", "clean, exact", "kept_predicted")
+    columns = ("objective", "s", "c", "p", "alpha", "value", "images it counts", "clean, exact", "robust_predicted")
     findings = (
         compared("Clean mixture", ("relaxed", right["relaxed"]), ("paper", right["paper"])),
         compared("Clean mixture", ("exact", right["exact"]), ("relaxed", right["relaxed"])),

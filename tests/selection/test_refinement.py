@@ -121,3 +121,31 @@ def test_remarks_name_the_whole_search() -> None:
     assert first.beta is None
     assert str(first).endswith("float32 could not carry their logits, cutoff or 1 - alpha.")
     assert all(remark.beta == BETA for remark in others)
+
+
+def test_a_grid_widens_where_its_optimum_lies_on_an_edge_until_it_is_inside_or_the_limit_is_reached() -> None:
+    narrow = Grid((0.1, 0.2), (1.0, 1.5), (-0.1, 0.0), (1.0, BETA))
+    plain, widened = (explored(GridRefinements(narrow, BETA, 0, n_widen=n), GELU) for n in (0, 3))
+    assert chosen(plain).on_grid_edge
+    (part,) = widened.parts  # the wide grid holds the narrow one, and replaces it
+    assert 1 <= part.grid.widenings <= 3
+    assert set(narrow) < set(part.grid)
+    assert not chosen(widened).on_grid_edge or part.grid.widenings == 3
+    assert chosen(widened).objective_count >= chosen(plain).objective_count
+
+
+def test_a_grid_grows_at_the_edges_of_a_candidate_alone_and_not_beyond_the_limits() -> None:
+    wider = GRID.wider((10.0, 2.0, -2.0))
+    assert wider is not None and wider.widenings == 1
+    assert wider.scales == (0.1, 1.0, 10.0, pytest.approx(100.0))
+    assert (wider.powers, wider.biases) == (GRID.powers, (-3.0, -2.0, -1.0, 0.0))
+    assert GRID.wider((1.0, 2.0, -1.0)) is None
+    assert replace(GRID, powers=(1.0, 16.0)).wider((1.0, 16.0, -1.0)) is None
+
+
+def test_refinements_begin_where_the_widened_grid_ends() -> None:
+    narrow = Grid((0.1, 0.2), (1.0, 1.5), (-0.1, 0.0), (1.0, BETA))
+    first, *finer = explored(GridRefinements(narrow, BETA, 1, n_widen=1), GELU).parts
+    assert first.grid.widenings == 1
+    assert [part.grid.refinement for part in finer] == [1]
+    assert finer[0].grid.shape == narrow.shape

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.config import RunConfig, digest, parse_config
 from mixednuts_dist.errors import ConfigError
 from mixednuts_dist.mixing.mixture import mixed_clean_correct
 from mixednuts_dist.stages import attack, search
-from mixednuts_dist.stages.runs import reopen_run, searched_images
+from mixednuts_dist.stages.runs import reopen_run, search_fingerprint, searched_images
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.storage.tables import read_attack_records, read_columns
 from tests.conftest import tiny_content
@@ -153,4 +153,31 @@ def test_bad_settings_are_refused(configured: Configured, changes: dict[str, Any
 
 
 def test_the_keys_of_the_sampler_in_a_released_run_are_read_and_its_id_is_kept(configured: Configured) -> None:
-    assert configured(sampler="grid", n_trials=64).run_id() == configured().run_id()
+    released = configured(sampler="grid", n_trials=64)
+    assert released.run_id() == configured().run_id()
+    stored = {**released.search.model_dump(mode="json"), "sampler": "grid", "n_trials": 64}
+    assert stored.pop("widen") == 0  # its grid is given
+    assert released.determinants()["search"] == stored
+    opened = reopen_run(released)
+    assert search_fingerprint(opened) == digest({"attack": opened.attack_fingerprint, "search": stored})
+
+
+def test_only_the_default_grid_widens_itself_and_says_how_far(configured: Configured, local_session: Any) -> None:
+    content = configured().model_dump(mode="json")
+    content["search"] = {"beta": 0.9, "betas": [0.9], "rounds": 0}
+    config = parse_config(content)
+    assert config.search.widen == 3 and configured().search.widen == 0
+    assert parse_config({**content, "search": {**content["search"], "widen": 0}}).run_id() != config.run_id()
+    attack.run(config, session=local_session)
+    result = search.run(config, session=local_session)
+    rows, (note,) = candidates(config), [note for note in result.notes if "was widened" in note]
+    assert len(rows) == result.n_candidates > 512
+    reached = [f"search.{name}s reach" for name in ("scale",)]
+    assert all(text in note for text in (*reached, f"{max(row['power'] for row in rows):.3g}", "search.widen: 0"))
+    assert_best(result, rows)
+    plain = parse_config({**content, "search": {**content["search"], "widen": 0}})
+    attack.run(plain, session=local_session)
+    narrow = search.run(plain, session=local_session)
+    assert narrow.n_candidates == 512 and narrow.deployed().on_grid_edge
+    assert any("; widen search." in note for note in narrow.notes)
+    assert result.deployed().clean_correct >= narrow.deployed().clean_correct
