@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -546,6 +546,12 @@ class RunConfig(Section):
 _AnySection = TypeVar("_AnySection", bound=Section)
 
 
+def section_in(annotation: Any) -> type[Section] | None:
+    """The section that a key holds, where it holds one, required or not."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+
+
 def config_with_stages(names: Iterable[str]) -> type[RunConfig]:
     """The configuration with a key for each of these registered stages; None, the default, does not ask for it."""
     return _with_keys(tuple((name, STAGES.get(name).Keys, STAGES.entries()[name].describes) for name in sorted(names)))
@@ -648,8 +654,6 @@ def _valid_keys(section: type[BaseModel], location: Sequence[Any]) -> list[str]:
     """The keys of the section at `location`."""
     model = section
     for part in location:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        model = RangeConfig
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            model = annotation
+        found = section_in(model.model_fields[part].annotation) if part in model.model_fields else None
+        model = found or RangeConfig
     return sorted([*model.model_fields, *(stages_with_keys() if issubclass(model, RunConfig) else ())])

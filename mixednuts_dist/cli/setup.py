@@ -19,9 +19,9 @@ from ..config import (
     RangeConfig,
     Registered,
     RunConfig,
-    Section,
     config_with_stages,
     load_config,
+    section_in,
     stages_with_keys,
 )
 from ..errors import ConfigError, MixedNutsError
@@ -224,15 +224,11 @@ def config_reference() -> str:
 def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every key of a section and of the sections in it, in the order of the file."""
     for name, field in model.model_fields.items():
-        section = next((each for each in (field.annotation, *get_args(field.annotation)) if _is_section(each)), None)
+        section = section_in(field.annotation)
         if section is not None:
             yield from fields_of(section, f"{prefix}{name}.")
         if section is None or not section.model_fields:
             yield f"{prefix}{name}", field
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 def _line(path: str, field: FieldInfo) -> str:

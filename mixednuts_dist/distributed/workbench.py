@@ -124,7 +124,7 @@ class Workbench:
         return self._decisions(x)[0]
 
     def summary(
-        self, classifier: str, clean_BK: Tensor, y: Tensor, robust_B: Tensor, n_forward: int, n_backward: int
+        self, classifier: str, clean_BK: Tensor, y: Tensor, robust_B: Tensor, n_forward: int, n_backward: int = 0
     ) -> dict[str, Any]:
         """The receipt's counts, of the classifier of that name."""
         return {

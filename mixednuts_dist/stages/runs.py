@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from ..config import RunConfig, digest
+from ..config import RunConfig, digest, parse_config
 from ..errors import (
     BaseClassifierError,
     ConfigError,
@@ -112,6 +112,21 @@ def reopen_run(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) ->
     if not store.exists(_RUN):
         raise MissingArtifact(f"run {config.run_id()} has not begun under {config.storage}. Run: mixednuts attack")
     return Run(config, store, _read_inputs(store))
+
+
+def stored_run(store: Store) -> Run:
+    """A run as its own folder says it, without its configuration file; imports its extensions.
+
+    Raises:
+        MissingArtifact: where there is none.
+        DamagedFile: where `run.yaml` is not what was written.
+        ConfigError: for a configuration that this release does not read, or an extension that is not here.
+    """
+    if not store.exists(_RUN):
+        raise MissingArtifact(f"{store.uri} holds no run: there is no {_RUN} in it. Give a run's folder or URI")
+    inputs = _read_inputs(store)
+    config = yaml.safe_load(store.read(_RUN))["config"]
+    return Run(parse_config(config, store.address(_RUN)), store, inputs)
 
 
 def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:

@@ -1,29 +1,17 @@
 """What a stage is: a file that says what it computes of each image, and how it shows in the commands.
 
 To add one, register a subclass of `Stage` in a file of its own, in this folder or anywhere else (then name the file in
-the configuration: `extensions: [my_stage.py]`)::
+the configuration: `extensions: [my_stage.py]`); docs/inside.md has one in fifteen lines. It says
 
-    @STAGES("flip", describes="the classes of mirrored images")
-    class Flip(Stage):
-        class Keys(Section):
-            axis: int = Field(default=-1, description="the axis that is mirrored")
+- `Keys`: its section of the configuration, under the stage's name; without the key the run is not asked for the stage;
+- `needs` and `of_mixture`: what has to be there before it;
+- `compute(worker, piece)`: what a worker computes of a piece of the images, and `columns`, what these are called;
+- `passes`, for `estimate`; `words`, for the report's table.
 
-        columns = {"mirrored_class": "rob's class of the mirrored image"}
-
-        def compute(self, worker, piece):
-            x, y = worker.images(piece)
-            clean, mirrored = worker.logits(worker.model, x), worker.logits(worker.model, x.flip(self.keys.axis))
-            right = mirrored.argmax(dim=1) == y
-            counts = worker.summary(worker.model_name, clean, y, right, 2 * len(x), 0)
-            return {"mirrored_class": mirrored.argmax(dim=1)}, counts
-
-        def passes(self, opened):
-            return {self.model_name(opened.config): (2, 0)}
-
-A configuration asks for it with its key (`flip: {}`). Then it is part of `mixednuts run`, a command of its own
-(`mixednuts flip CONFIG`), and in `status`, `estimate`, `verify` and the report. Its rows lie in `<run>/<name>/`, a
-Parquet file a partition; they are computed on the pool and what is done is skipped. The key is no part of the run id,
-but of the stage's own fingerprint, so a stage is added to a run that is finished.
+Then it is part of `mixednuts run`, a command of its own (`mixednuts NAME CONFIG`), and shown by `status`, `estimate`,
+`verify` and the report. Its rows lie in `<run>/<name>/`, a Parquet file a partition; they are computed on the pool and
+what is done is skipped. Its keys are part of its own fingerprint and not of the run id, so that a stage can be added to
+a finished run.
 
 This module and those of the built-in stages import PyTorch only where a worker computes: `status` does without.
 """

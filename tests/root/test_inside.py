@@ -41,6 +41,7 @@ def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
         data={"uri": "mirrored:24"},
         std="mirror:std",
         rob="mirror:rob",
+        flip={},
     )
     content["search"] |= {"clamp": "cube", "criterion": "fewest"}
     content["evaluate"] |= {"attacks": ["apgd-gap"]}
@@ -53,6 +54,7 @@ def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
     assert selected["criterion"] == "fewest"
     assert {entry["clamp"] for entry in selected["entries"]} == {"cube"}
     assert results.n_images == 24
+    assert [row.classifier for row in results.stages] == ["mixed, flip"]
     outcome = study.run(config, "images", session=ray_session)["images"]
     assert outcome.findings == ("There are 24 images.",)
     assert "There are 24 images." in capsys.readouterr().out

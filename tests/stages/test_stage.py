@@ -1,0 +1,181 @@
+"""A stage is one file: the toy of docs/inside.md runs, resumes and shows wherever a run does."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from rich.console import Console
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.cli import main
+from mixednuts_dist.cli.status import print_status, run_status
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.deployment.loading import read_run
+from mixednuts_dist.errors import ConfigError, FingerprintMismatch, InvalidInputError, MissingArtifact
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.stages import estimate
+from mixednuts_dist.stages.runs import open_run
+from mixednuts_dist.stages.stage import stage_of, stages_of
+from mixednuts_dist.storage.manifest import verify
+from mixednuts_dist.storage.tables import read_columns
+from tests.conftest import tiny_content
+from tests.stages.test_pipeline import Watcher
+
+PAGE = (Path(__file__).parents[2] / "docs" / "inside.md").read_text()
+(FLIP,) = (block for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if '@STAGES("flip"' in block)
+DIES = """
+import os, signal
+
+whole = Flip.compute
+
+
+def compute(self, worker, piece):
+    if piece.index == 1 and os.path.exists("die"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(self, worker, piece)
+
+
+Flip.compute = compute
+"""
+
+
+@pytest.fixture
+def flip(tmp_path: Path) -> Path:
+    """The toy's file."""
+    (tmp_path / "flip.py").write_text(FLIP)
+    return tmp_path / "flip.py"
+
+
+@pytest.fixture
+def asking(tiny: Callable[..., RunConfig], flip: Path) -> Callable[..., RunConfig]:
+    """Tiny configurations that ask for the toy."""
+    return lambda **changes: tiny(**{"extensions": [str(flip)], "flip": {}, **changes})
+
+
+def test_a_stage_from_outside_runs_on_the_pool_and_shows_wherever_a_run_does(
+    asking: Callable[..., RunConfig], ray_session: Any, local_session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = asking()
+    assert [stage.name for stage in stages_of(config)] == ["attack", "evaluate", "flip"]
+    results = pipeline.run(config, session=local_session)
+    opened, stage = open_run(config), stage_of(config, "flip")
+    for path in (Path(opened.store.uri) / "flip").rglob("*.parquet"):
+        path.unlink()
+    print_status(run_status(config), Console(width=120))
+    assert "flip     nothing finished yet" in capsys.readouterr().out
+    stage.run(config, session=ray_session)  # on the pool's actors
+
+    (row,) = results.stages
+    rows = read_columns(opened.store, "flip", opened.partitions, stage.fingerprint(opened), ["mirrored_class"])
+    x, y = open_dataset("digits").read(0, 24)
+    mixed = read_run(opened.store.uri).classifier()
+    assert torch.equal(rows["mirrored_class"], mixed(x.flip(-1)).argmax(dim=1))
+    assert (row.classifier, row.attack) == ("mixed, flip", "the classes of mirrored images")
+    assert row.robust.correct == int((rows["mirrored_class"] == y).sum())
+    assert results.to_json()["stages"]["mixed, flip"]["robust"]["correct"] == row.robust.correct
+    assert [cost.stage for cost in results.costs] == ["attack", "evaluate", "flip"]
+    assert "mixed, flip" in (Path(opened.store.uri) / "report/table.csv").read_text()
+    print_status(run_status(config), Console(width=120))
+    assert re.search(r"flip +3/3 +mixed", capsys.readouterr().out)
+    assert verify(opened.store)[0] == []
+    measured = estimate.run(config, session=local_session).stages[-1]
+    assert (measured.stage, measured.images_left, measured.passes) == ("flip", 0, (2, 0))
+
+
+def test_a_killed_stage_goes_on_from_what_it_has_written(tmp_path: Path) -> None:
+    """The process is killed outright in the middle of the second of three partitions."""
+    (tmp_path / "flip.py").write_text(FLIP + DIES)
+    content = tiny_content(tmp_path / "runs", std=None, extensions=["flip.py"], flip={"axis": -2})
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "die").write_text("")
+    command = [sys.executable, "-m", "mixednuts_dist", "flip", "tiny.yaml", "--set=compute.executor=debug"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (folder,) = (tmp_path / "runs").glob("tiny-*/flip")
+    first = (folder / "part-00000.parquet").stat()
+    assert [path.name for path in folder.glob("*.parquet")] == ["part-00000.parquet"]
+    (tmp_path / "die").unlink()
+    again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "2 partitions computed, 1 was done already" in again.stderr
+    assert (folder / "part-00000.parquet").stat().st_mtime_ns == first.st_mtime_ns
+
+
+def test_a_stage_is_added_to_a_finished_run_and_other_keys_are_no_part_of_its_rows(
+    asking: Callable[..., RunConfig], local_session: Any
+) -> None:
+    without, config = asking(std=None, flip=None), asking(std=None)
+    assert without.run_id() == config.run_id()
+    watcher = Watcher()
+    stage_of(config, "flip").run(config, session=local_session, progress=watcher)
+    assert len(watcher.computed) == 3
+    watcher = Watcher()
+    stage_of(config, "flip").run(config, session=local_session, progress=watcher)
+    assert watcher.computed == []
+    other = asking(std=None, flip={"axis": -2})
+    with pytest.raises(FingerprintMismatch, match="belongs to fingerprint"):
+        stage_of(other, "flip").run(other, session=local_session)
+    with pytest.raises(InvalidInputError, match=r"does not ask for the stage 'flip'; give it the key `flip: \{\}`"):
+        stage_of(without, "flip")
+
+
+def test_a_stage_about_the_mixture_needs_the_search(asking: Callable[..., RunConfig], local_session: Any) -> None:
+    config = asking()
+    with pytest.raises(MissingArtifact, match="Run: mixednuts search"):
+        stage_of(config, "flip").run(config, session=local_session)
+
+
+def test_the_name_decides_nothing(tiny: Callable[..., RunConfig], tmp_path: Path, local_session: Any) -> None:
+    """The same class under two names leaves the same rows, each in its own folder."""
+    (tmp_path / "two.py").write_text(FLIP + '\nSTAGES("certify_2", describes="the same")(Flip)\n')
+    config = tiny(std=None, extensions=[str(tmp_path / "two.py")], flip={}, certify_2={})
+    opened, rows = open_run(config), []
+    for stage in stages_of(config)[1:]:
+        stage.complete(opened, local_session, Watcher())
+        fingerprint = stage.fingerprint(opened)
+        rows.append(read_columns(opened.store, stage.name, opened.partitions, fingerprint, ["mirrored_class"]))
+    assert torch.equal(*(row["mirrored_class"] for row in rows))
+
+
+def test_other_columns_than_it_says_and_wrong_keys_and_names_are_refused(
+    tiny: Callable[..., RunConfig], tmp_path: Path, flip: Path, local_session: Any
+) -> None:
+    with pytest.raises(ConfigError, match=r"flip\.axes: unknown key .* Did you mean 'axis'"):
+        tiny(extensions=[str(flip)], flip={"axes": 1})
+    with pytest.raises(ConfigError, match=r"flop: unknown key .* Did you mean 'flip'"):
+        tiny(extensions=[str(flip)], flop={})
+    (tmp_path / "other.py").write_text(
+        FLIP.replace('"flip"', '"mirror"').replace('{"mirrored_class": c', '{"class": c')
+    )
+    config = tiny(std=None, partition_size=24, extensions=[str(tmp_path / "other.py")], mirror={})
+    with pytest.raises(InvalidInputError, match="stage 'mirror' returned the columns class; its `columns` says"):
+        stage_of(config, "mirror").run(config, session=local_session)
+    (tmp_path / "taken.py").write_text(FLIP.replace('"flip"', '"storage"'))
+    with pytest.raises(ConfigError, match="a stage cannot be named 'storage'"):
+        tiny(extensions=[str(tmp_path / "taken.py")])
+
+
+def test_the_command_the_list_and_the_schema_know_it(tmp_path: Path, flip: Path) -> None:
+    content = tiny_content(tmp_path / "runs", extensions=[str(flip)], flip={})
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))
+    config = str(tmp_path / "tiny.yaml")
+    assert "The classes of mirrored images." in CliRunner().invoke(main, ["flip", config, "--help"]).output
+    assert "No such command 'flop'" in CliRunner().invoke(main, ["flop", config]).output
+    assert re.search(
+        r"flip +the classes of mirrored images +\(yours\)", CliRunner().invoke(main, ["list", config]).output
+    )
+    schema = json.loads(CliRunner().invoke(main, ["schema", config]).output)
+    assert "flip" in schema["properties"]
+    assert "flip" not in schema["required"]
+    assert "`flip.axis`" in CliRunner().invoke(main, ["schema", config, "--markdown"]).output
