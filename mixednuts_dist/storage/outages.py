@@ -136,9 +136,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _connection_errors() -> tuple[type[BaseException], ...]:
     if "s3fs" not in sys.modules:
         return (ConnectionError, TimeoutError)
+    from botocore.exceptions import ChecksumError, FlexibleChecksumError, IncompleteReadError
     from s3fs.core import S3_RETRYABLE_ERRORS
 
-    return (ConnectionError, TimeoutError, *S3_RETRYABLE_ERRORS)
+    corrupted = ChecksumError, FlexibleChecksumError, IncompleteReadError  # an answer that is not what was stored
+    return (ConnectionError, TimeoutError, *corrupted, *S3_RETRYABLE_ERRORS)
 
 
 def _one_line(error: Exception) -> str:

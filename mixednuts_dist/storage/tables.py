@@ -8,10 +8,10 @@ from __future__ import annotations
 import io
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,12 +32,15 @@ SURVIVED = "survived_"  # column prefix; the attack's name follows
 FLAG = "flag_"  # column prefix; the red flag's name follows
 FOOTER = b"mixednuts"
 _IMAGES = ("x_adv",)  # far larger than all else; the attacks keep them in [0, 1]
+_READS = 20  # of a file that is whole and came damaged
 _ROWS_AT_A_TIME = 16  # of images, where only a few are wanted
 _FILES_AHEAD = 8  # read before their turn, while a reader works on the one before
 _TAIL_BYTES = 2**16  # holds any footer of ours: a few kilobytes
 _CHECKED = {"page_checksum_verification": True}
 # What pyarrow and we raise at bytes that are not those that were written; the store's own errors are none of these.
 _UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError)
+
+Rows = TypeVar("Rows")
 
 
 @dataclass(frozen=True)
@@ -251,9 +254,11 @@ def read_rows(
     """
     import torch
 
-    path, found = f"{stage}/{partition.file_name}", {}
-    with store.open(path) as file:
-        try:
+    path = f"{stage}/{partition.file_name}"
+
+    def read() -> Tensor:
+        found = {}
+        with store.open(path) as file:
             parquet = pq.ParquetFile(file, **_CHECKED)
             check_footer(store.address(path), _footer(parquet.schema_arrow, store.address(path)), fingerprint)
             field, start = parquet.schema_arrow.field(column), partition.start
@@ -263,9 +268,9 @@ def read_rows(
                         row = pa.Table.from_batches([batch.slice(sample_id - start, 1)])
                         found[sample_id] = _to_tensor(row.column(column), field)
                 start += len(batch)
-            return torch.cat([found[sample_id] for sample_id in sample_ids])
-        except _UNREADABLE as error:
-            raise _unusable(store, path, error) from error
+        return torch.cat([found[sample_id] for sample_id in sample_ids])
+
+    return _until_readable(store, path, read)
 
 
 def _read_one(
@@ -273,7 +278,7 @@ def _read_one(
 ) -> dict[str, Tensor]:
     import torch
 
-    try:
+    def read() -> dict[str, Tensor]:
         with store.open(path, size) as file:
             parquet = pq.ParquetFile(file, pre_buffer=True, **_CHECKED)
             check_footer(store.address(path), _footer(parquet.schema_arrow, store.address(path)), fingerprint)
@@ -284,9 +289,21 @@ def _read_one(
             raise ValueError(bad)
         if len(table) != len(expected) or not torch.equal(values.get("sample_id", expected), expected):
             raise ValueError(f"it does not hold {partition}")
-    except _UNREADABLE as error:
-        raise _unusable(store, path, error) from error
-    return values
+        return values
+
+    return _until_readable(store, path, read)
+
+
+def _until_readable(store: Store, path: str, read: Callable[[], Rows]) -> Rows:
+    """`read()`, again where the file is whole: its ranges have no checksums on the way, only its pages have."""
+    for tries_left in reversed(range(_READS)):
+        try:
+            return read()
+        except _UNREADABLE as error:
+            unusable = _unusable(store, path, error)
+            if isinstance(unusable, DamagedFile) or not tries_left:
+                raise unusable from error
+    raise AssertionError  # the last try returns or raises
 
 
 def _of_another_shape(

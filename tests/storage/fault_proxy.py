@@ -1,6 +1,10 @@
-"""Throttled, broken and silent connections in front of a real server, as many as asked for; then it steps aside."""
+"""Throttled, broken and silent connections in front of a real server, as many as asked for; then it steps aside.
+
+`CorruptingProxy` lets all of them through and flips a byte of some answers, or cuts them.
+"""
 
 import contextlib
+import random
 import socket
 import struct
 import threading
@@ -61,3 +65,44 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         while content := source.recv(2**16):
             target.sendall(content)
         target.shutdown(socket.SHUT_WR)
+
+
+class CorruptingProxy(FaultProxy):
+    """Of the files that are read a share comes with a flipped byte or is cut; listings and writes pass as they are."""
+
+    def __init__(self, endpoint: str, share: float, seed: int = 0) -> None:
+        self._share, self._draw, self.n_corrupted = share, random.Random(seed), 0
+        super().__init__(endpoint, "corruption", 0)
+
+    def _connect(self, client: socket.socket) -> None:
+        server = socket.create_connection((self._server.hostname, self._server.port))
+        self._open.append(server)
+        asked: list[bytes] = [b""]  # the request that is being answered
+        threading.Thread(target=self._pass_requests, args=(client, server, asked), daemon=True).start()
+        threading.Thread(target=self._pass_answers, args=(server, client, asked), daemon=True).start()
+
+    def _pass_requests(self, client: socket.socket, server: socket.socket, asked: list[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            while content := client.recv(2**16):
+                asked[0] = content if content[:4] in (b"GET ", b"PUT ", b"HEAD", b"POST", b"DELE") else asked[0]
+                server.sendall(content)
+            server.shutdown(socket.SHUT_WR)
+
+    def _pass_answers(self, server: socket.socket, client: socket.socket, asked: list[bytes]) -> None:
+        doomed = False
+        with contextlib.suppress(OSError):
+            while content := server.recv(2**16):
+                head = content.find(b"\r\n\r\n") + 4 if content.startswith(b"HTTP/1.1 20") else 0
+                if head:
+                    file = asked[0].startswith(b"GET ") and b"list-type" not in asked[0].partition(b"\r")[0]
+                    doomed = file and self._draw.random() < self._share
+                if doomed and len(content) > head:
+                    doomed, self.n_corrupted = False, self.n_corrupted + 1
+                    if self._draw.random() < 0.3:
+                        client.sendall(content[: (head + len(content)) // 2])
+                        break
+                    place = self._draw.randrange(head, len(content))
+                    content = content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+                client.sendall(content)
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)

@@ -14,6 +14,7 @@ import pytest
 import s3fs
 import torch
 
+from mixednuts_dist import pipeline
 from mixednuts_dist.config import parse_config
 from mixednuts_dist.errors import MissingArtifact, StoreError
 from mixednuts_dist.stages.runs import Inputs, Run, finished_partitions
@@ -22,9 +23,9 @@ from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store, concurrently
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
-from tests.conftest import tiny_content
+from tests.conftest import Finished, tiny_content
 from tests.object_store import ObjectStore
-from tests.storage.fault_proxy import FaultProxy
+from tests.storage.fault_proxy import CorruptingProxy, FaultProxy
 from tests.storage.test_tables import columns, receipt
 
 
@@ -142,6 +143,27 @@ def test_throttling_and_broken_connections_pass(
         assert proxy.faults_left == 0
     finally:
         proxy.close()
+
+
+@pytest.mark.usefixtures("fresh_connections", "no_pictures")
+def test_a_run_ends_as_ever_though_a_third_of_what_is_read_comes_damaged(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tiny_run: Finished, local_session: Any
+) -> None:
+    """Bytes are flipped and answers cut on the way; what lies in the bucket is whole, and none of it is set aside."""
+    monkeypatch.setattr(outages, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(outages, "_LONGEST_WAIT", 0.05)
+    proxy = CorruptingProxy(object_store.endpoint, 0.3)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    try:
+        config = tiny_run.config.with_changes(storage=object_store.uri("corrupted"))
+        results = pipeline.run(config, session=local_session).to_json()
+        assert proxy.n_corrupted > 10
+        store = Store(object_store.uri("corrupted")).child(config.run_id())
+        names = [name for folder in ("", "attack", "search", "evaluate") for name in store.names(folder)]
+        assert not [name for name in names if ".bad-" in name]
+    finally:
+        proxy.close()
+    assert results["accuracy"] == tiny_run.results["accuracy"]
 
 
 def test_a_killed_server_is_waited_for(store: Store, object_store: ObjectStore) -> None:
