@@ -8,6 +8,15 @@ import logging
 from datetime import UTC, datetime
 
 
+def printable(text: str) -> str:
+    """The text with its control characters written out; what a classifier raises may hold escape sequences.
+
+    >>> printable("red: \\x1b[31m")
+    'red: \\\\x1b[31m'
+    """
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+
+
 class MixedNutsError(Exception):
     """Root of every error that this package raises on purpose."""
 

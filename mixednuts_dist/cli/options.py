@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,13 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 
 from ..config import RunConfig, load_config
-from ..errors import MixedNutsError, log_json
+from ..errors import MixedNutsError, log_json, printable
 from ..uris import check_uris
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 1.0  # seconds between signals of one cause
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _ALARM = getattr(signal, "SIGALRM", None)  # Windows has none: an interrupt is raised once there
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
@@ -135,7 +136,7 @@ GOES_ON = "interrupted: what is written is kept; the same command goes on from t
 
 @contextmanager
 def reported(verbose: bool, interrupted: str = GOES_ON) -> Iterator[Console]:
-    """A console on stderr; our errors become one red line and exit status 1, Ctrl-C a hint and 130, SIGTERM 143."""
+    """A console on stderr; our errors become one red line and exit status 1, a signal a hint and 128 + its number."""
     console = Console(stderr=True)
     _configure_logging(verbose, console)
     received: list[int] = []
@@ -147,18 +148,19 @@ def reported(verbose: bool, interrupted: str = GOES_ON) -> Iterator[Console]:
         except (Exception, KeyboardInterrupt) as error:
             # In the middle of an import or inside of Ray an interrupt may come out as an error of any kind.
             if received or isinstance(error, KeyboardInterrupt):
-                console.print(interrupted, highlight=False)
+                with suppress(OSError):  # the terminal may be closed
+                    console.print(interrupted, highlight=False)
                 sys.exit(128 + (received[0] if received else signal.SIGINT))
             if not isinstance(error, MixedNutsError):
                 raise
             console.print(f"[red]{type(error).__name__}[/red]: ", end="")
-            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(str(error)), markup=False, highlight=False, soft_wrap=True)
             sys.exit(1)
 
 
 @contextmanager
 def _signals_kept(received: list[int]) -> Iterator[None]:
-    """In here SIGINT (Ctrl-C) and SIGTERM, which Slurm and spot machines send, both raise KeyboardInterrupt.
+    """In here SIGINT (Ctrl-C), SIGTERM (Slurm, spot machines) and SIGHUP (a closed terminal) raise KeyboardInterrupt.
 
     Of signals that come at once only the first one does: `uv run` passes on what the whole group gets as well. It is
     raised again each second as long as it is not on its way out: code that interrupts fall into may swallow them, such
@@ -188,13 +190,15 @@ def _signals_kept(received: list[int]) -> Iterator[None]:
         if not _is_ending():
             raise KeyboardInterrupt
 
-    handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Under nohup SIGHUP is ignored, and stays so.
+    kept = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers: dict[Any, Any] = {number: signal.signal(number, interrupt) for number in kept}
     sys.unraisablehook = tell_errors
     try:
         yield
     finally:
         sys.unraisablehook = tell_unraisable
-        if _ALARM in handlers:
+        if _ALARM and _ALARM in handlers:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(_ALARM, handlers.pop(_ALARM) or signal.SIG_DFL)
         for number, handler in handlers.items():  # a further signal does not kill the command while it ends

@@ -131,14 +131,23 @@ def _for_this_process_alone() -> Iterator[None]:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Ray's start puts its own handler for SIGTERM in the place of the caller's; in here the caller's comes back."""
+    """Ray's start puts its own handler for SIGTERM in the place of the caller's; in here the caller's comes back.
+
+    Until then Ray's handler answers the signal with `sys.exit(SIGTERM)`; the signal is raised again for the caller's.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before, received = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}, False
     try:
         yield
+    except SystemExit as error:
+        received = error.code == signal.SIGTERM
+        if not received:
+            raise
     finally:
         for number, handler in before.items():
             if handler is not None:  # it was not set from Python
                 signal.signal(number, handler)
+        if received:
+            signal.raise_signal(signal.SIGTERM)

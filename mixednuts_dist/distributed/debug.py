@@ -37,7 +37,10 @@ class _Here:
         """The answer; what the method raises is raised here."""
         future = Future[Any]()
         with _signals_end_it_whole():
-            future.set_result(getattr(self._worker, method)(*arguments))
+            try:
+                future.set_result(getattr(self._worker, method)(*arguments))
+            except SystemExit as error:  # it would end the command without a word
+                raise RuntimeError(f"sys.exit({error.code!r}) was called in {method}") from error
         return future
 
     def end(self) -> None:
@@ -66,9 +69,12 @@ def _signals_end_it_whole() -> Iterator[None]:
         if at_work and len(received) == 1:
             raise _SignalReceived
 
-    # The alarm raises an interrupt again that was swallowed before.
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGALRM] if hasattr(signal, "SIGALRM") else [])]
-    before = {number: signal.signal(number, receive) for number in numbers}
+    # The alarm raises an interrupt again that was swallowed before. What is ignored, as SIGHUP under nohup, stays so.
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {
+        number: signal.signal(number, receive) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     except _SignalReceived:

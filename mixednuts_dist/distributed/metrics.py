@@ -1,4 +1,4 @@
-"""Counters for Prometheus on every node's export port: `ray_mixednuts_*`, by run and stage.
+"""Counters for Prometheus on every node's export port: `ray_mixednuts_*_total`, by run and stage.
 
 A stage counts by the first part of its folder: rounds as "search" and the variants of studies as "studies", so that the
 number of time series does not grow with them. `jobs/grafana.json` shows all of them.

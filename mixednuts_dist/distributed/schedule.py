@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import PartitionFailed
+from ..errors import PartitionFailed, printable
 from ..storage.partitions import Partition, Span, span_of, uncovered, whole_of, without_overlaps
 from ..storage.store import Store
 
@@ -259,6 +259,7 @@ class Failures:
     def failed(self, work: Work, reason: str, log: str, machine: str = "") -> bool:
         """One more try is used up; True where another one is left."""
         record = self._records.setdefault(work, _Record())
+        reason = printable(reason)
         record.tries, record.reason, record.log = record.tries + 1, reason, log
         self._failed_on.add(machine)
         logger.warning("%s: try %d of %d failed: %s", work, record.tries, self.max_tries, reason)

@@ -5,7 +5,12 @@ import subprocess
 import sys
 import time
 
+import click
 import pytest
+
+from mixednuts_dist.cli import main
+from mixednuts_dist.cli.options import reported
+from mixednuts_dist.errors import BaseClassifierError
 
 COMMAND = """
 import atexit
@@ -55,7 +60,7 @@ def command(work: str, puts_away: float) -> "subprocess.Popen[str]":
     return process
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_that_come_at_once_end_a_command_with_one_line(number: signal.Signals, status: int) -> None:
     """`uv run` passes on what the whole process group has got already."""
     with command("ordinary", puts_away=0.3) as process:
@@ -78,3 +83,50 @@ def test_a_signal_that_is_swallowed_ends_a_command_nevertheless(work: str, puts_
     assert told == INTERRUPTED + "\n"
     assert out == ("" if work == "ordinary" else "swallowed\n")
     assert time.monotonic() - began >= puts_away
+
+
+def test_a_command_under_nohup_goes_on_after_its_terminal_is_closed() -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    code = ignoring + COMMAND.replace("WORK", "ordinary").replace("PUTS_AWAY", "0.1")
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "ready\n"
+        one.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert one.poll() is None
+        one.send_signal(signal.SIGTERM)
+        assert one.wait(60) == 143
+
+
+def test_escape_sequences_of_an_error_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with click.Context(main), pytest.raises(SystemExit), reported(verbose=False):
+        raise BaseClassifierError("no \x1b[2J\x1b]0;title\x07 weights")
+    assert r"no \x1b[2J\x1b]0;title\x07 weights" in capsys.readouterr().err
+
+
+STARTING = """
+import os, signal, click, ray
+from mixednuts_dist.cli.options import reported
+from mixednuts_dist.distributed.cluster import connect
+
+@click.command()
+@click.pass_context
+def main(ctx):
+    ctx.find_root().params["log_format"] = "text"
+    with reported(verbose=False):
+        connect(None)
+
+def init(**_):  # as Ray's own does, before it has started
+    from ray._private.utils import set_sigterm_handler
+    set_sigterm_handler(lambda number, _: os.sys.exit(number))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+ray.init = init
+main()
+"""
+
+
+def test_sigterm_while_ray_starts_ends_a_command_with_one_line() -> None:
+    done = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (143, INTERRUPTED + "\n")
