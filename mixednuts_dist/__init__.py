@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .selection.selection import Selection, select_parameters, select_parameters_exact
     from .threat import ThreatModel
 
+__version__ = "0.3.0"
+
 __all__ = [
     "Arithmetic",
     "AttackBudget",

@@ -19,8 +19,9 @@ from .apgd import float32_phases
 from .attack import Phase, Setting, phases_of
 from .budget import STANDARD_ATTACKS, AttackBudget
 from .engine import CACHED, CLEAN, Engine, Finished, Group
+from .entry import checked_labels
 from .gradient_model import AttackedModel, AttackMode, shape_of
-from .judge import Judge, check_images
+from .judge import Judge
 from .outcome import AttackOutcome
 from .progress import Progress, shown_or
 
@@ -62,7 +63,7 @@ def adaptive_autoattack(
         batch_size, precision, arithmetic, progress, verbose: as in `minimum_margin_attack`.
 
     Raises:
-        InvalidInputError: for an unknown attack or mode, or images that do not fit.
+        InvalidInputError: for an unknown attack or mode, and as in `minimum_margin_attack`.
 
     Example:
         >>> from mixednuts_dist import LogitTransform
@@ -73,7 +74,7 @@ def adaptive_autoattack(
         >>> found.robust.shape, list(found.survived)
         (torch.Size([5]), ['apgd-ce'])
     """
-    check_images(x_BCHW, y_B)
+    y_B = checked_labels(mixed, x_BCHW, y_B, threat, attacks)
     engine = ensemble_engine(
         mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget or AttackBudget(),
         shape=shape_of(batch_size, mixed, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
@@ -108,7 +109,7 @@ def autoattack(
         >>> bool((found.robust == (model(found.x_adv).argmax(1) == y)).all())
         True
     """
-    check_images(x_BCHW, y_B)
+    y_B = checked_labels(model, x_BCHW, y_B, threat, attacks)
     engine = ensemble_engine(
         model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget or AttackBudget(),
         shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),

@@ -111,7 +111,7 @@ class AttackedModel:
         """Any classifier; a `MixedClassifier` is attacked through its surrogate, as `mode` says.
 
         An `arithmetic` makes fast copies, and tries them on some of the images `like_BCHW`, `rows` at a time. A
-        function that is no torch module is attacked as it is where the arithmetic may choose.
+        function that is no torch module is attacked as it is, in float32, where the arithmetic may choose that.
         """
         if mode not in get_args(AttackMode):
             raise InvalidInputError(
@@ -121,7 +121,10 @@ class AttackedModel:
         def through(made: Any, tf32: bool = False, compiled: bool = False) -> GradientModel:
             return GradientModel(_passes_through(made, mode), tf32, compiled, proven_before(model, made, mode, tf32))
 
-        if arithmetic is None or (arithmetic.precision == "auto" and not isinstance(model, nn.Module)):
+        as_it_is = (
+            not isinstance(model, nn.Module) and arithmetic is not None and arithmetic.precision in ("auto", "fp32")
+        )
+        if arithmetic is None or as_it_is:
             return cls(model, through(model))
         if like_BCHW is None:
             raise InvalidInputError("an arithmetic needs images to try its copies of the networks on: give like_BCHW")

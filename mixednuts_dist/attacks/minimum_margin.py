@@ -15,6 +15,7 @@ from .apgd import float32_phases
 from .attack import NEAR_BORDER, Known, Phase, Setting, phases_of
 from .budget import AttackBudget
 from .engine import Engine, Finished, Group
+from .entry import checked_labels
 from .gradient_model import AttackedModel, shape_of
 from .judge import check_images
 from .progress import Progress, shown_or
@@ -77,7 +78,11 @@ def minimum_margin_attack(
         verbose: show the progress on stderr.
 
     Raises:
-        InvalidInputError: where the images and labels do not fit each other or the images leave [0, 1].
+        InvalidInputError: where images and labels do not fit each other or the model, or the images leave [0, 1]; for
+            a model that is in training mode, fails, is random, or changes its input.
+
+    Warns:
+        UserWarning: where the model has no gradient.
 
     Example:
         >>> import torch
@@ -87,7 +92,7 @@ def minimum_margin_attack(
         >>> bool(((found.x_adv - x).abs() <= 0.1 + 1e-6).all()), len(found.margin)
         (True, 5)
     """
-    check_images(x_BCHW, y_B)
+    y_B = checked_labels(model, x_BCHW, y_B, threat)
     budget = AttackBudget(n_iter, n_target_classes, border_restarts=border_restarts)
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
     engine = margin_engine(

@@ -20,7 +20,7 @@ NO_GRADIENT, NO_SURROGATE_GRADIENT = "no_gradient", "no_climb"
 UNREPEATABLE, UNCONFIRMED = "unrepeatable", "unconfirmed"
 FLAGS = (NO_GRADIENT, NO_SURROGATE_GRADIENT, UNREPEATABLE, UNCONFIRMED)
 
-_TOLERANCE = 1e-3  # between the logits of two passes
+LOGITS_TOLERANCE = 1e-3  # between two passes over the same images, which rounding may move apart
 
 
 def raised_flags(
@@ -38,7 +38,7 @@ def raised_flags(
     return {
         NO_GRADIENT: _without_gradient(attacked.model, x_BCHW, y_B, shape),
         NO_SURROGATE_GRADIENT: _without_gradient(lambda x: attacked.fast.run(x).logits, x_BCHW, y_B, shape),
-        UNREPEATABLE: ~torch.isclose(first_BK, again_BK, rtol=_TOLERANCE, atol=_TOLERANCE).all(dim=1),
+        UNREPEATABLE: ~torch.isclose(first_BK, again_BK, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE).all(dim=1),
         UNCONFIRMED: unconfirmed_B,
     }
 

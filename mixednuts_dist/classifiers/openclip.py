@@ -135,7 +135,7 @@ def _library() -> Any:
     try:
         return import_quietly("open_clip")
     except ImportError as error:
-        raise BaseClassifierError(f"openclip needs {error.name}: pip install 'mixednuts-dist[clip]'") from error
+        raise BaseClassifierError(f"openclip needs {error.name}: pip install open_clip_torch") from error
 
 
 def _is_random(uri: ResourceUri) -> bool:

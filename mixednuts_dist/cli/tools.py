@@ -276,7 +276,7 @@ def serve(
         try:
             from ..deployment import service
         except ImportError as error:
-            raise ClusterError(f"serving needs {error.name}: pip install 'mixednuts-dist[serve]'") from error
+            raise ClusterError(f"serving needs {error.name}: pip install 'ray[serve]'") from error
         options = service.ServiceOptions(max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus)
         with make_executor("ray", address) as session:
             console.print(f"starting {found.run_id}, beta = {found.chosen.beta:g} ...", highlight=False)

@@ -141,7 +141,7 @@ def _onnx_runtime() -> Any:
         import onnxruntime
         import onnxscript  # noqa: F401 - torch.onnx needs it
     except ImportError as error:
-        raise InvalidInputError(f"format onnx needs {error.name}: pip install 'mixednuts-dist[onnx]'") from error
+        raise InvalidInputError(f"format onnx needs {error.name}: pip install onnx onnxruntime onnxscript") from error
     return onnxruntime
 
 

@@ -289,7 +289,7 @@ def send_table(results: RunResults, endpoint: str) -> None:
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult
         from opentelemetry.sdk.resources import Resource
     except ImportError as error:
-        raise StoreError(f"--otlp needs {error.name}: pip install 'mixednuts-dist[otlp]'") from error
+        raise StoreError(f"--otlp needs {error.name}: pip install opentelemetry-exporter-otlp-proto-http") from error
     about = {"run": results.run_id, "dataset": results.dataset, "rob": results.rob, "std": results.std or "none"}
     names = {"service.name": "mixednuts", **{f"mixednuts.{name}": value for name, value in about.items()}}
     reader = InMemoryMetricReader()

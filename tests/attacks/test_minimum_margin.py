@@ -110,6 +110,7 @@ def test_images_that_survive_by_a_hair_are_attacked_again(victim) -> None:
     assert bool((again.margin <= once.margin + 1e-9).all())
 
 
+@pytest.mark.filterwarnings("ignore:the gradient of the model is zero")
 def test_a_constant_classifier_neither_crashes_nor_breaks() -> None:
     class Constant(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

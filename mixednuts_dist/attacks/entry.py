@@ -1,0 +1,124 @@
+"""What the library's attacks refuse before they begin, as runs do: what no verdict could be trusted on.
+
+Shapes: B images of C x H x W, K classes.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from ..acceleration.tf32 import tf32_allowed
+from ..errors import InvalidInputError
+from ..mixing.classifier import MixedClassifier
+from ..register import ATTACKS
+from ..threat import ThreatModel
+from .judge import check_images
+from .red_flags import LOGITS_TOLERANCE, has_gradient
+
+_N_TRIED = 2  # images
+_CHANGED_BY_TRAINING = (_BatchNorm, _InstanceNorm, _DropoutNd, nn.RReLU)
+_DROPS = re.compile("drop|stochastic", re.IGNORECASE)  # timm's DropPath, torchvision's StochasticDepth, a user's own
+_MOST_CHANNELS = 4  # of images whose channels may have been put last
+
+
+def checked_labels(
+    model: Callable[[Tensor], Tensor],
+    x_BCHW: Tensor,
+    y_B: Tensor,
+    threat: ThreatModel,
+    attacks: Sequence[str] | None = None,
+) -> Tensor:
+    """The labels as int64, once model, images, labels, threat and attacks are found fit; nothing of them is changed.
+
+    Warns:
+        UserWarning: where an attack follows a gradient and the model has none.
+
+    Raises:
+        InvalidInputError: for what is no tensor or `ThreatModel`; an unknown attack; labels that are no class of the
+            model; a model that is in training mode, fails, is random, or changes its input.
+    """
+    _check_types(x_BCHW, y_B, threat, attacks)
+    check_images(x_BCHW, y_B)
+    _check_mode(model)
+    logits_BK = _tried_logits(model, x_BCHW[:_N_TRIED].detach())
+    if int(y_B.min()) < 0 or int(y_B.max()) >= logits_BK.shape[1]:
+        raise InvalidInputError(
+            f"labels range from {int(y_B.min())} to {int(y_B.max())}, the model's classes from 0 to "
+            f"{logits_BK.shape[1] - 1}"
+        )
+    if attacks is None or any(ATTACKS.get(name).takes_gradient for name in attacks):
+        _warn_without_gradient(model, x_BCHW[:_N_TRIED])
+    return y_B.long()
+
+
+def _check_types(x: Any, y: Any, threat: Any, attacks: Any) -> None:
+    for what, values in (("images", x), ("labels", y)):
+        if not isinstance(values, Tensor):
+            raise InvalidInputError(
+                f"the {what} are {type(values).__name__}; give a torch tensor, torch.as_tensor({what})"
+            )
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise InvalidInputError(f"labels are {y.dtype}; give the classes' numbers, int64")
+    if not isinstance(threat, ThreatModel):
+        raise InvalidInputError(f"threat={threat!r} is {type(threat).__name__}; give ThreatModel('Linf', 8 / 255)")
+    if isinstance(attacks, str):
+        raise InvalidInputError(f"attacks={attacks!r} is one string; give a list of names: [{attacks!r}]")
+    for name in attacks or ():
+        ATTACKS.check(name)
+
+
+def _check_mode(model: Any) -> None:
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        kind = type(module).__name__
+        if module.training and (isinstance(module, _CHANGED_BY_TRAINING) or _DROPS.search(kind)):
+            raise InvalidInputError(
+                f"the model is in training mode, where {name or kind!r} ({kind}) makes logits depend on chance or on "
+                "the other images; call model.eval() first"
+            )
+
+
+@torch.no_grad()
+def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    given = x.clone()
+    try:
+        with tf32_allowed(False):
+            logits, again = model(given), model(x.clone())
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        swapped = x.shape[3] <= _MOST_CHANNELS < x.shape[1]
+        hint = "; their channels seem to be last: give x.permute(0, 3, 1, 2)" if swapped else ""
+        raise InvalidInputError(
+            f"the model fails on images of shape {tuple(x.shape)}: {type(error).__name__}: {error}{hint}"
+        ) from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < 2:
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise InvalidInputError(f"the model returns {found} for {len(x)} images; it must be logits (images, classes)")
+    if not torch.equal(given, x):
+        raise InvalidInputError(
+            "the model changes the images that it is given; let its forward compute x = x - mean, not x -= mean"
+        )
+    if not torch.allclose(logits, again, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
+        raise InvalidInputError(
+            f"two passes over the same images differ by {float((logits - again).abs().max()):.3g}: the model is "
+            "random, and an image that stood once may fall the next time; switch the noise off"
+        )
+    return logits
+
+
+def _warn_without_gradient(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Of a mixture rob is tried: what rob leaves standing decides it, and std alone may have a gradient."""
+    subject, tried = ("the mixture's rob", model.rob) if isinstance(model, MixedClassifier) else ("the model", model)
+    if not has_gradient(tried, x):
+        warnings.warn(
+            f"the gradient of {subject} is zero in every pixel (rounding, detach() or a step function on its way?): "
+            "attacks that follow it are blind, and what they leave standing is no robustness; only Square counts",
+            stacklevel=4,
+        )

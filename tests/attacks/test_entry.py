@@ -1,0 +1,154 @@
+"""What the library's attacks refuse or warn of before they begin, and that they change nothing of the caller's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist import LogitTransform, MixedClassifier
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.threat import ThreatModel
+
+from .conftest import images, small_net
+
+SHAPE = (3, 8, 8)
+THREAT = ThreatModel("Linf", 0.03)
+BUDGET = AttackBudget(2, 1, 2, 0)
+
+
+def by_minimum_margin(model: Any, x: Any, y: Any, **changed: Any) -> Any:
+    changed.pop("attacks", None)
+    options = {"threat": THREAT, "n_iter": 2, "n_target_classes": 1, "border_restarts": 0, **changed}
+    return minimum_margin_attack(model, x, y, **options)
+
+
+def by_autoattack(model: Any, x: Any, y: Any, **changed: Any) -> Any:
+    options = {"threat": THREAT, "budget": BUDGET, "attacks": ["apgd-ce"], **changed}
+    return autoattack(model, x, y, **options)
+
+
+def by_adaptive(model: Any, x: Any, y: Any, **changed: Any) -> Any:
+    mixed = MixedClassifier(small_net(10, SHAPE, seed=1), model, LogitTransform(1.0, 1.0, 0.0), 0.6)
+    options = {"threat": THREAT, "budget": BUDGET, "attacks": ["apgd-ce"], **changed}
+    return adaptive_autoattack(mixed, x, y, **options)
+
+
+every = pytest.mark.parametrize("attack", [by_minimum_margin, by_autoattack, by_adaptive])
+of_one_model = pytest.mark.parametrize("attack", [by_minimum_margin, by_autoattack])  # a mixture is never in training
+Attacker = Callable[..., Any]
+
+
+def labels(x: Tensor) -> Tensor:
+    return torch.arange(len(x)) % 10
+
+
+class Wrapped(nn.Module):
+    """A small network with something on its way."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.change = small_net(10, SHAPE), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.change(x))
+
+
+@of_one_model
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.Dropout(0.5)])
+def test_a_model_in_training_mode_is_refused_and_not_changed(attack: Attacker, layer: nn.Module) -> None:
+    model, x = nn.Sequential(layer, small_net(10, SHAPE)), images(6, SHAPE)
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(InvalidInputError, match=r"in training mode, where '.*0' .* call model.eval\(\) first"):
+        attack(model, x, labels(x))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.training
+    attack(model.eval(), x, labels(x))
+
+
+@of_one_model
+def test_training_mode_that_changes_nothing_is_accepted(attack: Attacker) -> None:
+    model, x = small_net(10, SHAPE).train(), images(6, SHAPE)
+    attack(model, x, labels(x))
+    assert model.training
+
+
+@every
+@pytest.mark.parametrize(
+    "change", [lambda x: (x * 255).round() / 255, lambda x: x.detach()], ids=["rounds", "detaches"]
+)
+def test_a_model_without_gradients_is_warned_of(attack: Attacker, change: Callable[[Tensor], Tensor]) -> None:
+    x = images(6, SHAPE)
+    with pytest.warns(UserWarning, match="is zero in every pixel"):
+        attack(Wrapped(change).eval(), x, labels(x))
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.round, torch.Tensor.detach])
+def test_square_needs_no_gradient(change: Callable[[Tensor], Tensor]) -> None:
+    x = images(6, SHAPE)
+    by_autoattack(Wrapped(change).eval(), x, labels(x), attacks=["square"])
+
+
+@every
+def test_a_random_model_is_refused(attack: Attacker) -> None:
+    x = images(6, SHAPE)
+    with pytest.raises(InvalidInputError, match=r"two passes over the same images differ by .*: the model is random"):
+        attack(Wrapped(lambda x: x + 0.5 * torch.rand_like(x)).eval(), x, labels(x))
+
+
+@every
+def test_a_model_that_changes_its_input_is_refused_before_it_has_changed_the_callers(attack: Attacker) -> None:
+    x = images(6, SHAPE)
+    kept = x.clone()
+    with pytest.raises(InvalidInputError, match="changes the images that it is given"):
+        attack(Wrapped(lambda x: x.sub_(0.5)).eval(), x, labels(x))
+    assert torch.equal(x, kept)
+
+
+@every
+def test_int32_labels_are_labels_and_the_images_stay(attack: Attacker) -> None:
+    model, x = small_net(10, SHAPE), images(6, SHAPE)
+    kept = x.clone()
+    found, other = attack(model, x, labels(x).int()), attack(model, x, labels(x))
+    assert torch.equal(found.x_adv, other.x_adv)
+    assert torch.equal(x, kept)
+
+
+@every
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": images(6, SHAPE).numpy()}, r"the images are ndarray; give a torch tensor"),
+        ({"y": [0] * 6}, "the labels are list; give a torch tensor"),
+        ({"y": torch.rand(6)}, "labels are torch.float32; give the classes' numbers"),
+        ({"y": torch.arange(6) + 7}, "labels range from 7 to 12, the model's classes from 0 to 9"),
+        ({"y": torch.arange(6) - 1}, "labels range from -1 to 4"),
+        ({"threat": ("Linf", 0.03)}, r"threat=\('Linf', 0.03\) is tuple; give ThreatModel"),
+        ({"x": images(6, SHAPE).permute(0, 2, 3, 1)}, r"fails on images of shape .*give x.permute\(0, 3, 1, 2\)"),
+    ],
+    ids=["numpy", "a list", "floats", "beyond K", "negative", "a tuple", "channels last"],
+)
+def test_wrong_arguments_are_one_line(attack: Attacker, changed: dict[str, Any], message: str) -> None:
+    x = images(6, SHAPE)
+    given = {"x": x, "y": labels(x), **changed}
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        attack(small_net(10, SHAPE), **given)
+    assert "\n" not in str(caught.value).partition(": RuntimeError")[0]
+
+
+@pytest.mark.parametrize("attack", [by_autoattack, by_adaptive])
+def test_the_name_of_one_attack_is_no_list(attack: Attacker) -> None:
+    x = images(6, SHAPE)
+    with pytest.raises(InvalidInputError, match=r"attacks='apgd-ce' is one string; give a list .*: \['apgd-ce'\]"):
+        attack(small_net(10, SHAPE), x, labels(x), attacks="apgd-ce")
+
+
+def test_a_function_is_attacked_in_float32() -> None:
+    model, x = small_net(10, SHAPE), images(6, SHAPE)
+    found = by_autoattack(model.forward, x, labels(x), precision="fp32")
+    assert torch.equal(found.x_adv, by_autoattack(model.forward, x, labels(x)).x_adv)
