@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from .config_file import read_yaml, read_yaml_file, shortened
-from .errors import ConfigError
+from .errors import ConfigError, redacted
 from .register import ATTACKS, CLAMPS, CRITERIA, EXECUTORS, NORMS, STAGES, Register, load_extensions
 from .threat import ThreatModel, check_norm
 from .uris import dataset_forms
@@ -237,6 +237,7 @@ class SearchConfig(Section):
     biases: Grid = Field(default=RangeConfig(min=-2.5, max=0), description="candidates of c: a range or a list")
     betas: tuple[Beta, ...] = Field(
         default=(1.0, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5),
+        min_length=1,
         max_length=1000,
         description="shares of rob's attacked images to keep; each gets its parameters and predictions",
     )
@@ -335,7 +336,9 @@ class EvaluateConfig(Section):
         "AutoAttack",
     )
     attacks: tuple[AttackName, ...] = Field(
-        default=("apgd-ce", "apgd-t", "fab-t", "square"), description="in this order, each on what still stands"
+        default=("apgd-ce", "apgd-t", "fab-t", "square"),
+        min_length=1,
+        description="in this order, each on what still stands",
     )
     mode: Literal["transfer", "bypass"] = Field(
         default="transfer", description="loss and gradient of the surrogate, or loss of the mixture itself"
@@ -408,7 +411,9 @@ class ComputeConfig(Section):
         description="where the work is done: ray, a cluster or a local Ray; local, this machine "
         "without Ray; debug, this very thread",
     )
-    num_workers: Positive | None = Field(default=None, description="one per GPU, or one per core, by default")
+    num_workers: Annotated[int, Field(gt=0, le=100_000)] | None = Field(
+        default=None, description="one per GPU, or one per core, by default"
+    )
     num_gpus: Annotated[float, Field(ge=0, le=1024)] | None = Field(
         default=None, description="GPUs a worker; 1 where there are any, else 0"
     )
@@ -468,6 +473,16 @@ class RunConfig(Section):
     )
     storage: str = Field(default="runs", description="a folder or any fsspec URI, s3://bucket/prefix for instance")
     compute: ComputeConfig = ComputeConfig()
+
+    @field_validator("storage")
+    @classmethod
+    def _without_secrets(cls, storage: str) -> str:
+        protocol, separator, place = storage.partition("://")
+        if redacted(storage) != storage or (separator and "?" in place):
+            raise ValueError("credentials and queries do not belong in it: set them in the environment or a profile")
+        if not storage.strip() or (separator and not place.strip("/") and protocol != "memory"):
+            raise ValueError("names no place; give a folder or s3://bucket/prefix")
+        return storage
 
     @model_validator(mode="after")
     def _mixture_to_attack(self) -> "RunConfig":

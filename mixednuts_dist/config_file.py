@@ -6,16 +6,16 @@ from typing import Any
 
 import yaml
 
-from .errors import ConfigError
+from .errors import ConfigError, redacted
 
 _LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # of PyYAML on `!!int ''` and such
 
 
 def shortened(value: object, length: int = 80) -> str:
-    """The value as Python writes it, on one line, cut in the middle where it is longer."""
+    """The value as Python writes it, on one line, without passwords, cut in the middle where it is longer."""
     try:
-        text = repr(value)
+        text = redacted(repr(value))
     except ValueError:
         return "a number of thousands of digits"  # which Python does not write
     if len(text) <= length:

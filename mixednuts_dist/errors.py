@@ -5,6 +5,7 @@ Each error's message says what is wrong, the value and the next step.
 
 import json
 import logging
+import re
 from datetime import UTC, datetime
 
 
@@ -79,6 +80,27 @@ class ClusterError(MixedNutsError):
     """Ray cannot be reached, or its workers cannot start."""
 
 
+_SECRETS = (
+    (re.compile(r"://[^/@\s'\"]+@"), "://...@"),
+    (
+        re.compile(r"(?i)([?&][^=&\s]*(?:token|secret|password|signature|credential|key|sig)[^=&\s]*=)[^&\s'\"]+"),
+        r"\1...",
+    ),
+)
+
+
+def redacted(text: str) -> str:
+    """The text without the passwords and tokens of the addresses in it.
+
+    Example:
+        >>> redacted("s3://key:secret@bucket/runs, https://host/x?token=abc&n=1")
+        's3://...@bucket/runs, https://host/x?token=...&n=1'
+    """
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return text
+
+
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
@@ -93,11 +115,11 @@ class JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": redacted(record.getMessage()),
             **{key: value for key, value in vars(record).items() if key not in _STANDARD and key[0] != "_"},
         }
         if record.exc_info:
-            content["traceback"] = self.formatException(record.exc_info)
+            content["traceback"] = redacted(self.formatException(record.exc_info))
         return json.dumps(content, default=str)
 
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from ..errors import MissingArtifact, StoreError
+from ..errors import MissingArtifact, StoreError, redacted
 from .outages import PATIENCE_SECONDS, conditional_writes_unknown, in_words, patiently, precondition_failed
 
 logger = logging.getLogger(__name__)
@@ -62,9 +62,9 @@ class Store:
     """
 
     def __init__(self, uri: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        protocol, separator, place = uri.partition("://")
-        if separator and "@" in place.split("/")[0]:
-            raise StoreError(f"storage={protocol}://...@...: credentials belong in the environment or a profile")
+        protocol, _, _ = uri.partition("://")
+        if redacted(uri) != uri:
+            raise StoreError(f"storage={redacted(uri)}: credentials belong in the environment or a profile")
         s3 = protocol in ("s3", "s3a")
         try:
             self._fs, self._root = fsspec.core.url_to_fs(uri, **(_S3_OPTIONS if s3 else {}))

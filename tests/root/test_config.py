@@ -11,6 +11,7 @@ import yaml
 from mixednuts_dist.config import FAST, RangeConfig, RunConfig, fast_notes, load_config, parse_config
 from mixednuts_dist.errors import ConfigError, ThreatModelError
 from mixednuts_dist.threat import ThreatModel
+from tests.conftest import tiny_content
 
 MINIMAL: dict[str, Any] = {
     "name": "tiny",
@@ -99,7 +100,7 @@ def test_many_mistakes_are_told_in_a_few_lines() -> None:
         parse_config(changed("search.betas", ["x"] * 900))
     lines = str(told.value).splitlines()
     assert len(lines) == 13
-    assert lines[-1] == "configuration: and 888 more"
+    assert lines[-1] == "configuration: and 889 more"
 
 
 def test_changes_are_checked_as_the_file_is() -> None:
@@ -224,3 +225,30 @@ def test_the_default_criterion_is_exact_and_all_betas_hold_the_deployed_one() ->
     assert config.search.criterion == "exact"
     assert 0.123 in config.search.all_betas()
     assert list(config.search.all_betas()) == sorted(config.search.all_betas(), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("storage", "told"),
+    [
+        ("s3://key:sekret@bucket/x", r"storage: credentials .* \(value 's3://...@bucket/x'\)"),
+        ("http://user:sekret@127.0.0.1:9/x", "storage: credentials .* 'http://...@127.0.0.1:9/x'"),
+        ("http://host/x?token=sekret", r"storage: credentials .* 'http://host/x\?token=...'"),
+        ("s3://", "storage: names no place; give a folder or s3://bucket/prefix"),
+        (" ", "storage: names no place"),
+    ],
+)
+def test_a_storage_with_a_secret_or_without_a_place_is_refused_with_the_file_and_not_repeated(
+    tmp_path: Path, storage: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        parse_config(tiny_content(tmp_path, storage=storage))
+    assert "sekret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"compute": {"num_workers": 1_000_000}}, {"evaluate": {"attacks": []}}, {"search": {"betas": []}}]
+)
+def test_what_no_run_can_use_is_refused_with_the_file(tmp_path: Path, changes: dict[str, Any]) -> None:
+    ((section, keys),) = changes.items()
+    with pytest.raises(ConfigError, match=rf"{section}\.{next(iter(keys))}: "):
+        parse_config(tiny_content(tmp_path, **changes))
