@@ -12,6 +12,7 @@ from rich.console import Console
 from ..config import load_config
 from ..errors import MixedNutsError
 from ..register import STAGES, Entry
+from .laboratory import compare, runs
 from .options import (
     Invocation,
     config_argument,
@@ -112,7 +113,7 @@ SECTIONS = {
     "Before a run": (init, check, fetch, describe, estimate, prepare),
     "A run, whole or stage by stage": (run, *dict.fromkeys((attack, search, *STAGE_COMMANDS.values())), report),
     "Elsewhere, and later": (submit, status, verify),
-    "With what came out": (export, serve),
+    "With what came out": (compare, runs, export, serve),
     "Around it": (study, benchmark, list_entries, schema),
 }
 

@@ -1,0 +1,281 @@
+"""Finished runs on the same images, compared image by image: which are right in both, in one, in neither.
+
+Shapes: N images of the runs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import torch
+from markupsafe import Markup
+from torch import Tensor
+
+from ..errors import DatasetError, InvalidInputError
+from ..images.datasets import open_dataset
+from ..stages.runs import Run, require_complete
+from ..stages.stage import stage_of
+from ..storage.tables import read_columns, read_rows
+from .counts import Z_95, difference_interval, minus
+from .page import data_uri
+from .table import Cell, Table
+from .worst_images import png
+
+MOST_PICTURES = 24
+_POWER = 0.841621233572914  # 80 % quantile of the standard normal distribution
+_STYLE = (
+    "body{font:15px system-ui;margin:2rem;max-width:70rem}td,th{padding:.2rem .7rem;text-align:right}img{width:7rem}"
+)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one run's mixture (or rob alone) got right."""
+
+    run: Run
+    clean_N: Tensor  # bool
+    robust_N: Tensor  # bool, under the run's adaptive attack
+
+    @property
+    def name(self) -> str:
+        """The run id."""
+        return self.run.config.run_id()
+
+    @classmethod
+    def of(cls, run: Run) -> "Answers":
+        """Read from the evaluate stage's rows.
+
+        Raises:
+            MissingArtifact: where the stage has not finished.
+        """
+        stage = stage_of(run.config, "evaluate")
+        fingerprint, logits = stage.fingerprint(run), f"{stage.model_name(run.config)}_clean"
+        require_complete(run, stage.name, fingerprint)
+        rows = read_columns(run.store, stage.name, run.partitions, fingerprint, ["label", logits, "robust"])
+        return cls(run, rows[logits].argmax(dim=1) == rows["label"], rows["robust"])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs, on one question: clean or robust."""
+
+    what: str
+    first: str
+    second: str
+    both: int
+    only_first: int
+    only_second: int
+    neither: int
+    interval: tuple[float, float]  # of the difference, in points, 95 %
+
+    @property
+    def total(self) -> int:
+        """All images."""
+        return self.both + self.only_first + self.only_second + self.neither
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the first less that of the second, in points."""
+        return 100 * (self.only_first - self.only_second) / self.total
+
+    @cached_property
+    def p_value(self) -> float:
+        """McNemar's exact test; see `exact_mcnemar`."""
+        return exact_mcnemar(self.only_first, self.only_second)
+
+    @property
+    def detectable(self) -> float:
+        """The difference, in points, that these images would have shown in four of five samples."""
+        return 100 * detectable_difference(self.total, (self.only_first + self.only_second) / self.total)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All pairs of the runs, each on clean and on attacked images."""
+
+    answers: tuple[Answers, ...]
+    pairs: tuple[Pair, ...]
+
+    @cached_property
+    def adjusted(self) -> tuple[float, ...]:
+        """Holm's p-values, a pair each: over all pairs of one question."""
+        found = [0.0] * len(self.pairs)
+        for what in ("clean", "robust"):
+            places = [i for i, pair in enumerate(self.pairs) if pair.what == what]
+            for i, value in zip(places, holm([self.pairs[i].p_value for i in places]), strict=True):
+                found[i] = value
+        return tuple(found)
+
+    def table(self) -> Table:
+        """A row for each pair and question; the runs are A, B and so on. "first" are images that only the first has."""
+        letters = {one.name: chr(ord("A") + i) for i, one in enumerate(self.answers)}
+        rows: list[list[Cell]] = []
+        for pair, p in zip(self.pairs, self.adjusted, strict=True):
+            low, high = pair.interval
+            points = minus(f"{pair.difference:+.2f}"), minus(f"[{low:+.1f}, {high:+.1f}]")
+            rows.append(
+                [f"{pair.what}, {letters[pair.first]} {letters[pair.second]}", pair.both, pair.only_first,
+                 pair.only_second, pair.neither, *points, p]
+            )  # fmt: skip
+        return Table(["right", "both", "first", "second", "neither", "points", "95 %", "p (Holm)"], rows)
+
+    def sentences(self) -> list[str]:
+        """What the runs are, and what the number of images could have shown."""
+        told = [f"{chr(ord('A') + i)}: {one.name} in {one.run.store.uri}" for i, one in enumerate(self.answers)]
+        worst = max((pair for pair in self.pairs if pair.what == "robust"), key=lambda pair: pair.detectable)
+        told.append(
+            f"p: McNemar's exact test, Holm's correction over the pairs of a row's question. With {worst.total:,} "
+            f"images a difference in robust accuracy of {worst.detectable:.2f} points is found in four of five samples."
+        )
+        settings = [one.run.config.evaluate.model_dump() for one in self.answers]
+        if any(each != settings[0] for each in settings):
+            told.append("The runs' attacks differ (their key evaluate): robust counts are under each run's own.")
+        return told
+
+    def to_json(self) -> dict[str, Any]:
+        """`runs`, and a list `pairs` with counts, interval, `p`, `p_holm` and `detectable_points`."""
+        pairs = [
+            {**vars(pair) | {"interval": list(pair.interval)}, "difference_points": pair.difference,
+             "p": pair.p_value, "p_holm": p, "detectable_points": pair.detectable}
+            for pair, p in zip(self.pairs, self.adjusted, strict=True)
+        ]  # fmt: skip
+        dropped = ("p_value",)  # cached beside the fields
+        return {
+            "format": "mixednuts-comparison/1",
+            "runs": [one.name for one in self.answers],
+            "pairs": [{name: value for name, value in pair.items() if name not in dropped} for pair in pairs],
+        }
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """All pairs of two or more finished runs.
+
+    Raises:
+        InvalidInputError: for fewer than two runs, and for runs of other images or another threat model.
+        MissingArtifact: where an evaluation has not finished.
+    """
+    if len(runs) < 2:
+        raise InvalidInputError("a comparison takes two runs or more; give their folders or URIs")
+    for run in runs[1:]:
+        _require_comparable(runs[0], run)
+    answers = tuple(Answers.of(run) for run in runs)
+    pairs = [_pair(what, *two) for what in ("clean", "robust") for two in combinations(answers, 2)]
+    return Comparison(answers, tuple(pairs))
+
+
+def exact_mcnemar(only_first: int, only_second: int) -> float:
+    """Two-sided p: of `n` images that differ, so uneven a split or a more uneven one by `n` fair coins (McNemar 1947).
+
+    >>> exact_mcnemar(0, 0), exact_mcnemar(6, 0)
+    (1.0, 0.03125)
+    """
+    n, fewer = only_first + only_second, min(only_first, only_second)
+    if 2 * fewer == n:
+        return 1.0
+    k = torch.arange(fewer + 1, dtype=torch.float64)
+    whole = torch.tensor(n + 1.0, dtype=torch.float64)
+    logs = whole.lgamma() - (k + 1).lgamma() - (whole - k).lgamma() - n * math.log(2)
+    return min(1.0, 2 * float(logs.logsumexp(dim=0).exp()))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (1979), in the given order: each p times the number of those not below it.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order, found, largest = sorted(range(len(p_values)), key=p_values.__getitem__), [0.0] * len(p_values), 0.0
+    for place, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[i]))
+        found[i] = largest
+    return found
+
+
+def detectable_difference(n_images: int, discordant: float) -> float:
+    """The difference of two accuracies that a paired test at 5 % finds with 80 % power (Connor 1987).
+
+    It solves `n d^2 = (z_97.5 sqrt(s) + z_80 sqrt(s - d^2))^2` for d, where s is the share of images that differ; where
+    so few differ that no d up to s solves it, all of them would have to differ in one direction: then s = d.
+
+    >>> round(detectable_difference(1000, 0.1), 4)
+    0.0279
+    """
+
+    def enough(d: float) -> bool:
+        share = max(discordant, d)
+        return n_images * d * d >= (Z_95 * math.sqrt(share) + _POWER * math.sqrt(share - d * d)) ** 2
+
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def page(comparison: Comparison) -> str:
+    """One HTML file: the table, and the images that are robust in some of the runs only, with each run's attack."""
+    told = Markup("").join(Markup("<p>{}</p>").format(sentence) for sentence in comparison.sentences())
+    return Markup(
+        '<!doctype html><meta charset="utf-8"><title>Runs compared</title><style>{}</style><h1>Runs compared</h1>{}{}'
+        "<h2>Images that differ under attack</h2>{}"
+    ).format(Markup(_STYLE), told, comparison.table().as_html(), _pictures(comparison))
+
+
+def _require_comparable(first: Run, second: Run) -> None:
+    ids = first.config.run_id(), second.config.run_id()
+    for what in ("data", "labels"):
+        if first.inputs.checksums[what] != second.inputs.checksums[what]:
+            raise InvalidInputError(
+                f"runs {ids[0]} ({first.inputs.n_images} images of {first.config.data.uri}) and {ids[1]} "
+                f"({second.inputs.n_images} of {second.config.data.uri}) are not about the same images: their {what} "
+                "differ. Runs that are compared have the same data.uri and data.n"
+            )
+    if first.config.threat != second.config.threat:
+        threats = [str(run.config.threat.threat_model()) for run in (first, second)]
+        raise InvalidInputError(
+            f"runs {ids[0]} ({threats[0]}) and {ids[1]} ({threats[1]}) have other threat models; their robust "
+            "accuracies cannot be compared"
+        )
+
+
+def _pair(what: str, first: Answers, second: Answers) -> Pair:
+    first_N, second_N = (one.clean_N if what == "clean" else one.robust_N for one in (first, second))
+    return Pair(
+        what, first.name, second.name,
+        both=int((first_N & second_N).sum()), only_first=int((first_N & ~second_N).sum()),
+        only_second=int((second_N & ~first_N).sum()), neither=int((~first_N & ~second_N).sum()),
+        interval=difference_interval(first_N, second_N),
+    )  # fmt: skip
+
+
+def _pictures(comparison: Comparison) -> Markup:
+    robust_RN = torch.stack([one.robust_N for one in comparison.answers])
+    chosen = (robust_RN.any(dim=0) & ~robust_RN.all(dim=0)).nonzero().squeeze(1).tolist()
+    try:
+        dataset = open_dataset(comparison.answers[0].run.config.data.uri)
+        rows = [_picture_row(comparison, i, dataset.read(i, i + 1)[0][0]) for i in chosen[:MOST_PICTURES]]
+    except DatasetError as error:
+        return Markup("<p>No images are shown: {}</p>").format(error)
+    heads = Markup("").join(Markup("<th>{}</th>").format(f"attacked in {one.name}") for one in comparison.answers)
+    said = f"{len(chosen)} images differ" + (
+        f"; the first {MOST_PICTURES} are shown" if len(chosen) > len(rows) else ""
+    )
+    return Markup("<p>{}.</p><table><tr><th>image</th><th>clean</th>{}</tr>{}</table>").format(
+        said, heads, Markup("").join(rows)
+    )
+
+
+def _picture_row(comparison: Comparison, sample_id: int, clean_CHW: Tensor) -> Markup:
+    cells = [Markup('<td><img src="{}" alt="clean"></td>').format(data_uri("a.png", png(clean_CHW)))]
+    for one in comparison.answers:
+        run, stage = one.run, stage_of(one.run.config, "evaluate")
+        partition = run.partitions[sample_id // run.config.partition_size]
+        attacked = read_rows(run.store, stage.name, partition, stage.fingerprint(run), "x_adv", [sample_id])[0]
+        verdict = "right" if one.robust_N[sample_id] else "wrong"
+        cells.append(
+            Markup('<td><img src="{}" alt="attacked"><br>{}</td>').format(data_uri("a.png", png(attacked)), verdict)
+        )
+    return Markup("<tr><th>{}</th>{}</tr>").format(sample_id, Markup("").join(cells))

@@ -1,0 +1,156 @@
+"""All runs under a storage as one table, and as a page with their trade-off plane. Counts come from receipts alone."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from ..errors import InvalidInputError, MissingArtifact, MixedNutsError
+from ..stages.runs import SELECTED, Run, finished_partitions, read_search_result, stored_run
+from ..stages.stage import stages_of
+from ..storage.outages import FIRST_ANSWER_SECONDS
+from ..storage.store import Store
+from .charts import WIDE, accuracy_scatter, drawn
+from .counts import Count, device_hours, outcome_counts
+from .page import data_uri
+from .table import Cell, Table, cell_text
+
+COLUMNS = ("run", "data", "threat", "clean", "robust", "beta", "GPU-hours", "core-hours", "finished", "state")
+_STYLE = "body{font:15px system-ui;margin:2rem}td,th{padding:.2rem .7rem;text-align:left}th{cursor:pointer}"
+_SORT = """document.querySelectorAll("thead th").forEach((head, column) => head.onclick = () => {
+  const body = head.closest("table").tBodies[0], number = (row) => parseFloat(row.cells[column].dataset.value);
+  const rows = [...body.rows], up = head.dataset.up = head.dataset.up === "1" ? "" : "1";
+  const order = (a, b) => isNaN(number(a) - number(b)) ? a.cells[column].textContent.localeCompare(
+    b.cells[column].textContent) : number(a) - number(b);
+  rows.sort((a, b) => up ? order(a, b) : -order(a, b)).forEach((row) => body.append(row));
+})"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run as its files say it."""
+
+    run: str
+    data: str
+    threat: str
+    clean: Count | None  # of the mixture, or of rob where there is no std; None before its evaluation has begun
+    robust: Count | None
+    beta: float | None
+    gpu_hours: float  # of all its stages
+    core_hours: float
+    finished: float | None  # when its last partition was written, in seconds since 1970
+    state: str  # "reported", "evaluate 3/9" or what is wrong with it
+
+    def cells(self) -> list[Cell]:
+        """In the order of `COLUMNS`."""
+        when = None if self.finished is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.finished))
+        return [self.run, self.data, self.threat, self.clean, self.robust, self.beta, round(self.gpu_hours, 3),
+                round(self.core_hours, 3), when, self.state]  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields under their names."""
+        counts = {name: None if count is None else count.to_json() for name, count in
+                  (("clean", self.clean), ("robust", self.robust))}  # fmt: skip
+        return {**vars(self), **counts}
+
+
+def entries(storage: str) -> list[Entry]:
+    """One for each folder with a `run.yaml`, by name; a run that cannot be read is there with the reason.
+
+    Raises:
+        MissingArtifact: where there is no run.
+    """
+    root = Store(storage, FIRST_ANSWER_SECONDS)
+    found = [_entry(root.child(name), name) for name in root.names("") if root.child(name).exists("run.yaml")]
+    if not found:
+        raise MissingArtifact(f"there is no run under {storage}. Run: mixednuts run CONFIG --set storage={storage}")
+    return found
+
+
+def ordered(found: Sequence[Entry], column: str) -> list[Entry]:
+    """By one column; counts, hours and dates the largest first, runs without a value last.
+
+    Raises:
+        InvalidInputError: for another column.
+    """
+    if column not in COLUMNS:
+        raise InvalidInputError(f"there is no column {column!r} to sort by; there are {', '.join(COLUMNS)}")
+    place = COLUMNS.index(column)
+    with_value = [entry for entry in found if entry.cells()[place] is not None]
+    numeric = column not in ("run", "data", "threat", "state")
+    with_value.sort(key=lambda entry: _key(entry.cells()[place]), reverse=numeric)
+    return with_value + [entry for entry in found if entry.cells()[place] is None]
+
+
+def table(found: Sequence[Entry]) -> Table:
+    """The entries in their order."""
+    return Table(COLUMNS, [entry.cells() for entry in found], printed=["run", "data", "clean", "robust", "beta"])
+
+
+def page(found: Sequence[Entry], storage: str) -> str:
+    """One HTML file, which needs no network: the plane of all evaluated runs, and a table that a click sorts."""
+    heads = Markup("").join(Markup("<th>{}</th>").format(name) for name in COLUMNS)
+    rows = Markup("\n").join(Markup("<tr>{}</tr>").format(_html_cells(entry)) for entry in found)
+    return Markup(
+        '<!doctype html><meta charset="utf-8"><title>Runs of {}</title><style>{}</style><h1>Runs of {}</h1>{}'
+        "<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table><script>{}</script>"
+    ).format(storage, Markup(_STYLE), storage, _plane(found), heads, rows, Markup(_SORT))
+
+
+def _entry(store: Store, name: str) -> Entry:
+    try:
+        return _entry_of(stored_run(store), name)
+    except MixedNutsError as error:
+        return Entry(name, "", "", None, None, None, 0.0, 0.0, None, f"unreadable: {error}")
+
+
+def _entry_of(run: Run, name: str) -> Entry:
+    searched = run.store.exists(SELECTED)
+    config, receipts, state = run.config, {}, "not begun"
+    for stage in stages_of(config):
+        if searched or stage.model_name(config) == "rob":
+            receipts[stage.name] = list(finished_partitions(run, stage.name, stage.fingerprint(run)).values())
+            if receipts[stage.name]:
+                state = f"{stage.name} {len(receipts[stage.name])}/{len(run.partitions)}"
+    if run.store.exists("report/index.html"):
+        state = "reported"
+    every = [receipt for found in receipts.values() for receipt in found]
+    gpu, core = device_hours(every)
+    clean, robust = outcome_counts(receipts["evaluate"]) if receipts.get("evaluate") else (None, None)
+    return Entry(
+        run=name,
+        data=config.data.uri,
+        threat=str(config.threat.threat_model()),
+        clean=clean,
+        robust=robust,
+        beta=read_search_result(run).deployed_beta if config.std is not None and searched else None,
+        gpu_hours=gpu,
+        core_hours=core,
+        finished=max((receipt.finished for receipt in every), default=None),
+        state=state,
+    )
+
+
+def _plane(found: Sequence[Entry]) -> Markup:
+    series: dict[str, list[tuple[str, Count, Count]]] = {}
+    for entry in found:
+        if entry.clean is not None and entry.robust is not None:
+            series.setdefault(f"{entry.data}, {entry.threat}", []).append((entry.run, entry.clean, entry.robust))
+    if not series:
+        return Markup("")
+    _, picture = drawn(accuracy_scatter(series), WIDE)
+    return Markup('<img src="{}" alt="clean against robust accuracy of all runs">').format(
+        data_uri("runs.svg", picture)
+    )
+
+
+def _html_cells(entry: Entry) -> Markup:
+    return Markup("").join(
+        Markup('<td data-value="{}">{}</td>').format(_key(cell), cell_text(cell)) for cell in entry.cells()
+    )
+
+
+def _key(cell: Cell) -> Any:
+    return cell.percent if isinstance(cell, Count) else cell

@@ -1,0 +1,141 @@
+"""Runs compared image by image, and all runs of a storage in one table."""
+
+import json
+import math
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from mixednuts_dist.cli import main
+from mixednuts_dist.errors import InvalidInputError, MissingArtifact
+from mixednuts_dist.reports import comparison, leaderboard
+from mixednuts_dist.stages.runs import stored_run
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import read_columns
+from tests.conftest import Finished, tiny_content
+
+
+@pytest.fixture(scope="session")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A mixture and rob alone, on the same images."""
+    from mixednuts_dist import pipeline
+    from mixednuts_dist.config import parse_config
+    from mixednuts_dist.distributed.debug import DebugExecutor
+
+    storage, folders = tmp_path_factory.mktemp("two"), []
+    for changes in ({}, {"std": None, "name": "alone"}):
+        config = parse_config(tiny_content(storage, **changes))
+        pipeline.run(config, session=DebugExecutor())
+        folders.append(storage / config.run_id())
+    return folders[0], folders[1]
+
+
+@pytest.mark.parametrize(("b", "c"), [(0, 0), (5, 5), (6, 0), (1, 9), (30, 12), (400, 520)])
+def test_mcnemar_is_the_binomial_test_of_the_images_that_differ(b: int, c: int) -> None:
+    n, fewer = b + c, min(b, c)
+    tail = sum(math.comb(n, i) for i in range(fewer + 1))
+    assert comparison.exact_mcnemar(b, c) == pytest.approx(min(1.0, 2 * tail / 2**n), rel=1e-9)
+    assert comparison.exact_mcnemar(b, c) == comparison.exact_mcnemar(c, b)
+
+
+def test_holm_is_monotone_and_the_smallest_is_multiplied_by_all() -> None:
+    assert comparison.holm([0.02, 0.5, 0.01]) == [0.04, 0.5, 0.03]
+    assert comparison.holm([0.4, 0.4]) == [0.8, 0.8]
+
+
+def test_the_detectable_difference_is_detected_in_four_of_five_samples() -> None:
+    n, discordant = 2000, 0.08
+    d = comparison.detectable_difference(n, discordant)
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.tensor([(discordant + d) / 2, (discordant - d) / 2, 1 - discordant])
+    found = 0
+    for _ in range(400):
+        draws = torch.multinomial(weights, n, replacement=True, generator=generator).bincount(minlength=3).tolist()
+        found += comparison.exact_mcnemar(draws[0], draws[1]) < 0.05
+    assert 0.7 < found / 400 < 0.87  # the exact test is a little cautious
+    assert comparison.detectable_difference(4 * n, discordant) == pytest.approx(d / 2, rel=0.05)
+
+
+def test_pairs_count_the_stored_rows(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["compare", *map(str, two_runs), "--json", "--page", str(tmp_path / "p.html")])
+    assert shown.exit_code == 0, shown.output
+    pairs = {pair["what"]: pair for pair in json.loads(shown.output)["pairs"]}
+    robust = []
+    for folder, clean in zip(two_runs, ("mixed_clean", "rob_clean"), strict=True):
+        run = stored_run(Store(str(folder)))
+        footer = json.loads(next((folder / "evaluate/manifest").glob("*.json")).read_text())["fingerprint"]
+        rows = read_columns(run.store, "evaluate", run.partitions, footer, ["label", clean, "robust"])
+        robust.append(rows["robust"].tolist())
+    for (mine, other), name in zip(
+        product((True, False), repeat=2), ("both", "only_first", "only_second", "neither"), strict=True
+    ):
+        assert pairs["robust"][name] == list(zip(*robust, strict=True)).count((mine, other))
+    assert sum(pairs["clean"][name] for name in ("both", "only_first", "only_second", "neither")) == 24
+    page = (tmp_path / "p.html").read_text()
+    n_differ = pairs["robust"]["only_first"] + pairs["robust"]["only_second"]
+    assert f"{n_differ} images differ" in page
+    assert page.count("<img") == 3 * n_differ
+    assert page.count("<br>right") == n_differ
+    text = CliRunner().invoke(main, ["compare", *map(str, two_runs)]).output
+    assert "McNemar" in text
+
+
+def test_a_run_compared_with_itself_differs_nowhere(two_runs: tuple[Path, Path]) -> None:
+    run = stored_run(Store(str(two_runs[0])))
+    for pair in comparison.compare([run, run]).pairs:
+        assert (pair.only_first, pair.only_second, pair.p_value, pair.difference) == (0, 0, 1.0, 0.0)
+
+
+def test_what_cannot_be_compared_is_refused_with_the_reason(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
+    run = stored_run(Store(str(two_runs[0])))
+    with pytest.raises(InvalidInputError, match="two runs or more"):
+        comparison.compare([run])
+    from dataclasses import replace
+
+    other = replace(run, inputs=replace(run.inputs, n_images=12, checksums={**run.inputs.checksums, "data": "0"}))
+    with pytest.raises(InvalidInputError, match=r"24 images of digits.*12 of digits.*not about the same images"):
+        comparison.compare([run, other])
+    harder = replace(run, config=run.config.with_changes(threat={"eps": 0.3}))
+    with pytest.raises(InvalidInputError, match="have other threat models"):
+        comparison.compare([run, harder])
+    with pytest.raises(MissingArtifact, match=r"there is no run\.yaml in it"):
+        stored_run(Store(str(tmp_path)))
+
+
+def test_all_runs_of_a_storage_stand_in_one_table(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
+    storage = two_runs[0].parent
+    found = leaderboard.ordered(leaderboard.entries(str(storage)), "robust")
+    assert {entry.run for entry in found} == {folder.name for folder in two_runs}
+    assert [entry.robust.percent for entry in found if entry.robust] == sorted(
+        (entry.robust.percent for entry in found if entry.robust), reverse=True
+    )
+    mixed = next(entry for entry in found if entry.run == two_runs[0].name)
+    results = json.loads((two_runs[0] / "report/results.json").read_text())
+    assert mixed.to_json()["clean"]["correct"] == results["accuracy"]["mixed"]["clean"]["correct"]
+    assert (mixed.beta, mixed.state) == (0.9, "reported")
+    assert mixed.core_hours > 0
+    listed = CliRunner().invoke(main, ["runs", str(storage), "--json", "--page", str(tmp_path / "runs.html")])
+    assert [entry["run"] for entry in json.loads(listed.output)["runs"]]
+    page = (tmp_path / "runs.html").read_text()
+    assert page.count("<tr>") == 3
+    assert "data:image/svg+xml" in page
+    assert "reported" in CliRunner().invoke(main, ["runs", str(storage), "--sort", "clean"]).output
+    with pytest.raises(InvalidInputError, match="there is no column 'speed' to sort by"):
+        leaderboard.ordered(found, "speed")
+    with pytest.raises(MissingArtifact, match="there is no run under"):
+        leaderboard.entries(str(tmp_path))
+
+
+def test_an_unreadable_and_an_unfinished_run_are_listed_as_such(copied_run: Finished) -> None:
+    _, folder, _ = copied_run
+    for path in (folder / "evaluate").glob("part-0000[12].parquet"):
+        path.unlink()
+    (folder / "report/index.html").unlink()
+    (folder.parent / "broken-1234").mkdir()
+    (folder.parent / "broken-1234" / "run.yaml").write_text("name: [")
+    found = {entry.run: entry for entry in leaderboard.entries(str(folder.parent))}
+    assert found[folder.name].state == "evaluate 1/3"
+    assert found["broken-1234"].state.startswith("unreadable: ")
