@@ -67,7 +67,7 @@ attack, evaluate = STAGE_COMMANDS["attack"], STAGE_COMMANDS["evaluate"]
 
 @run_command("search mine.yaml --beta 0.97", beta=True)
 def search(given: Invocation) -> None:
-    """s, p, c and alpha for every beta, from the cached logits."""
+    """s, p, c and alpha for every beta from the cached logits, and rounds that attack the choice (search.rounds)."""
     from ..reports.table import print_table
     from ..reports.tables import search_table
     from ..stages import search as stage

@@ -17,7 +17,7 @@ import yaml
 from ..attacks.budget import AttackBudget
 from ..config import RunConfig
 from ..distributed.tasks import Columns, Summary, Task
-from ..errors import MissingArtifact
+from ..errors import FingerprintMismatch, MissingArtifact
 from ..register import STAGES
 from ..storage.partitions import Partition
 from ..storage.store import Store
@@ -174,9 +174,14 @@ def attack_task(opened: Run) -> AttackTask:
 
 def adopt_attack(opened: Run) -> None:
     """Copy missing attack partitions from runs of the same name whose attack stage is the same to the bit."""
-    missing = set(opened.partitions) - set(finished_partitions(opened, "attack", opened.attack_fingerprint))
+    adopt(opened, "attack", opened.attack_fingerprint)
+
+
+def adopt(opened: Run, folder: str, fingerprint: str) -> None:
+    """Copy missing partitions of these rows from runs of the same name and attack that have computed the very rows."""
+    missing = set(opened.partitions) - set(finished_partitions(opened, folder, fingerprint))
     for store in siblings(opened.config).values() if missing else ():
-        missing -= _copy(Run(opened.config, store, opened.inputs), opened, missing)
+        missing -= _copy(Run(opened.config, store, opened.inputs), opened, missing, folder, fingerprint)
 
 
 def siblings(config: RunConfig) -> dict[str, Store]:
@@ -186,14 +191,17 @@ def siblings(config: RunConfig) -> dict[str, Store]:
     return {name: root.child(name) for name in names}
 
 
-def _copy(sibling: Run, opened: Run, missing: set[Partition]) -> set[Partition]:
+def _copy(sibling: Run, opened: Run, missing: set[Partition], folder: str, fingerprint: str) -> set[Partition]:
     """Copies of those partitions that the sibling has; none where its attack is another."""
     if not missing or not _same_attack(sibling, opened.attack_fingerprint):
         return set()
-    theirs = missing & set(finished_partitions(sibling, "attack", opened.attack_fingerprint))
-    copied = {partition for partition in theirs if _copy_file(sibling, opened, f"attack/{partition.file_name}")}
+    try:
+        theirs = missing & set(finished_partitions(sibling, folder, fingerprint))
+    except FingerprintMismatch:  # a round of another choice has the same folder
+        return set()
+    copied = {partition for partition in theirs if _copy_file(sibling, opened, f"{folder}/{partition.file_name}")}
     if copied:
-        logger.info("took %d finished attack partitions over from %s", len(copied), sibling.store.uri)
+        logger.info("took %d finished %s partitions over from %s", len(copied), folder, sibling.store.uri)
     return copied
 
 

@@ -5,6 +5,7 @@ fewer, mostly a few. So passes times images is an upper bound, up to the repeats
 hair. It gets closer with every finished partition.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,9 +14,11 @@ from ..distributed.executor import Executor, executing
 from ..distributed.worker import PassSeconds
 from ..errors import MissingArtifact
 from ..storage.records import Receipt
+from .choosing import attacks_its_choice
 from .partitioned import worker_spec
-from .runs import Run, finished_partitions, open_run
-from .stage import Stage, stages_of
+from .rounds import ROUND_ATTACKS, SHARES_ATTACKED, round_budget
+from .runs import SELECTED, Run, finished_partitions, open_run
+from .stage import Stage, attack_passes, stages_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,33 @@ def run(config: RunConfig, *, session: Executor | None = None) -> Estimate:
 
 
 def _stages(opened: Run, measured: Mapping[str, PassSeconds]) -> tuple[StageEstimate, ...]:
-    return tuple(_estimate(stage, opened, measured) for stage in stages_of(opened.config))
+    stages = [_estimate(stage, opened, measured) for stage in stages_of(opened.config)]
+    rounds = (
+        _rounds(opened, measured["mixed"]) if opened.config.std and attacks_its_choice(opened.config.search) else []
+    )
+    return (*stages[:1], *rounds, *stages[1:])
+
+
+def _rounds(opened: Run, seconds: PassSeconds) -> list[StageEstimate]:
+    """The search's rounds; nothing once it has chosen."""
+    config, n_images = opened.config, opened.inputs.n_images
+    if opened.store.exists(SELECTED):
+        return []
+    attacked = finished_partitions(opened, "attack", opened.attack_fingerprint).values()
+    n_attacked = sum(receipt.n_images for receipt in attacked)
+    robust = sum(receipt.robust for receipt in attacked) / n_attacked if n_attacked else 1.0
+    passes = attack_passes(ROUND_ATTACKS, round_budget(config.evaluate), opened.inputs.n_classes)
+    first, later = SHARES_ATTACKED
+    betas = 1.5 if config.search.measure else 1.0  # the other betas together attack half as many images
+    a_round = n_images * seconds.of(*passes) * betas
+    return [
+        StageEstimate(
+            "search", math.ceil(first * n_images * robust), passes,
+            at_most=a_round * (first + later * (config.search.rounds - 1)),
+            likely=a_round * robust * (first + later) if n_attacked else None,
+            basis=f"two of at most {config.search.rounds} rounds, next to the cutoff",
+        )
+    ]  # fmt: skip
 
 
 def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) -> StageEstimate:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..config import SearchConfig, digest
+from ..attacks.budget import AttackBudget
+from ..config import EvaluateConfig, SearchConfig, digest
 from ..distributed.executor import Executor
 from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_classes
@@ -24,6 +25,7 @@ from ..selection.grid import kept_images
 from ..selection.inputs import AttackedPoints, CachedLogits
 from ..storage.records import AttackRecords, SearchResult, SearchRound
 from ..storage.tables import read_columns
+from .attack import adopt
 from .challenge import RoundTask
 from .partitioned import run_partitions
 from .points import StoredPoints, points_of_round, round_folder
@@ -174,6 +176,10 @@ class Rounds:
         *,
         evaluated: str = "",
     ) -> None:
+        if not self._is_there(task):
+            adopt(self._opened, task.stage, task.fingerprint)
+        if task.attacks and session is not None and not self._is_there(task):
+            session.report(self._announcement(task, attacked))
         run_partitions(self._opened, task, session, progress)
         receipts = finished_partitions(self._opened, task.stage, task.fingerprint).values()
         done = SearchRound(
@@ -188,6 +194,18 @@ class Rounds:
         )
         tried = self._take_in(done)
         self._done[-1] = replace(done, kept=tuple(self._kept(entry) for entry in attacked), tried=tried)
+
+    def _announcement(self, task: RoundTask, attacked: Sequence[Choice]) -> str:
+        """What a round is about to attack."""
+        near = []
+        for entry, reach in zip(attacked, task.reaches, strict=True):
+            gaps_N = self._stable_log_gaps(entry)
+            near.append(f"{int((gaps_N >= reach).sum()):,} next to the cutoff of beta {entry.beta:g}")
+        return (
+            f"round {len(self._done) + 1} of at most {self._opened.config.search.rounds} attacks images: "
+            f"{', '.join(near)} ({', '.join(task.attacks)}, {task.budget.n_iter} iterations; search.rounds: 0 attacks "
+            "none)"
+        )
 
     def _is_there(self, task: RoundTask) -> bool:
         """Whether all files of the round exist already."""
@@ -205,8 +223,7 @@ class Rounds:
         """The next round, on these choices of a result."""
         number, surrogate_alpha = len(self._done) + 1, result.surrogate_alpha
         opened, evaluate = self._opened, self._opened.config.evaluate
-        budget, sample = budget_of(evaluate), search_sample(opened)
-        budget = replace(budget, n_iter=min(budget.n_iter, ROUND_ITERATIONS))
+        budget, sample = round_budget(evaluate), search_sample(opened)
         mixtures = tuple(
             replace(entry.mixture(), surrogate_alpha=surrogate_alpha, rd=evaluate.rd) for entry in attacked
         )
@@ -242,12 +259,16 @@ class Rounds:
         Images far above the cutoff hardly ever break, and attacking them takes most of a round's time. The evaluation
         attacks them too.
         """
-        gaps_N = self._points.largest_log_gaps(self._records.labels_N, entry.transform(), any_std=True)
-        kept_N = gaps_N[~self._records.rob_broken_N & (gaps_N <= entry.log_one_minus_cutoff)]
+        kept_N = self._stable_log_gaps(entry)
         if not len(kept_N):
             return -math.inf
         n_near = math.ceil(max(LEAST_ATTACKED, share * len(kept_N)) * weight)
         return float(kept_N.sort(descending=True).values[min(n_near, len(kept_N)) - 1])
+
+    def _stable_log_gaps(self, entry: Choice) -> Tensor:
+        """log(1 - margin) of the images that the choice is predicted to keep."""
+        gaps_N = self._points.largest_log_gaps(self._records.labels_N, entry.transform(), any_std=True)
+        return gaps_N[~self._records.rob_broken_N & (gaps_N <= entry.log_one_minus_cutoff)]
 
     def _take_in(self, done: SearchRound) -> tuple[int, ...]:
         """Join the round's points to the others; returns how many images each choice was attacked on."""
@@ -281,6 +302,12 @@ class Rounds:
         kept_N &= ~self._records.rob_broken_N & ~self._broken[_mixed(entry)]
         kept_N[self._points.image_P[classes_P != labels_N[self._points.image_P]]] = False
         return int(kept_N.sum())
+
+
+def round_budget(evaluate: EvaluateConfig) -> AttackBudget:
+    """The evaluation's budget with fewer iterations."""
+    budget = budget_of(evaluate)
+    return replace(budget, n_iter=min(budget.n_iter, ROUND_ITERATIONS))
 
 
 def wanted_images(search: SearchConfig, beta: float, n_robust: int) -> int:

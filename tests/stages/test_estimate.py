@@ -14,7 +14,7 @@ from mixednuts_dist.cli.sizing import estimate_json, print_estimate
 from mixednuts_dist.config import RunConfig
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.stages import attack, estimate
+from mixednuts_dist.stages import attack, estimate, search
 from mixednuts_dist.stages.stage import attack_passes
 from mixednuts_dist.threat import ThreatModel
 
@@ -89,6 +89,24 @@ def test_an_estimate_gets_closer_with_what_is_finished(
     assert after["stages"][0]["at_most"]["hours"] == 0
     assert 0 < after["stages"][1]["likely"]["hours"] <= after["stages"][1]["at_most"]["hours"]
     assert "what rob keeps" in after["stages"][1]["basis"]
+
+
+def test_the_rounds_of_the_search_are_estimated_until_it_has_chosen(
+    tiny: Callable[..., RunConfig], local_session: Any
+) -> None:
+    base = tiny()
+    config = base.with_changes(search=base.search.with_changes(rounds=4))
+    before = estimate.run(config, session=local_session)
+    assert [stage.stage for stage in before.stages] == ["attack", "search", "evaluate"]
+    rounds = before.stages[1]
+    assert rounds.images_left == 12 and rounds.likely is None  # the half next to the cutoff
+    each = before.pass_seconds["mixed"].of(*rounds.passes)
+    assert rounds.at_most == pytest.approx(24 * each * (0.5 + 3 * 0.25))
+    attack.run(config, session=local_session)
+    attacked = estimate.run(config, session=local_session).stages[1]
+    assert attacked.likely is not None and 0 < attacked.likely < attacked.at_most
+    search.run(config, session=local_session)
+    assert [stage.stage for stage in estimate.run(config, session=local_session).stages] == ["attack", "evaluate"]
 
 
 def test_it_is_printed_in_hours_and_wall_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mixednuts_dist.config import RunConfig, SearchConfig, parse_config
+from mixednuts_dist.distributed.local import LocalExecutor
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.criteria import ExactCriterion
@@ -98,6 +99,38 @@ def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
     )["broken_0"]  # fmt: skip
     assert not (robust_N & broken_N).any()
     assert not (cached_N & broken_N).any()  # what a round has found is tried before anything else
+
+
+class Reporting(LocalExecutor):
+    """Keeps what it was given to report."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.report = self.said.append
+
+
+def test_a_round_says_what_it_will_attack_and_takes_over_what_another_run_has_attacked(
+    tmp_path: Path, local_session: Any
+) -> None:
+    content = tiny_content(tmp_path, search=WIDE, data={"uri": "digits", "n": N_IMAGES})
+    config = parse_config({**content, "partition_size": 16})
+    attack.run(config, session=local_session)
+    with Reporting() as session:
+        first = search.run(config, session=session)
+        n = first.rounds[0].tried[0]
+        assert (
+            f"round 1 of at most 3 attacks images: {n} next to the cutoff of beta 0.9"
+            in session.said[-len(first.rounds)]
+        )
+    other = parse_config({**content, "partition_size": 16, "search": {**WIDE, "betas": [1.0, 0.9]}})
+    assert other.run_id() != config.run_id()
+    watcher = Computed()
+    with Reporting() as session:
+        again = search.run(other, session=session, progress=watcher)
+        assert watcher.stages == session.said == []
+    assert again.rounds == first.rounds
+    assert again.deployed() == first.deployed()
 
 
 def test_a_lost_selection_is_made_again_from_the_rounds(
