@@ -31,7 +31,7 @@ from .judge import Judge, Verdicts
 from .lane import Lane, Leaving
 from .progress import Progress
 from .speculative import SpeculativeLane
-from .tracks import AS_CLEAN, AS_KNOWN, DONE, NEVER, Tracks
+from .tracks import AS_CLEAN, AS_KNOWN, DONE, NEVER, RUNNING, Tracks
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image beside the attacks
 _BESIDE_THE_PLAN = {AS_CLEAN: CLEAN, AS_KNOWN: CACHED, NEVER: ""}
@@ -310,8 +310,11 @@ class Engine:
             is_behind = torch.arange(status.shape[1]) >= tracks.broken_at[broken, None]
             status[broken] = status[broken].masked_fill(is_behind, DONE)
             lane.drop()
-        for each in verified:
+        for each in verified:  # where the point was refuted, the passes since lie on the attempt's way
             lane.resume(each.unended)
+            rows, phases = each.unended.rows, each.unended.phases
+            goes_on = (status[rows, phases] == RUNNING)[:, None]
+            tracks.taken[rows, phases] += torch.tensor(each.late, dtype=torch.int32) * goes_on
         leaving = images[(status[images] == DONE).all(dim=1)]
         lane.n_images -= len(leaving)
         decided = tracks.broken[leaving] & self.stop_when_broken

@@ -85,6 +85,7 @@ class Leaving:
     x: Tensor
     ended: Tensor  # bool: the phase is over
     unended: Suspended  # the others only seem to have broken their image, and go on if they have not
+    late: tuple[int, int]  # passes that each has taken since it raised its flag
 
 
 class Lane:
@@ -113,6 +114,12 @@ class Lane:
         self._state = stepper.state(tracks.x[:0])
         self._found = Found.none(tracks.x[0], pixels=not stepper.stays_inside)
         self._flags_before: tuple[torch.cuda.Event, Tensor, Tensor] | None = None
+        self._last_taken = (0, 0)  # forward and backward passes of a slot in the last step
+
+    @property
+    def _lags(self) -> bool:
+        """Whether flags are read one step after they were raised."""
+        return self._found.ended.is_cuda
 
     @property
     def n_ready(self) -> int:
@@ -154,6 +161,7 @@ class Lane:
         self._fill()
         x_new, takes_gradient = self.stepper.propose(self._state), self.stepper.takes_gradient
         seen = self._pass(x_new, self._found.labels, self._found.targets)
+        self._last_taken = (0, 0) if seen is None else (1, int(takes_gradient))
         if seen is None:
             self._suspend_some(len(x_new))
             return
@@ -324,7 +332,10 @@ class Lane:
         unended.found["wrong"].zero_()
         unended.found["refuted"] = 2 * unended.found["log_gap"].expm1().clamp(min=0)
         self._free(slots)
-        return Leaving(self, rows, phases, x, ended, unended)
+        # What a slot took while its flag was on the way is not counted, so that counts do not depend on the device.
+        late = self._last_taken if self._lags else (0, 0)
+        self.tracks.taken[rows, phases] -= torch.tensor(late, dtype=torch.int32)
+        return Leaving(self, rows, phases, x, ended, unended, late)
 
     def _raised(self) -> Tensor:
         """(2, S) on the device: which slots are to leave, and of which the phase has ended."""
@@ -345,7 +356,19 @@ class Lane:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         before, self._flags_before = self._flags_before, (event, flags, self._attempts.clone())
-        if before is None or len(before[2]) != len(self.rows):
+        if before is None:
             return torch.zeros(raised.shape, dtype=raised.dtype)
         before[0].synchronize()
-        return before[1] * (before[2] == self._attempts)
+        return of_same_attempts(before[1], before[2], self._attempts)
+
+
+def of_same_attempts(flags: Tensor, attempts: Tensor, attempts_now: Tensor) -> Tensor:
+    """The flags that slots raised for `attempts`, in the slots that hold these attempts now; 0 in all others.
+
+    Example:
+        >>> of_same_attempts(torch.tensor([[5, 6, 7]]), torch.tensor([0, 2, 1]), torch.tensor([1, -1, 3, 0])).tolist()
+        [[7, 0, 0, 5]]
+    """
+    same = (attempts_now[:, None] == attempts) & (attempts_now != _FREE)[:, None]
+    flags_now = flags[:, same.int().argmax(dim=1)] if len(attempts) else flags.new_zeros(len(flags), len(attempts_now))
+    return flags_now * same.any(dim=1)

@@ -34,6 +34,7 @@ class SpeculativeLane(Lane):
     """As many slots as images, and as many rows as one pass may have or these can use."""
 
     stepper: SpeculativeSearch
+    _lags = False  # counts come from the device, which stops counting as a flag is raised
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

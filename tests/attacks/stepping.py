@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks.attack import Arrivals, Attack, Phase, Seen
 from mixednuts_dist.attacks.gradient_model import Outputs
-from mixednuts_dist.attacks.lane import Lane
+from mixednuts_dist.attacks.lane import Lane, of_same_attempts
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 
 
@@ -51,14 +52,14 @@ def stepped(
         yield Pass(x_new, with_gradient, wrong, ended.clone())
 
 
-def heard_late(flags: Callable[[Lane], Tensor]) -> Callable[[Lane], Tensor]:
-    """`Lane._flags` as on a GPU, where what was raised is read one round later."""
+def read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags are read one step after they were raised, as on a GPU."""
+    flags_at_once = Lane._flags
 
     def late(self: Lane) -> Tensor:
-        raised, attempts = flags(self), self._attempts.clone()
+        raised, attempts = flags_at_once(self), self._attempts.clone()
         before, self.__dict__["before"] = self.__dict__.get("before"), (raised.clone(), attempts)
-        if before is None or len(before[1]) != len(attempts):
-            return torch.zeros_like(raised)
-        return before[0] * (before[1] == attempts)
+        return torch.zeros_like(raised) if before is None else of_same_attempts(*before, attempts)
 
-    return late
+    monkeypatch.setattr(Lane, "_flags", late)
+    monkeypatch.setattr(Lane, "_lags", True)

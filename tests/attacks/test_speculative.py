@@ -12,11 +12,10 @@ from mixednuts_dist.attacks.attack import Seen, SpeculativeRows
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.engine import Engine, Finished, Group
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
-from mixednuts_dist.attacks.lane import Lane
 from mixednuts_dist.attacks.square import Square, SquareMargin
 from mixednuts_dist.threat import ThreatModel
 
-from .stepping import heard_late
+from .stepping import read_late
 
 N_QUERIES = 120
 LINF, L2 = ThreatModel("Linf", 0.02), ThreatModel("L2", 0.2)
@@ -135,11 +134,12 @@ def test_memory_that_ends_in_the_middle_of_a_search_loses_and_repeats_no_query(v
     assert found.n_forward == expected.n_forward
 
 
-def test_hearing_late_of_a_success_changes_neither_result_nor_count(victim, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_that_are_read_late_change_neither_result_nor_count(victim, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where flags and counts are read one round after they were raised."""
     model, x, y = victim(n=20)
     prompt, _ = searched(AttackedModel.of(model), x, y, range(20))
-    monkeypatch.setattr(Lane, "_flags", heard_late(Lane._flags))
+    read_late(monkeypatch)
+
     found, _ = searched(AttackedModel.of(model), x, y, range(20))
     assert torch.equal(found.best, prompt.best)
     assert found.n_forward == prompt.n_forward

@@ -1,0 +1,244 @@
+"""A simulated CUDA card for a machine without one: tensors that say `cuda:0`, computed on the CPU.
+
+A tensor is on the card if its storage is registered as such; views share it, and what is computed from tensors on the
+card is on the card. Two modes of torch see every call: one answers questions about devices and moves tensors, the other
+sees every operation and refuses what a card refuses.
+
+It shows operations that mix devices, waits of the host for the card, counted by the line of the package that waits, and
+memory that ends at chosen passes. It cannot show kernels, speed, CUDA graphs, races or the size of memory.
+
+    with SimulatedCard() as card:
+        net.to("cuda"); attack(...)
+    card.waits  # Counter of "file:line what"
+"""
+
+import collections
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CARD, HOST = torch.device("cuda", 0), torch.device("cpu")
+aten = torch.ops.aten
+
+_INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+_WAITING = {
+    aten._local_scalar_dense.default: "item", aten.nonzero.default: "nonzero", aten.equal.default: "equal",
+    aten.masked_select.default: "masked_select", aten._unique2.default: "unique", aten.unique_dim.default: "unique",
+}  # fmt: skip
+_GETTERS: dict[Any, Callable[[bool], Any]] = {
+    torch.Tensor.device.__get__: lambda there: CARD if there else HOST,  # type: ignore[attr-defined]
+    torch.Tensor.is_cuda.__get__: lambda there: there,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: lambda there: not there,  # type: ignore[attr-defined]
+}
+_REFUSED_ON_CARD = {"numpy": "can't convert cuda:0 device type tensor to numpy", "pin_memory": "cannot pin cuda:0"}
+
+
+class SimulatedCard(contextlib.ExitStack):
+    """While it is entered, `cuda` is a device of this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: collections.Counter[str] = collections.Counter()
+        self.copies: collections.Counter[str] = collections.Counter()  # from pageable memory to the card
+        self._there: dict[int, StorageWeakRef] = {}
+        self._pinned: dict[int, StorageWeakRef] = {}
+        self.ignoring = False
+
+    def __enter__(self) -> "SimulatedCard":
+        super().__enter__()
+        card = self
+
+        class Event:
+            def record(self) -> None: ...
+
+            def synchronize(self) -> None: ...  # of a step that is over: no wait
+
+        for name, value in {
+            "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "Event": Event,
+            "get_device_name": lambda *_: "a simulated card", "get_device_capability": lambda *_: (9, 0),
+            "synchronize": lambda *_: card.waited("synchronize"), "empty_cache": lambda: None,
+            "get_rng_state": lambda *_: torch.zeros(0), "set_rng_state": lambda *_: None,
+            "is_bf16_supported": lambda *_, **__: True, "mem_get_info": lambda *_: (140 << 30, 141 << 30),
+        }.items():  # fmt: skip
+            self.enter_context(mock.patch.object(torch.cuda, name, value))
+        real = torch.autocast
+
+        def autocast(device_type: str, *args: Any, **options: Any) -> Any:
+            return real("cpu" if device_type == "cuda" else device_type, *args, **options)
+
+        self.enter_context(mock.patch.object(torch, "autocast", autocast))
+        self.enter_context(_Calls(self))
+        self.enter_context(_Operations(self))
+        return self
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._there
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._pinned
+
+    def put(self, tensor: Tensor, there: bool = True) -> Tensor:
+        """Say where a new tensor is. The weak reference keeps the storage's address from being given away."""
+        storage = tensor.untyped_storage()
+        if there:
+            self._there[storage._cdata] = StorageWeakRef(storage)
+        else:
+            self._there.pop(storage._cdata, None)
+        if len(self._there) > 4096:
+            self._there = {address: each for address, each in self._there.items() if not each.expired()}
+        return tensor
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self._pinned[storage._cdata] = StorageWeakRef(storage)
+        return tensor
+
+    def waited(self, what: str) -> None:
+        self.waits[f"{_line()} {what}"] += 1
+
+    def move(self, tensor: Tensor, there: bool, dtype: torch.dtype | None, non_blocking: bool) -> Tensor:
+        """A copy on the other device."""
+        if there and not self.is_pinned(tensor) and tensor.dim():
+            self.copies[f"{_line()} pageable"] += 1
+        elif not there and not non_blocking:
+            self.waited("copy to the host")
+        with self.unseen():
+            copied = tensor.clone() if dtype is None else tensor.clone().to(dtype)
+        return self.put(copied, there)
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        before, self.ignoring = self.ignoring, True
+        try:
+            yield
+        finally:
+            self.ignoring = before
+
+
+class _Calls(TorchFunctionMode):
+    """Where a tensor is, moves, and tensors that are made on a device."""
+
+    def __init__(self, card: SimulatedCard) -> None:
+        super().__init__()
+        self.card = card
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs, card, name = dict(kwargs or {}), self.card, getattr(func, "__name__", "")
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        if name == "__get__" and func in _GETTERS:
+            return _GETTERS[func](card.holds(args[0]))
+        if first is not None and name in ("to", "cuda", "cpu"):
+            return self._moved(first, args[1:], kwargs, name)
+        if first is not None and card.holds(first):
+            if name in _REFUSED_ON_CARD:
+                raise TypeError(_REFUSED_ON_CARD[name])
+            if name == "tolist":
+                card.waited("tolist")
+        elif first is not None and name == "pin_memory":
+            return card.pin(first.clone())
+        if name == "one_hot" and card.holds(args[0]):  # its zeros are made where torch believes the classes to be
+            with card.unseen():
+                return card.put(func(*args, **kwargs))
+        pinned = kwargs.pop("pin_memory", False)
+        device = kwargs.get("device")
+        if device is None:
+            made = func(*args, **kwargs)
+            return card.pin(made) if pinned else made
+        kwargs["device"] = HOST
+        with card.unseen():
+            made = func(*args, **kwargs)
+        return card.put(made, torch.device(device).type == "cuda")
+
+    def _moved(self, tensor: Tensor, given: Sequence[Any], kwargs: dict[str, Any], name: str) -> Tensor:
+        card, is_there = self.card, self.card.holds(tensor)
+        goes_there = {"cuda": True, "cpu": False}.get(name, is_there)
+        dtype, rest = kwargs.pop("dtype", None), []
+        for each in (*given, *([kwargs.pop("device")] if "device" in kwargs else [])):
+            if isinstance(each, Tensor):
+                goes_there, dtype = card.holds(each), each.dtype
+            elif isinstance(each, torch.dtype):
+                dtype = each
+            elif isinstance(each, str | torch.device):
+                goes_there = torch.device(each).type == "cuda"
+            elif each is not None:
+                rest.append(each)
+        if goes_there != is_there:
+            tensor = card.move(tensor, goes_there, dtype, bool(kwargs.pop("non_blocking", False)))
+        kwargs.pop("non_blocking", None)
+        return torch.Tensor.to(tensor, tensor.dtype if dtype is None else dtype, **kwargs) if name == "to" else tensor
+
+
+class _Operations(TorchDispatchMode):
+    """Every operation, of backward passes too."""
+
+    def __init__(self, card: SimulatedCard) -> None:
+        super().__init__()
+        self.card = card
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        card, kwargs = self.card, kwargs or {}
+        if card.ignoring:
+            return func(*args, **kwargs)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        there = [card.holds(each) for each in tensors]
+        if not any(there):
+            return func(*args, **kwargs)
+        if func is aten.copy_.default:
+            self._copied(args, kwargs)
+            return func(*args, **kwargs)
+        if func in _INDEXING:
+            tensors, there = self._indexed(func, args), [True]
+        elif not all(held or not each.dim() for each, held in zip(tensors, there, strict=True)):
+            shapes = [
+                (tuple(each.shape), "cuda:0" if held else "cpu") for each, held in zip(tensors, there, strict=True)
+            ]
+            raise RuntimeError(f"Expected all tensors to be on the same device, {func} was given {shapes}")
+        if func in _WAITING:
+            card.waited(_WAITING[func])
+        made = func(*args, **kwargs)
+        for each in tree_leaves(made):
+            if isinstance(each, Tensor):
+                card.put(each)
+        return made
+
+    def _copied(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        to, of = args[:2]
+        non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+        card = self.card
+        if card.holds(of) and not card.holds(to) and not (non_blocking and card.is_pinned(to)):
+            card.waited("copy to the host")
+        elif card.holds(to) and not card.holds(of) and of.dim() and not card.is_pinned(of):
+            card.copies[f"{_line()} pageable"] += 1
+
+    def _indexed(self, func: Any, args: Sequence[Any]) -> list[Tensor]:
+        card, (array, indices) = self.card, args[:2]
+        if not card.holds(array):
+            raise RuntimeError(f"{func}: indices of cuda:0 for an array on the cpu")
+        fills = func is not aten.index.Tensor and args[2].numel() == 1
+        for index in indices:
+            if index is not None and index.dtype == torch.bool and not fills:
+                card.waited("boolean mask")
+            if index is not None and not card.holds(index):
+                card.copies[f"{_line()} index from the host"] += 1
+        if func is not aten.index.Tensor and args[2].dim() and not card.holds(args[2]):
+            raise RuntimeError(f"{func}: values on the cpu for an array on cuda:0")
+        return [array]
+
+
+def _line() -> str:
+    """The innermost line of the package on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None and "/mixednuts_dist/" not in frame.f_code.co_filename:
+        frame = frame.f_back  # type: ignore[assignment]
+    return (
+        "elsewhere" if frame is None else f"{frame.f_code.co_filename.rsplit('/mixednuts_dist/')[-1]}:{frame.f_lineno}"
+    )

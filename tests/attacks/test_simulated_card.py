@@ -1,0 +1,133 @@
+"""Every attack on a simulated card: no mixed devices, no step that waits for the card, the CPU's results."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.register import ATTACKS
+
+from .conftest import images, small_net
+from .simulated_card import SimulatedCard
+from .test_laws import L2, LINF, QUICK, SHAPE, mixture
+
+
+@pytest.fixture
+def card() -> Iterator[SimulatedCard]:
+    with SimulatedCard() as entered:
+        yield entered
+
+
+TINY = replace(QUICK, n_iter=3, n_queries=6)
+
+
+def subject(kind: str, n: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
+    """A classifier with images that it gets right, on the CPU."""
+    model = mixture() if kind == "mixture" else small_net(10, SHAPE, seed=0, sharpness=3)
+    x = images(n, SHAPE)
+    with torch.no_grad():
+        return model, x, model(x).argmax(dim=1)
+
+
+@pytest.mark.parametrize("attack", ATTACKS.names())
+@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["mixture", "one classifier"])
+def test_attacks_mix_no_devices_and_come_to_the_cpus_verdicts(attack: str, threat, precision, kind: str) -> None:
+    """In float32 to its points, in bfloat16, where a card rounds elsewhere, to verdicts that hold on the CPU."""
+    model, x, y = subject(kind)
+    run = adaptive_autoattack if isinstance(model, MixedClassifier) else autoattack
+    options = {"threat": threat, "attacks": (attack,), "budget": TINY, "batch_size": 3, "precision": precision}
+    expected = run(model, x, y, **options)
+    with SimulatedCard():
+        found = run(model.to("cuda"), x.to("cuda"), y.to("cuda"), **options)
+        assert found.x_adv.is_cuda
+        robust, x_adv = found.robust.cpu(), found.x_adv.cpu()
+    if precision == "fp32":
+        assert torch.equal(robust, expected.robust)
+        assert torch.allclose(x_adv, expected.x_adv, atol=1e-4)
+        # Counts too, though flags are read one step late. FAB's two kinds of pass alternate for the whole lane: a slot
+        # that is filled before one without a gradient has it for nothing.
+        assert found.n_backward == expected.n_backward
+        assert found.n_forward == expected.n_forward or attack == "fab-t"
+    with torch.no_grad():
+        assert torch.equal(robust, subject(kind)[0](x_adv).argmax(dim=1) == y)
+
+
+def test_a_mixed_device_a_wait_and_a_free_copy_are_seen(card) -> None:
+    on_card, on_host = torch.rand(3, 4).to("cuda"), torch.rand(3, 4)
+    with pytest.raises(RuntimeError, match="same device"):
+        on_card + on_host
+    with pytest.raises(TypeError, match="numpy"):
+        on_card.numpy()
+    assert (on_card + 1).view(-1)[:2].is_cuda
+    assert not card.waits
+    assert bool(on_card.sum() > 0)
+    on_card[on_card > 0.5]
+    assert card.waits.total() == 2
+    pinned = torch.empty(3, 4, pin_memory=True)
+    pinned.copy_(on_card, non_blocking=True)
+    assert card.waits.total() == 2
+    on_host.copy_(on_card, non_blocking=True)
+    assert card.waits.total() == 3
+
+
+def test_minimum_margins_on_a_card_are_those_of_the_cpu() -> None:
+    model, x, y = subject("one classifier", 12)
+    options = {"threat": LINF, "n_iter": 5, "n_target_classes": 2, "batch_size": 8, "precision": "fp32"}
+    expected = minimum_margin_attack(model, x, y, **options)
+    with SimulatedCard():
+        found = minimum_margin_attack(model.to("cuda"), x.to("cuda"), y.to("cuda"), **options)
+        assert torch.equal(found.broken.cpu(), expected.broken)
+        assert torch.allclose(found.margin.cpu(), expected.margin, atol=1e-4)
+    assert (found.n_forward, found.n_backward) == (expected.n_forward, expected.n_backward)
+
+
+def test_a_whole_attack_waits_for_verdicts_alone(card) -> None:
+    """No line of a step waits for the card; verdicts do, and images as they come, and probes of smaller shapes."""
+    model, x, y = subject("one classifier", 12)
+    n_passes = 0
+
+    class Counted(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            nonlocal n_passes
+            n_passes += 1
+            return model(images)
+
+    model.to("cuda")
+    found = autoattack(
+        Counted(), x.to("cuda"), y.to("cuda"), threat=replace(LINF, eps=0.005), attacks=STANDARD_ATTACKS, budget=QUICK,
+        batch_size=8, precision="fp32",
+    )  # fmt: skip
+    waits = card.waits.copy()
+    assert bool(found.robust.cpu().any())
+    # The probe of a smaller shape compares bits, once a shape.
+    at_rest = {"attacks/judge.py", "attacks/tracks.py", "acceleration/batch_shape.py"}
+    assert {line.partition(":")[0] for line in waits} <= at_rest
+    assert waits.total() < n_passes / 4, waits
+
+
+def test_memory_that_ends_at_some_passes_costs_no_verdict(card) -> None:
+    model, x, y = subject("one classifier", 12)
+    options = {"threat": LINF, "attacks": ("apgd-ce",), "budget": QUICK, "precision": "fp32", "batch_size": 8}
+    expected = autoattack(model, x, y, **options)
+    short, n_passes = subject("one classifier")[0].to("cuda"), 0
+
+    class Short(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            nonlocal n_passes
+            n_passes += 1
+            if n_passes in (4, 9):
+                raise torch.OutOfMemoryError("chosen")
+            return short(images)
+
+    found = autoattack(Short(), x.to("cuda"), y.to("cuda"), **options)
+    assert n_passes > 9
+    assert card.waits
+    assert torch.equal(found.robust.cpu(), expected.robust)
