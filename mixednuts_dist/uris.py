@@ -186,6 +186,9 @@ def _check_uri(uri: str, key: str, register: Register[Any], forms: Sequence[str]
     parsed = parse_uri(uri)
     entry = register.entries().get(parsed.scheme)
     if entry is None:
+        suffix = Path(parsed.target or parsed.scheme).suffix[1:]
+        if suffix in register.names():  # a file without its form
+            raise error(f"{key}={_short(uri)!r} is not a known form; did you mean '{suffix}:{_short(uri)}'?")
         listed = _listed("forms", forms, parsed.scheme, register.names())
         raise error(f"{key}={_short(uri)!r} is not a known form{listed}")
     where = f"{key}={_without_password(uri)!r}"

@@ -202,7 +202,11 @@ def write_folder(
     }
     for role, base in bases.items():
         if base.weights:
-            save_model(getattr(mixed, role), str(folder / base.weights))
+            weights = folder / base.weights
+            weights.touch()
+            mode = weights.stat().st_mode  # as the user's umask has it; safetensors would leave the owner's alone
+            save_model(getattr(mixed, role), str(weights))
+            weights.chmod(mode)
     (folder / PARAMETERS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

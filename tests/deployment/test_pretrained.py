@@ -28,6 +28,11 @@ def test_saved_weights_come_back(tmp_path: Path) -> None:
         MixedClassifier.from_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(7, 9))
 
 
+def test_whoever_may_read_the_parameters_may_read_the_weights(tmp_path: Path) -> None:
+    mixed(0.97).save_pretrained(tmp_path)
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, "safetensors alone leaves 0600"
+
+
 @pytest.mark.parametrize(
     "transform", [LogitTransform.identity(), LogitTransform.temperature(0.3), LogitTransform.layer_norm(5)]
 )

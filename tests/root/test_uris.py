@@ -17,6 +17,8 @@ from mixednuts_dist.errors import BaseClassifierError, DatasetError
         ("mnist", "valid forms: digits, cifar10.*npz:FILE, parquet:URI"),
         ("cifr10", r"valid forms: digits.*; did you mean 'cifar10'\?"),
         ("npz", "valid forms: npz:FILE"),
+        ("images.npz", r"did you mean 'npz:images.npz'\?"),
+        ("s3://bucket/part.parquet", r"did you mean 'parquet:s3://bucket/part.parquet'\?"),
         ("digits:train", "'train' is too much; valid forms: digits"),
         ("npz:nowhere.npz", "no file .*nowhere.npz"),
         ("folder:nowhere", "no folder .*nowhere"),
