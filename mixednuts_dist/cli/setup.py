@@ -166,6 +166,12 @@ def _problems_of_use(config: RunConfig) -> Iterator[str]:
         click.echo(f"{inputs.n_images} images of {shape}, {inputs.n_classes} classes")
     except MixedNutsError as error:
         yield str(error)
+    import torch
+
+    from ..distributed.gpus import nvidia_driver, unusable_gpu
+
+    if config.compute.num_gpus != 0 and nvidia_driver() and not torch.cuda.is_available():
+        yield f"compute: {unusable_gpu()}"
     n_workers, free = config.compute.num_workers or os.cpu_count() or 1, psutil.virtual_memory().available
     if not os.environ.get("RAY_ADDRESS") and n_workers * _WORKER_BYTES > free:
         yield (

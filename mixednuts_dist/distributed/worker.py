@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..attacks.gradient_model import AttackedModel
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
-from ..errors import BaseClassifierError, DatasetError, StoreError
+from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
@@ -31,6 +31,7 @@ from ..storage.spans import merge_spans
 from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
 from .answers import Answers
+from .gpus import unusable_gpu
 from .tasks import Task
 from .workbench import Workbench
 from .worker_spec import WorkerSpec
@@ -111,6 +112,7 @@ class AttackWorker:
         """Load everything, unless that is done; returns the name of its node.
 
         Raises:
+            ClusterError: where it is given a GPU that torch cannot use.
             ConfigError: where this machine's extensions are not the driver's.
             BaseClassifierError: where this machine's weights are not the ones that the driver saw.
             DatasetError: where its images are not.
@@ -118,9 +120,11 @@ class AttackWorker:
         """
         if self._is_ready:
             return platform.node()
+        if self._n_gpus and not torch.cuda.is_available():
+            raise ClusterError(unusable_gpu())
         torch.set_num_threads(self.spec.n_threads)
         require_extensions(self.spec.extensions)
-        self.device = torch.device("cuda" if self._n_gpus and torch.cuda.is_available() else "cpu")
+        self.device = torch.device("cuda" if self._n_gpus else "cpu")
         self.dataset = self._dataset()
         networks = {role: self._classifier(uri, role) for role, uri in self.spec.uris.items()}
         self.store = Store(self.spec.store_uri)

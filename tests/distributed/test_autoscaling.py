@@ -87,7 +87,8 @@ def test_machines_come_for_waiting_workers_may_be_lost_and_go_when_idle(tmp_path
     config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", **long_enough)))
     with local_head("--num-cpus=0", "--num-gpus=0", autoscaling=on_the_fake_provider()) as head:
         assert gpu_nodes(head) == 0
-        sizes = ["compute.num_gpus=1", "compute.num_workers=2", "compute.max_tries=1"]
+        # By cores, which the head has none of: a worker that is given one of the fake GPUs would refuse to start.
+        sizes = ["compute.num_gpus=0", "compute.num_workers=2", "compute.max_tries=1"]
         arguments = ["attack", str(config), "--address", head.address, *(f"--set={size}" for size in sizes)]
         with ThreadPoolExecutor() as threads:
             attack = threads.submit(head.command, "mixednuts", *arguments)
