@@ -41,7 +41,7 @@ _MOST_LINES = 12  # of a message; a list of ten thousand wrong values is one mis
 RESULTS_VERSION = 3  # part of every fingerprint: raised when the same configuration would give other rows
 
 
-def _fraction(value: object) -> object:
+def read_fraction(value: object) -> object:
     """Read "8/255" or "0.5/255" as a number; anything else is left to the type check."""
     if isinstance(value, str) and value.count("/") == 1:
         above, _, below = value.partition("/")
@@ -117,7 +117,7 @@ class ThreatConfig(Section):
     """The threat model, as `ThreatModel`."""
 
     norm: Annotated[str, Registered(NORMS)] = Field(default="Linf", description="norm of the perturbation")
-    eps: Annotated[float, BeforeValidator(_fraction)] = Field(description="radius in [0, 1] pixels, e.g. 8/255")
+    eps: Annotated[float, BeforeValidator(read_fraction)] = Field(description="radius in [0, 1] pixels, e.g. 8/255")
 
     @model_validator(mode="after")
     def _check(self) -> "ThreatConfig":

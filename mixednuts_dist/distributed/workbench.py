@@ -154,7 +154,7 @@ class Workbench:
         """
         if name not in self._streams:
             engine = make()
-            engine.progress = lambda _: self._report(sum(each.n_decided for each in self._streams.values()) / share)
+            engine.progress = lambda _: self.report(sum(each.n_decided for each in self._streams.values()) / share)
             self._streams[name] = Stream(engine, group or self.group)
         stream = self._streams[name]
         return stream.engine, stream.finish(piece, self._prefetched)
@@ -166,7 +166,7 @@ class Workbench:
 
     def progress(self, n_images: int, attack: int = 0, attacks: int = 1) -> Callable[[Progress], None]:
         """Reports how far one of so many attacks on a piece's images is; images that it leaves out are decided."""
-        return lambda seen: self._report(((attack + 1) * n_images - seen.n_images + seen.n_decided) / attacks)
+        return lambda seen: self.report(((attack + 1) * n_images - seen.n_images + seen.n_decided) / attacks)
 
     # --- for the worker -----------------------------------------------------------------------------------------------
 
@@ -201,7 +201,8 @@ class Workbench:
         """What each network's gradients are computed in."""
         return ", ".join(f"{role} {precision}" for role, precision in self._decisions(x)[1].items())
 
-    def _report(self, decided: float) -> None:
+    def report(self, decided: float) -> None:
+        """How many images of unfinished pieces are decided."""
         self.decided = decided
         if self.on_decided is not None:
             self.on_decided(decided)

@@ -26,7 +26,7 @@ from .results import (
     rounds_table,
     same_mixture,
 )
-from .tables import accuracy_table, cost_table, search_table, survival_table, table_files
+from .tables import accuracy_table, cost_table, file_name, search_table, survival_table, table_files
 from .worst_images import Reason, WorstImage, class_text, perturbation_png, pixels_of, png
 
 # The page may run what is written in it and show what is written in it; it may fetch nothing, from anywhere.
@@ -98,6 +98,7 @@ def _html(results: RunResults, wide: dict[str, Row], narrow: dict[str, Row], fil
         "bundle": Markup(_javascript_bundle()),
         "policy": CONTENT_SECURITY_POLICY,
         "words": counts,
+        "file_name": file_name,
         "accuracy": accuracy_table(results),
         "survival": survival_table(results),
         "costs": cost_table(results).turned(),

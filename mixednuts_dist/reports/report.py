@@ -4,10 +4,10 @@ import logging
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
@@ -33,7 +33,7 @@ from ..stages.runs import (
     stage_seconds,
 )
 from ..stages.search import read_candidates
-from ..stages.stage import stage_of
+from ..stages.stage import Stage, stage_of
 from ..storage.manifest import write_with_checksums
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
@@ -59,6 +59,7 @@ from .results import (
     survival_of,
     survival_steps,
 )
+from .table import Cell, Table
 from .worst_images import WorstImage, with_pixels
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ def _mixture_results(opened: Run) -> RunResults:
         measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         stages=_rows(opened, added),
+        tables=_tables(opened, added),
         costs=stage_costs({**receipts, **added}, results.seconds),
         worst=worst,
         class_names=class_names,
@@ -150,6 +152,7 @@ def _autoattack_results(opened: Run) -> RunResults:
             *unfinished,
         ),
         stages=_rows(opened, added),
+        tables=_tables(opened, added),
         costs=stage_costs({"evaluate": list(receipts.values()), **added}, description["seconds"]),
         provenance=_provenance(opened.config, opened.store),
     )
@@ -168,13 +171,26 @@ def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...
 
 
 def _rows(opened: Run, receipts: Mapping[str, Sequence[Receipt]]) -> tuple[AccuracyRow, ...]:
-    stages = [stage_of(opened.config, name) for name in receipts]
-    return tuple(
-        AccuracyRow(
-            f"{stage.model_name(opened.config)}, {stage.name}", *outcome_counts(receipts[stage.name]), stage.words()
-        )
-        for stage in stages
-    )
+    return tuple(row for name in receipts for row in _rows_of(opened, stage_of(opened.config, name), receipts[name]))
+
+
+def _rows_of(opened: Run, stage: Stage, receipts: Sequence[Receipt]) -> list[AccuracyRow]:
+    own = [
+        AccuracyRow(row.name, Count(row.clean, row.total), Count(row.robust, row.total), stage.words())
+        for row in stage.outcomes(replace(opened, only=None))
+    ]
+    name = f"{stage.model_name(opened.config)}, {stage.name}"
+    return own or [AccuracyRow(name, *outcome_counts(receipts), stage.words())]
+
+
+def _tables(opened: Run, names: Iterable[str]) -> dict[str, Table]:
+    """The tables of stages with a key of their own, by title."""
+    found = {}
+    for name in names:
+        for title, (columns, rows) in stage_of(opened.config, name).tables(replace(opened, only=None)).items():
+            cells = [[Count(*cell) if isinstance(cell, tuple) else cell for cell in row] for row in rows]
+            found[title] = Table(columns, cast(Sequence[Sequence[Cell]], cells))
+    return found
 
 
 def _description(opened: Run) -> dict[str, Any]:

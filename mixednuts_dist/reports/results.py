@@ -128,6 +128,7 @@ class RunResults:
     margins: tuple[MarginGroup, ...] = ()
     splits: tuple[MarginSplit, ...] = ()  # what a cutoff on rob's margins separates, as it is and behind M
     stages: tuple[AccuracyRow, ...] = ()  # one for each complete stage of a key of its own: "mixed, certify"
+    tables: Mapping[str, Table] = field(default_factory=dict)  # of such stages, by title
     measured: tuple[MeasuredPoint, ...] = ()  # this run's point and those of its siblings, largest beta first
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
@@ -169,6 +170,7 @@ class RunResults:
         - `accuracy`: `std`, `rob`, `mixed` -> `clean`, `robust` -> `correct`, `total`, `percent`, `low`, `high` (95 %
           interval in percent); `attack`: what `robust` was measured under.
         - `stages`, where the run has stages of a key of their own: "CLASSIFIER, STAGE" -> the fields of `accuracy`.
+        - `tables`, likewise: title -> `columns` and `rows`.
         - `survival`: in order, from `clean` on: `step`, `lost` and the count of images still right after it.
         - `costs`, one entry a stage: `images`, `partitions`, `nodes`, `devices`, `core_hours`, `gpu_hours`,
           `wall_seconds`, `n_forward`, `n_backward`; `seconds`: stage -> seconds; `seconds_total`; `notes`: sentences.
@@ -201,6 +203,7 @@ class RunResults:
             "provenance": dict(self.provenance),
             "accuracy": {row.classifier: row.to_json() for row in self.accuracy},
             **({"stages": {row.classifier: row.to_json() for row in self.stages}} if self.stages else {}),
+            **({"tables": {title: table.as_dict() for title, table in self.tables.items()}} if self.tables else {}),
             "survival": [{"step": step.step, "lost": step.lost, **step.standing.to_json()} for step in self.survival],
             "costs": [{**vars(cost), "images_per_second": cost.images_per_second} for cost in self.costs],
             "seconds": dict(self.seconds),

@@ -149,6 +149,10 @@ class Table:
         """The rows as plain values."""
         return [[cell.to_json() if isinstance(cell, Count) else cell for cell in row] for row in self.rows]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Columns and rows as plain values."""
+        return {"columns": list(self.columns), "rows": self.to_json()}
+
     def _extras(self) -> list[Markup]:
         """For each column, what hides it on a phone where it is not printed."""
         shown = self.narrow or self.printed or self.columns

@@ -27,7 +27,9 @@ def accuracy_table(results: RunResults) -> Table:
     """std, rob and mixed, clean and attacked; then what stages of a key of their own have left of them."""
     shown = (*results.accuracy, *results.stages)
     named = {row.classifier: results.names.get(row.classifier, row.classifier) for row in results.accuracy}
-    rows: list[list[Cell]] = [[named[row.classifier], row.clean, row.robust, row.attack] for row in shown]
+    rows: list[list[Cell]] = [
+        [named.get(row.classifier, row.classifier), row.clean, row.robust, row.attack] for row in shown
+    ]
     columns = ["classifier", "clean", "robust", "attack"]
     return Table(columns, rows, bold=named.get("mixed"), narrow=columns[:3])
 
@@ -147,14 +149,23 @@ WITHOUT_SEARCH = ("table", "survival", "costs")
 def table_files(results: RunResults) -> dict[str, str]:
     """File name -> content, as CSV and LaTeX; `table.*` is the accuracy table."""
     files = {}
-    for name in TABLES if results.found else WITHOUT_SEARCH:
-        table = TABLES[name](results)
+    tables = {name: TABLES[name](results) for name in (TABLES if results.found else WITHOUT_SEARCH)}
+    for name, table in {**tables, **{file_name(title): table for title, table in results.tables.items()}}.items():
         if table.rows:
             files[f"{name}.csv"] = table.as_csv()
             if name not in DATA_ONLY:
                 comment = f"{results.name}, {name}: {results.n_images} images, {results.threat}"
                 files[f"{name}.tex"] = table.as_latex(f"{comment}; run {results.run_id}")
     return files
+
+
+def file_name(title: str) -> str:
+    """Of a stage's table: its title's first word.
+
+    >>> file_name("certified, by beta")
+    'certified'
+    """
+    return title.split(maxsplit=1)[0].strip(",").lower()
 
 
 def print_results(results: RunResults, console: Console | None = None) -> None:
@@ -184,6 +195,8 @@ def _report(results: RunResults) -> Group:
         parts += [Text(parameter_lines(results)), Text()]
         rounds = rounds_table(results)
         parts += [rounds.terminal(), Text()] if rounds.rows else []
+    for title, table in results.tables.items():
+        parts += [table.terminal(title), Text()]
     return Group(
         *parts, survival_table(results).terminal(), Text(), Text(f"Time: {_seconds_line(results)}"), *_notes(results)
     )

@@ -77,6 +77,14 @@ class Stage:
         """For the report's table: what an image that counts as robust has withstood."""
         return STAGES.entries()[self.name].describes
 
+    def outcomes(self, opened: Run) -> Sequence[Outcome]:  # noqa: ARG002
+        """The stage's rows of the report's accuracy table once it is complete; none for one row of the receipts."""
+        return ()
+
+    def tables(self, opened: Run) -> Mapping[str, tuple[Sequence[str], Sequence[Sequence[object]]]]:  # noqa: ARG002
+        """Tables of its own for the report: title -> columns and rows; a pair (some, all) in a row is a count."""
+        return {}
+
     def model_name(self, config: RunConfig) -> str:
         """Which classifier the stage is about."""
         return "mixed" if self.of_mixture and config.std is not None else "rob"
@@ -127,6 +135,16 @@ class Stage:
         opened = open_run(config)
         self.complete(opened, session, progress or Silent())
         return opened
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row of the report's accuracy table, of `total` images."""
+
+    name: str
+    clean: int
+    robust: int
+    total: int
 
 
 @dataclass(frozen=True, kw_only=True)

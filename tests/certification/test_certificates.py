@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.errors import InvalidInputError
-from mixednuts_dist.mixing.boxes import centred_box, certified_over_box, clamped_box, least_margin, normalised_box
+from mixednuts_dist.mixing.boxes import LogitBox, certified_over_box, clamped_box, least_margin, normalised_box
 from mixednuts_dist.mixing.certificates import certified_radius, published_radius, smoothed_margin, vote_needed
 from mixednuts_dist.mixing.clamps import clamp_logits
 from mixednuts_dist.mixing.margins import signed_margin
@@ -144,7 +144,7 @@ def _boxes(n: int, width: float, n_classes: int = 4) -> tuple[Tensor, Tensor, Te
 @pytest.mark.parametrize("width", [0.01, 0.3])
 def test_no_logits_of_the_box_have_a_smaller_margin(transform: LogitMap, width: float) -> None:
     lower, upper, labels = _boxes(200, width)
-    bound = least_margin(*centred_box(lower, upper), labels, transform)
+    bound = least_margin(LogitBox.of_logits(lower, upper, labels), labels, transform)
     generator = torch.Generator().manual_seed(2)
     for corners in (True, False):
         for _ in range(100):
@@ -159,9 +159,8 @@ def test_no_logits_of_the_box_have_a_smaller_margin(transform: LogitMap, width: 
 def test_a_box_of_one_point_has_that_points_margin() -> None:
     logits = torch.randn(50, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     labels, transform = logits.argmax(dim=1), LogitTransform(2.0, 1.5, -0.5)
-    centred = logits - logits.mean(dim=1, keepdim=True)
     expected = signed_margin(transform(logits).softmax(dim=1), labels)
-    torch.testing.assert_close(least_margin(centred, centred, labels, transform), expected)
+    torch.testing.assert_close(least_margin(LogitBox.of_logits(logits, logits, labels), labels, transform), expected)
 
 
 def test_each_end_of_the_normalised_box_is_attained() -> None:
@@ -198,7 +197,7 @@ def test_the_clamped_box_is_the_clamps_range(clamp: str) -> None:
 def test_a_certified_box_is_right_under_every_std() -> None:
     lower, upper, labels = _boxes(300, 0.2)
     mixture = Mixture(LogitTransform(4.0, 2.0, 0.0), 0.8, 0.2)
-    certified = certified_over_box(*centred_box(lower, upper), labels, mixture)
+    certified = certified_over_box(LogitBox.of_logits(lower, upper, labels), labels, mixture)
     assert 0 < int(certified.sum()) < len(labels)
     generator = torch.Generator().manual_seed(5)
     for _ in range(50):
@@ -208,14 +207,15 @@ def test_a_certified_box_is_right_under_every_std() -> None:
 
 
 def test_what_has_no_bounds_is_refused_with_the_next_step() -> None:
-    box = torch.zeros(1, 5), torch.ones(1, 5)
+    label = torch.tensor([0])
+    box = LogitBox.of_logits(torch.zeros(1, 5), torch.ones(1, 5), label)
     with pytest.raises(InvalidInputError, match="by smoothing"):
-        least_margin(*box, torch.tensor([0]), LayerNormTransform(ln_k=3))
+        least_margin(box, label, LayerNormTransform(ln_k=3))
     with pytest.raises(InvalidInputError, match="lower > upper"):
-        least_margin(box[1], box[0], torch.tensor([0]), IdentityTransform())
+        LogitBox(box.upper_BK, box.lower_BK, box.leads_BK)
 
     class Unknown(LogitMap):
         pass
 
-    with pytest.raises(InvalidInputError, match=r"map_box\.register"):
-        least_margin(*box, torch.tensor([0]), Unknown())
+    with pytest.raises(InvalidInputError, match=r"map_leads\.register"):
+        least_margin(box, label, Unknown())

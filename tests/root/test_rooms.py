@@ -46,7 +46,7 @@ ALLOWED_THIRD_PARTY = {
     },
     "storage": {"aiobotocore", "botocore", "torch", "numpy", "fsspec", "s3fs", "pyarrow", "urllib3"},
     "distributed": {"torch", "numpy", "safetensors", "ray"},
-    "stages": {"torch", "numpy", "yaml", "pyarrow"},
+    "stages": {"pydantic", "torch", "numpy", "yaml", "pyarrow"},
     "deployment": {
         "torch",
         "numpy",

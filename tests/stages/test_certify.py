@@ -1,0 +1,201 @@
+"""The certify stage from the configuration to the report: same rows after a kill, bad input, no contradiction."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner
+
+from mixednuts_dist import ThreatModel, load_classifier, open_dataset, pipeline
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
+from mixednuts_dist.cli import main
+from mixednuts_dist.config import parse_config
+from mixednuts_dist.distributed.debug import DebugExecutor
+from mixednuts_dist.errors import ConfigError, InvalidInputError
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.mixture import Mixture
+from mixednuts_dist.mixing.transforms import IdentityTransform
+from mixednuts_dist.stages.certify import Certify
+from mixednuts_dist.stages.runs import open_run
+from mixednuts_dist.stages.stage import stage_of
+
+SMOOTHING = {"n": 400, "n_choose": 20, "radii": [0.1, 0.25], "alphas": [1, 0.8]}
+
+# Random features and a ridge regression on the digits: ReLU, and right on most of them. The demonstration's have SiLU.
+RELU_NETWORK = """
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+def network():
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16).float(), nn.functional.one_hot(torch.tensor(digits.target)).float()
+    hidden, last = nn.Linear(64, 200), nn.Linear(200, 10)
+    hidden.weight.data = torch.randn(200, 64, generator=torch.Generator().manual_seed(0)) / 4
+    hidden.bias.data.zero_()
+    features = hidden(x).relu()
+    last.weight.data = 10 * torch.linalg.solve(features.T @ features + 10 * torch.eye(200), features.T @ y).T
+    last.bias.data.zero_()
+    return nn.Sequential(nn.Flatten(), hidden, nn.ReLU(), last).eval()
+"""
+
+
+def content(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A run on a few digits."""
+    return {
+        "name": "certified", "data": {"uri": "digits", "n": 24}, "std": "demo:std", "rob": "demo:rob",
+        "threat": {"norm": "Linf", "eps": 0.05}, "precision": "fp32", "partition_size": 12, "storage": str(folder),
+        "attack": {"n_iter": 3, "border_restarts": 0},
+        "search": {"rounds": 0, "scales": [0.5, 5], "powers": [1, 4], "biases": [0], "betas": [1.0, 0.9]},
+        "evaluate": {"attacks": ["apgd-ce"], "n_iter": 3, "border_restarts": 0},
+        "compute": {"batch_size": 64}, "certify": SMOOTHING, **changes,
+    }  # fmt: skip
+
+
+def certified(folder: Path, **changes: Any) -> tuple[Certify, Any]:
+    """The stage, complete, and its opened run."""
+    config = parse_config(content(folder, **changes))
+    stage = stage_of(config, "certify")
+    assert isinstance(stage, Certify)
+    return stage, stage.run(config, session=DebugExecutor())
+
+
+def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
+    config = parse_config(content(tmp_path))
+    results = pipeline.run(config, session=DebugExecutor())
+    rows = {row.classifier: row for row in results.stages}
+    deployed = results.parameters
+    expected = [
+        "rob, certified at 0.1",
+        "rob, certified at 0.25",
+        "mixed, certified at 0.1",
+        "mixed, certified at 0.25",
+    ]
+    assert list(rows) == expected
+    assert rows["rob, certified at 0.1"].robust.correct >= rows["rob, certified at 0.25"].robust.correct > 0
+    assert rows["mixed, certified at 0.1"].robust.correct <= rows["rob, certified at 0.1"].robust.correct
+    (title,) = results.tables
+    assert "smoothed mixture" in title
+    table = results.tables[title]
+    assert [row[0] for row in table.rows] == ["rob alone", "1", "0.985", "0.9"]
+    assert next(row for row in table.rows if row[0] == f"{deployed.beta:g}")[1] == deployed.alpha
+    (folder,) = tmp_path.glob("certified-*")
+    assert (folder / "report" / "certified.csv").read_text().startswith("beta,alpha,clean_correct")
+    assert "certified at 0.25" in (folder / "report" / "index.html").read_text()
+    assert (folder / "report" / "certified.tex").is_file()
+
+
+def test_a_lost_partition_comes_back_with_the_same_rows(tmp_path: Path) -> None:
+    certified(tmp_path)
+    (folder,) = tmp_path.glob("certified-*")
+    lost = folder / "certify" / "part-00001.parquet"
+    before = pq.read_table(lost)
+    lost.unlink()
+    certified(tmp_path)
+    assert pq.read_table(lost).equals(before)
+
+
+def test_rows_do_not_depend_on_the_partitions(tmp_path: Path) -> None:
+    stage, opened = certified(tmp_path / "a")
+    other, reopened = certified(tmp_path / "b", partition_size=7)
+    ours, theirs = stage.answers(opened), other.answers(reopened)
+    assert isinstance(ours, SmoothedAnswers) and isinstance(theirs, SmoothedAnswers)
+    assert torch.equal(ours.counts_NK, theirs.counts_NK)
+    assert torch.equal(ours.n_drawn_N, theirs.n_drawn_N)
+
+
+def test_any_alpha_and_radius_is_answered_later(tmp_path: Path) -> None:
+    stage, opened = certified(tmp_path)
+    answers = stage.answers(opened)
+    counts = [
+        int(answers.certified(replace(ROB_ALONE, alpha=alpha, one_minus_alpha=1 - alpha), radius).sum())
+        for alpha, radius in ((1.0, 0.05), (0.95, 0.05), (0.85, 0.17), (0.6, 0.3))
+    ]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+
+
+def test_rob_alone_is_certified_too(tmp_path: Path) -> None:
+    stage, opened = certified(tmp_path, std=None)
+    assert [row.name for row in stage.outcomes(opened)] == ["rob, certified at 0.1", "rob, certified at 0.25"]
+
+
+def test_bounds_certify_the_mixture_and_no_attack_breaks_it(tmp_path: Path) -> None:
+    """The whole adaptive AutoAttack at the bounded radius, against a certified mixture, breaks no certified image."""
+    (tmp_path / "relu.py").write_text(RELU_NETWORK)
+    uri = f"py:{tmp_path / 'relu.py'}:network"
+    stage, opened = certified(tmp_path, rob=uri, certify={"method": "bounds", "radii": [0.01]})
+    answers, mixture = stage.answers(opened), Mixture(IdentityTransform(), 0.9, 0.1)
+    safe = answers.certified(mixture, 0.01)
+    assert int(safe.sum()) > 0
+    assert bool(answers.clean(mixture)[safe].all())
+    x, y = open_dataset("digits").read(0, 24)
+    mixed = MixedClassifier(load_classifier("demo:std", "std"), load_classifier(uri, "rob"), mixture.transform, 0.9)
+    outcome = adaptive_autoattack(
+        mixed, x[safe], y[safe], threat=ThreatModel("Linf", 0.01), budget=AttackBudget(20, 3, 200)
+    )
+    assert bool(outcome.robust.all())
+
+
+def test_smoothing_is_not_contradicted_by_attacked_images(tmp_path: Path) -> None:
+    """Where L2 attacks on rob at the certified radius end, the smoothed mixture is right, whatever std answers."""
+    from mixednuts_dist import autoattack
+    from mixednuts_dist.certification.smoothing import smoothed_votes
+
+    stage, opened = certified(tmp_path)
+    answers, radius = stage.answers(opened), 0.25
+    assert isinstance(answers, SmoothedAnswers)
+    mixture = replace(ROB_ALONE, alpha=0.8, one_minus_alpha=0.2)
+    safe = answers.certified(mixture, radius)
+    assert int(safe.sum()) > 0
+    x, y = (values[safe] for values in open_dataset("digits").read(0, 24))
+    rob = load_classifier("demo:rob", "rob")
+    attacked = autoattack(
+        rob, x, y, threat=ThreatModel("L2", radius), attacks=("apgd-ce",), budget=AttackBudget(20, 3, 200)
+    )
+    plan = replace(answers.plan, stop_when_decided=False, n=2000)
+    votes = smoothed_votes(
+        rob, attacked.x_adv, y, plan, n_classes=10, sample_ids=range(1000, 1000 + len(x)), seed=1, rows=256
+    )
+    shares = votes.counts_BK.double() / votes.n_drawn_B[:, None]
+    own = shares.gather(1, y[:, None]).squeeze(1)
+    others = shares.scatter(1, y[:, None], -1).amax(dim=1)
+    assert bool((0.8 * own > 0.2 + 0.8 * others).all())
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"sigma": 0}, "sigma"),
+        ({"alphas": [0.5]}, "alphas"),
+        ({"n": 10}, "Give n of at least"),
+        ({"confidence": 1}, "confidence"),
+        ({"method": "guess"}, "method"),
+        ({"radius": 0.1}, "radi"),
+    ],
+)
+def test_bad_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_config(content(tmp_path, certify=keys))
+
+
+def test_bounds_in_l2_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    config = parse_config(content(tmp_path, certify={"method": "bounds"}, threat={"norm": "L2", "eps": 0.5}))
+    with pytest.raises(InvalidInputError, match="method: smoothing"):
+        stage_of(config, "certify").run(config, session=DebugExecutor())
+
+
+def test_estimate_knows_the_stage(tmp_path: Path) -> None:
+    stage = stage_of(parse_config(content(tmp_path)), "certify")
+    assert stage.passes(open_run(parse_config(content(tmp_path)))) == {"rob": (420, 0)}
+
+
+def test_the_command_is_there() -> None:
+    found = CliRunner().invoke(main, ["certify", "--help"])
+    assert found.exit_code == 0
+    assert "Certified robustness" in found.output
