@@ -241,7 +241,7 @@ def test_a_storage_with_a_secret_or_without_a_place_is_refused_with_the_file_and
     tmp_path: Path, storage: str, told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
-        parse_config(tiny_content(tmp_path, storage=storage))
+        parse_config({**tiny_content(tmp_path), "storage": storage})
     assert "sekret" not in str(caught.value)
 
 
