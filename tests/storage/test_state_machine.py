@@ -1,0 +1,173 @@
+"""Drivers that begin, die, meet and go on in any order, and files damaged in between, as Hypothesis draws them.
+
+After each step: a finished piece is there once and whole, and nothing that was valid has been renamed.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from mixednuts_dist.storage.damage import create_whole, problem
+from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, set_damaged_aside, verify, with_checksum
+from mixednuts_dist.storage.partitions import Partition, Span, split_images
+from mixednuts_dist.storage.spans import delete_spans, finished_spans, merge_spans
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import encode_table, read_columns
+from tests.storage.test_tables import columns, receipt
+
+PARTS = split_images(8, 4)
+FINGERPRINT, STAGE = "f0", "attack"
+CONTENT: dict[Partition, bytes] = {}
+
+
+def content_of(piece: Partition) -> bytes:
+    if piece not in CONTENT:
+        CONTENT[piece] = encode_table(columns(piece), FINGERPRINT, receipt(piece))
+    return CONTENT[piece]
+
+
+@dataclass
+class Driver:
+    """A stage as a generator: it may be left at each of its writes, which is where a process may be killed."""
+
+    store: Store
+    in_spans: bool
+    steps: Iterator[None] = field(init=False)
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.steps = self._stage()
+
+    def step(self) -> None:
+        self.is_over = next(self.steps, "over") == "over"
+
+    def _stage(self) -> Iterator[None]:
+        finished = finished_files(self.store, STAGE, PARTS, FINGERPRINT)
+        todo = [part for part in PARTS if part not in finished]
+        spans = finished_spans(self.store, STAGE, todo, FINGERPRINT)
+        writer = ManifestWriter(self.store, STAGE, FINGERPRINT, finished)
+        yield
+        set_damaged_aside(self.store, STAGE, todo)
+        yield
+        for part in todo:
+            if self.in_spans:
+                halves = [
+                    Span(part.index, part.start, part.start + 2, part),
+                    Span(part.index, part.start + 2, part.stop, part),
+                ]
+                for span in halves:
+                    if span not in spans:
+                        create_whole(self.store, f"{STAGE}/{span.file_name}", content_of(span), FINGERPRINT)
+                        yield
+                try:
+                    writer.add(merge_spans(self.store, STAGE, part, halves, FINGERPRINT))
+                except Exception as error:
+                    assert "damaged" in str(error) or "gone" in str(error) or "not exist" in str(error), error
+            content = content_of(part)
+            there = create_whole(self.store, f"{STAGE}/{part.file_name}", content, FINGERPRINT)
+            writer.add(there or with_checksum(receipt(part), content))
+            yield
+        writer.flush()
+        yield
+        if len(finished_files(self.store, STAGE, PARTS, FINGERPRINT)) == len(PARTS):
+            delete_spans(self.store, STAGE)
+
+
+class Run(RuleBasedStateMachine):
+    """One folder, any number of drivers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="machine-"))
+        self.store = Store(str(self.folder))
+        self.drivers: list[Driver] = []
+        self.damaged: set[bytes] = set()
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    @precondition(lambda self: len(self.drivers) < 3)
+    @rule(in_spans=st.booleans())
+    def start(self, in_spans: bool) -> None:
+        self.drivers.append(Driver(self.store, in_spans))
+
+    @precondition(lambda self: self.drivers)
+    @rule(which=st.integers(0, 2), n_steps=st.integers(1, 4))
+    def go_on(self, which: int, n_steps: int) -> None:
+        driver = self.drivers[which % len(self.drivers)]
+        for _ in range(n_steps):
+            if not driver.is_over:
+                driver.step()
+
+    @precondition(lambda self: self.drivers)
+    @rule(which=st.integers(0, 2))
+    def kill(self, which: int) -> None:
+        del self.drivers[which % len(self.drivers)]
+
+    @rule(which=st.integers(0, 9), place=st.floats(0, 1, exclude_max=True), cut=st.booleans())
+    def damage(self, which: int, place: float, cut: bool) -> None:
+        files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and ".bad-" not in path.name]
+        if files:
+            path = files[which % len(files)]
+            content = path.read_bytes()
+            at = int(place * len(content))
+            bad = content[:at] if cut else content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+            path.write_bytes(bad)
+            self.damaged.add(bad)
+
+    @invariant()
+    def nothing_valid_was_renamed(self) -> None:
+        for path in self.folder.rglob("*.bad-*"):
+            assert path.read_bytes() in self.damaged, path
+
+    @invariant()
+    def each_finished_piece_is_whole(self) -> None:
+        whole = {content_of(part) for part in PARTS}
+        for part in PARTS:
+            path = self.folder / STAGE / part.file_name
+            if path.exists():
+                content = path.read_bytes()
+                assert content in whole or content in self.damaged or problem(path.name, content) is None
+
+    @rule()
+    def the_same_command_ends_whole(self) -> None:
+        """All others are dead; damage that no footer shows is found by `verify`, as a user would."""
+        self.drivers.clear()
+        for _ in range(2):
+            driver = Driver(self.store, in_spans=False)
+            while not driver.is_over:
+                driver.step()
+            for damage in verify(self.store)[0]:
+                (self.folder / damage.path).unlink()
+        assert verify(self.store)[0] == []
+        assert list(finished_files(self.store, STAGE, PARTS, FINGERPRINT)) == PARTS
+        for part in PARTS:
+            rows = read_columns(self.store, STAGE, [part], FINGERPRINT, list(columns(part)))
+            assert all(torch.equal(rows[name], values) for name, values in columns(part).items())
+
+
+def run_machine(n_examples: int, n_steps: int) -> None:
+    run_state_machine_as_test(
+        Run,
+        settings=settings(
+            max_examples=n_examples, stateful_step_count=n_steps, deadline=None,
+            suppress_health_check=list(HealthCheck), derandomize=True, database=None,
+        ),
+    )  # fmt: skip
+
+
+def test_drivers_in_any_order_lose_nothing() -> None:
+    run_machine(5, 12)
+
+
+@pytest.mark.slow
+def test_drivers_in_any_order_lose_nothing_in_2000_steps() -> None:
+    run_machine(80, 25)
