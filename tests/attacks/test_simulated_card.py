@@ -107,8 +107,9 @@ def test_a_whole_attack_waits_for_verdicts_alone(card) -> None:
     )  # fmt: skip
     waits = card.waits.copy()
     assert bool(found.robust.cpu().any())
-    # The probe of a smaller shape compares bits, once a shape.
-    at_rest = {"attacks/judge.py", "attacks/tracks.py", "acceleration/batch_shape.py"}
+    # The checks of a call's model and images, and the probe that compares the bits of a smaller shape, run once.
+    once = {"attacks/entry.py", "attacks/red_flags.py", "acceleration/batch_shape.py"}
+    at_rest = {"attacks/judge.py", "attacks/tracks.py", *once}
     assert {line.partition(":")[0] for line in waits} <= at_rest
     assert waits.total() < n_passes / 4, waits
 
