@@ -146,7 +146,7 @@ def mix(
             "search": {"beta": beta, **(search or {})},
             "evaluate": {"preset": preset, **(evaluate or {})},
         })  # fmt: skip
-        with make_executor("local") as executor:
+        with make_executor("debug") as executor:
             results = pipeline.run(config, session=executor, progress=progress)
         run = storage / config.run_id()
         mixed = read_run(str(run)).classifier()
