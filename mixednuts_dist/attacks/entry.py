@@ -18,7 +18,7 @@ from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
-from ..threat import ThreatModel
+from ..threat import ThreatModel, check_norm
 from .judge import check_images
 from .red_flags import LOGITS_TOLERANCE, has_gradient
 
@@ -72,6 +72,7 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any) -> None:
         raise InvalidInputError(f"attacks={attacks!r} is one string; give a list of names: [{attacks!r}]")
     for name in attacks or ():
         ATTACKS.check(name)
+    check_norm(attacks or (), threat.norm)
 
 
 def _check_mode(model: Any) -> None:
