@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mixednuts_dist.storage.damage import create_whole, problem
 from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, set_damaged_aside, verify, with_checksum
-from mixednuts_dist.storage.partitions import Partition, Span, split_images
+from mixednuts_dist.storage.partitions import Partition, Span, split_images, whole_of
 from mixednuts_dist.storage.spans import delete_spans, finished_spans, merge_spans
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns
@@ -30,7 +30,9 @@ CONTENT: dict[Partition, bytes] = {}
 
 def content_of(piece: Partition) -> bytes:
     if piece not in CONTENT:
-        CONTENT[piece] = encode_table(columns(piece), FINGERPRINT, receipt(piece))
+        whole = whole_of(piece)
+        rows = {name: values[piece.start - whole.start :][: len(piece)] for name, values in columns(whole).items()}
+        CONTENT[piece] = encode_table(rows, FINGERPRINT, receipt(piece))
     return CONTENT[piece]
 
 
@@ -114,14 +116,23 @@ class Run(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 9), place=st.floats(0, 1, exclude_max=True), cut=st.booleans())
     def damage(self, which: int, place: float, cut: bool) -> None:
+        """Cut any file, or flip a bit in a table's pages: only the manifest has a checksum of a footer's names."""
         files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and ".bad-" not in path.name]
-        if files:
-            path = files[which % len(files)]
-            content = path.read_bytes()
-            at = int(place * len(content))
-            bad = content[:at] if cut else content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-            path.write_bytes(bad)
-            self.damaged.add(bad)
+        files = [path for path in files if cut or path.suffix == ".parquet"]
+        if not files:
+            return
+        path = files[which % len(files)]
+        content = path.read_bytes()
+        footer = int.from_bytes(content[-8:-4], "little") + 8
+        if cut:
+            bad = content[: int(place * len(content))]
+        elif len(content) > footer + 100:
+            at = 4 + int(place * (len(content) - footer - 4))
+            bad = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        else:
+            return
+        path.write_bytes(bad)
+        self.damaged.add(bad)
 
     @invariant()
     def nothing_valid_was_renamed(self) -> None:
