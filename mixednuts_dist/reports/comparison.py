@@ -169,7 +169,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
 def exact_mcnemar(only_first: int, only_second: int) -> float:
     """Two-sided p: of `n` images that differ, so uneven a split or a more uneven one by `n` fair coins (McNemar 1947).
 
-    >>> exact_mcnemar(0, 0), exact_mcnemar(6, 0)
+    >>> exact_mcnemar(0, 0), round(exact_mcnemar(6, 0), 6)
     (1.0, 0.03125)
     """
     n, fewer = only_first + only_second, min(only_first, only_second)
@@ -200,8 +200,8 @@ def detectable_difference(n_images: int, discordant: float) -> float:
     It solves `n d^2 = (z_97.5 sqrt(s) + z_80 sqrt(s - d^2))^2` for d, where s is the share of images that differ; where
     so few differ that no d up to s solves it, all of them would have to differ in one direction: then s = d.
 
-    >>> round(detectable_difference(1000, 0.1), 4)
-    0.0279
+    >>> round(detectable_difference(1000, 0.1), 3)
+    0.028
     """
 
     def enough(d: float) -> bool:
