@@ -12,7 +12,8 @@ import yaml
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.config import ComputeConfig, RunConfig, parse_config
+from mixednuts_dist.distributed.executor import Executor, PoolSettings
 from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
@@ -39,14 +40,11 @@ class Watcher:
         self.messages[stage] = message
 
 
-class NoRay:
-    """A session that must not be needed."""
+class NoRay(Executor):
+    """An executor that must not be needed: without workers, and with nothing that could start any."""
 
-    def ensure(self) -> None:
+    def workers(self, compute: ComputeConfig) -> PoolSettings:  # noqa: ARG002
         raise AssertionError("Ray was started although there was nothing to do")
-
-    def close(self) -> None:
-        pass
 
 
 def rows(folder: Path, stage: str, columns: Sequence[str]) -> dict[int, list[Any]]:

@@ -84,7 +84,7 @@ def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, lo
     )
     assert f"from {n_images} of them" in note
     before, again = rows(tmp_path / config.run_id(), "evaluate", ["robust"]), Watcher()
-    assert pipeline.run(config, session=NoRay(), progress=again).row("rob").robust == results.row("rob").robust  # type: ignore[arg-type]
+    assert pipeline.run(config, session=NoRay(), progress=again).row("rob").robust == results.row("rob").robust
     assert again.computed == []
     whole = load_config(EXAMPLE, small)
     assert whole.run_id() == config.run_id()
