@@ -47,7 +47,8 @@ _SPREADS = {
     F.pad, F.avg_pool2d, F.adaptive_avg_pool2d, F.dropout, Tensor.to, Tensor.double,
 }  # fmt: skip
 _WEIGHTED = {F.conv2d, torch.conv2d, F.linear}
-_SEES = {"size", "dim", "__get__", "numel", "is_floating_point", "__len__"}  # look at a tensor without computing
+# Look at a tensor without computing; that its values are finite holds in the whole box, whose bounds are.
+_SEES = {"size", "dim", "__get__", "numel", "is_floating_point", "__len__", "isfinite"}
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,8 @@ class _Following(TorchFunctionMode):
         moving = [value for value in _tensors([*args, *kwargs.values()]) if value.requires_grad]
         if not moving or getattr(func, "__name__", "") in _SEES:
             return func(*args, **kwargs)
+        if func is Tensor.detach:
+            return args[0]  # still depends on the image: what follows from it is bounded or refused
         if func in _RELU:
             return self.relu(args[0])
         if func in _ADD | _SUB and len(args) == 2 and not kwargs:

@@ -80,6 +80,17 @@ def test_a_linear_networks_bounds_are_exact() -> None:
     torch.testing.assert_close(box.leads_BK, expected, atol=1e-4, rtol=0)
 
 
+def test_a_detached_value_still_depends_on_the_image() -> None:
+    class Detaches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = 10 * x.detach().flatten(1)
+            return logits
+
+    x = torch.full((1, 1, 1, 3), 0.5)
+    box = logit_bounds(Detaches(), x, torch.tensor([0]), 0.1).box
+    torch.testing.assert_close(box.leads_BK[0, 1], torch.tensor(-2.0).double(), atol=1e-3, rtol=0)
+
+
 def test_an_images_bounds_do_not_depend_on_its_company() -> None:
     network, x = _network(), _images()
     labels = network(x).argmax(dim=1)
