@@ -149,13 +149,13 @@ class Arrivals:
             [self.names[i] for i in rows], [self.sample_ids[i] for i in rows],
         )  # fmt: skip
 
-    def random_start(self, setting: Setting) -> Tensor:
-        """AutoAttack's random start, keyed by (seed, phase, restart, sample id)."""
+    def random_start(self, setting: Setting, ball: Ball | None = None) -> Tensor:
+        """AutoAttack's random start, by default in the threat model's ball; keyed (seed, phase, restart, sample id)."""
         keys = [
             (setting.seed, name, phase.restart, sample_id)
             for name, phase, sample_id in zip(self.names, self.phases, self.sample_ids, strict=True)
         ]
-        return setting.ball.random_start(self.x, keys)
+        return (ball or setting.ball).random_start(self.x, keys)
 
 
 @dataclass

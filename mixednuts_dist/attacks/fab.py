@@ -51,7 +51,7 @@ class FabState(SlotArrays):
 
 @ATTACKS(
     "fab-t", describes="FAB towards one class after the other", options=("n_iter", "n_target_classes"),
-    norms=("Linf", "L2"), order=3,
+    norms=("Linf", "L2", "L1"), order=3,
 )  # fmt: skip
 class Fab(Attack):
     """Targeted FAB with AutoAttack's single restart, which begins at the clean image."""
@@ -185,7 +185,24 @@ def moves_in_l2(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor
     return torch.minimum(weight_BD * lam_B1, room_BD)
 
 
-MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"Linf": moves_in_linf, "L2": moves_in_l2}  # by norm
+def moves_in_l1(weight_BD: Tensor, room_BD: Tensor, offset_B1: Tensor) -> Tensor:
+    """The m, (B, D), with sum_j weight_j m_j = offset and 0 <= m <= room whose sum is smallest.
+
+    A linear program with one constraint: pixels move one after the other, those of the largest weight first, each to
+    the box's side before the next one moves, until the offset is reached.
+    """
+    falling_BD, order_BD = weight_BD.sort(dim=1, descending=True)
+    room_in_order_BD = room_BD.gather(1, order_BD)
+    gained_BD = (falling_BD * room_in_order_BD).cumsum(dim=1)
+    before_BD = torch.cat([torch.zeros_like(offset_B1), gained_BD[:, :-1]], dim=1)
+    moves_BD = ((offset_B1 - before_BD) / falling_BD.clamp(min=1e-30)).clamp(min=0)
+    return torch.zeros_like(room_BD).scatter(1, order_BD, torch.minimum(moves_BD, room_in_order_BD))
+
+
+# By norm: from |w|, the way to the box's side and the offset to how far each pixel moves.
+MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "Linf": moves_in_linf, "L2": moves_in_l2, "L1": moves_in_l1,
+}  # fmt: skip
 
 
 def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..norms.ball import TINY, Ball
+from ..norms.ball import TINY, Ball, per_image
 from .attack import SlotArrays, SpeculativeRows
 from .hashing import below, hashed
 
@@ -119,8 +119,21 @@ def put_on_sides(x_RCHW: Tensor, sides_S2CHW: Tensor, size: Tensor, top: Tensor,
 class Bumps(Windows):
     """L2: the perturbation is a sum of bumps, and the windows move its mass.
 
-    The start is a tiling of bumps scaled to the sphere.
+    The start is a tiling of bumps scaled to the sphere. A bump falls from its centre with a power, `falls`, of the
+    distance.
     """
+
+    falls = 2
+
+    @staticmethod
+    def mass(delta: Tensor) -> Tensor:
+        """Of each pixel."""
+        return delta.square()
+
+    @staticmethod
+    def root(total_mass: Tensor) -> Tensor:
+        """The length that a mass has."""
+        return total_mass.sqrt()
 
     def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
         super().__init__(like_BCHW, ball, n_queries)
@@ -128,7 +141,7 @@ class Bumps(Windows):
         self.kind_Q = torch.tensor([0, *map(kinds.index, self.sizes)], device=like_BCHW.device)
         self.bumps_NMM = torch.zeros(len(kinds), kinds[-1], kinds[-1], device=like_BCHW.device)
         for bump_MM, size in zip(self.bumps_NMM, kinds, strict=True):
-            bump_MM[:size, :size] = bump(size)
+            bump_MM[:size, :size] = self.bump(size)
 
     @staticmethod
     def size(query: int, height: int, width: int) -> int:
@@ -137,8 +150,7 @@ class Bumps(Windows):
 
     def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
         """A tiling of bumps, turned and signed at random."""
-        delta_BCHW = tiling(x_BCHW, keys_B)
-        return self._on_sphere(x_BCHW, delta_BCHW)
+        return self._on_sphere(x_BCHW, self._tiling(x_BCHW, keys_B))
 
     def changed(self, x_best: Tensor, anchors: Tensor, slot: Tensor, query: Tensor, draws: Tensor) -> Tensor:
         """Mass moves from one window to another, where it takes the shape of a bump."""
@@ -147,11 +159,11 @@ class Bumps(Windows):
         window, source = self._mask(top, left, size), self._mask(*self._corner(draws, ROW_2, COLUMN_2, size), size)
         bump_R1HW = self._bumps(top, left, query, draws[:, COIN] >= 0)
         x = anchors[:, 0].index_select(0, slot)
-        delta = moved_mass(x_best - x, window, source, bump_R1HW * window, signs, self.ball.eps)
+        delta = self._moved(x_best - x, window, source, bump_R1HW * window, signs)
         return torch.where((query > 0).view(-1, 1, 1, 1), self._on_sphere(x, delta), x_best)
 
     def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:
-        return (x + delta / (_norm(delta) + TINY) * self.ball.eps).clamp(0.0, 1.0)
+        return (x + delta / (per_image(self.ball.length(delta), delta) + TINY) * self.ball.eps).clamp(0.0, 1.0)
 
     def _bumps(self, top: Tensor, left: Tensor, query: Tensor, turned: Tensor) -> Tensor:
         """(S, 1, H, W): each query's bump with its corner at (top, left), or turned; outside of the window anything."""
@@ -162,64 +174,98 @@ class Bumps(Windows):
         second = torch.where(turned, rows, columns).clamp(0, last)
         return self.bumps_NMM[self.kind_Q[query].view(-1, 1, 1), first, second][:, None]
 
+    def _moved(self, delta: Tensor, window: Tensor, source: Tensor, bump: Tensor, signs: Tensor) -> Tensor:
+        """The query: mass moves from the window `source` to `window`, where it takes the shape of a bump.
 
-def moved_mass(delta: Tensor, window: Tensor, source: Tensor, bump: Tensor, signs: Tensor, eps: float) -> Tensor:
-    """The L2 query: perturbation mass moves from the window `source` to `window`, where it takes the shape of a bump.
+        In each channel the window becomes the sum of a bump of random sign and of what was there, scaled to length 1
+        each; it gets the mass of both windows together, plus its share of what the radius leaves unspent.
+        """
+        mass = self.mass(delta)
+        inside = delta * window
+        raised = bump * torch.where(signs, 1.0, -1.0) + inside / (TINY + self.root((mass * window).sum((2, 3), True)))
+        raised = raised / (TINY + self.root(self.mass(raised).sum((2, 3), True)))
+        both = (mass * (window | source)).sum((2, 3), True)
+        unspent = (self._all_mass() - mass.sum((1, 2, 3), True)).clamp(min=0) / delta.shape[1]
+        return torch.where(window, raised * self._length(unspent + both, delta.shape[1]), delta.masked_fill(source, 0))
 
-    In each channel the window becomes the sum of a bump of random sign and of what was there, scaled to length 1 each;
-    it gets the squared norm of both windows together, plus its share of what eps^2 leaves unspent.
-    """
-    squared = delta.square()
-    inside = delta * window
-    raised = bump * torch.where(signs, 1.0, -1.0) + inside / (TINY + (squared * window).sum((2, 3), True).sqrt())
-    raised = raised / (TINY + raised.square().sum((2, 3), True).sqrt())
-    both = (squared * (window | source)).sum((2, 3), True)
-    unspent = (eps**2 - squared.sum((1, 2, 3), True)).clamp(min=0) / delta.shape[1]
-    return torch.where(window, raised * (unspent + both).sqrt(), delta.masked_fill(source, 0))
+    def _all_mass(self) -> float:
+        return self.ball.eps**2
+
+    def _length(self, mass: Tensor, n_channels: int) -> Tensor:  # noqa: ARG002
+        """How long a window's bump is that gets a mass."""
+        return self.root(mass)
+
+    def _tiling(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
+        """Bumps side by side, (B, C, H, W), each turned or not, with a sign for each channel.
+
+        Published tiles have a fifth of the height and begin in the middle of the rest, which fits where five of them
+        fit into a square image. Here as many as fit into either side are centred: the same there, and it works
+        anywhere.
+        """
+        n, n_channels, height, width = x_BCHW.shape
+        size = max(1, min(height, width) // 5)
+        n_rows, n_columns = height // size, width // size
+        top, left = (height - n_rows * size) // 2, (width - n_columns * size) // 2
+        draws = hashed(keys_B, _START, n_rows * n_columns * (1 + n_channels))
+        draws = draws.view(n, n_rows, n_columns, 1 + n_channels)
+        tile = self.bump(size).to(x_BCHW)
+        turned = torch.where((draws[..., :1] >= 0)[..., None], tile.T, tile)  # (B, rows, columns, size, size)
+        signs = torch.where(draws[..., 1:] >= 0, 1.0, -1.0).to(x_BCHW)
+        tiles = torch.einsum("brcij,brck->bkricj", turned, signs)
+        delta = torch.zeros_like(x_BCHW)
+        inside = delta[:, :, top : top + n_rows * size, left : left + n_columns * size]
+        inside.copy_(tiles.reshape(inside.shape))
+        return delta
+
+    @classmethod
+    def bump(cls, size: int) -> Tensor:
+        """Two pyramids of opposite sign, one above the other, of norm 1 together; (size, size)."""
+        upper = size // 2
+        both = torch.cat([cls._pyramid(upper, size), -cls._pyramid(size - upper, size)])
+        return both / cls.root(cls.mass(both).sum())
+
+    @classmethod
+    def _pyramid(cls, height: int, width: int) -> Tensor:
+        """Sum of rectangles around the centre, the k-th at distance k or less with weight 1 / (k + 1)^falls, norm 1."""
+        steps = max(height, width) // 2 + 1
+        weights = 1.0 / torch.arange(1, steps + 1, dtype=torch.float32).pow(cls.falls)
+        height_at = weights.flip(0).cumsum(0).flip(0)  # by distance: the rectangles that reach so far
+        rows, columns = (torch.arange(height) - height // 2).abs(), (torch.arange(width) - width // 2).abs()
+        pyramid = height_at[torch.maximum(rows[:, None], columns[None])]
+        return pyramid / cls.root(cls.mass(pyramid).sum()) if height else pyramid
 
 
-def tiling(x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
-    """Bumps side by side, (B, C, H, W), each turned or not, with a sign for each channel.
+class BumpsInL1(Bumps):
+    """L1: the same with sums of absolute values, bumps that fall faster, and points projected on ball and box."""
 
-    Published tiles have a fifth of the height and begin in the middle of the rest, which fits where five of them fit
-    into a square image. Here as many as fit into either side are centred: the same there, and it works anywhere.
-    """
-    n, n_channels, height, width = x_BCHW.shape
-    size = max(1, min(height, width) // 5)
-    n_rows, n_columns = height // size, width // size
-    top, left = (height - n_rows * size) // 2, (width - n_columns * size) // 2
-    draws = hashed(keys_B, _START, n_rows * n_columns * (1 + n_channels)).view(n, n_rows, n_columns, 1 + n_channels)
-    tile = bump(size).to(x_BCHW)
-    turned = torch.where((draws[..., :1] >= 0)[..., None], tile.T, tile)  # (B, rows, columns, size, size)
-    signs = torch.where(draws[..., 1:] >= 0, 1.0, -1.0).to(x_BCHW)
-    tiles = torch.einsum("brcij,brck->bkricj", turned, signs).reshape(n, n_channels, n_rows * size, n_columns * size)
-    delta = torch.zeros_like(x_BCHW)
-    delta[:, :, top : top + n_rows * size, left : left + n_columns * size] = tiles
-    return delta
+    falls = 4
 
+    def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
+        super().__init__(like_BCHW, ball, n_queries)
+        self._inner = type(ball)(ball.eps * (1 - 1e-6))  # as published
 
-def bump(size: int) -> Tensor:
-    """Two pyramids of opposite sign, one above the other, of norm 1 together; (size, size)."""
-    upper = size // 2
-    both = torch.cat([_pyramid(upper, size), -_pyramid(size - upper, size)])
-    return both / both.square().sum().sqrt()
+    @staticmethod
+    def mass(delta: Tensor) -> Tensor:
+        """Of each pixel."""
+        return delta.abs()
 
+    @staticmethod
+    def root(total_mass: Tensor) -> Tensor:
+        """The length that a mass has: itself."""
+        return total_mass
 
-def _pyramid(height: int, width: int) -> Tensor:
-    """Sum of rectangles around the centre, the k-th at distance k or less with weight 1 / (k + 1)^2, of norm 1."""
-    steps = max(height, width) // 2 + 1
-    weights = 1.0 / torch.arange(1, steps + 1, dtype=torch.float32).square()
-    height_at = weights.flip(0).cumsum(0).flip(0)  # by distance: the rectangles that reach so far
-    rows, columns = (torch.arange(height) - height // 2).abs(), (torch.arange(width) - width // 2).abs()
-    pyramid = height_at[torch.maximum(rows[:, None], columns[None])]
-    return pyramid / pyramid.square().sum().sqrt() if height else pyramid
+    def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:
+        return self._inner.project(x + delta, x)
+
+    def _all_mass(self) -> float:
+        return self.ball.eps
+
+    def _length(self, mass: Tensor, n_channels: int) -> Tensor:
+        """As published each channel gets what is all channels' share; the projection takes back what is too much."""
+        return mass * n_channels
 
 
-def _norm(delta: Tensor) -> Tensor:
-    return delta.square().sum((1, 2, 3), True).sqrt()
-
-
-WINDOWS: dict[str, type[Windows]] = {"Linf": StripesAndSquares, "L2": Bumps}  # by norm
+WINDOWS: dict[str, type[Windows]] = {"Linf": StripesAndSquares, "L2": Bumps, "L1": BumpsInL1}  # by norm
 
 
 def draws_of_query(keys_S: Tensor, query_S: Tensor, n_channels: int) -> Tensor:

@@ -49,7 +49,7 @@ data:
 std: {std}
 rob: {rob}
 
-# The attacker: every pixel may move by eps (Linf), or all of them together by eps (L2).
+# The attacker: every pixel may move by eps (Linf), or all of them together by eps (L2, L1).
 threat:
   norm: Linf
   eps: 4/255

@@ -22,6 +22,7 @@ Shapes: B images of C x H x W.
 
 import hashlib
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,11 +32,13 @@ from ..threat import ThreatModel
 
 TINY = 1e-12  # guards divisions by a length, as published
 MOMENTUM = 0.75  # of APGD: the weight of the new step against the last displacement
-_ROUNDING = 1e-6  # of the radius: float32 rounds points on the sphere to both sides of it
 
 
 class Ball:
     """All `x'` with `||x' - x|| <= eps` and `x'` in [0, 1]; a subclass is a norm."""
+
+    rounding: ClassVar[float] = 1e-6  # of the radius: float32 rounds points on the sphere to both sides of it
+    sparse: ClassVar[bool] = False  # steepest directions move few pixels: APGD takes the steps of `sparse_ascent.py`
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
@@ -61,7 +64,7 @@ class Ball:
 
     def contains(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
         """(B,) bool: whether each `x_adv` is within the radius, up to rounding."""
-        return self.length(x_adv_BCHW - x_BCHW) <= self.eps * (1 + _ROUNDING)
+        return self.length(x_adv_BCHW - x_BCHW) <= self.eps * (1 + self.rounding)
 
     def noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """A random perturbation of one image, of any length; by default normally distributed."""

@@ -71,8 +71,10 @@ def one_pass(attack: Attack, state: object, model: nn.Module, labels: Tensor, ta
 def iterates(attack: Attack, model: nn.Module, x: Tensor, y: Tensor, targets: Tensor | None = None) -> list[Tensor]:
     """All points that the attack's first phase evaluates."""
     targets = y if targets is None else targets
+    phase = attack.phases()[0]
+    attack = phase.stepper
     state, seen = attack.state(x), []
-    attack.begin(state, torch.arange(len(x)), arrivals(attack, x, y, targets=targets))
+    attack.begin(state, torch.arange(len(x)), arrivals(attack, x, y, phase=phase, targets=targets))
     ended = torch.zeros(len(x), dtype=torch.bool)
     while not bool(ended.all()):
         x_new, ended = one_pass(attack, state, model, y, targets)

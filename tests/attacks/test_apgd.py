@@ -1,8 +1,10 @@
 """APGD against the published implementation, iterate by iterate."""
 
+import math
+
 import pytest
 import torch
-from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
+from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted, L1_projection
 from torch import Tensor
 
 from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
@@ -51,9 +53,10 @@ def test_iterates_equal_the_published_ones(victim, norm_eps: tuple[str, float], 
 def test_examples_at_different_iterations_do_not_disturb_each_other(victim) -> None:
     """Images that sit down late walk the same path as images that were there from the start."""
     model, x, y = victim(n=6)
-    attack = ApgdCe(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=30), 10))
-    together = iterates(attack, model, x, y)[-1]
-    arrived, state = arrivals(attack, x, y), attack.state(x)
+    planned = ApgdCe(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=30), 10))
+    together = iterates(planned, model, x, y)[-1]
+    attack = planned.phases()[0].stepper
+    arrived, state = arrivals(planned, x, y), attack.state(x)
     attack.begin(state, torch.arange(3), arrived.at(range(3)))
     last: dict[int, Tensor] = {}
     for step in range(31 + 7):
@@ -63,3 +66,42 @@ def test_examples_at_different_iterations_do_not_disturb_each_other(victim) -> N
         x_new, _ = one_pass(attack, state, model, y, y)
         last |= {i: x_new[i] for i in range(6) if int(due[i]) == 30 and (i < 3 or step >= 7)}
     assert torch.allclose(torch.stack([last[i] for i in range(6)]), together, atol=1e-6)
+
+
+@pytest.mark.parametrize("attack", [ApgdCe, ApgdT])
+@pytest.mark.parametrize(("eps", "n_iter"), [(4.0, 100), (1.5, 100), (4.0, 20)])
+def test_iterates_in_l1_equal_the_published_ones(victim, attack, eps: float, n_iter: int) -> None:
+    """Through all three balls. Rounding may choose another pixel among equals: nearly all images stay together."""
+    model, x, y = victim(n=12)
+    threat = ThreatModel("L1", eps)
+    targets = y if attack is ApgdCe else model(x).argsort(dim=1)[:, -2]
+    name = "apgd-ce" if attack is ApgdCe else "apgd-t/2"
+    start = ball_of(ThreatModel("L1", 3 * eps)).random_start(x, [(0, name, 0, i) for i in range(len(x))])
+    ours = iterates(attack(Setting(threat, AttackBudget(n_iter=n_iter), 10)), model, x, y, targets)
+    published = published_in_balls(model, x, y, targets, start, threat, n_iter)
+    assert len(ours) == len(published) == n_iter + 3
+    apart = torch.stack([(a - b).flatten(1).abs().amax(dim=1) for a, b in zip(ours, published, strict=True)])
+    assert int((apart.amax(dim=0) < 1e-4).sum()) >= len(x) - 1, apart.amax(dim=0)
+
+
+def published_in_balls(model, x, y, targets, start, threat, n_iter) -> list[Tensor]:
+    """All that the package evaluates from one start, in balls of 3, 2 and 1 radii."""
+    seen: list[Tensor] = []
+
+    def watched(x_now: Tensor) -> Tensor:
+        seen.append(x_now.detach().clone())
+        return model(x_now)
+
+    options = {"n_iter": n_iter, "norm": "L1", "eps": threat.eps, "seed": 0, "device": x.device, "use_largereps": True}
+    attack = APGDAttack(watched, loss="ce", **options)
+    if targets is not y:
+        attack = APGDAttack_targeted(watched, **options)
+        attack.y_target = targets
+    attack.init_hyperparam(x)
+    first = math.ceil(0.3 * n_iter)
+    x_init = start
+    for eps, length in ((3 * threat.eps, first), (2 * threat.eps, first), (threat.eps, n_iter - 2 * first)):
+        attack.eps, attack.n_iter = eps, length  # as its `decr_eps_pgd`, which projects the start once more
+        x_init = start if x_init is start else x_init + L1_projection(x, x_init - x, eps)
+        x_init = attack.attack_single_run(x, y, x_init=x_init)[0]
+    return seen

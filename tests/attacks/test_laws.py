@@ -26,7 +26,7 @@ QUICK = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, joint_starts=1
 ALL = ATTACKS.names()
 ON_ONE = [name for name, entry in ATTACKS.entries().items() if not entry.facts.get("mixtures_only")]
 every_attack = pytest.mark.parametrize("attack", ALL)
-LINF, L2 = ThreatModel("Linf", 0.08), ThreatModel("L2", 0.8)
+LINF, L2, L1 = ThreatModel("Linf", 0.08), ThreatModel("L2", 0.8), ThreatModel("L1", 8.0)
 
 
 def mixture() -> MixedClassifier:
@@ -48,7 +48,7 @@ def attacked(pair: tuple[MixedClassifier, Tensor, Tensor], attack: str, order: l
 
 
 @every_attack
-@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+@pytest.mark.parametrize("threat", [LINF, L2, L1], ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_points_lie_in_the_ball_and_in_the_pixel_range_and_the_judge_confirms_them(
     pair, attack: str, threat: ThreatModel, precision
@@ -64,21 +64,23 @@ def test_points_lie_in_the_ball_and_in_the_pixel_range_and_the_judge_confirms_th
 
 
 @every_attack
-def test_results_are_the_same_bits_in_any_order_and_partition(pair, attack: str) -> None:
-    whole = attacked(pair, attack, [*range(20)])
+@pytest.mark.parametrize("threat", [LINF, L1], ids=str)
+def test_results_are_the_same_bits_in_any_order_and_partition(pair, attack: str, threat: ThreatModel) -> None:
+    whole = attacked(pair, attack, [*range(20)], threat=threat)
     for order in ([*range(19, -1, -1)], [4, 17, 9], [2]):
-        part = attacked(pair, attack, order)
+        part = attacked(pair, attack, order, threat=threat)
         assert torch.equal(part.x_adv, whole.x_adv[order])
         assert torch.equal(part.logits, whole.logits[order])
 
 
 @every_attack
-def test_memory_that_ends_loses_nothing(pair, attack: str) -> None:
+@pytest.mark.parametrize("threat", [LINF, L1], ids=str)
+def test_memory_that_ends_loses_nothing(pair, attack: str, threat: ThreatModel) -> None:
     _, x, y = pair
-    expected = attacked(pair, attack, [*range(20)])
+    expected = attacked(pair, attack, [*range(20)], threat=threat)
     short = mixture()
     short.rob = ShortOfMemory(short.rob, 5)
-    found = attacked((short, x, y), attack, [*range(20)])
+    found = attacked((short, x, y), attack, [*range(20)], threat=threat)
     assert short.rob.refused > 0
     assert torch.equal(found.robust, expected.robust)
 

@@ -22,7 +22,6 @@ from mixednuts_dist.attacks.windows import (
     WINDOWS,
     SquareState,
     Windows,
-    bump,
     draws_of_query,
 )
 from mixednuts_dist.norms.ball import ball_of
@@ -32,7 +31,7 @@ from .conftest import images, small_net
 from .stepping import Pass, stepped
 
 SEED = 3
-LINF, L2 = ThreatModel("Linf", 0.05), ThreatModel("L2", 0.5)
+LINF, L2, L1 = ThreatModel("Linf", 0.05), ThreatModel("L2", 0.5), ThreatModel("L1", 3.0)
 
 
 class Published(SquareAttack):
@@ -92,13 +91,23 @@ def square(threat: ThreatModel, n_queries: int, kind: type[Square] = Square) -> 
     return kind(Setting(threat, AttackBudget(n_queries=n_queries), 10, SEED))
 
 
-@pytest.mark.parametrize("threat", [LINF, ThreatModel("Linf", 0.3), L2, ThreatModel("L2", 4.0)], ids=str)
+@pytest.mark.parametrize(
+    "threat", [LINF, ThreatModel("Linf", 0.3), L2, ThreatModel("L2", 4.0), L1, ThreatModel("L1", 20.0)], ids=str
+)
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 10, 10)], ids=str)
-def test_queries_equal_the_published_ones(threat: ThreatModel, shape: tuple[int, int, int]) -> None:
-    """In float64, where rounding decides no query."""
+def test_queries_equal_the_published_ones(
+    threat: ThreatModel, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, where rounding decides no query: in L1 the package would project in float32."""
+    monkeypatch.setattr("pyautoattack.square.L1_projection", projected)
     net, x, ids = small_net(10, shape).double(), images(6, shape).double(), [4, 0, 17, 3, 9, 100]
     for model, least in ((net, 6), (lambda x: torch.cat([net(x), 0 * x[:, 0, 0, :1] + 100], dim=1), 6 * 301)):
         assert compared(threat, model, x, ids) >= least  # the second is never fooled
+
+
+def projected(x: Tensor, delta: Tensor, eps: float) -> Tensor:
+    """What takes `delta` to the ball; tests/norms/test_ball.py holds it against the package's."""
+    return ball_of(ThreatModel("L1", eps)).project(x + delta, x) - x - delta
 
 
 def compared(threat: ThreatModel, model: Callable[[Tensor], Tensor], x: Tensor, ids: list[int]) -> int:
@@ -111,12 +120,14 @@ def compared(threat: ThreatModel, model: Callable[[Tensor], Tensor], x: Tensor, 
     for i, sample_id in enumerate(ids):
         theirs = Published(model, threat, 300, sample_id).search(x[i : i + 1], y[i : i + 1])
         for query, (a, b) in enumerate(zip(mine, theirs, strict=False)):  # theirs ends where the image is fooled
-            assert torch.allclose(a.x[i], b, atol=2e-5), f"image {i}, query {query}: {(a.x[i] - b).abs().max()}"
+            apart = float((a.x[i] - b).abs().max())
+            # In L1 the float32 roundings of hundreds of bumps come together in the few pixels that are left.
+            assert apart < {"L1": 1e-3}.get(threat.norm, 2e-5), f"image {i}, query {query}: {apart}"
             n_compared += 1
     return n_compared
 
 
-@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+@pytest.mark.parametrize("threat", [LINF, L2, L1], ids=str)
 @pytest.mark.parametrize("shape", [(1, 14, 14), (3, 9, 6), (1, 6, 13), (2, 3, 3), (1, 1, 1), (1, 2, 40)], ids=str)
 @pytest.mark.parametrize("kind", [Square, SquareMargin])
 def test_any_shape_is_searched_inside_the_ball(
@@ -126,16 +137,14 @@ def test_any_shape_is_searched_inside_the_ball(
     passes = ours(square(threat, 40, kind), net, x, net(x).argmax(dim=1), [0, 1, 2, 3])
     changed = torch.zeros(x.shape[2:], dtype=torch.bool)
     for step in passes:
-        delta = (step.x - x).flatten(1)
-        length = delta.abs().amax(dim=1) if threat.norm == "Linf" else delta.norm(dim=1)
-        assert float(length.max()) <= threat.eps * (1 + 1e-5)
+        assert float(ball_of(threat).length(step.x - x).max()) <= threat.eps * (1 + 1e-5)
         assert float(step.x.min()) >= 0
         assert float(step.x.max()) <= 1
         changed |= (step.x != x).any(dim=1).any(dim=0)
     assert bool(changed.all())
 
 
-@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+@pytest.mark.parametrize("threat", [LINF, L2, L1], ids=str)
 def test_the_loss_of_the_best_point_only_falls(threat: ThreatModel) -> None:
     net, x = small_net(10, (3, 8, 8)), images(5, (3, 8, 8))
     y = net(x).argmax(dim=1)
@@ -158,7 +167,7 @@ def margins(kind: type[Square], net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return gap if kind is Square else -torch.log1p(-gap)
 
 
-@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+@pytest.mark.parametrize("threat", [LINF, L2, L1], ids=str)
 def test_the_search_depends_on_the_image_and_the_seed_alone(threat: ThreatModel) -> None:
     net, x = small_net(10, (3, 8, 8)), images(6, (3, 8, 8))
     y = net(x).argmax(dim=1)
@@ -181,14 +190,14 @@ def test_saturated_logits_still_order_the_queries() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 20))
-def test_bumps_equal_the_published_ones(size: int) -> None:
+@pytest.mark.parametrize("norm", ["L2", "L1"])
+def test_bumps_equal_the_published_ones(size: int, norm: str) -> None:
     with patch("torch.rand", torch.zeros):
-        published = SquareAttack(lambda x: x, norm="L2", eps=1.0, device=torch.device("cpu")).eta(size)
-    assert torch.allclose(bump(size), published, atol=1e-6)
-    assert float(bump(size).norm()) == pytest.approx(1, abs=1e-6)
+        published = SquareAttack(lambda x: x, norm=norm, eps=1.0, device=torch.device("cpu")).eta(size)
+    assert torch.allclose(WINDOWS[norm].bump(size), published, atol=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["Linf", "L2"])
+@pytest.mark.parametrize("norm", list(WINDOWS))
 def test_windows_shrink_as_published(norm: str) -> None:
     attack = SquareAttack(lambda x: x, norm=norm, eps=1.0, resc_schedule=False)
     for query in (*range(1, 70), 201, 202, 501, 502, 1001, 1002, 2001, 2002, 4001, 4002, 6001, 6002, 8001, 8002, 20000):
@@ -244,7 +253,7 @@ def test_starts_are_stripes_and_tilings() -> None:
 
 def test_slots_that_have_ended_are_harmless() -> None:
     x = images(2, (1, 8, 8))
-    for threat in (LINF, L2):
+    for threat in (LINF, L2, L1):
         state = SquareState(x, ball_of(threat))
         state.query[:] = torch.tensor([6, 60])
         assert windows(threat, x, 5).change(state, SpeculativeRows.of(2, 2, x.device)).shape == x.shape

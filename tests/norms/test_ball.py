@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from pyautoattack.autopgd_base import L1_projection
 from torch import Tensor
 
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
@@ -18,6 +19,7 @@ from mixednuts_dist.cli import main
 from mixednuts_dist.config import parse_config
 from mixednuts_dist.errors import ConfigError, ThreatModelError
 from mixednuts_dist.norms.ball import ball_of, keyed_generator
+from mixednuts_dist.norms.l1 import L1, sparse_signs
 from mixednuts_dist.register import ATTACKS, NORMS, load_extensions
 from mixednuts_dist.threat import ThreatModel
 from tests.attacks.conftest import images, small_net
@@ -25,7 +27,7 @@ from tests.attacks.test_laws import mixture
 from tests.conftest import tiny_content
 
 SHAPES = [(1, 8, 8), (3, 5, 7)]
-RADII = {"Linf": (8 / 255, 1.0), "L2": (0.5, 3.0)}
+RADII = {"Linf": (8 / 255, 1.0), "L2": (0.5, 3.0), "L1": (2.0, 12.0)}
 THREATS = [ThreatModel(norm, eps) for norm in NORMS.names() for eps in RADII[norm]]
 every_threat = pytest.mark.parametrize("threat", THREATS, ids=str)
 
@@ -44,7 +46,7 @@ def test_projections_land_in_the_ball_and_keep_its_points(shape: tuple[int, ...]
     assert torch.allclose(ball.project(inside, x), inside, atol=1e-6)
 
 
-@every_threat
+@pytest.mark.parametrize("threat", [threat for threat in THREATS if threat.norm != "L1"], ids=str)
 def test_the_steepest_direction_has_length_1_and_gains_most(threat: ThreatModel) -> None:
     """No random direction of length 1 has a larger product with the gradient."""
     generator, ball = torch.Generator().manual_seed(0), ball_of(threat)
@@ -56,6 +58,31 @@ def test_the_steepest_direction_has_length_1_and_gains_most(threat: ThreatModel)
     gains = (grad.flatten(1) @ others.flatten(1).T).amax(dim=1)
     assert bool(((grad * best).sum((1, 2, 3)) > gains).all())
     assert not bool(ball.steepest(torch.zeros(1, 3, 4, 4)).any())
+
+
+def test_a_sparse_step_moves_the_pixels_with_the_largest_gradients_by_the_same() -> None:
+    grad = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    for share, n_moved in ((0.05, 10), (0.5, 96), (1.0, 192)):
+        step = sparse_signs(grad, torch.full((5,), share)).flatten(1)
+        least = grad.flatten(1).abs().sort(dim=1, descending=True).values[:, n_moved - 1 : n_moved]
+        assert torch.equal(step != 0, grad.flatten(1).abs() >= least)
+        assert torch.allclose(step.abs().sum(dim=1), torch.ones(5))
+        assert bool((step * grad.flatten(1) >= 0).all())
+
+
+@pytest.mark.parametrize("eps", [0.5, 3.0, 40.0])
+def test_l1_projections_are_the_nearest_points_of_ball_and_box(eps: float) -> None:
+    """Beside the published projection, and by the condition of optimality: no feasible direction comes nearer."""
+    generator, ball = torch.Generator().manual_seed(0), L1(eps)
+    x = torch.rand(16, 3, 8, 8, generator=generator)
+    x[0, 0], x[1, 0] = 0, 1
+    y = torch.randn(16, 3, 8, 8, generator=generator) * 0.5
+    y[2] = 0.9 * eps / 192 * y[2].sign()
+    found = ball.project(x + y, x)
+    assert torch.allclose(found, x + y + L1_projection(x, y, eps), atol=2e-5)
+    feasible = ball.project(torch.rand(500, 16, 3, 8, 8, generator=generator).flatten(0, 1), x.repeat(500, 1, 1, 1))
+    away = (x + y - found)[None] * (feasible.view(500, 16, 3, 8, 8) - found)
+    assert float(away.sum((2, 3, 4)).max()) < 1e-3
 
 
 @every_threat
@@ -138,6 +165,10 @@ def test_attacks_without_mathematics_for_a_norm_are_refused_before_anything_runs
         autoattack(lambda _: pytest.fail("a pass"), x, y, threat=threat)
     with pytest.raises(ThreatModelError, match="attack 'square-margin' supports the norms Linf, L2"):
         black_box_margin_attack(lambda _: pytest.fail("a pass"), x, y, threat=threat)
+    with pytest.raises(
+        ThreatModelError, match=r"eps=0.03137 is too small for norm 'L1': its radii begin at 0.1, .*12 on"
+    ):
+        ThreatModel("L1", 8 / 255)
     with pytest.raises(ThreatModelError, match=r"eps=8.* exceeds .* for norm 'L4'"):
         ThreatModel("L4", 8)
 

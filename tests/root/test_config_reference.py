@@ -22,7 +22,7 @@ def test_the_reference_has_one_line_a_key_with_type_and_default() -> None:
     lines = config_reference().splitlines()
     assert len(lines) == 2 + len(dict(fields_of(CONFIG)))
     assert "| `name` | text | required | begins the run id |" in lines
-    assert any(line.startswith('| `threat.norm` | `Linf`, `L2` | `"Linf"` |') for line in lines)
+    assert any(line.startswith('| `threat.norm` | `Linf`, `L2`, `L1` | `"Linf"` |') for line in lines)
     assert any(line.startswith("| `search.scales` | {min, max, count, spacing} or list of number |") for line in lines)
     assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
 

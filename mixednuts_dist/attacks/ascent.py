@@ -1,0 +1,192 @@
+"""APGD's steps (Croce & Hein 2020, algorithm 1): gradient ascent whose step halves where the loss rises too seldom.
+
+Each slot is at its own iteration. Iteration 0 evaluates the start; iterations 1 .. n_iter are the published ones.
+
+Shapes: S slots, images of C x H x W.
+"""
+
+# ruff: noqa: ARG002 - what is registered is given more than it may need
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..norms.ball import MOMENTUM, per_image
+from ..register import LOSSES
+from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
+from .gradient_model import Outputs
+from .losses import anyone
+
+RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
+
+
+@dataclass(frozen=True)
+class ApgdPhase(Phase):
+    """One run of APGD."""
+
+    loss: str = "ce"  # registered
+    n_iter: int = 100
+    from_best: bool = False  # begin at the best point so far, not at a random one
+    first_step: float = 2.0  # in radii
+    weight: float = 1.0  # what the loss takes beside logits and classes
+
+
+@dataclass
+class ApgdState(SlotArrays):
+    """All that APGD remembers of each slot."""
+
+    anchors: Tensor  # what the norm needs of the clean image
+    x_adv: Tensor  # where the next step starts from; for a new slot its start
+    displacement: Tensor  # from where the last step started to x_adv
+    x_new: Tensor  # where the slot wants to be evaluated
+    direction: Tensor  # of steepest ascent at x_adv, of unit length in the norm
+    x_best: Tensor  # with its direction: the best point, where that is not x_adv
+    direction_best: Tensor
+    at_best: Tensor  # bool: x_adv is the best point, and x_best holds an older one
+    loss_best: Tensor
+    loss_prev: Tensor
+    loss_at_check: Tensor
+    reduced: Tensor  # bool: the last review halved the step
+    step_size: Tensor
+    n_increases: Tensor  # of the loss since the last review
+    review_at: Tensor  # the iteration of the next review
+    check_every: Tensor  # iterations between the last and it
+    min_check: Tensor
+    check_decrease: Tensor
+    iteration: Tensor  # of the evaluation that is due
+    n_iter: Tensor
+    loss: Tensor  # which of the lane's losses
+    weight: Tensor
+    # Of the sparse steps alone
+    n_all: Tensor  # iterations in all balls of the schedule
+    alone: Tensor  # bool: there is only the last ball
+    n_left: Tensor  # radii of the schedule that come after the one in use
+    share: Tensor  # of the pixels, that a step moves
+    n_moved: Tensor  # pixels in which the best point differed from the image at the last review
+
+
+class Apgd(Attack):
+    """The stepper of all APGD phases but those in L1; `apgd.py` says which phases."""
+
+    climbs_to_the_end = True
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._losses: list[str] = []  # of the lane
+        self._balls = [setting.ball]  # random starts are in the last
+
+    @property
+    def lane(self) -> str:
+        return "apgd"
+
+    def state(self, like_SCHW: Tensor) -> ApgdState:
+
+        def images() -> Tensor:
+            return like_SCHW.new_zeros(like_SCHW.shape)
+
+        def numbers() -> Tensor:
+            return like_SCHW.new_zeros(len(like_SCHW))
+
+        def counts() -> Tensor:
+            return torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
+
+        return ApgdState(
+            anchors=self.setting.ball.anchors(images()),
+            x_adv=images(), displacement=images(), x_new=images(), direction=images(),
+            x_best=images(), direction_best=images(), at_best=counts().bool(),
+            loss_best=numbers(), loss_prev=numbers(), loss_at_check=numbers(), reduced=counts().bool(),
+            step_size=numbers(), n_increases=counts(), review_at=counts(), check_every=counts(),
+            min_check=counts(), check_decrease=counts(), iteration=counts(), n_iter=counts(),
+            loss=counts(), weight=numbers(),
+            n_all=counts(), alone=counts().bool(), n_left=counts(), share=numbers(), n_moved=counts(),
+        )  # fmt: skip
+
+    def begin(self, state: ApgdState, slots: Tensor, arrivals: Arrivals) -> None:
+        phases, ball = arrivals.phases, self.setting.ball
+        start = torch.stack([arrivals.best[i] for i in range(len(phases))])
+        drawn = [i for i, phase in enumerate(phases) if not phase.from_best]
+        if drawn:
+            start[drawn] = arrivals.at(drawn).random_start(self.setting, self._balls[-1])
+        state.anchors[slots], state.x_adv[slots] = ball.anchors(arrivals.x), ball.settled(start, arrivals.x)
+        for values in (state.direction, state.displacement):  # so that iteration 0 evaluates the start itself
+            values[slots] = 0
+        for values in (state.loss_best, state.loss_prev, state.loss_at_check, state.n_increases, state.iteration):
+            values[slots] = 0
+        state.at_best[slots], state.reduced[slots] = False, True
+        self._losses += [name for name in dict.fromkeys(phase.loss for phase in phases) if name not in self._losses]
+        for values, number in (
+            (state.step_size, lambda phase: phase.first_step * ball.eps),
+            (state.weight, lambda phase: phase.weight),
+            (state.n_iter, lambda phase: phase.n_iter),
+            (state.check_every, lambda phase: max(int(0.22 * phase.n_iter), 1)),
+            (state.min_check, lambda phase: max(int(0.06 * phase.n_iter), 1)),
+            (state.check_decrease, lambda phase: max(int(0.03 * phase.n_iter), 1)),
+            (state.loss, lambda phase: self._losses.index(phase.loss)),
+        ):
+            values[slots] = torch.tensor([number(phase) for phase in phases], dtype=values.dtype).to(values.device)
+        state.review_at[slots] = state.check_every[slots]
+
+    def propose(self, state: ApgdState) -> Tensor:
+        """The norm's step; a new slot's start itself. The first step has no momentum."""
+        step, weight = state.step_size, torch.where(state.iteration <= 1, 1.0, MOMENTUM)
+        x_new = self.setting.ball.ascend(
+            state.x_adv, state.direction, per_image(step, state.x_adv), per_image(weight, state.x_adv),
+            state.displacement, state.anchors, out=state.x_new,
+        )  # fmt: skip
+        starting = state.iteration == 0
+        return torch.where(per_image(starting, x_new), state.x_adv, x_new, out=x_new) if anyone(starting) else x_new
+
+    def objective(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+        total = None
+        on_host = state.loss.device.type == "cpu"
+        for number in sorted(set(state.loss.tolist())) if on_host else range(len(self._losses)):
+            loss: Callable[..., Tensor] = LOSSES.get(self._losses[number])
+            values = loss(outputs, labels, targets, state.weight).to(state.loss_best)
+            total = values if total is None else torch.where(state.loss == number, values, total)
+        assert total is not None
+        return total
+
+    def absorb(self, state: ApgdState, x_new: Tensor, seen: Seen) -> Tensor:
+        """Keep the best point, and review the step size where that is due."""
+        loss, stepped = seen.objective, state.iteration > 0
+        better = ~stepped | (loss > state.loss_best)
+        # The best point is copied only when the path leaves it, not at each of the many steps that improve.
+        left = state.at_best & ~better
+        copy_rows(state.x_best, state.x_adv, left)
+        copy_rows(state.direction_best, state.direction, left)
+        state.at_best = better
+        state.direction.copy_(self._direction(seen.grad))
+        torch.where(better, loss, state.loss_best, out=state.loss_best)
+        # The published code compares the first step's loss with 0, not with the start's: kept, so that iterates agree.
+        state.n_increases += stepped & (loss > state.loss_prev)
+        torch.mul(loss, stepped, out=state.loss_prev)
+        x_prev, state.x_adv, state.x_new = state.x_adv, state.x_new, state.displacement  # the buffers change places
+        self._review(state)
+        state.displacement = torch.sub(state.x_adv, x_prev, out=x_prev)
+        state.iteration += 1
+        return state.iteration > state.n_iter
+
+    def _direction(self, grad: Tensor) -> Tensor:
+        """What `propose` needs of a gradient."""
+        return self.setting.ball.steepest(grad)
+
+    def _review(self, state: ApgdState) -> None:
+        """Conditions 1 and 2: halve the step, and go back to the best point, where the loss rose seldom or stalled."""
+        due = state.iteration == state.review_at
+        if not anyone(due):
+            return
+        oscillating = state.n_increases <= state.check_every * RHO
+        stalled = ~state.reduced & (state.loss_at_check >= state.loss_best)
+        halve = due & (oscillating | stalled)
+        torch.where(due, halve, state.reduced, out=state.reduced)
+        torch.where(due, state.loss_best, state.loss_at_check, out=state.loss_at_check)
+        torch.where(halve, state.step_size / 2, state.step_size, out=state.step_size)
+        back = halve & ~state.at_best
+        copy_rows(state.x_adv, state.x_best, back)
+        copy_rows(state.direction, state.direction_best, back)
+        shorter = torch.maximum(state.check_every - state.check_decrease, state.min_check)
+        torch.where(due, shorter, state.check_every, out=state.check_every)
+        torch.where(due, state.iteration + state.check_every, state.review_at, out=state.review_at)
+        state.n_increases.masked_fill_(due, 0)

@@ -1,0 +1,127 @@
+"""APGD in L1 (Croce & Hein 2021, "Mind the box"): steps along a few pixels, from balls that are too large to the ball.
+
+The steepest direction in L1 moves one pixel, and the box soon stops it. So a step moves a share of the pixels, those of
+the largest gradients, each by the same amount; the share follows the sparsity of the best point so far. There is no
+momentum. Runs from a random start climb in balls of 3, 2 and 1 radii, one after the other, each from the best point of
+the one before it, projected; only points in the last ball can count.
+
+Shapes: S slots, images of C x H x W.
+"""
+
+import torch
+from torch import Tensor
+
+from ..norms.ball import ball_of, per_image
+from ..norms.l1 import sparse_signs
+from ..threat import ThreatModel
+from .ascent import Apgd, ApgdState
+from .attack import Arrivals, Seen, Setting, copy_rows
+from .losses import anyone
+
+SCHEDULE = ((3, 0.3), (2, 0.3), (1, 0.4))  # radii, and the share of the iterations in that ball
+_SHRINK = 1.5  # of pixels that the best point moved, a step moves the 1.5th part; by it steps shorten too
+_SPARSER = 0.95  # the best point has so much fewer pixels moved: back to it, with the longest step
+_SHORTEST = 10.0  # a step is no shorter than a radius divided by this
+
+
+class SparseApgd(Apgd):
+    """The stepper of APGD's phases in a norm whose steps are sparse."""
+
+    stays_inside = False
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        threat = setting.threat
+        # By `ApgdState.n_left`: the ball itself, then the larger ones.
+        self._balls = [ball_of(ThreatModel(threat.norm, radii * threat.eps)) for radii, _ in reversed(SCHEDULE)]
+
+    @property
+    def lane(self) -> str:
+        """Its own."""
+        return "sparse-apgd"
+
+    def begin(self, state: ApgdState, slots: Tensor, arrivals: Arrivals) -> None:
+        """A random start begins in the largest ball, a best point in the ball itself."""
+        super().begin(state, slots, arrivals)
+        n_left = [0 if phase.from_best else len(SCHEDULE) - 1 for phase in arrivals.phases]
+        state.n_left[slots] = torch.tensor(n_left).to(slots.device)
+        state.n_all[slots], state.alone[slots] = state.n_iter[slots], state.n_left[slots] == 0
+        self._enter(state, torch.zeros_like(state.reduced).index_fill_(0, slots, True))
+
+    def propose(self, state: ApgdState) -> Tensor:
+        """P(x_adv + step d), d sparse and of length 1; the start of a ball itself."""
+        direction = sparse_signs(state.direction, state.share)
+        moved = state.x_adv + per_image(state.step_size, direction) * direction
+        x_new = self._project(moved, state)
+        starting = per_image(state.iteration == 0, x_new)
+        return torch.where(starting, state.x_adv, x_new, out=state.x_new)
+
+    def absorb(self, state: ApgdState, x_new: Tensor, seen: Seen) -> Tensor:
+        """As APGD does; slots that have ended a ball go on in the next smaller one."""
+        ended = super().absorb(state, x_new, seen)
+        following = ended & (state.n_left > 0)
+        if anyone(following):
+            copy_rows(state.x_adv, state.x_best, following & ~state.at_best)
+            state.n_left -= following.long()
+            copy_rows(state.x_adv, self._project(state.x_adv, state), following)
+            state.iteration.masked_fill_(following, 0)
+            self._enter(state, following)
+        return ended & ~following
+
+    def _direction(self, grad: Tensor) -> Tensor:
+        """The gradient itself: how many pixels a step moves is known when it is taken."""
+        return grad
+
+    def _review(self, state: ApgdState) -> None:
+        """Back to the best point with the longest step where that became sparser, else a shorter step."""
+        stepped = state.iteration > 0
+        best_is_here = per_image(state.at_best, state.x_adv)
+        n_moved = self._moved(torch.where(best_is_here, state.x_adv, state.x_best), state)
+        due = stepped & (state.iteration % state.check_every.clamp(min=1) == 0)  # free slots hold zeros
+        sparser = due & (n_moved / state.n_moved < _SPARSER)
+        longest = self._radius(state)
+        shorter = torch.maximum(state.step_size / _SHRINK, longest / _SHORTEST)
+        torch.where(due, torch.where(sparser, longest, shorter), state.step_size, out=state.step_size)
+        torch.where(due, n_moved, state.n_moved, out=state.n_moved)
+        torch.where(due, self._share(n_moved, state), state.share, out=state.share)
+        back = sparser & ~state.at_best
+        copy_rows(state.x_adv, state.x_best, back)
+        copy_rows(state.direction, state.direction_best, back)
+
+    def _enter(self, state: ApgdState, chosen: Tensor) -> None:
+        """What begins anew with each ball, for the slots that are at their start in it."""
+        share = torch.tensor([share for _, share in reversed(SCHEDULE)], dtype=torch.float64, device=chosen.device)
+        first = (share[1:, None] * state.n_all).ceil().long()
+        parts = torch.cat([(state.n_all - first.sum(dim=0))[None], first])  # the last ball has what is left
+        n_iter = torch.where(state.alone, state.n_all, parts.gather(0, state.n_left[None])[0])
+        n_moved = self._moved(state.x_adv, state)
+        for values, new in (
+            (state.n_iter, n_iter),
+            (state.check_every, (0.04 * n_iter).long().clamp(min=1)),
+            (state.n_moved, n_moved),
+            (state.share, self._share(n_moved, state)),
+            (state.step_size, self._radius(state)),
+        ):
+            torch.where(chosen, new, values, out=values)
+
+    @staticmethod
+    def _moved(x_adv: Tensor, state: ApgdState) -> Tensor:
+        """Pixels that differ from the clean image, (S,)."""
+        return (x_adv != state.anchors[:, 0]).flatten(1).sum(dim=1)
+
+    @staticmethod
+    def _share(n_moved: Tensor, state: ApgdState) -> Tensor:
+        return n_moved.to(state.share) / state.x_adv[0].numel() / _SHRINK
+
+    def _radius(self, state: ApgdState) -> Tensor:
+        return self.setting.threat.eps * (1 + state.n_left).to(state.step_size)
+
+    def _project(self, x_adv: Tensor, state: ApgdState) -> Tensor:
+        """On each slot's own ball."""
+        projected = x_adv
+        for n_left, ball in enumerate(self._balls):
+            here = state.n_left == n_left
+            if anyone(here):
+                inside = ball.project(x_adv, state.anchors[:, 0])
+                projected = torch.where(per_image(here, x_adv), inside, projected)
+        return projected
