@@ -14,6 +14,7 @@ import io
 import json
 import random
 import time
+import tokenize
 import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -231,7 +232,10 @@ def decode_answer(content: bytes) -> np.ndarray[Any, Any]:
         ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, MemoryError: for anything else.
     """
     if content.startswith(b"\x93NUMPY"):
-        array: np.ndarray[Any, Any] = np.load(io.BytesIO(content), allow_pickle=False)
+        try:
+            array: np.ndarray[Any, Any] = np.load(io.BytesIO(content), allow_pickle=False)
+        except (SyntaxError, tokenize.TokenError) as error:  # numpy parses a header as Python's literals
+            raise ValueError(f"its header is damaged: {error}") from error
         return array
     answer = json.loads(content)
     if "logits" in answer:

@@ -21,7 +21,7 @@ def write_overview(store: Store, config: RunConfig) -> str:
 
     Figures and files are linked by relative paths, so the page opens from the folder or from a copy of it.
     """
-    there = set(store.names("studies"))
+    there = {name for name in store.names("studies") if name != INDEX.rpartition("/")[2]}
     known = [*(name for name in STUDIES.names() if name in there), *sorted(there - set(STUDIES.names()))]
     found = {name: content for name in known if (content := _study(store, name)) is not None}
     page = (
@@ -37,7 +37,7 @@ def _study(store: Store, name: str) -> dict[str, Any] | None:
     """What a study has stored as JSON; None for what is no finished study."""
     try:
         content = json.loads(store.read(f"studies/{name}/study.json"))
-    except (MissingArtifact, ValueError, NotADirectoryError):
+    except (MissingArtifact, ValueError):
         return None
     return content if isinstance(content, dict) else None
 

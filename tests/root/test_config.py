@@ -214,7 +214,9 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
     assert isinstance(load_config(path), RunConfig)
 
 
-@pytest.mark.parametrize(("norm", "eps"), [("Linf", 0), ("Linf", float("nan")), ("L2", -1), ("L1", 1), ("Linf", 1.5)])
+@pytest.mark.parametrize(
+    ("norm", "eps"), [("Linf", 0), ("Linf", float("nan")), ("L2", -1), ("L1", 8 / 255), ("L7", 1), ("Linf", 1.5)]
+)
 def test_threat_models_are_checked(norm: Any, eps: float) -> None:
     with pytest.raises(ThreatModelError):
         ThreatModel(norm, eps)
