@@ -46,8 +46,9 @@ def merge_spans(store: Store, stage: str, whole: Partition, spans: Sequence[Span
     if there := finished_receipt(store, path, fingerprint):
         return there
     try:
-        columns = read_columns(store, stage, spans, fingerprint, _column_names(store, f"{stage}/{spans[0].file_name}"))
+        # Receipts first: they say of a cut file that it is damaged, in one line.
         receipt = _added_up(whole, [_receipt(store, f"{stage}/{span.file_name}", fingerprint) for span in spans])
+        columns = read_columns(store, stage, spans, fingerprint, _column_names(store, f"{stage}/{spans[0].file_name}"))
     except MissingArtifact:
         if there := finished_receipt(store, path, fingerprint):  # merged by another driver a moment ago
             return there
