@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,12 @@ class ImageFiles:
     names: tuple[str, ...]
     labels: np.ndarray[Any, Any]  # (N,) int64
     preprocess: str | None
-    class_names: tuple[str, ...] = ()
+    name_classes: "Callable[[], Sequence[str]]" = tuple  # their names are asked for by the report alone
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the classes 0, 1, ..., where they are known."""
+        return tuple(self.name_classes())
 
     def __len__(self) -> int:
         return len(self.names)
@@ -116,15 +121,19 @@ def open_folder(uri: ResourceUri) -> ImageFiles:
             f"folder:{root} holds no images: it needs one sub-folder a class with {', '.join(EXTENSIONS)} files; "
             f"it has the sub-folders: {', '.join(classes[:10]) or 'none'}"
         )
-    return image_files(f"folder:{root}", folder, named, uri.option("preprocess"), classes)
+    return image_files(f"folder:{root}", folder, named, uri.option("preprocess"), partial(tuple, classes))
 
 
 def image_files(
-    uri: str, root: Path, named: Sequence[tuple[str, int]], preprocess: str | None, class_names: Sequence[str] = ()
+    uri: str,
+    root: Path,
+    named: Sequence[tuple[str, int]],
+    preprocess: str | None,
+    name_classes: "Callable[[], Sequence[str]]" = tuple,
 ) -> ImageFiles:
     """The split of these (path below the root, label) pairs."""
     labels = np.fromiter((label for _, label in named), np.int64, len(named))
-    return ImageFiles(uri, root, tuple(name for name, _ in named), labels, preprocess, tuple(class_names))
+    return ImageFiles(uri, root, tuple(name for name, _ in named), labels, preprocess, name_classes)
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -198,7 +207,7 @@ def open_imagenet(uri: ResourceUri) -> ImageFiles:
         logger.warning("imagenet:%s: %d of the %d images are there", root, len(present), len(evaluation_names()))
     named = [(name, class_labels()[name.partition("/")[0]]) for name in present]
     chosen = uri.option("preprocess") or IMAGENET_PREPROCESS
-    return image_files(f"imagenet:{root}", folder, named, chosen, imagenet_class_names())
+    return image_files(f"imagenet:{root}", folder, named, chosen, imagenet_class_names)
 
 
 def imagenet_class_names() -> Sequence[str]:
