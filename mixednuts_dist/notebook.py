@@ -147,7 +147,7 @@ def mix(
             "evaluate": {"preset": preset, **(evaluate or {})},
         })  # fmt: skip
         with make_executor("debug") as executor:
-            results = pipeline.run(config, session=executor, progress=progress)
+            results = pipeline.run(config, executor=executor, progress=progress)
         run = storage / config.run_id()
         mixed = read_run(str(run)).classifier()
         mixed.report = MixReport(results, {path.name: path.read_bytes() for path in (run / "report").iterdir()})

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _REPAIRS = 5
 
 
-def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> RunResults:
+def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> RunResults:
     """Attack, search, evaluate, stages of their own key, report, on one executor; errors as in the stages.
 
     Without std there is neither attack nor search.
@@ -26,7 +26,7 @@ def run(config: RunConfig, *, session: Executor | None = None, progress: Progres
     A file that a stage finds damaged is set aside; then all of them once more fill the gap.
     """
     opened, watched = open_run(config), progress or Silent()
-    with executing(session, config.compute) as used:
+    with executing(executor, config.compute) as used:
         for _ in range(_REPAIRS):
             try:
                 return _complete(opened, used, watched)
@@ -38,16 +38,16 @@ def run(config: RunConfig, *, session: Executor | None = None, progress: Progres
         return _complete(opened, used, watched)
 
 
-def _complete(opened: Run, session: Executor, progress: Progress) -> RunResults:
+def _complete(opened: Run, executor: Executor, progress: Progress) -> RunResults:
     if opened.config.std is not None:
-        attack.complete(opened, session, progress)
-        search.complete(opened, session, progress)
-    evaluate.complete(opened, session, progress)
+        attack.complete(opened, executor, progress)
+        search.complete(opened, executor, progress)
+    evaluate.complete(opened, executor, progress)
     every_image = opened.config.evaluate.until is None  # a search learns from a whole evaluation only
-    while opened.config.std is not None and every_image and search.learn(opened, session, progress):
-        evaluate.complete(opened, session, progress)
-    evaluate.check(opened, session, progress)
+    while opened.config.std is not None and every_image and search.learn(opened, executor, progress):
+        evaluate.complete(opened, executor, progress)
+    evaluate.check(opened, executor, progress)
     for stage in stages_of(opened.config):
         if stage.name in opened.config.added_stages():
-            stage.complete(opened, session, progress)
+            stage.complete(opened, executor, progress)
     return report.run(opened.config, progress=progress)

@@ -34,17 +34,17 @@ class Finished(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> "Iterator[RayExecutor]":
+def ray_executor() -> "Iterator[RayExecutor]":
     """A started Ray for tests of what only Ray does; the stages that get it leave it running."""
     from mixednuts_dist.distributed.ray_executor import RayExecutor
 
-    with RayExecutor("local") as session:
-        session.start()
-        yield session
+    with RayExecutor("local") as executor:
+        executor.start()
+        yield executor
 
 
 @pytest.fixture(scope="session")
-def local_session() -> "DebugExecutor":
+def local_executor() -> "DebugExecutor":
     """The stages in this process. A stage on Ray starts two processes, which takes seconds; here it takes none."""
     from mixednuts_dist.distributed.debug import DebugExecutor
 
@@ -52,12 +52,12 @@ def local_session() -> "DebugExecutor":
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory, ray_session: "RayExecutor") -> Finished:
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, ray_executor: "RayExecutor") -> Finished:
     """A tiny run that went through all stages on Ray, for the whole suite. Who changes its files takes a copy."""
     from mixednuts_dist import pipeline
 
     config = parse_config(tiny_content(tmp_path_factory.mktemp("tiny-run")))
-    results = pipeline.run(config, session=ray_session)
+    results = pipeline.run(config, executor=ray_executor)
     return Finished(config, Path(config.storage) / config.run_id(), results.to_json())
 
 

@@ -45,11 +45,11 @@ _BUDGET = AttackBudget(n_iter=20, n_target_classes=3, n_queries=500)
 
 def run() -> dict[str, Any]:
     """Prints a line for each and returns their numbers."""
-    with make_executor("ray", "local") as session:
-        session.start()
+    with make_executor("ray", "local") as executor:
+        executor.start()
         results = {
             "orchestration": _told(orchestration()),
-            "scaling": _told(scaling(session)),
+            "scaling": _told(scaling(executor)),
             "driver": _told(driver()),
         }
     return {**results, "occupancy": _told(occupancy()), "tail": _told(tail(count_passes()))}
@@ -64,9 +64,9 @@ def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any
     return {"partition_seconds": seconds, "wall_seconds": wall, "share_not_worked": 1 - busy / (2 * wall)}
 
 
-def scaling(session: Executor, n_images: int = 384) -> dict[str, Any]:
+def scaling(executor: Executor, n_images: int = 384) -> dict[str, Any]:
     """The attack stage on digits by one and by two workers of a core each, from the first piece to the last."""
-    wall = {n_workers: _attack_seconds(session, n_workers, n_images) for n_workers in (1, 2)}
+    wall = {n_workers: _attack_seconds(executor, n_workers, n_images) for n_workers in (1, 2)}
     return {"cores": psutil.cpu_count(), "one_s": wall[1], "two_s": wall[2], "speedup": wall[1] / wall[2]}
 
 
@@ -161,7 +161,7 @@ class _Collector(Silent):
         self.receipts.append(receipt)
 
 
-def _attack_seconds(session: Executor, n_workers: int, n_images: int) -> float:
+def _attack_seconds(executor: Executor, n_workers: int, n_images: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         config = parse_config({
             "name": "scaling", "data": {"uri": "digits", "n": n_images}, "std": "demo:std", "rob": "demo:rob",
@@ -169,7 +169,7 @@ def _attack_seconds(session: Executor, n_workers: int, n_images: int) -> float:
             "compute": {"num_workers": n_workers, "batch_size": 16},
         })  # fmt: skip
         collector = _Collector()
-        attack.run(config, session=session, progress=collector)
+        attack.run(config, executor=executor, progress=collector)
     return _wall(collector.receipts)
 
 

@@ -1,4 +1,4 @@
-"""What the commands share: their options, the checked configuration, errors in words, and a Ray session."""
+"""What the commands share: their options, the checked configuration, errors in words, and an executor."""
 
 import functools
 import json
@@ -62,7 +62,7 @@ class Invocation:
     local: bool = False
 
     def on_ray(self, work: Callable[..., Any]) -> Any:
-        """`work` with a progress display and a Ray session that starts when it is first needed.
+        """`work` with a progress display and an executor that starts when it is first needed.
 
         Ray prints of dying nodes on stdout, where only a command's result belongs; in here that goes to stderr.
         """
@@ -71,10 +71,14 @@ class Invocation:
 
         shown = LogProgress if _as_json_lines() else TerminalProgress
         name = "local" if self.local else self.config.compute.executor
-        with redirect_stdout(sys.stderr), make_executor(name, self.address) as session, shown(self.console) as progress:
-            session.report = progress.doing
+        with (
+            redirect_stdout(sys.stderr),
+            make_executor(name, self.address) as executor,
+            shown(self.console) as progress,
+        ):
+            executor.report = progress.doing
             progress.doing("looking at the images, trying the classifiers on a few of them")
-            return work(session=session, progress=progress)
+            return work(executor=executor, progress=progress)
 
     def tell_run(self) -> None:
         """Which run this is, and where it lies."""

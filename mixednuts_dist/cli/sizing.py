@@ -38,8 +38,8 @@ def estimate(given: Invocation, as_json: bool) -> None:
     from ..distributed.executor import make_executor
     from ..stages import estimate as stage
 
-    with make_executor(given.config.compute.executor, given.address) as session:
-        found = stage.run(given.config, session=session)
+    with make_executor(given.config.compute.executor, given.address) as executor:
+        found = stage.run(given.config, executor=executor)
     if as_json:
         click.echo(json.dumps(estimate_json(found), indent=2))
     else:

@@ -187,8 +187,8 @@ def prepare(
         from ..distributed.executor import make_executor
         from .terminal import PreparationProgress
 
-        with make_executor("ray", address) as session, PreparationProgress(console) as progress:
-            made = stage.run(uri, destination, n=n, part_size=part_size, seed=seed, session=session, on_part=progress)
+        with make_executor("ray", address) as executor, PreparationProgress(console) as progress:
+            made = stage.run(uri, destination, n=n, part_size=part_size, seed=seed, executor=executor, on_part=progress)
         kept = f", {progress.n_kept} images were there already" if progress.n_kept else ""
         console.print(f"{len(made.labels)} images in {len(made.parts)} parts{kept}", highlight=False)
         click.echo(f"data: {{uri: parquet:{destination}}}")
@@ -278,9 +278,9 @@ def serve(
         except ImportError as error:
             raise ClusterError(f"serving needs {error.name}: pip install 'ray[serve]'") from error
         options = service.ServiceOptions(max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus)
-        with make_executor("ray", address) as session:
+        with make_executor("ray", address) as executor:
             console.print(f"starting {found.run_id}, beta = {found.chosen.beta:g} ...", highlight=False)
-            session.start()
+            executor.start()
             with service.serving({"/": service.application(run, beta, options)}, host=host, port=port):
                 console.print(f"http://{host}:{port}/ answers; Ctrl-C ends it", highlight=False)
                 signal.pause()

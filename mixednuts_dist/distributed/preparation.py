@@ -142,7 +142,7 @@ def run(
     n: int | None = None,
     part_size: int = PART_SIZE,
     seed: int = 0,
-    session: Executor | None = None,
+    executor: Executor | None = None,
     on_part: Callable[[PartDone, int], None] | None = None,
 ) -> Manifest:
     """Write the first `n` images of `uri` (all by default) below `destination`; parts that are there are kept.
@@ -161,7 +161,7 @@ def run(
     jobs = _jobs(uri, dataset, destination, n_images, part_size, seed)
     _refuse_others(destination, jobs)
     done = []
-    with executing(session, ComputeConfig()) as used:
+    with executing(executor, ComputeConfig()) as used:
         used.start()
         for part in write_parts(jobs):
             done.append(part)

@@ -62,23 +62,23 @@ class Attack(Stage):
         of_rob = attack_passes(("square-margin",), budget, n_classes) if attack.method == "square" else of_std
         return {"rob": of_rob, "std": of_std}
 
-    def complete(self, opened: Run, session: Executor | None, progress: Progress) -> None:
+    def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
         adopt_attack(opened)
-        super().complete(opened, session, progress)
+        super().complete(opened, executor, progress)
 
 
-def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
+def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> Run:
     """MMAA on every image that is not yet attacked; returns the opened run.
 
     Raises:
         PartitionFailed: where partitions failed all of their tries; the others are finished first.
     """
-    return stage_of(config, "attack").run(config, session=session, progress=progress)
+    return stage_of(config, "attack").run(config, executor=executor, progress=progress)
 
 
-def complete(opened: Run, session: Executor | None, progress: Progress) -> None:
+def complete(opened: Run, executor: Executor | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
-    stage_of(opened.config, "attack").complete(opened, session, progress)
+    stage_of(opened.config, "attack").complete(opened, executor, progress)
 
 
 # --- on a worker ------------------------------------------------------------------------------------------------------

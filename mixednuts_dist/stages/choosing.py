@@ -44,8 +44,8 @@ Scoring = Callable[[Sequence[Grid]], list[Scores]]
 class Choosing:
     """The search over the points that it is called with: a grid, its refinements, every beta's choice."""
 
-    def __init__(self, opened: Run, session: Executor) -> None:
-        self.opened, self._session, self._search = opened, session, opened.config.search
+    def __init__(self, opened: Run, executor: Executor) -> None:
+        self.opened, self._executor, self._search = opened, executor, opened.config.search
         self._sample = searched_images(opened)
         given = opened.store, opened.partitions, opened.attack_fingerprint
         self.records = read_attack_records(*given, sample_ids=self._sample)
@@ -108,7 +108,7 @@ class Choosing:
 
         if by_rounds or work_of(_grid(search), criteria) < WORTH_TRIALS:
             return here
-        return self._session.scoring(self._inputs, self._task) or here
+        return self._executor.scoring(self._inputs, self._task) or here
 
     def store(self, result: SearchResult, write: Callable[[str, bytes], object]) -> None:
         """Leave `search/candidates.parquet` and `search/selected.json`, in this order."""

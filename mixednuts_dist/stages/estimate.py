@@ -44,10 +44,10 @@ class Estimate:
     unit: str  # "GPU" or "core"
 
 
-def run(config: RunConfig, *, session: Executor | None = None) -> Estimate:
+def run(config: RunConfig, *, executor: Executor | None = None) -> Estimate:
     """Measure on one worker; errors as in the attack stage."""
     opened, compute = open_run(config), config.compute
-    with executing(session, compute) as used:
+    with executing(executor, compute) as used:
         settings = used.workers(compute)
         measured = used.time_passes(worker_spec(opened), settings)
     return Estimate(

@@ -80,34 +80,34 @@ class Evaluate(Stage):
             return {}
         return finished_partitions(opened, "attack", opened.attack_fingerprint)
 
-    def complete(self, opened: Run, session: Executor | None, progress: Progress) -> None:
+    def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
         from .partitioned import run_partitions
 
         require_needs(self, opened)
         if search := self.searched(opened):
             _clear_superseded(opened, search)
         stop = early_stop_of(opened)
-        run_partitions(opened, self.task(opened), session, progress, self.costs(opened), early_stop=stop)
+        run_partitions(opened, self.task(opened), executor, progress, self.costs(opened), early_stop=stop)
 
-    def run(self, config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
-        opened = super().run(config, session=session, progress=progress)
-        check(opened, session, progress or Silent())
+    def run(self, config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> Run:
+        opened = super().run(config, executor=executor, progress=progress)
+        check(opened, executor, progress or Silent())
         return opened
 
 
-def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
+def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> Run:
     """Attack the mixed classifier (without std: rob) on every image not yet evaluated; returns the opened run.
 
     Raises:
         MissingArtifact: where there is a std, and the attack or the search stage has not finished.
         PartitionFailed: where partitions failed all of their tries; the others are finished first.
     """
-    return stage_of(config, "evaluate").run(config, session=session, progress=progress)
+    return stage_of(config, "evaluate").run(config, executor=executor, progress=progress)
 
 
-def complete(opened: Run, session: Executor | None, progress: Progress) -> None:
+def complete(opened: Run, executor: Executor | None, progress: Progress) -> None:
     """The stage on an opened run; errors as in `run`."""
-    stage_of(opened.config, "evaluate").complete(opened, session, progress)
+    stage_of(opened.config, "evaluate").complete(opened, executor, progress)
 
 
 # --- on a worker ------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class CheckTask(Task):
         return columns, worker.summary(name, clean, y, tried & ~broken, n_forward, n_backward)
 
 
-def check(opened: Run, session: Executor | None, progress: Progress) -> None:
+def check(opened: Run, executor: Executor | None, progress: Progress) -> None:
     """The second opinion on the images that stand after the stage, where the configuration asks for one.
 
     Raises:
@@ -276,7 +276,7 @@ def check(opened: Run, session: Executor | None, progress: Progress) -> None:
     # An opinion on another choice, or on other images, is replaced.
     _delete_rows(opened.store, CHECK, lambda fingerprint: fingerprint != opinion.fingerprint)
     # Whole partitions: the package's noise depends on the batch.
-    run_partitions(opened, opinion, session, progress, smallest=opened.config.partition_size)
+    run_partitions(opened, opinion, executor, progress, smallest=opened.config.partition_size)
 
 
 def check_fingerprint(opened: Run, evaluated: str) -> str:

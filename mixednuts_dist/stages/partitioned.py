@@ -23,7 +23,7 @@ SMALLEST_SPAN = 4  # images, to begin with; the queue raises it where so few was
 def run_partitions(
     opened: Run,
     task: Task,
-    session: Executor | None,
+    executor: Executor | None,
     progress: Progress,
     weights: Mapping[Partition, float] | None = None,
     smallest: int = SMALLEST_SPAN,
@@ -56,7 +56,7 @@ def run_partitions(
     set_damaged_aside(opened.store, task.stage, todo)
     _forget_errors(opened.store, task.stage, todo)
     computed: list[Receipt] = []
-    with stage_clock(opened.store, task.stage), executing(session, opened.config.compute) as used:
+    with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
         pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
         queue = WorkQueue(
             todo, smallest=smallest, weights=weights, finished_spans=list(spans),

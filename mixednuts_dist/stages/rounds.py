@@ -108,37 +108,37 @@ class Rounds:
         self._settled = set[tuple[float, Mixed]]()  # betas with mixtures that were attacked and chosen again
         self._done: list[SearchRound] = []
 
-    def run(self, session: Executor | None, progress: Progress) -> SearchResult:
+    def run(self, executor: Executor | None, progress: Progress) -> SearchResult:
         """Round after round, until every beta to be measured is kept or `search.rounds` are done.
 
         Rounds whose files exist, also those that an evaluation has started, are only read.
         """
-        result = self._attacked(self._choose(self._points), session, progress)
+        result = self._attacked(self._choose(self._points), executor, progress)
         while self._is_there(task := self._evaluation_task(result, evaluate_fingerprint(self._opened, result))):
-            result = self._attacked(self._learnt(result, task, session, progress), session, progress)
+            result = self._attacked(self._learnt(result, task, executor, progress), executor, progress)
         return result
 
-    def learn(self, result: SearchResult, session: Executor | None, progress: Progress) -> SearchResult:
+    def learn(self, result: SearchResult, executor: Executor | None, progress: Progress) -> SearchResult:
         """One more round from the images that the evaluation of `result` ended on, and rounds of attack after it."""
         for done in result.rounds:
             self._take_in(done)
         task = self._evaluation_task(result, evaluate_fingerprint(self._opened, result))
-        return self._attacked(self._learnt(result, task, session, progress), session, progress)
+        return self._attacked(self._learnt(result, task, executor, progress), executor, progress)
 
-    def _attacked(self, result: SearchResult, session: Executor | None, progress: Progress) -> SearchResult:
+    def _attacked(self, result: SearchResult, executor: Executor | None, progress: Progress) -> SearchResult:
         """Rounds of attack, beginning with this choice, until it keeps enough."""
         rounds, n_before = self._opened.config.search.rounds, sum(1 for done in self._done if done.evaluated)
         while len(self._done) - n_before < rounds * (1 + n_before) and (left := self._unmet(result)):
-            self._round(self._task(left, result), left, session, progress)
+            self._round(self._task(left, result), left, executor, progress)
             result = self._chosen_again(result) if self._unmet(result) else result
         return replace(result, rounds=tuple(self._done))
 
     def _learnt(
-        self, result: SearchResult, task: RoundTask, session: Executor | None, progress: Progress
+        self, result: SearchResult, task: RoundTask, executor: Executor | None, progress: Progress
     ) -> SearchResult:
         """The choice after the round that takes in an evaluation's images."""
         evaluated = task.points[-1].fingerprint
-        self._round(task, [result.deployed()], session, progress, evaluated=evaluated)
+        self._round(task, [result.deployed()], executor, progress, evaluated=evaluated)
         return self._chosen_again(result)
 
     def _chosen_again(self, result: SearchResult) -> SearchResult:
@@ -171,16 +171,16 @@ class Rounds:
         self,
         task: RoundTask,
         attacked: Sequence[Choice],
-        session: Executor | None,
+        executor: Executor | None,
         progress: Progress,
         *,
         evaluated: str = "",
     ) -> None:
         if not self._is_there(task):
             adopt(self._opened, task.stage, task.fingerprint)
-        if task.attacks and session is not None and not self._is_there(task):
-            session.report(self._announcement(task, attacked))
-        run_partitions(self._opened, task, session, progress)
+        if task.attacks and executor is not None and not self._is_there(task):
+            executor.report(self._announcement(task, attacked))
+        run_partitions(self._opened, task, executor, progress)
         receipts = finished_partitions(self._opened, task.stage, task.fingerprint).values()
         done = SearchRound(
             round=len(self._done) + 1,

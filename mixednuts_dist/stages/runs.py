@@ -135,7 +135,7 @@ def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> 
 
 
 def _claim(store: Store, run: Run) -> None:
-    """Leave `run.yaml`, or hold what another session has left against this one; either way the storage took a file."""
+    """Leave `run.yaml`, or hold what another driver has left against this one; either way the storage took a file."""
     content = _run_yaml(run).encode()
     if store.create(_RUN, content):
         return

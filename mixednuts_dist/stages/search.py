@@ -35,7 +35,7 @@ MOST_EVALUATIONS = 2  # that start another round
 _GRID_KEYS = ("clamp", "ln_k", "refinement")  # the rows that agree in them are one grid
 
 
-def run(config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> SearchResult:
+def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> SearchResult:
     """Search s, p, c and alpha, unless this very search has been done; returns what it selected.
 
     Raises:
@@ -44,10 +44,10 @@ def run(config: RunConfig, *, session: Executor | None = None, progress: Progres
     """
     opened = open_run(config)
     adopt_attack(opened)
-    return complete(opened, session, progress or Silent())
+    return complete(opened, executor, progress or Silent())
 
 
-def complete(opened: Run, session: Executor | None, progress: Progress) -> SearchResult:
+def complete(opened: Run, executor: Executor | None, progress: Progress) -> SearchResult:
     """The stage on an opened run; errors as in `run`."""
     _ = opened.config.required_std
     require_complete(opened, "attack", opened.attack_fingerprint)
@@ -62,7 +62,7 @@ def complete(opened: Run, session: Executor | None, progress: Progress) -> Searc
             progress.stage_finished("search", f"nothing to do: {_headline(result)}")
             return result
     with stage_clock(opened.store, "search"):
-        result = _search(opened, session, progress)
+        result = _search(opened, executor, progress)
     progress.stage_finished("search", _headline(result))
     return result
 
@@ -92,8 +92,8 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
     return [row for row in rows if chosen and all(row[key] == getattr(chosen, key) for key in _GRID_KEYS)]
 
 
-def _search(opened: Run, session: Executor | None, progress: Progress) -> SearchResult:
-    with executing(session, opened.config.compute) as used:
+def _search(opened: Run, executor: Executor | None, progress: Progress) -> SearchResult:
+    with executing(executor, opened.config.compute) as used:
         choosing = Choosing(opened, used)
         search = opened.config.search
         if attacks_its_choice(search):
@@ -104,7 +104,7 @@ def _search(opened: Run, session: Executor | None, progress: Progress) -> Search
     return read_search_result(opened)  # of two drivers the first one's parameters are deployed, to the last bit
 
 
-def learn(opened: Run, session: Executor | None, progress: Progress) -> bool:
+def learn(opened: Run, executor: Executor | None, progress: Progress) -> bool:
     """One more round from the finished evaluation, where that kept less than its share; False where none is needed.
 
     The deployed choice may be another one afterwards, which the evaluate stage has not seen.
@@ -117,7 +117,7 @@ def learn(opened: Run, session: Executor | None, progress: Progress) -> bool:
     if search.clean is not None or kept >= kept_images(result.deployed_beta, n_robust):
         return False  # where the clean accuracy is the target, what is measured is what it costs
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
-    with executing(session, opened.config.compute) as used, stage_clock(opened.store, "search"):
+    with executing(executor, opened.config.compute) as used, stage_clock(opened.store, "search"):
         choosing = Choosing(opened, used)
         learnt = Rounds(opened, choosing.records, choosing).learn(result, used, progress)
     choosing.store(learnt, opened.store.write)

@@ -118,7 +118,7 @@ class Stage:
         mixture = deployed_mixture(opened, search) if search else None
         return _StageTask(stage=self.name, fingerprint=self.fingerprint(opened), mixture=mixture, of=self)
 
-    def complete(self, opened: Run, session: Executor | None, progress: Progress) -> None:
+    def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
         """Compute the partitions that are not done.
 
         Raises:
@@ -128,12 +128,12 @@ class Stage:
         from .partitioned import run_partitions
 
         require_needs(self, opened)
-        run_partitions(opened, self.task(opened), session, progress, self.costs(opened))
+        run_partitions(opened, self.task(opened), executor, progress, self.costs(opened))
 
-    def run(self, config: RunConfig, *, session: Executor | None = None, progress: Progress | None = None) -> Run:
+    def run(self, config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> Run:
         """`complete` on a run that is opened for it; errors as there and in `open_run`."""
         opened = open_run(config)
-        self.complete(opened, session, progress or Silent())
+        self.complete(opened, executor, progress or Silent())
         return opened
 
 

@@ -55,7 +55,7 @@ class Measured:
 
 
 class Bench:
-    """One configuration on one Ray session; everything is computed when it is first asked for.
+    """One configuration on one executor; everything is computed when it is first asked for.
 
     Args:
         full: the configured budgets on all images, instead of the reduced ones.
@@ -69,14 +69,14 @@ class Bench:
         self,
         config: RunConfig,
         *,
-        session: Executor | None = None,
+        executor: Executor | None = None,
         progress: Progress | None = None,
         full: bool = False,
         robs: Sequence[str] = (),
     ) -> None:
         if config.std is None:
             raise ConfigError("studies need std beside rob, and this configuration has std: null; name a classifier")
-        self.config, self.session, self.progress = config, session, progress or Silent()
+        self.config, self.executor, self.progress = config, executor, progress or Silent()
         self.full = full
         self.other_robs = tuple(robs) or ((DEMO_OTHER_ROB,) if config.rob == "demo:rob" else ())
 
@@ -84,8 +84,8 @@ class Bench:
     def run(self) -> Run:
         """The run itself, with its attack and search stages complete."""
         opened = open_run(self.config)
-        attack_stage.complete(opened, self.session, self.progress)
-        search_stage.complete(opened, self.session, self.progress)
+        attack_stage.complete(opened, self.executor, self.progress)
+        search_stage.complete(opened, self.executor, self.progress)
         return opened
 
     @cached_property
@@ -116,7 +116,7 @@ class Bench:
     @cached_property
     def results(self) -> RunResults:
         """The run's own results, with its evaluate stage complete."""
-        evaluate_stage.complete(self.run, self.session, self.progress)
+        evaluate_stage.complete(self.run, self.executor, self.progress)
         return collect(self.run)
 
     @property
@@ -196,7 +196,7 @@ class Bench:
         if rob == self.config.rob:
             return self.first_rows
         part = self._part(open_run(self.config.with_changes(rob=rob)))
-        attack_stage.complete(part, self.session, _Labelled(self.progress, f"MMAA on {rob}"))
+        attack_stage.complete(part, self.executor, _Labelled(self.progress, f"MMAA on {rob}"))
         return read_attack_records(part.store, part.partitions, part.attack_fingerprint)
 
     @property
@@ -228,7 +228,7 @@ class Bench:
         return replace(opened, inputs=replace(inputs, n_images=min(wanted, most, inputs.n_images)))
 
     def _complete(self, part: Run, task: Task, label: str) -> None:
-        run_partitions(part, task, self.session, _Labelled(self.progress, label))
+        run_partitions(part, task, self.executor, _Labelled(self.progress, label))
 
 
 def subset(records: AttackRecords, mask_N: Tensor) -> AttackRecords:

@@ -46,7 +46,7 @@ def run(
     *,
     full: bool = False,
     robs: Sequence[str] = (),
-    session: Executor | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     console: Console | None = None,
 ) -> dict[str, Outcome]:
@@ -59,7 +59,7 @@ def run(
             run's rows do not allow it. Errors of the attacks and of the storage are raised at once.
     """
     names = STUDIES.names() if name == "all" else (STUDIES.check(name),)
-    bench = Bench(config, session=session, progress=progress, full=full, robs=robs)
+    bench = Bench(config, executor=executor, progress=progress, full=full, robs=robs)
     console = console or result_console()
     done, refused = {}, {}
     for each in names:

@@ -31,9 +31,9 @@ SHAPE = (1, 8, 8)
 
 
 @pytest.fixture(scope="module")
-def url(run_folder: Path, ray_session: Any) -> Iterator[str]:
+def url(run_folder: Path, ray_executor: Any) -> Iterator[str]:
     """The run, served."""
-    ray_session.start()
+    ray_executor.start()
     (port,) = free_ports(1)
     options = ServiceOptions(num_cpus=0.1)
     with serving({"/": application(str(run_folder), None, options)}, host="127.0.0.1", port=port):

@@ -56,29 +56,29 @@ def factory(folder: Path, change: str, first: int = FIRST, last: int = NEVER, ba
     ],
 )
 def test_a_piece_with_unusable_answers_fails_and_names_the_classifier(
-    tiny: Callable[..., RunConfig], tmp_path: Path, local_session: Any, change: str, base: str, told: str
+    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any, change: str, base: str, told: str
 ) -> None:
     config = tiny(**{base.removeprefix("demo_"): factory(tmp_path, change, base=base)})
     with pytest.raises(BaseClassifierError, match=told):  # as the pool is given it, which tries the piece again
-        attack.run(config, session=local_session)
+        attack.run(config, executor=local_executor)
     attack_folder = Path(config.storage) / config.run_id() / "attack"
     assert all(problem(path.name, path.read_bytes()) is None for path in attack_folder.glob("part-*.parquet"))
 
 
 def test_an_answer_that_errs_once_heals_with_the_next_try(
-    tiny: Callable[..., RunConfig], tmp_path: Path, local_session: Any
+    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any
 ) -> None:
     """The rows are those of a classifier that never erred."""
     config = tiny(rob=factory(tmp_path, NAN, last=FIRST + 3))
     with pytest.raises(BaseClassifierError, match="NaN or infinit"):
-        attack.run(config, session=local_session)
-    attack.run(config, session=local_session)
+        attack.run(config, executor=local_executor)
+    attack.run(config, executor=local_executor)
     opened = open_run(config)
     found = finished_files(opened.store, "attack", opened.partitions, opened.attack_fingerprint)
     assert list(found) == opened.partitions
     healed = read_columns(opened.store, "attack", opened.partitions, opened.attack_fingerprint, ["rob_attacked"])
     undisturbed = tiny(name="undisturbed")
-    attack.run(undisturbed, session=local_session)
+    attack.run(undisturbed, executor=local_executor)
     other = open_run(undisturbed)
     expected = read_columns(other.store, "attack", other.partitions, other.attack_fingerprint, ["rob_attacked"])
     assert torch.equal(healed["rob_attacked"], expected["rob_attacked"])
@@ -87,7 +87,7 @@ def test_an_answer_that_errs_once_heals_with_the_next_try(
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("column", ["rob_clean", "std_clean", "log_one_minus_margin"])
 def test_a_run_that_an_older_release_has_poisoned_is_mended_by_the_same_command(
-    copied_run: Any, local_session: Any, column: str
+    copied_run: Any, local_executor: Any, column: str
 ) -> None:
     """NaN among the rows of a file that is whole, with its entry in the manifest."""
     opened = open_run(copied_run.config)
@@ -103,7 +103,7 @@ def test_a_run_that_an_older_release_has_poisoned_is_mended_by_the_same_command(
     writer = ManifestWriter(opened.store, "attack", fingerprint, {})
     writer.add(with_checksum(footer.receipt, content))
     writer.flush()
-    again = pipeline.run(copied_run.config, session=local_session).to_json()
+    again = pipeline.run(copied_run.config, executor=local_executor).to_json()
     assert again["accuracy"] == copied_run.results["accuracy"]
     assert opened.store.exists(f"{path}.bad-1")
     assert bool(read_columns(opened.store, "attack", [part], fingerprint, [column])[column].isfinite().all())

@@ -16,7 +16,7 @@ from mixednuts_dist.distributed import cluster
 from mixednuts_dist.distributed.ray_executor import pool_settings
 from mixednuts_dist.errors import ClusterError
 
-pytestmark = pytest.mark.usefixtures("ray_session")
+pytestmark = pytest.mark.usefixtures("ray_executor")
 
 
 def test_nobody_outside_this_machine_can_reach_it() -> None:

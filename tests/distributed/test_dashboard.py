@@ -27,7 +27,7 @@ def test_the_dashboard_shows_every_exported_metric_and_no_other() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 def test_ray_exports_every_metric_that_a_panel_or_variable_asks_for_with_its_tags() -> None:
     """From the very port that Prometheus reads; Ray sends there every ten seconds."""
     metrics = RunMetrics("a-run")

@@ -36,7 +36,7 @@ def test_a_run_in_this_process_has_the_rows_and_the_choice_of_the_run_on_ray(
 ) -> None:
     _, on_ray, content = tiny_run
     config, watcher = tiny(), Watcher()
-    found = pipeline.run(config, session=DebugExecutor(), progress=watcher).to_json()
+    found = pipeline.run(config, executor=DebugExecutor(), progress=watcher).to_json()
     here = Path(config.storage) / config.run_id()
     for stage, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
         assert rows(here, stage, columns) == rows(on_ray, stage, columns)
@@ -53,7 +53,7 @@ def test_what_a_piece_raises_in_this_thread_surfaces_as_it_is(
 
     monkeypatch.setattr("mixednuts_dist.stages.attack.AttackTask.compute", poisoned)
     with pytest.raises(ArithmeticError, match="an image of NaN") as raised:
-        attack.run(tiny(), session=DebugExecutor())
+        attack.run(tiny(), executor=DebugExecutor())
     assert raised.traceback[-1].name == "poisoned"
 
 
@@ -96,8 +96,8 @@ def test_a_signal_in_the_middle_of_a_piece_leaves_no_file_and_the_next_command_g
     with monkeypatch.context() as patched:
         patched.setattr(Judge, "verdicts", interrupted)
         with click.Context(main), pytest.raises(SystemExit) as ended, reported(verbose=False):
-            attack.run(config, session=DebugExecutor())
+            attack.run(config, executor=DebugExecutor())
     assert ended.value.code == 128 + number
     assert not list((folder / "attack").glob("part-*"))
-    attack.run(config, session=DebugExecutor())
+    attack.run(config, executor=DebugExecutor())
     assert len(list((folder / "attack").glob("part-*"))) == 1

@@ -36,7 +36,7 @@ class FailingExecutor(RayExecutor):
         return ActorWorker(self.actor)
 
 
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) -> None:
     spec = WorkerSpec(
         store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
@@ -51,7 +51,7 @@ def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) 
         ray.get(executor.actor.ready.remote())
 
 
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 def test_a_cluster_without_room_for_any_worker_is_told_with_what_was_asked_for_and_what_it_has(tmp_path: Path) -> None:
     spec = WorkerSpec(
         store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},

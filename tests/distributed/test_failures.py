@@ -62,7 +62,7 @@ def test_where_nothing_works_on_any_machine_the_rest_is_not_tried(failures: Fail
     failures.raise_if_hopeless({"broken"})
 
 
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 def test_a_process_that_dies_alone_is_told_from_a_machine_that_is_gone() -> None:
     assert not RayExecutor().is_gone(ray.get_runtime_context().get_node_id())
     assert RayExecutor().is_gone("0" * 56)
@@ -79,7 +79,7 @@ def _lost(error: Exception) -> WorkerLost:
     return meant
 
 
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 def test_a_cluster_without_room_asks_for_the_size_that_it_may_grow_to() -> None:
     with pytest.raises(ClusterError, match=r"0 GPUs, and a worker wants 1 and 1: .*set compute\.num_workers"):
         pool_settings(ComputeConfig(num_gpus=1))

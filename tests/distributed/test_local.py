@@ -80,7 +80,7 @@ def test_a_piece_that_fails_is_tried_again_set_aside_and_named(
 ) -> None:
     config = tiny(rob=f"py:{factory}:{name}", partition_size=2, compute={"max_tries": 2, "num_workers": 2})
     with LocalExecutor() as executor, pytest.raises(PartitionFailed) as failed:
-        attack.run(config, session=executor)
+        attack.run(config, executor=executor)
     assert str(failed.value).startswith("partition 5 (images 10-11) failed 2 of 2 tries: ")
     assert f"{reason}. Log: " in str(failed.value)
     assert sorted(table(config)["sample_id"]) == [*range(10), *range(12, 24)]

@@ -108,23 +108,25 @@ def table(config: RunConfig) -> dict[str, list[Any]]:
 
 
 @pytest.mark.slow
-def test_killed_workers_cost_nothing_but_time(tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any) -> None:
+def test_killed_workers_cost_nothing_but_time(
+    tiny: Callable[..., RunConfig], tmp_path: Path, ray_executor: Any
+) -> None:
     config = tiny(partition_size=2)  # so many pieces that workers begin some ahead
     killer = KillOnFirstReceipt()
-    attack.run(config, session=ray_session, progress=killer)
+    attack.run(config, executor=ray_executor, progress=killer)
     assert killer.killed >= 1
     undisturbed = config.with_changes(storage=str(tmp_path / "undisturbed"))
-    attack.run(undisturbed, session=ray_session)
+    attack.run(undisturbed, executor=ray_executor)
     assert table(config) == table(undisturbed)
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_at_one_image_once_is_replaced(
-    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any
+    tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any
 ) -> None:
     config = tiny(rob=f"py:{factory}:dying_once")
-    attack.run(config, session=ray_session)
+    attack.run(config, executor=ray_executor)
     assert (factory.parent / "mark").exists()
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
@@ -134,14 +136,14 @@ def test_a_process_that_dies_at_one_image_once_is_replaced(
     ("n_workers", "told"), [(2, "it is begun again"), (1, "hung: nothing came of it for")], ids=["copied", "ended"]
 )
 def test_a_piece_that_hangs_is_computed_elsewhere(
-    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, monkeypatch: pytest.MonkeyPatch,
+    tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture, n_workers: int, told: str,
 ) -> None:  # fmt: skip
     """With two workers the other one gets a copy; a single one is ended and replaced, at the cost of one try."""
     monkeypatch.setattr("mixednuts_dist.distributed.schedule.LEAST_OVERDUE", 2.0)
     monkeypatch.setattr("mixednuts_dist.distributed.pool._LOOK_UP_SECONDS", 0.2)
     config = tiny(rob=f"py:{factory}:hanging_once", compute={"num_workers": n_workers, "num_cpus": 1, "watchdog": 1})
-    attack.run(config, session=ray_session)
+    attack.run(config, executor=ray_executor)
     assert (factory.parent / "mark").exists()
     assert told in caplog.text
     assert sorted(table(config)["sample_id"]) == list(range(24))
@@ -162,13 +164,13 @@ class NoticeAfterTheFirstReceipt(KillOnFirstReceipt):
 
 @pytest.mark.slow
 def test_what_a_leaving_node_has_no_time_for_is_begun_by_another_worker(
-    tiny: Callable[..., RunConfig], ray_session: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: Callable[..., RunConfig], ray_executor: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watcher = NoticeAfterTheFirstReceipt()
-    monkeypatch.setattr(ray_session, "leaving", watcher.draining_nodes)
+    monkeypatch.setattr(ray_executor, "leaving", watcher.draining_nodes)
     monkeypatch.setattr("mixednuts_dist.distributed.pool._LOOK_UP_SECONDS", 0.2)
     config = tiny(partition_size=4, attack={"n_iter": 300, "n_target_classes": 9})  # not done when the notice is seen
-    attack.run(config, session=ray_session, progress=watcher)
+    attack.run(config, executor=ray_executor, progress=watcher)
     assert "is drained" in caplog.text
     assert "it is begun again" in caplog.text
     assert sorted(table(config)["sample_id"]) == list(range(24))
@@ -182,13 +184,13 @@ def test_what_a_leaving_node_has_no_time_for_is_begun_by_another_worker(
     ],
 )
 def test_a_poison_partition_is_set_aside_and_named(
-    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, name: str, reason: str
+    tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, name: str, reason: str
 ) -> None:
     """Among so many pieces that some are begun ahead: the poison next to innocent ones."""
     config = tiny(rob=f"py:{factory}:{name}", partition_size=2)
     told = rf"^partition 5 \(images 10-11\) failed 3 of 3 tries: {reason}"
     with pytest.raises(PartitionFailed, match=told) as caught:
-        attack.run(config, session=ray_session)
+        attack.run(config, executor=ray_executor)
     assert sorted(table(config)["sample_id"]) == [*range(10), *range(12, 24)]
     log = Path(config.storage) / config.run_id() / "errors" / "attack-00005.txt"
     assert str(log) in str(caught.value)
@@ -196,7 +198,7 @@ def test_a_poison_partition_is_set_aside_and_named(
 
 
 def test_a_worker_with_other_weights_than_the_driver_is_refused(
-    tiny: Callable[..., RunConfig], tmp_path: Path, ray_session: Any
+    tiny: Callable[..., RunConfig], tmp_path: Path, ray_executor: Any
 ) -> None:
     path = tmp_path / "unsteady.py"
     path.write_text(
@@ -204,16 +206,16 @@ def test_a_worker_with_other_weights_than_the_driver_is_refused(
         "def rob():\n    net = demo_rob()\n    next(net.parameters()).data += float(os.getpid())\n    return net\n"
     )
     with pytest.raises(BaseClassifierError, match="this machine holds other weights"):
-        attack.run(tiny(rob=f"py:{path}:rob"), session=ray_session)
+        attack.run(tiny(rob=f"py:{path}:rob"), executor=ray_executor)
 
 
 @pytest.mark.slow
 def test_a_classifier_that_never_works_ends_the_stage_early(
-    tiny: Callable[..., RunConfig], factory: Path, ray_session: Any, caplog: pytest.LogCaptureFixture
+    tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It passes the driver's look at a few images, and fails at every partition."""
     config = tiny(rob=f"py:{factory}:never", partition_size=1)
     told = r"no kernel\. Log: .*\nAll of \d+ tries have failed, so the rest was not tried"
     with pytest.raises(PartitionFailed, match=told):
-        attack.run(config, session=ray_session)
+        attack.run(config, executor=ray_executor)
     assert len([record for record in caplog.records if "failed: " in record.getMessage()]) < 24

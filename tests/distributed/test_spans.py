@@ -102,16 +102,16 @@ def test_shared_partitions_and_pieces_begun_ahead_have_the_rows_of_an_undivided_
 
 @pytest.mark.slow
 def test_an_interrupted_shared_partition_goes_on_from_its_spans(
-    tiny: Callable[..., RunConfig], ray_session: Any
+    tiny: Callable[..., RunConfig], ray_executor: Any
 ) -> None:
     config = tiny(partition_size=24, compute={"num_workers": 2})
     with pytest.raises(KeyboardInterrupt):
-        attack.run(config, session=ray_session, progress=Watcher(stop_after=2))
+        attack.run(config, executor=ray_executor, progress=Watcher(stop_after=2))
     folder = Path(config.storage) / config.run_id() / "attack" / "spans"
     kept = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert kept
     again = Watcher()
-    attack.run(config, session=ray_session, progress=again)
+    attack.run(config, executor=ray_executor, progress=again)
     computed = {i for start, stop in again.pieces for i in range(start, stop)}
     before = {i for start, stop in again.done_before for i in range(start, stop)}
     assert len(before) >= 8

@@ -59,7 +59,7 @@ def slab_files(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 def test_scores_are_those_of_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(grids()))
     first = slab_files(tmp_path)
@@ -95,7 +95,7 @@ with make_executor('ray') as executor:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 def test_a_killed_drivers_slabs_are_not_scored_again(tmp_path: Path) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[2], start_new_session=True,

@@ -80,7 +80,7 @@ def pool_of(tmp_path: Path, n_workers: int, receipts: list[Receipt], kind: type[
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp_path: Path, n_workers: int) -> None:
     partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
@@ -91,7 +91,7 @@ def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp
     assert 6 < len(computed) <= 12  # the dead worker's pieces twice; a lost one uses up none of their single try
 
 
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 def test_a_piece_that_waits_for_the_storage_is_kept_where_all_others_fail(tmp_path: Path) -> None:
     partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
     pool = pool_of(tmp_path, 1, receipts, OneComputed)
@@ -109,7 +109,7 @@ class Doomed(Hoarder):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
+@pytest.mark.usefixtures("ray_executor")
 def test_a_piece_whose_workers_always_die_while_they_wait_for_the_storage_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

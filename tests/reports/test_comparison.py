@@ -28,7 +28,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     storage, folders = tmp_path_factory.mktemp("two"), []
     for changes in ({}, {"std": None, "name": "alone"}):
         config = parse_config(tiny_content(storage, **changes))
-        pipeline.run(config, session=DebugExecutor())
+        pipeline.run(config, executor=DebugExecutor())
         folders.append(storage / config.run_id())
     return folders[0], folders[1]
 

@@ -38,21 +38,21 @@ class Stored(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory, local_session: Any) -> Stored:
+def stored(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Stored:
     """24 digits at beta .9; a sibling at beta .5 finished before, and its attack rows were taken over."""
     content = tiny_content(tmp_path_factory.mktemp("reported"))
     content["search"]["rounds"] = 0  # so that both choose from the same rows: a sibling's rounds find points of its own
-    evaluated(parse_config({**content, "search": {**content["search"], "beta": 0.5}}), local_session)
+    evaluated(parse_config({**content, "search": {**content["search"], "beta": 0.5}}), local_executor)
     config = parse_config(content)
-    pipeline.run(config, session=local_session)
+    pipeline.run(config, executor=local_executor)
     folder = Path(config.storage) / config.run_id()
     return Stored(config, folder, columns(folder, "attack"), columns(folder, "evaluate"))
 
 
-def evaluated(config: RunConfig, local_session: Any) -> None:
+def evaluated(config: RunConfig, local_executor: Any) -> None:
     """All stages but the report."""
     for stage in (attack, search, evaluate):
-        stage.run(config, session=local_session)
+        stage.run(config, executor=local_executor)
 
 
 def columns(folder: Path, stage: str) -> dict[str, np.ndarray]:
@@ -163,11 +163,11 @@ def test_what_siblings_measured_is_on_the_page(stored: Stored, tab: Tab) -> None
     assert "β 0.5" in labels
 
 
-def test_siblings_of_another_attack_are_left_out(stored: Stored, local_session: Any) -> None:
+def test_siblings_of_another_attack_are_left_out(stored: Stored, local_executor: Any) -> None:
     weaker = stored.config.model_copy(
         update={"evaluate": stored.config.evaluate.model_copy(update={"attacks": ("apgd-ce",)})}
     )
-    evaluated(weaker, local_session)
+    evaluated(weaker, local_executor)
     names = {point.run_id for point in collect(reopen_run(stored.config)).measured}
     assert stored.config.run_id() in names
     assert weaker.run_id() not in names

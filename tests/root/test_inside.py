@@ -28,7 +28,7 @@ def test_the_walk_has_at_most_eight_functions_and_each_is_there() -> None:
 
 @pytest.mark.slow
 def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
-    tmp_path: Path, ray_session: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ray_executor: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page's blocks as they stand there, in the workers and in the trials of the search."""
     monkeypatch.setattr("mixednuts_dist.stages.choosing.WORTH_TRIALS", 0)
@@ -46,7 +46,7 @@ def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
     content["search"] |= {"clamp": "cube", "criterion": "fewest"}
     content["evaluate"] |= {"attacks": ["apgd-gap"]}
     config = parse_config(content)
-    results = pipeline.run(config, session=ray_session)
+    results = pipeline.run(config, executor=ray_executor)
     store = run_store(config)
     assert "apgd-gap" in json.dumps(json.loads(store.read("report/results.json")))
     assert b'data-chart="images"' in store.read("report/index.html")
@@ -55,6 +55,6 @@ def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
     assert {entry["clamp"] for entry in selected["entries"]} == {"cube"}
     assert results.n_images == 24
     assert [row.classifier for row in results.stages] == ["mixed, flip"]
-    outcome = study.run(config, "images", session=ray_session)["images"]
+    outcome = study.run(config, "images", executor=ray_executor)["images"]
     assert outcome.findings == ("There are 24 images.",)
     assert "There are 24 images." in capsys.readouterr().out

@@ -24,7 +24,7 @@ def classes(images):
 def results(
     tiny: Callable[..., RunConfig],
     tmp_path: Path,
-    local_session: Any,
+    local_executor: Any,
     no_pictures: None,  # noqa: ARG001
 ) -> dict[str, dict[str, Any]]:
     """The same small run with std as a module and as a function that answers with classes."""
@@ -33,7 +33,7 @@ def results(
     # The paper's search: a round follows std's gradient, and a black box has none, so that it finds other points.
     search = {**tiny_content(tmp_path)["search"], "rounds": 0}
     return {
-        name: pipeline.run(tiny(name=name.replace(" ", "-"), std=uri, search=search), session=local_session).to_json()
+        name: pipeline.run(tiny(name=name.replace(" ", "-"), std=uri, search=search), executor=local_executor).to_json()
         for name, uri in stds.items()
     }
 

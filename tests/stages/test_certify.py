@@ -62,12 +62,12 @@ def certified(folder: Path, **changes: Any) -> tuple[Certify, Any]:
     config = parse_config(content(folder, **changes))
     stage = stage_of(config, "certify")
     assert isinstance(stage, Certify)
-    return stage, stage.run(config, session=DebugExecutor())
+    return stage, stage.run(config, executor=DebugExecutor())
 
 
 def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
     config = parse_config(content(tmp_path))
-    results = pipeline.run(config, session=DebugExecutor())
+    results = pipeline.run(config, executor=DebugExecutor())
     rows = {row.classifier: row for row in results.stages}
     deployed = results.parameters
     expected = [
@@ -187,7 +187,7 @@ def test_bad_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -
 def test_bounds_in_l2_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
     config = parse_config(content(tmp_path, certify={"method": "bounds"}, threat={"norm": "L2", "eps": 0.5}))
     with pytest.raises(InvalidInputError, match="method: smoothing"):
-        stage_of(config, "certify").run(config, session=DebugExecutor())
+        stage_of(config, "certify").run(config, executor=DebugExecutor())
 
 
 def test_estimate_knows_the_stage(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ TINY = "timm:test_byobnet"
 
 
 def test_one_bit_of_a_checkpoint_refuses_the_cached_margins(
-    tiny: Callable[..., RunConfig], tmp_path: Path, local_session: Any
+    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any
 ) -> None:
     weights = tmp_path / "rob.pt"
     torch.save(load_classifier(f"{TINY}?weights=none&num_classes=4", "rob").net.state_dict(), weights)  # type: ignore[union-attr]
@@ -30,11 +30,11 @@ def test_one_bit_of_a_checkpoint_refuses_the_cached_margins(
         attack={"n_iter": 1, "n_target_classes": 1},
         compute={"num_workers": 1},
     )
-    attack.run(config, session=local_session)
+    attack.run(config, executor=local_executor)
     state = torch.load(weights, weights_only=True)
     state["head.fc.weight"].view(torch.int32).view(-1)[0] ^= 1
     torch.save(state, weights)
     with pytest.raises(FingerprintMismatch, match=r"rob was \w+ and is \w+.*its stored rows are not theirs"):
-        search.run(config, session=local_session)
+        search.run(config, executor=local_executor)
     with pytest.raises(FingerprintMismatch, match="rob was"):
-        attack.run(config, session=local_session)
+        attack.run(config, executor=local_executor)

@@ -68,10 +68,10 @@ def test_the_published_budget_takes_the_published_passes() -> None:
 
 
 def test_an_estimate_gets_closer_with_what_is_finished(
-    tiny: Callable[..., RunConfig], ray_session: Any, local_session: Any, monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[..., RunConfig], ray_executor: Any, local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny()
-    before = estimate.run(config, session=ray_session)
+    before = estimate.run(config, executor=ray_executor)
     assert before.unit == "core"
     assert before.n_workers == 2
     assert [(stage.stage, stage.images_left, stage.likely) for stage in before.stages] == [
@@ -82,9 +82,9 @@ def test_an_estimate_gets_closer_with_what_is_finished(
         assert 0 < seconds.forward < 1
         assert 0 < seconds.both < 1
     assert all(stage.at_most > 0 for stage in before.stages)
-    attack.run(config, session=local_session)
-    monkeypatch.setattr(ray_session, "time_passes", lambda *_: before.pass_seconds)
-    after = estimate_json(estimate.run(config, session=ray_session))
+    attack.run(config, executor=local_executor)
+    monkeypatch.setattr(ray_executor, "time_passes", lambda *_: before.pass_seconds)
+    after = estimate_json(estimate.run(config, executor=ray_executor))
     assert after["stages"][0]["images_left"] == 0
     assert after["stages"][0]["at_most"]["hours"] == 0
     assert 0 < after["stages"][1]["likely"]["hours"] <= after["stages"][1]["at_most"]["hours"]
@@ -92,21 +92,21 @@ def test_an_estimate_gets_closer_with_what_is_finished(
 
 
 def test_the_rounds_of_the_search_are_estimated_until_it_has_chosen(
-    tiny: Callable[..., RunConfig], local_session: Any
+    tiny: Callable[..., RunConfig], local_executor: Any
 ) -> None:
     base = tiny()
     config = base.with_changes(search=base.search.with_changes(rounds=4))
-    before = estimate.run(config, session=local_session)
+    before = estimate.run(config, executor=local_executor)
     assert [stage.stage for stage in before.stages] == ["attack", "search", "evaluate"]
     rounds = before.stages[1]
     assert rounds.images_left == 12 and rounds.likely is None  # the half next to the cutoff
     each = before.pass_seconds["mixed"].of(*rounds.passes)
     assert rounds.at_most == pytest.approx(24 * each * (0.5 + 3 * 0.25))
-    attack.run(config, session=local_session)
-    attacked = estimate.run(config, session=local_session).stages[1]
+    attack.run(config, executor=local_executor)
+    attacked = estimate.run(config, executor=local_executor).stages[1]
     assert attacked.likely is not None and 0 < attacked.likely < attacked.at_most
-    search.run(config, session=local_session)
-    assert [stage.stage for stage in estimate.run(config, session=local_session).stages] == ["attack", "evaluate"]
+    search.run(config, executor=local_executor)
+    assert [stage.stage for stage in estimate.run(config, executor=local_executor).stages] == ["attack", "evaluate"]
 
 
 def test_it_is_printed_in_hours_and_wall_time(capsys: pytest.CaptureFixture[str]) -> None:

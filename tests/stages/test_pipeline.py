@@ -156,7 +156,7 @@ def test_a_second_run_does_nothing_and_says_so(tiny_run) -> None:
     config, folder, content = tiny_run
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("part-*.parquet")}
     watcher = Watcher()
-    again = pipeline.run(config, session=NoRay(), progress=watcher).to_json()
+    again = pipeline.run(config, executor=NoRay(), progress=watcher).to_json()
     assert again == content
     assert watcher.computed == []
     assert all("nothing to do" in watcher.messages[stage] for stage in ("attack", "search", "evaluate"))
@@ -165,12 +165,12 @@ def test_a_second_run_does_nothing_and_says_so(tiny_run) -> None:
 
 @pytest.mark.parametrize("partition_size", [24, 2])
 def test_the_partitioning_and_the_workers_do_not_move_a_row(
-    tiny_run, tiny: Callable[..., RunConfig], local_session: Any, partition_size: int
+    tiny_run, tiny: Callable[..., RunConfig], local_executor: Any, partition_size: int
 ) -> None:
     """Against partitions of 8 and two workers of Ray."""
     config = tiny(partition_size=partition_size, compute={"num_workers": 1, "batch_size": 5})
     for stage in (attack, search, evaluate):
-        stage.run(config, session=local_session)
+        stage.run(config, executor=local_executor)
     folder = Path(config.storage) / config.run_id()
     for name, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
         mine, theirs = rows(folder, name, columns), rows(tiny_run[1], name, columns)
@@ -180,11 +180,11 @@ def test_the_partitioning_and_the_workers_do_not_move_a_row(
                 assert np.allclose(a, b, atol=2e-4), f"{name} {sample_id} {column}"
 
 
-def test_another_beta_shares_the_attack(copied_run, local_session: Any) -> None:
+def test_another_beta_shares_the_attack(copied_run, local_executor: Any) -> None:
     config, folder, _ = copied_run
     other = config.model_copy(update={"search": config.search.model_copy(update={"beta": 0.5})})
     assert other.run_id() != config.run_id()
-    result = search.run(other, session=local_session)
+    result = search.run(other, executor=local_executor)
     assert result.deployed().beta == 0.5
     copied = Path(config.storage) / other.run_id() / "attack"
     assert [path.read_bytes() for path in sorted(copied.glob("part-*"))] == [
@@ -214,18 +214,18 @@ def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig
     with pytest.raises(MissingArtifact, match=r"has not begun.*Run: mixednuts attack"):
         run_status(config)
     with pytest.raises(MissingArtifact, match=r"0 of 3 partitions .*missing: 0, 1, 2\. Run: mixednuts attack"):
-        search.run(config, session=NoRay())
+        search.run(config, executor=NoRay())
     with pytest.raises(MissingArtifact, match="Run: mixednuts attack"):
-        evaluate.run(config, session=NoRay())
+        evaluate.run(config, executor=NoRay())
 
 
 def test_a_rob_that_nothing_survives_is_told_before_the_search_starts(
-    tiny: Callable[..., RunConfig], local_session: Any
+    tiny: Callable[..., RunConfig], local_executor: Any
 ) -> None:
     config = tiny(threat={"eps": 0.9}, data={"uri": "digits", "n": 8})
-    attack.run(config, session=local_session)
+    attack.run(config, executor=local_executor)
     with pytest.raises(InvalidInputError, match="no attacked image is classified correctly by rob"):
-        search.run(config, session=NoRay())
+        search.run(config, executor=NoRay())
 
 
 def test_rows_of_other_weights_are_refused(copied_run) -> None:
@@ -234,4 +234,4 @@ def test_rows_of_other_weights_are_refused(copied_run) -> None:
     path = folder / "run.yaml"
     path.write_text(path.read_text().replace(opened.inputs.checksums["rob"], "f" * 64))
     with pytest.raises(FingerprintMismatch, match=r"inputs of run .* have changed .*rob was ffffffffffff"):
-        attack.run(config, session=NoRay())
+        attack.run(config, executor=NoRay())

@@ -27,13 +27,13 @@ def source(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def write(tmp_path: Path, ray_session: Any) -> Prepare:
+def write(tmp_path: Path, ray_executor: Any) -> Prepare:
     """Prepares into one folder; which of the parts, in order, were there already."""
 
     def run(uri: str, **options: Any) -> list[bool]:
         told: list[tuple[PartDone, int]] = []
         made = preparation.run(
-            uri, str(tmp_path / "out"), part_size=10, session=ray_session,
+            uri, str(tmp_path / "out"), part_size=10, executor=ray_executor,
             on_part=lambda part, n: told.append((part, n)), **options,
         )  # fmt: skip
         assert {n for _, n in told} == {len(made.labels)}

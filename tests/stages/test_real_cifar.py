@@ -26,14 +26,14 @@ pytestmark = [
 ]
 
 
-def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], ray_session: Any) -> None:
+def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], ray_executor: Any) -> None:
     config = tiny(
         data={"uri": IMAGES, "n": 12},
         std=f"py:{REAL / 'zoo.py'}:std_c10_resnet56",
         rob=f"py:{REAL / 'zoo.py'}:rob_c10_resnet4b",
         threat={"eps": "2/255"},
     )
-    results = pipeline.run(config, session=ray_session).to_json()
+    results = pipeline.run(config, executor=ray_executor).to_json()
     rob, std, mixed = (results["accuracy"][name] for name in ("rob", "std", "mixed"))
     assert results["n_images"] == 12
     assert std["clean"]["correct"] >= rob["clean"]["correct"]

@@ -38,7 +38,7 @@ def flip(path: Path, column: str) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("damage", ["delete", "truncate"])
-def test_each_file_of_a_finished_run_is_made_again(copied_run, local_session: Any, damage: str) -> None:
+def test_each_file_of_a_finished_run_is_made_again(copied_run, local_executor: Any, damage: str) -> None:
     """One after the other."""
     config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
@@ -52,7 +52,7 @@ def test_each_file_of_a_finished_run_is_made_again(copied_run, local_session: An
             path.unlink()
         else:
             path.write_bytes(whole[: len(whole) // 10])
-        again = pipeline.run(config, session=local_session, progress=watcher).to_json()
+        again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
         if path.parent.name == "manifest":
             assert any(path.parent.glob("*.json")), name  # under the name of the session that wrote it anew
         elif path.parent.name != "acceleration":  # which is for those who attack
@@ -65,13 +65,13 @@ def test_each_file_of_a_finished_run_is_made_again(copied_run, local_session: An
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_flipped_bit_in_what_a_stage_reads_is_found(copied_run, local_session: Any) -> None:
+def test_a_flipped_bit_in_what_a_stage_reads_is_found(copied_run, local_executor: Any) -> None:
     config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
     flip(folder / "attack" / "part-00001.parquet", "rob_attacked")
     flip(folder / "evaluate" / "part-00002.parquet", "mixed_attacked")
     watcher = Watcher()
-    again = pipeline.run(config, session=local_session, progress=watcher).to_json()
+    again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
     assert watcher.computed == [("attack", 1), ("evaluate", 2)]
     assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
     assert {key: again[key] for key in RESULTS} == {key: content[key] for key in RESULTS}
@@ -79,14 +79,14 @@ def test_a_flipped_bit_in_what_a_stage_reads_is_found(copied_run, local_session:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_images_that_only_a_worker_reads_are_repaired_when_it_finds_them_damaged(
-    copied_run, local_session: Any
+    copied_run, local_executor: Any
 ) -> None:
     config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
     (folder / "evaluate" / "part-00001.parquet").unlink()
     flip(folder / "attack" / "part-00001.parquet", "x_adv")
     watcher = Watcher()
-    again = pipeline.run(config, session=local_session, progress=watcher).to_json()
+    again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
     assert watcher.computed == [("attack", 1), ("evaluate", 1)]
     assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
     assert again["accuracy"] == content["accuracy"]
@@ -131,7 +131,7 @@ def test_verify_lists_what_no_stage_notices_and_repair_sets_it_aside(copied_run,
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_changed_parameters_are_not_deployed(copied_run, local_session: Any) -> None:
+def test_changed_parameters_are_not_deployed(copied_run, local_executor: Any) -> None:
     config, folder, content = copied_run
     path = folder / "search" / "selected.json"
     original = path.read_text()
@@ -139,7 +139,7 @@ def test_changed_parameters_are_not_deployed(copied_run, local_session: Any) -> 
     assert path.read_text() != original
     with pytest.raises(DamagedFile, match=r"selected\.json is damaged .*its content has changed"):
         search.read_search_result(reopen_run(config))
-    assert pipeline.run(config, session=local_session).to_json()["parameters"] == content["parameters"]
+    assert pipeline.run(config, executor=local_executor).to_json()["parameters"] == content["parameters"]
     assert path.read_text() == original
 
 

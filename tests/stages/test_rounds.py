@@ -51,11 +51,11 @@ class Computed:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory, local_session: Any) -> tuple[RunConfig, SearchResult]:
+def searched(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> tuple[RunConfig, SearchResult]:
     content = tiny_content(tmp_path_factory.mktemp("rounds"), search=WIDE, data={"uri": "digits", "n": N_IMAGES})
     config = parse_config({**content, "partition_size": 16})
-    attack.run(config, session=local_session)
-    return config, search.run(config, session=local_session)
+    attack.run(config, executor=local_executor)
+    return config, search.run(config, executor=local_executor)
 
 
 def test_the_last_choice_keeps_its_share_under_the_attack_of_the_rounds(
@@ -73,7 +73,7 @@ def no_new_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_choice_of_another_beta_that_comes_back_as_it_was_is_not_attacked_again(
-    searched: tuple[RunConfig, SearchResult], local_session: Any, monkeypatch: pytest.MonkeyPatch
+    searched: tuple[RunConfig, SearchResult], local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a large beta asks for more images than rob itself keeps at all points."""
 
@@ -81,16 +81,16 @@ def test_a_choice_of_another_beta_that_comes_back_as_it_was_is_not_attacked_agai
         return n_robust + 1 if beta == 0.99 else wanted_images(search, beta, n_robust)
 
     monkeypatch.setattr("mixednuts_dist.stages.rounds.wanted_images", wanted)
-    found = search.run(targeted(searched[0], beta=0.8, measure=[0.99], rounds=6), session=local_session)
+    found = search.run(targeted(searched[0], beta=0.8, measure=[0.99], rounds=6), executor=local_executor)
     mixtures = [str(entry.mixture()) for done in found.rounds for entry in done.attacked if entry.beta == 0.99]
     assert 1 <= len(set(mixtures)) == len(mixtures) < 6
 
 
 def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
-    searched: tuple[RunConfig, SearchResult], local_session: Any
+    searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
     config, result = searched
-    opened = evaluate.run(config, session=local_session)
+    opened = evaluate.run(config, executor=local_executor)
     given = opened.store, "evaluate", opened.partitions, evaluate_fingerprint(opened, result)
     robust_N, cached_N = read_columns(*given, ["robust", "survived_cached"]).values()
     broken_N = read_columns(
@@ -111,50 +111,50 @@ class Reporting(LocalExecutor):
 
 
 def test_a_round_says_what_it_will_attack_and_takes_over_what_another_run_has_attacked(
-    tmp_path: Path, local_session: Any
+    tmp_path: Path, local_executor: Any
 ) -> None:
     content = tiny_content(tmp_path, search=WIDE, data={"uri": "digits", "n": N_IMAGES})
     config = parse_config({**content, "partition_size": 16})
-    attack.run(config, session=local_session)
-    with Reporting() as session:
-        first = search.run(config, session=session)
+    attack.run(config, executor=local_executor)
+    with Reporting() as executor:
+        first = search.run(config, executor=executor)
         n = first.rounds[0].tried[0]
         assert (
             f"round 1 of at most 3 attacks images: {n} next to the cutoff of beta 0.9"
-            in session.said[-len(first.rounds)]
+            in executor.said[-len(first.rounds)]
         )
     other = parse_config({**content, "partition_size": 16, "search": {**WIDE, "betas": [1.0, 0.9]}})
     assert other.run_id() != config.run_id()
     watcher = Computed()
-    with Reporting() as session:
-        again = search.run(other, session=session, progress=watcher)
-        assert watcher.stages == session.said == []
+    with Reporting() as executor:
+        again = search.run(other, executor=executor, progress=watcher)
+        assert watcher.stages == executor.said == []
     assert again.rounds == first.rounds
     assert again.deployed() == first.deployed()
 
 
 def test_a_lost_selection_is_made_again_from_the_rounds(
-    searched: tuple[RunConfig, SearchResult], local_session: Any
+    searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
     config, result = searched
     folder = Path(config.storage) / config.run_id() / "search"
     before = (folder / "selected.json").read_bytes()
     (folder / "selected.json").unlink()
     watcher = Computed()
-    assert search.run(config, session=local_session, progress=watcher) == result
+    assert search.run(config, executor=local_executor, progress=watcher) == result
     assert (folder / "selected.json").read_bytes() == before
     assert watcher.stages == []
 
 
 def test_a_round_that_lost_a_partition_computes_that_one_again(
-    searched: tuple[RunConfig, SearchResult], local_session: Any
+    searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
     config, result = searched
     folder = Path(config.storage) / config.run_id() / "search"
     (folder / "selected.json").unlink()
     (folder / "round-1" / "part-00001.parquet").unlink()
     watcher = Computed()
-    again = search.run(config, session=local_session, progress=watcher)
+    again = search.run(config, executor=local_executor, progress=watcher)
     assert again.entries == result.entries
     assert set(watcher.stages) == {"search/round-1"}
 
@@ -188,22 +188,22 @@ def targeted(config: RunConfig, **target: Any) -> RunConfig:
 
 
 def test_a_robust_accuracy_as_the_target_is_the_beta_that_it_takes(
-    searched: tuple[RunConfig, SearchResult], local_session: Any
+    searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
     config, result = searched
     n_robust = result.deployed().n_robust
-    found = search.run(targeted(config, robust=(n_robust - 3) / N_IMAGES), session=local_session)
+    found = search.run(targeted(config, robust=(n_robust - 3) / N_IMAGES), executor=local_executor)
     assert kept_images(found.deployed_beta, n_robust) == n_robust - 3
     assert found.deployed().kept_predicted >= n_robust - 3
     assert found.rounds[0].attacked[0].beta == found.deployed_beta
 
 
 def test_a_clean_accuracy_as_the_target_is_reached_and_nothing_on_the_front_keeps_more(
-    searched: tuple[RunConfig, SearchResult], local_session: Any
+    searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
     config, result = searched
     wanted = result.front[len(result.front) // 2].clean_correct
-    found = search.run(targeted(config, clean=wanted / N_IMAGES), session=local_session)
+    found = search.run(targeted(config, clean=wanted / N_IMAGES), executor=local_executor)
     deployed = found.deployed()
     assert deployed.clean_correct >= wanted
     assert deployed.kept_predicted >= max(
@@ -211,9 +211,9 @@ def test_a_clean_accuracy_as_the_target_is_reached_and_nothing_on_the_front_keep
     )
 
 
-def test_a_target_that_cannot_be_had_is_refused(searched: tuple[RunConfig, SearchResult], local_session: Any) -> None:
+def test_a_target_that_cannot_be_had_is_refused(searched: tuple[RunConfig, SearchResult], local_executor: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"robust=1\.0 cannot be had: rob is robust on"):
-        search.run(targeted(searched[0], robust=1.0), session=local_session)
+        search.run(targeted(searched[0], robust=1.0), executor=local_executor)
 
 
 def test_keep_is_another_word_for_beta(searched: tuple[RunConfig, SearchResult]) -> None:
@@ -223,52 +223,52 @@ def test_keep_is_another_word_for_beta(searched: tuple[RunConfig, SearchResult])
 
 
 def test_the_front_falls_and_holds_what_is_deployed_without_rounds(
-    searched: tuple[RunConfig, SearchResult], local_session: Any
+    searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
-    found = search.run(targeted(searched[0], beta=0.9, rounds=0), session=local_session)
+    found = search.run(targeted(searched[0], beta=0.9, rounds=0), executor=local_executor)
     points = [(point.clean_correct, point.kept_predicted) for point in found.front]
     assert points == sorted(set(points), key=lambda point: (point[0], -point[1]))
     assert found.deployed().clean_correct in [clean for clean, _ in points]
 
 
 def test_the_papers_criterion_says_that_it_has_no_rounds(
-    searched: tuple[RunConfig, SearchResult], local_session: Any
+    searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
-    found = search.run(targeted(searched[0], beta=0.9, criterion="paper"), session=local_session)
+    found = search.run(targeted(searched[0], beta=0.9, criterion="paper"), executor=local_executor)
     assert found.rounds == found.front == ()
     assert any("search.rounds" in note for note in found.notes)
 
 
-def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult], local_session: Any) -> None:
+def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult], local_executor: Any) -> None:
     config, result = searched
     content = config.model_dump(mode="json")
     content["search"]["rounds"] = 0
     plain = parse_config(content)
-    found = search.run(plain, session=local_session)
+    found = search.run(plain, executor=local_executor)
     assert found.rounds == ()
     assert found.deployed().clean_correct >= result.deployed().clean_correct
     assert not (Path(plain.storage) / plain.run_id() / "search" / "round-1").exists()
 
 
-def evaluated_to_the_end(config: RunConfig, session: Any, progress: Computed) -> None:
+def evaluated_to_the_end(config: RunConfig, executor: Any, progress: Computed) -> None:
     """All stages but the report."""
-    attack.run(config, session=session, progress=progress)
-    search.run(config, session=session, progress=progress)
-    opened = evaluate.run(config, session=session, progress=progress)
-    while search.learn(opened, session, progress):
-        evaluate.run(config, session=session, progress=progress)
+    attack.run(config, executor=executor, progress=progress)
+    search.run(config, executor=executor, progress=progress)
+    opened = evaluate.run(config, executor=executor, progress=progress)
+    while search.learn(opened, executor, progress):
+        evaluate.run(config, executor=executor, progress=progress)
 
 
 @pytest.mark.usefixtures("no_new_points")
 def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_again(
-    tmp_path: Path, local_session: Any
+    tmp_path: Path, local_executor: Any
 ) -> None:
     content = tiny_content(
         tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": N_IMAGES},
         evaluate={"n_iter": 20, "n_target_classes": 4, "n_queries": 20},
     )  # fmt: skip
     config = parse_config({**content, "partition_size": 16})
-    evaluated_to_the_end(config, local_session, Computed())
+    evaluated_to_the_end(config, local_executor, Computed())
     opened = reopen_run(config)
     result = search.read_search_result(opened)
     assert any(done.evaluated for done in result.rounds)
@@ -281,6 +281,6 @@ def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_aga
     folder = Path(config.storage) / config.run_id()
     (folder / "search" / "selected.json").unlink()
     watcher = Computed()
-    evaluated_to_the_end(config, local_session, watcher)
+    evaluated_to_the_end(config, local_executor, watcher)
     assert search.read_search_result(opened) == result
     assert watcher.stages == []

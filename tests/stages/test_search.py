@@ -29,7 +29,7 @@ class Renamed(ExactCriterion):
 
 
 @pytest.fixture(scope="module")
-def configured(tmp_path_factory: pytest.TempPathFactory, local_session: Any) -> Configured:
+def configured(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Configured:
     """A factory of configurations that share one attack, which has been run."""
     content = tiny_content(
         tmp_path_factory.mktemp("search"), data={"uri": "digits", "n": 16}, attack={"n_iter": 3, "n_target_classes": 1}
@@ -38,7 +38,7 @@ def configured(tmp_path_factory: pytest.TempPathFactory, local_session: Any) -> 
     def config(**changes: Any) -> RunConfig:
         return parse_config({**content, "search": {**content["search"], **changes}})
 
-    attack.run(config(), session=local_session)
+    attack.run(config(), executor=local_executor)
     return config
 
 
@@ -58,9 +58,9 @@ def assert_best(result: SearchResult, rows: list[dict[str, Any]]) -> None:
         assert entry.objective == max(row["objective"] for row in usable)
 
 
-def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, local_session: Any) -> None:
+def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, local_executor: Any) -> None:
     config = configured(**SEVERAL)
-    result, rows = search.run(config, session=local_session), candidates(config)
+    result, rows = search.run(config, executor=local_executor), candidates(config)
     pairs = {(row["clamp"], row["ln_k"]) for row in rows if row["refinement"] == 0}
     assert pairs == {("gelu", None), ("gelu", 5), ("relu", None), ("relu", 5)}
     assert {row["refinement"] for row in rows} == {0, 1}
@@ -76,7 +76,7 @@ def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, loc
 
 
 def test_a_criterion_under_another_name_chooses_the_same_with_the_same_rows_rounds_and_notes(
-    tmp_path: Path, local_session: Any
+    tmp_path: Path, local_executor: Any
 ) -> None:
     (tmp_path / "renamed.py").write_text(RENAMED)
     content = tiny_content(
@@ -86,8 +86,8 @@ def test_a_criterion_under_another_name_chooses_the_same_with_the_same_rows_roun
     found, rows = [], []
     for criterion in ("exact", "clean-images"):
         config = parse_config({**content, "search": {**content["search"], "criterion": criterion, "rounds": 1}})
-        attack.run(config, session=local_session)
-        found.append(search.run(config, session=local_session))
+        attack.run(config, executor=local_executor)
+        found.append(search.run(config, executor=local_executor))
         rows.append(candidates(config))
     assert rows[0] == rows[1]
     assert found[0].rounds and found[0].front and found[0].deployed().clean_corrected is not None
@@ -96,10 +96,10 @@ def test_a_criterion_under_another_name_chooses_the_same_with_the_same_rows_roun
 
 
 def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
-    configured: Configured, local_session: Any
+    configured: Configured, local_executor: Any
 ) -> None:
     config = configured(clamp="linear", clamps=["softplus"])
-    result = search.run(config, session=local_session)
+    result = search.run(config, executor=local_executor)
     opened = reopen_run(config)
     rows = read_attack_records(opened.store, opened.partitions, opened.attack_fingerprint)
     for entry in result.entries:
@@ -113,10 +113,10 @@ def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
             assert 0 <= low <= correct / entry.total <= high <= 1
 
 
-def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configured, ray_session: Any) -> None:
+def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configured, ray_executor: Any) -> None:
     """Rounds included, which attack no other image: the search reads the same sample of every table."""
     config = configured(sample=12, rounds=1)
-    result = search.run(config, session=ray_session)
+    result = search.run(config, executor=ray_executor)
     opened = reopen_run(config)
     sample = searched_images(opened)
     assert sample is not None and sorted(set(sample.tolist())) == sample.tolist() and len(sample) == 12
@@ -162,22 +162,22 @@ def test_the_keys_of_the_sampler_in_a_released_run_are_read_and_its_id_is_kept(c
     assert search_fingerprint(opened) == digest({"attack": opened.attack_fingerprint, "search": stored})
 
 
-def test_only_the_default_grid_widens_itself_and_says_how_far(configured: Configured, local_session: Any) -> None:
+def test_only_the_default_grid_widens_itself_and_says_how_far(configured: Configured, local_executor: Any) -> None:
     content = configured().model_dump(mode="json")
     content["search"] = {"beta": 0.9, "betas": [0.9], "rounds": 0}
     config = parse_config(content)
     assert config.search.widen == 3 and configured().search.widen == 0
     assert parse_config({**content, "search": {**content["search"], "widen": 0}}).run_id() != config.run_id()
-    attack.run(config, session=local_session)
-    result = search.run(config, session=local_session)
+    attack.run(config, executor=local_executor)
+    result = search.run(config, executor=local_executor)
     rows, (note,) = candidates(config), [note for note in result.notes if "was widened" in note]
     assert len(rows) == result.n_candidates > 512
     reached = [f"search.{name}s reach" for name in ("scale",)]
     assert all(text in note for text in (*reached, f"{max(row['power'] for row in rows):.3g}", "search.widen: 0"))
     assert_best(result, rows)
     plain = parse_config({**content, "search": {**content["search"], "widen": 0}})
-    attack.run(plain, session=local_session)
-    narrow = search.run(plain, session=local_session)
+    attack.run(plain, executor=local_executor)
+    narrow = search.run(plain, executor=local_executor)
     assert narrow.n_candidates == 512 and narrow.deployed().on_grid_edge
     assert any("; widen search." in note for note in narrow.notes)
     assert result.deployed().clean_correct >= narrow.deployed().clean_correct

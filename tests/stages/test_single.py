@@ -36,12 +36,12 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def finished(
-    tmp_path_factory: pytest.TempPathFactory, local_session: Any
+    tmp_path_factory: pytest.TempPathFactory, local_executor: Any
 ) -> tuple[RunConfig, Path, RunResults, Watcher]:
     """The example of `jobs/configs`, made small and run; tests leave it as they found it."""
     storage = tmp_path_factory.mktemp("single")
     config, watcher = load_config(EXAMPLE, [*SMALL, f"storage={storage}"]), Watcher()
-    results = pipeline.run(config, session=local_session, progress=watcher)
+    results = pipeline.run(config, executor=local_executor, progress=watcher)
     assert isinstance(results, RunResults)
     return config, storage / config.run_id(), results, watcher
 
@@ -72,11 +72,11 @@ def test_the_json_and_the_page_know_of_no_mixture(finished) -> None:
         assert f"{step.standing.correct}/{step.standing.total}" in page
 
 
-def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, local_session: Any) -> None:
+def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, local_executor: Any) -> None:
     """Half of the 12 partitions at most are needed for 30 points: what is left cannot move the accuracy further."""
     small = [*SMALL, "partition_size=2", "compute.num_workers=1", f"storage={tmp_path}"]
     config, watcher = load_config(EXAMPLE, [*small, "evaluate.until=30"]), Watcher()
-    results = pipeline.run(config, session=local_session, progress=watcher)
+    results = pipeline.run(config, executor=local_executor, progress=watcher)
     n_images = results.row("rob").robust.total
     assert 0 < n_images == 2 * len(watcher.computed) <= 12
     (note,) = (
@@ -84,11 +84,11 @@ def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, lo
     )
     assert f"from {n_images} of them" in note
     before, again = rows(tmp_path / config.run_id(), "evaluate", ["robust"]), Watcher()
-    assert pipeline.run(config, session=NoRay(), progress=again).row("rob").robust == results.row("rob").robust
+    assert pipeline.run(config, executor=NoRay(), progress=again).row("rob").robust == results.row("rob").robust
     assert again.computed == []
     whole = load_config(EXAMPLE, small)
     assert whole.run_id() == config.run_id()
-    every = pipeline.run(whole, session=local_session, progress=again)
+    every = pipeline.run(whole, executor=local_executor, progress=again)
     assert len(watcher.computed) + len(again.computed) == 12
     after = rows(tmp_path / config.run_id(), "evaluate", ["robust"])
     assert {sample_id: after[sample_id] for sample_id in before} == before
@@ -96,10 +96,10 @@ def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, lo
     assert not any("evaluate.until" in note for note in every.notes)
 
 
-def test_a_fast_run_is_never_called_autoattack_and_says_what_it_misses(tmp_path: Path, local_session: Any) -> None:
+def test_a_fast_run_is_never_called_autoattack_and_says_what_it_misses(tmp_path: Path, local_executor: Any) -> None:
     fast = ["evaluate.preset=fast", "data.n=8", "partition_size=8", "name=first-look", f"storage={tmp_path}"]
     config = load_config(EXAMPLE, fast)
-    results = pipeline.run(config, session=local_session)
+    results = pipeline.run(config, executor=local_executor)
     (note,) = fast_notes(config.evaluate.model_dump(mode="json"))
     assert results.notes[0] == note == run_status(config).notes[0]
     assert results.row("rob").attack == "apgd-ce, apgd-t (100 iterations, 3 targets)"
@@ -118,12 +118,12 @@ def test_survivors_keep_an_attacked_image(finished) -> None:
         assert not robust or float(moved) > 0
 
 
-def test_a_lost_partition_alone_is_computed_again(finished, local_session: Any) -> None:
+def test_a_lost_partition_alone_is_computed_again(finished, local_executor: Any) -> None:
     config, folder, results, _ = finished
     before = rows(folder, "evaluate", ["robust", "x_adv"])
     (folder / "evaluate" / "part-00001.parquet").unlink()
     watcher = Watcher()
-    again = pipeline.run(config, session=local_session, progress=watcher)
+    again = pipeline.run(config, executor=local_executor, progress=watcher)
     assert watcher.computed == [("evaluate", 1)]
     assert rows(folder, "evaluate", ["robust", "x_adv"]) == before
     assert again.to_json()["accuracy"] == results.to_json()["accuracy"]
@@ -135,14 +135,14 @@ def test_the_status_names_the_classifier(finished) -> None:
     assert (stages["evaluate"].done, stages["evaluate"].total) == (3, 3)
 
 
-def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finished, local_session: Any) -> None:
+def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finished, local_executor: Any) -> None:
     config, folder, results, _ = finished
     asked = load_config(
         EXAMPLE, [*SMALL, f"storage={config.storage}", "evaluate.check=pyautoattack", "evaluate.check_n=7"]
     )
     assert asked.run_id() == config.run_id()
     watcher = Watcher()
-    told = pipeline.run(asked, session=local_session, progress=watcher)
+    told = pipeline.run(asked, executor=local_executor, progress=watcher)
     assert isinstance(told, RunResults)
     assert sorted(watcher.computed) == [("check", i) for i in range(3)]
     robust, checked = rows(folder, "evaluate", ["robust"]), rows(folder, "check", ["tried", "broken"])
@@ -163,16 +163,16 @@ def test_a_second_opinion_on_too_few_classes_is_refused_with_the_inputs(tmp_path
     uris = [f"data.uri=npz:{tmp_path / 'three.npz'}", "data.n=8", f"rob=py:{tmp_path / 'zoo.py'}:rob"]
     config = load_config(EXAMPLE, [*SMALL, *uris, f"storage={tmp_path}", "evaluate.check=pyautoattack"])
     with pytest.raises(ConfigError, match=r"evaluate\.check=pyautoattack needs 4 classes or more.* has 3; leave"):
-        evaluate.run(config, session=NoRay())
+        evaluate.run(config, executor=NoRay())
     assert not list(tmp_path.glob("*/evaluate"))
 
 
-def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, local_session: Any) -> None:
+def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, local_executor: Any) -> None:
     config, folder, _, _ = finished
-    attack.run(config, session=local_session)
+    attack.run(config, executor=local_executor)
     assert len(rows(folder, "attack", ["margin", "rob_attacked"])) == 24
     with pytest.raises(ConfigError, match=r"digits-autoattack: std is missing"):
-        search.run(config, session=NoRay())
+        search.run(config, executor=NoRay())
 
 
 def test_the_command_prints_the_table(finished) -> None:
@@ -202,14 +202,14 @@ def rob():
 
 
 def test_a_rob_without_gradient_gets_real_margins_by_queries(
-    tiny: Callable[..., RunConfig], tmp_path: Path, local_session: Any
+    tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any
 ) -> None:
     (tmp_path / "zoo.py").write_text(NO_GRADIENT)
     changes = {"rob": f"py:{tmp_path / 'zoo.py'}:rob", "data": {"uri": "digits", "n": 8}, "std": None}
     with pytest.raises(BaseClassifierError, match=r"zoo.py:rob' has no gradient; set attack.method: square"):
-        attack.run(tiny(**changes), session=NoRay())
+        attack.run(tiny(**changes), executor=NoRay())
     config = tiny(**changes, attack={"method": "square", "n_queries": 150})
-    opened = attack.run(config, session=local_session)
+    opened = attack.run(config, executor=local_executor)
     table = pq.read_table(Path(config.storage) / config.run_id() / "attack" / "part-00000.parquet")
     margins = table.column("margin").to_pylist()
     x, y = open_dataset("digits").read(0, 8)

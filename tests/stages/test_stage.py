@@ -63,17 +63,17 @@ def asking(tiny: Callable[..., RunConfig], flip: Path) -> Callable[..., RunConfi
 
 
 def test_a_stage_from_outside_runs_on_the_pool_and_shows_wherever_a_run_does(
-    asking: Callable[..., RunConfig], ray_session: Any, local_session: Any, capsys: pytest.CaptureFixture[str]
+    asking: Callable[..., RunConfig], ray_executor: Any, local_executor: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = asking()
     assert [stage.name for stage in stages_of(config)] == ["attack", "evaluate", "flip"]
-    results = pipeline.run(config, session=local_session)
+    results = pipeline.run(config, executor=local_executor)
     opened, stage = open_run(config), stage_of(config, "flip")
     for path in (Path(opened.store.uri) / "flip").rglob("*.parquet"):
         path.unlink()
     print_status(run_status(config), Console(width=120))
     assert "flip     nothing finished yet" in capsys.readouterr().out
-    stage.run(config, session=ray_session)  # on the pool's actors
+    stage.run(config, executor=ray_executor)  # on the pool's actors
 
     (row,) = results.stages
     rows = read_columns(opened.store, "flip", opened.partitions, stage.fingerprint(opened), ["mirrored_class"])
@@ -88,7 +88,7 @@ def test_a_stage_from_outside_runs_on_the_pool_and_shows_wherever_a_run_does(
     print_status(run_status(config), Console(width=120))
     assert re.search(r"flip +3/3 +mixed", capsys.readouterr().out)
     assert verify(opened.store)[0] == []
-    measured = estimate.run(config, session=local_session).stages[-1]
+    measured = estimate.run(config, executor=local_executor).stages[-1]
     assert (measured.stage, measured.images_left, measured.passes) == ("flip", 0, (2, 0))
 
 
@@ -113,43 +113,43 @@ def test_a_killed_stage_goes_on_from_what_it_has_written(tmp_path: Path) -> None
 
 
 def test_a_stage_is_added_to_a_finished_run_and_other_keys_are_no_part_of_its_rows(
-    asking: Callable[..., RunConfig], local_session: Any
+    asking: Callable[..., RunConfig], local_executor: Any
 ) -> None:
     without, config = asking(std=None, flip=None), asking(std=None)
     assert without.run_id() == config.run_id()
     watcher = Watcher()
-    stage_of(config, "flip").run(config, session=local_session, progress=watcher)
+    stage_of(config, "flip").run(config, executor=local_executor, progress=watcher)
     assert len(watcher.computed) == 3
     watcher = Watcher()
-    stage_of(config, "flip").run(config, session=local_session, progress=watcher)
+    stage_of(config, "flip").run(config, executor=local_executor, progress=watcher)
     assert watcher.computed == []
     other = asking(std=None, flip={"axis": -2})
     with pytest.raises(FingerprintMismatch, match="belongs to fingerprint"):
-        stage_of(other, "flip").run(other, session=local_session)
+        stage_of(other, "flip").run(other, executor=local_executor)
     with pytest.raises(InvalidInputError, match=r"does not ask for the stage 'flip'; give it the key `flip: \{\}`"):
         stage_of(without, "flip")
 
 
-def test_a_stage_about_the_mixture_needs_the_search(asking: Callable[..., RunConfig], local_session: Any) -> None:
+def test_a_stage_about_the_mixture_needs_the_search(asking: Callable[..., RunConfig], local_executor: Any) -> None:
     config = asking()
     with pytest.raises(MissingArtifact, match="Run: mixednuts search"):
-        stage_of(config, "flip").run(config, session=local_session)
+        stage_of(config, "flip").run(config, executor=local_executor)
 
 
-def test_the_name_decides_nothing(tiny: Callable[..., RunConfig], tmp_path: Path, local_session: Any) -> None:
+def test_the_name_decides_nothing(tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any) -> None:
     """The same class under two names leaves the same rows, each in its own folder."""
     (tmp_path / "two.py").write_text(FLIP + '\nSTAGES("certify_2", describes="the same")(Flip)\n')
     config = tiny(std=None, extensions=[str(tmp_path / "two.py")], flip={}, certify_2={})
     opened, rows = open_run(config), []
     for stage in stages_of(config)[1:]:
-        stage.complete(opened, local_session, Watcher())
+        stage.complete(opened, local_executor, Watcher())
         fingerprint = stage.fingerprint(opened)
         rows.append(read_columns(opened.store, stage.name, opened.partitions, fingerprint, ["mirrored_class"]))
     assert torch.equal(*(row["mirrored_class"] for row in rows))
 
 
 def test_other_columns_than_it_says_and_wrong_keys_and_names_are_refused(
-    tiny: Callable[..., RunConfig], tmp_path: Path, flip: Path, local_session: Any
+    tiny: Callable[..., RunConfig], tmp_path: Path, flip: Path, local_executor: Any
 ) -> None:
     with pytest.raises(ConfigError, match=r"flip\.axes: unknown key .* Did you mean 'axis'"):
         tiny(extensions=[str(flip)], flip={"axes": 1})
@@ -160,7 +160,7 @@ def test_other_columns_than_it_says_and_wrong_keys_and_names_are_refused(
     )
     config = tiny(std=None, partition_size=24, extensions=[str(tmp_path / "other.py")], mirror={})
     with pytest.raises(InvalidInputError, match="stage 'mirror' returned the columns class; its `columns` says"):
-        stage_of(config, "mirror").run(config, session=local_session)
+        stage_of(config, "mirror").run(config, executor=local_executor)
     (tmp_path / "taken.py").write_text(FLIP.replace('"flip"', '"storage"'))
     with pytest.raises(ConfigError, match="a stage cannot be named 'storage'"):
         tiny(extensions=[str(tmp_path / "taken.py")])

@@ -147,7 +147,7 @@ def test_throttling_and_broken_connections_pass(
 
 @pytest.mark.usefixtures("fresh_connections", "no_pictures")
 def test_a_run_ends_as_ever_though_a_third_of_what_is_read_comes_damaged(
-    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tiny_run: Finished, local_session: Any
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tiny_run: Finished, local_executor: Any
 ) -> None:
     """Bytes are flipped and answers cut on the way; what lies in the bucket is whole, and none of it is set aside."""
     monkeypatch.setattr(outages, "_FIRST_WAIT", 0.01)
@@ -156,7 +156,7 @@ def test_a_run_ends_as_ever_though_a_third_of_what_is_read_comes_damaged(
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     try:
         config = tiny_run.config.with_changes(storage=object_store.uri("corrupted"))
-        results = pipeline.run(config, session=local_session).to_json()
+        results = pipeline.run(config, executor=local_executor).to_json()
         assert proxy.n_corrupted > 10
         store = Store(object_store.uri("corrupted")).child(config.run_id())
         names = [name for folder in ("", "attack", "search", "evaluate") for name in store.names(folder)]

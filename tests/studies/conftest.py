@@ -11,9 +11,9 @@ from tests.conftest import tiny_content
 
 
 @pytest.fixture(scope="session")
-def bench(local_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def bench(local_executor: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """24 digits and the paper's search, which the studies are about; one variant goes through the pool too."""
     storage: Path = tmp_path_factory.mktemp("studies")
     content = tiny_content(storage)
     content["attack"] = {**content["attack"], "n_queries": 30}
-    return Bench(parse_config(content), session=local_session)
+    return Bench(parse_config(content), executor=local_executor)

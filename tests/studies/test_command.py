@@ -103,8 +103,8 @@ def test_the_files_say_what_the_rows_say(bench: Bench, monkeypatch: pytest.Monke
     assert "70.08" in page
 
 
-def test_a_variant_through_the_pool_has_the_rows_of_a_plain_worker(bench: Bench, ray_session: Any) -> None:
-    pooled = Bench(bench.config, session=ray_session).measured("through the pool", attacks=("apgd-ce",))
+def test_a_variant_through_the_pool_has_the_rows_of_a_plain_worker(bench: Bench, ray_executor: Any) -> None:
+    pooled = Bench(bench.config, executor=ray_executor).measured("through the pool", attacks=("apgd-ce",))
     x, y = open_dataset("digits").read(0, 24)
     chosen = bench.deployed()
     mixed = MixedClassifier(

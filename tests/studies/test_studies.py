@@ -80,13 +80,13 @@ def test_of_very_many_images_a_study_reads_those_that_the_search_did(
 ) -> None:
     config = bench.config
     sampled = Bench(
-        config.with_changes(search=config.search.model_copy(update={"sample": 12})), session=bench.session, full=True
+        config.with_changes(search=config.search.model_copy(update={"sample": 12})), executor=bench.executor, full=True
     )
     assert sampled.rows.sample_ids_N.tolist() == searched_images(sampled.run).tolist()  # type: ignore[union-attr]
     assert sampled.sampling == ('"All images" are the 12 of 24 that the search read, drawn at random.',)
     assert len(sampled.first_rows.labels_N) == sampled.n_images == 24
     monkeypatch.setattr("mixednuts_dist.studies.bench.MOST_LOGITS", 170)  # two partitions of 8 at 10 classes
-    assert Bench(sampled.config, session=bench.session, full=True).n_images == 16
+    assert Bench(sampled.config, executor=bench.executor, full=True).n_images == 16
     assert sampled.reduction == ("Attacked on the first 16 of 24 images: no more rows are held at a time.",)
 
 

@@ -48,20 +48,20 @@ def driver_on(head: Head, config: Path, storage: str, log: Path) -> Driver:
     return Driver(config, storage, log, "--address", head.address, environment=head.environment)
 
 
-def undisturbed_run(folder: Path, session: Any, **changes: Any) -> Undisturbed:
+def undisturbed_run(folder: Path, executor: Any, **changes: Any) -> Undisturbed:
     """In this process, without Ray: on any number of workers it ends in the same bits."""
     content = tiny_content(folder / "runs", partition_size=3, **changes)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
-    results = pipeline.run(parse_config(content), session=session)
+    results = pipeline.run(parse_config(content), executor=executor)
     found = rows(str(folder / "runs"))
     assert {(stage, i) for stage in ("attack", "evaluate") for i in range(24)} <= set(found)
     return Undisturbed(folder / "tiny.yaml", comparable(json.dumps(results.to_json())), found)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_session: Any) -> Undisturbed:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Undisturbed:
     attack = {"n_iter": 120, "n_target_classes": 4}
-    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), local_session, attack=attack)
+    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), local_executor, attack=attack)
 
 
 def test_a_killed_driver(undisturbed: Undisturbed, tmp_path: Path, head: Head) -> None:
@@ -92,11 +92,11 @@ WITH_ROUNDS = {
 }
 
 
-def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_session: Any, head: Head) -> None:
+def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_executor: Any, head: Head) -> None:
     """On a Ray of its own, as on a laptop, on a cluster, without Ray; the last time by the script that Ray jobs run."""
     folder, storage = tmp_path / "undisturbed", str(tmp_path / "runs")
     folder.mkdir()
-    undisturbed, kept = undisturbed_run(folder, local_session, **WITH_ROUNDS), dict[str, Any]()
+    undisturbed, kept = undisturbed_run(folder, local_executor, **WITH_ROUNDS), dict[str, Any]()
     assert stamps(str(folder / "runs"), "search/round-1")
 
     def stopped(driver: Driver, stage: str, n_files: int, number: signal.Signals) -> None:
