@@ -49,11 +49,16 @@ def main(ctx):
 atexit.register(time.sleep, 1.0)  # the last signal comes as Python ends
 main()
 """
+LISTENING = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored, nohup SIGHUP
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
 INTERRUPTED = "interrupted: what is written is kept; the same command goes on from there"
 
 
 def command(work: str, puts_away: float) -> "subprocess.Popen[str]":
-    code = COMMAND.replace("WORK", work).replace("PUTS_AWAY", str(puts_away))
+    code = LISTENING + COMMAND.replace("WORK", work).replace("PUTS_AWAY", str(puts_away))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -86,7 +91,7 @@ def test_a_signal_that_is_swallowed_ends_a_command_nevertheless(work: str, puts_
 
 
 def test_a_command_under_nohup_goes_on_after_its_terminal_is_closed() -> None:
-    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    ignoring = LISTENING + "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     code = ignoring + COMMAND.replace("WORK", "ordinary").replace("PUTS_AWAY", "0.1")
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as one:
