@@ -17,7 +17,6 @@ from ..errors import ClusterError, MissingArtifact
 from ..register import STUDIES
 from ..uris import check_dataset_uri
 from .options import (
-    GOES_ON,
     Invocation,
     address_option,
     config_argument,
@@ -111,15 +110,14 @@ def study(
 
 
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))
-@click.argument("name", type=click.Choice(["search", "distribution", "attack", "scale"]))
-@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); scale: storage.")
+@click.argument("name", type=click.Choice(["search", "attack"]))
+@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones).")
 @click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10, wrn-70-16, or a URI.")
 @click.option("--eps", type=float, help="attack: Linf radius, for a model that is a classifier's URI.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
 @click.option("--published", is_flag=True, default=None, help="attack: 100 iterations, 9 targets, not 50 and 4.")
-@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, scale: how many images.")
+@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack: how many images.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
-@click.option("--classes", type=click.IntRange(min=10), help="scale: width of the logits.")
 @click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")
 def benchmark(name: str, whole: bool, **options: Any) -> None:
     """Our code beside a plain one in the same process, as ratios, in JSON."""
@@ -131,8 +129,7 @@ def benchmark(name: str, whole: bool, **options: Any) -> None:
     taken = inspect.signature(run).parameters
     if unknown := sorted(given.keys() - taken.keys()):
         raise click.UsageError(f"benchmark {name} does not take {', '.join(unknown)}")
-    kept = name == "scale" and "data" in given
-    with reported(verbose=False, interrupted=GOES_ON if kept else "interrupted: nothing of this benchmark is kept"):
+    with reported(verbose=False, interrupted="interrupted: nothing of this benchmark is kept"):
         click.echo(json.dumps(run(**given), indent=2))
 
 

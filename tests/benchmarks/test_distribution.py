@@ -3,8 +3,8 @@
 import pytest
 
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.benchmarks import distribution
-from mixednuts_dist.benchmarks.simulation import simulate
+from tests.benchmarks import distribution
+from tests.benchmarks.simulation import simulate
 
 # Passes of 12 digits as `count_passes` gives them: two thirds survive.
 PASSES = [1012, 2, 2, 107, 1012, 4, 1012, 2, 2, 1012, 1012, 1012]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mixednuts_dist.benchmarks import scale
+from tests.benchmarks import scale
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What distribution costs and gains. Run: `mixednuts benchmark distribution` on a quiet machine; minutes.
+"""What distribution costs and gains. Run: `python -m tests.benchmarks.distribution` on a quiet machine; minutes.
 
 - orchestration: share of the wall time that is not work, with partitions of 10 s (two workers that sleep);
 - scaling: a real attack by two workers against the same one by one worker, the cores being there;
@@ -8,6 +8,7 @@
 - tail: 64 GPUs that are simulated, with the pool's own queue, over images whose cost is drawn from passes counted here.
 """
 
+import json
 import random
 import resource
 import sys
@@ -18,24 +19,24 @@ from typing import Any
 
 import psutil
 
-from ..acceleration.batch_shape import BatchShape
-from ..attacks.adaptive import ensemble_engine
-from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
-from ..attacks.engine import Group
-from ..attacks.minimum_margin import minimum_margin_attack
-from ..attacks.stream import Stream
-from ..classifiers.base_classifiers import load_classifier
-from ..config import parse_config
-from ..distributed.executor import Executor, make_executor
-from ..distributed.schedule import AHEAD
-from ..images.datasets import open_dataset
-from ..mixing.transforms import layer_norm_logits
-from ..stages import attack
-from ..stages.progress import Silent
-from ..storage.partitions import Partition, split_images
-from ..storage.records import Receipt
-from ..threat import ThreatModel
-from .simulation import simulate, sleep_through
+from mixednuts_dist.acceleration.batch_shape import BatchShape
+from mixednuts_dist.attacks.adaptive import ensemble_engine
+from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget
+from mixednuts_dist.attacks.engine import Group
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.attacks.stream import Stream
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config import parse_config
+from mixednuts_dist.distributed.executor import Executor, make_executor
+from mixednuts_dist.distributed.schedule import AHEAD
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.mixing.transforms import layer_norm_logits
+from mixednuts_dist.stages import attack
+from mixednuts_dist.stages.progress import Silent
+from mixednuts_dist.storage.partitions import Partition, split_images
+from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.threat import ThreatModel
+from tests.benchmarks.simulation import simulate, sleep_through
 
 _THREAT = ThreatModel("Linf", 0.15)  # of the packaged pair on the digits
 _PASSES_A_SECOND = 300.0  # of the simulated GPU: a large network on large images
@@ -186,3 +187,7 @@ def _cpu_seconds() -> float:
 def _told(result: dict[str, Any]) -> dict[str, Any]:
     sys.stderr.write(f"{result}\n")
     return result
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(), indent=2))

@@ -1,17 +1,18 @@
 """A run of very many images: what each command that reads it takes, in seconds and in memory.
 
-Run: `mixednuts benchmark scale -n 1000000` (10,000 images by default; `--data s3://bucket/prefix` puts the run there).
-With `--classes 1000` the logits are as wide as ImageNet's (28 GB a million images). The rows are made up, since only
-their number matters: a few blocks of random logits, repeated, written with their receipts and manifest as the stages
-write them. Then each command runs as a process of its own, as a user would start it, and the system tells its time,
-on the clock and of the CPU, and its peak memory. `run` on a finished run is what a resumed one does before its first
-piece of work.
+Run: `python -m tests.benchmarks.scale -n 1000000`; 10,000 images by default, `--data s3://bucket/prefix` puts the run
+there. With `--classes 1000` the logits are as wide as ImageNet's (28 GB a million images). The rows are made up, since
+only their number matters: a few blocks of random logits, repeated, written with their receipts and manifest as the
+stages write them. Then each command runs as a process of its own, as a user would start it, and the system gives its
+seconds on the clock and of the CPU, and its peak memory. `run` on a finished run is what a resumed one does before its
+first piece of work.
 
 With `--data` everything stays, and the same command goes on with what is not written and not measured yet: in that
 folder or, where the run is in a bucket, its images, its configuration and the numbers in a folder of this machine's
 temporary files, which is named first.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -26,16 +27,16 @@ import torch
 import yaml
 from torch import Tensor
 
-from ..attacks.red_flags import FLAGS
-from ..config import RunConfig, digest, load_config, parse_config
-from ..images.datasets import open_dataset
-from ..stages.evaluate import CACHED
-from ..stages.runs import Run, evaluate_fingerprint, finished_partitions, open_run, read_search_result
-from ..storage.manifest import ManifestWriter, with_checksum
-from ..storage.partitions import Partition
-from ..storage.records import Receipt
-from ..storage.store import concurrently
-from ..storage.tables import FLAG, SURVIVED, encode_table
+from mixednuts_dist.attacks.red_flags import FLAGS
+from mixednuts_dist.config import RunConfig, digest, load_config, parse_config
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.stages.evaluate import CACHED
+from mixednuts_dist.stages.runs import Run, evaluate_fingerprint, finished_partitions, open_run, read_search_result
+from mixednuts_dist.storage.manifest import ManifestWriter, with_checksum
+from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.store import concurrently
+from mixednuts_dist.storage.tables import FLAG, SURVIVED, encode_table
 
 _PARTITION_SIZE = 100
 _BLOCKS = 16  # of logits that differ; ten thousand partitions repeat them
@@ -208,3 +209,11 @@ def _measured(command: str, config: Path) -> dict[str, float]:
     line = "{seconds:8.1f} s {cpu_seconds:8.1f} s of CPU {peak_mib:8.0f} MiB".format(**found)
     sys.stderr.write(f"{command:8} {line}\n")
     return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", dest="n_images", type=int, default=10_000, help="how many images")
+    parser.add_argument("--data", help="where the run is stored: a folder or any fsspec URI")
+    parser.add_argument("--classes", type=int, default=10, help="width of the logits")
+    print(json.dumps(run(**vars(parser.parse_args())), indent=2))

@@ -10,15 +10,15 @@ from typing import Any
 
 import ray
 
-from ..distributed.executor import PoolSettings
-from ..distributed.pool import Pool
-from ..distributed.ray_executor import ActorWorker, RayExecutor
-from ..distributed.schedule import Merge, Work, WorkQueue
-from ..distributed.tasks import Task
-from ..distributed.worker_spec import WorkerSpec
-from ..storage.partitions import Partition, split_images
-from ..storage.records import Receipt
-from ..threat import ThreatModel
+from mixednuts_dist.distributed.executor import PoolSettings
+from mixednuts_dist.distributed.pool import Pool
+from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
+from mixednuts_dist.distributed.schedule import Merge, Work, WorkQueue
+from mixednuts_dist.distributed.tasks import Task
+from mixednuts_dist.distributed.worker_spec import WorkerSpec
+from mixednuts_dist.storage.partitions import Partition, split_images
+from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.threat import ThreatModel
 
 PIECE_SECONDS = 0.2  # reading the images of a piece and writing its file
 _PASSES_A_SECOND = 300
