@@ -1,0 +1,55 @@
+"""What a newcomer types first: the file of two checkpoints, the badges, and pages that can be read."""
+
+import re
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+import mixednuts_dist as mn
+from tests.root.test_readme import BLOCKS, PAGES, README, ROOT
+
+HERE = "tests/root/test_paths.py"
+LINES, WIDTH = 6, 125
+
+
+def paragraphs(text: str) -> list[str]:
+    """Of a page without blocks, tables and headings; an entry of a list is a paragraph."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^( {4,}|#|\||<).*$", "", text, flags=re.MULTILINE)
+    return [part.strip() for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text) if part.strip()]
+
+
+@pytest.mark.parametrize("page", PAGES[:1], ids=lambda page: page.name)
+def test_no_paragraph_of_a_page_is_longer_than_six_lines(page: Path) -> None:
+    for paragraph in paragraphs(page.read_text()):
+        assert len(textwrap.wrap(paragraph, WIDTH)) <= LINES, paragraph[:200]
+
+
+def test_the_file_of_two_checkpoints_loads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's lines, on weights that a training script has saved by `torch.save(model.state_dict(), ...)`."""
+    (factories,) = {block.text for block in BLOCKS if block.reason == HERE and block.language == "python"}
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(factories)
+    saved = torchvision.models.resnet18(num_classes=10).eval()
+    torch.save(saved.state_dict(), "std.pth")
+    std = mn.load_classifier("py:nets.py:std", "std")
+    x = torch.rand(2, 3, 32, 32)
+    mean, deviation = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)))
+    torch.testing.assert_close(std(x), saved((x - mean) / deviation))
+
+
+def test_the_badges_say_what_the_package_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pythons = [name.split(" :: ")[-1] for name in project["classifiers"] if re.search(r"Python :: 3\.\d+$", name)]
+    badges = re.findall(r"img\.shields\.io/badge/(\S+?)-(\S+)-blue", README)
+    assert badges == [
+        ("version", mn.__version__),
+        ("python", f"{pythons[0]}_to_{pythons[-1]}"),
+        ("licence", project["license"]),
+        ("types", "mypy_strict"),
+    ]
+    assert (ROOT / "mixednuts_dist" / "py.typed").is_file()
