@@ -14,14 +14,15 @@ from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
 from mixednuts_dist.cli import main
+from mixednuts_dist.cli.sizing import estimate_json
 from mixednuts_dist.config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import ConfigError, InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import IdentityTransform
+from mixednuts_dist.stages import estimate
 from mixednuts_dist.stages.certify import Certify
-from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
 
 SMOOTHING = {"n": 400, "n_choose": 20, "radii": [0.1, 0.25], "alphas": [1, 0.8]}
@@ -191,8 +192,12 @@ def test_bounds_in_l2_are_refused_before_anything_is_computed(tmp_path: Path) ->
 
 
 def test_estimate_knows_the_stage(tmp_path: Path) -> None:
-    stage = stage_of(parse_config(content(tmp_path)), "certify")
-    assert stage.passes(open_run(parse_config(content(tmp_path)))) == {"rob": (420, 0)}
+    """Its passes are those of the costliest image, of rob alone and forward, and it is in the command's numbers."""
+    found = estimate_json(estimate.run(parse_config(content(tmp_path)), executor=DebugExecutor()))
+    (row,) = (row for row in found["stages"] if row["stage"] == "certify")
+    assert (row["forward_passes"], row["backward_passes"], row["images_left"]) == (420, 0, 24)
+    per_pass = found["milliseconds_a_pass"]["rob"]["forward"] / 1000
+    assert row["at_most"]["wall_seconds"] == pytest.approx(24 * 420 * per_pass / found["workers"])
 
 
 def test_the_command_is_there() -> None:
