@@ -1,6 +1,7 @@
 """Classifiers that a function makes: one of yours (`py:`, `callable:`), or the package's own of the digits (`demo:`).
 
-`demo:std` is accurate and fragile, `demo:rob` and `demo:rob_light` robust. Each is three small convolutions and a
+`demo:std` is accurate and fragile, `demo:rob` and `demo:rob_light` robust, `demo:noisy` right under normal noise, which
+is what certificates by smoothing ask for. Each is three small convolutions and a
 linear layer, without batch normalisation: a CPU core takes tens of thousands of forward and backward passes a second
 through them. `demo_training` made the weights in `weights/`.
 """
@@ -136,10 +137,11 @@ class DigitsNet(nn.Module):
 
 
 @CLASSIFIERS("demo", describes="the embedded classifiers of the digits", order=1,
-             forms=("demo:std", "demo:rob", "demo:rob_light"), target="std|rob|rob_light")  # fmt: skip
+             forms=("demo:std", "demo:rob", "demo:rob_light", "demo:noisy"),
+             target="std|rob|rob_light|noisy")  # fmt: skip
 def load_demo(uri: ResourceUri) -> DigitsNet:
     """The embedded classifier of that name."""
-    return {"std": demo_std, "rob": demo_rob, "rob_light": demo_rob_light}[uri.target]()
+    return {"std": demo_std, "rob": demo_rob, "rob_light": demo_rob_light, "noisy": demo_noisy}[uri.target]()
 
 
 def demo_std() -> DigitsNet:
@@ -155,6 +157,11 @@ def demo_rob() -> DigitsNet:
 def demo_rob_light() -> DigitsNet:
     """A second robust classifier, smaller and trained at a smaller radius, for studies that compare robust ones."""
     return _load_packaged("demo_rob_light.safetensors", ROB_LIGHT_WIDTHS)
+
+
+def demo_noisy() -> DigitsNet:
+    """A classifier trained with noise of standard deviation 0.25, for certificates by smoothing (`demo:noisy`)."""
+    return _load_packaged("demo_noisy.safetensors", ROB_WIDTHS)
 
 
 def _load_packaged(file_name: str, widths: tuple[int, int]) -> DigitsNet:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixednuts_dist.classifiers import factories
-from mixednuts_dist.classifiers.factories import DEMO_EPS, DigitsNet, demo_rob, demo_rob_light, demo_std
+from mixednuts_dist.classifiers.factories import DEMO_EPS, DigitsNet, demo_noisy, demo_rob, demo_rob_light, demo_std
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.tools import demo_training
@@ -19,7 +19,7 @@ from mixednuts_dist.tools.demo_training import Recipe, train
 
 N_PGD_ITERATIONS = 20
 
-every = pytest.mark.parametrize("factory", [demo_std, demo_rob, demo_rob_light])
+every = pytest.mark.parametrize("factory", [demo_std, demo_rob, demo_rob_light, demo_noisy])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -87,6 +87,12 @@ def test_the_second_robust_classifier_is_another_one(test_half: tuple[Tensor, Te
     light = demo_rob_light()
     assert accuracy(light, images, labels) > accuracy(demo_rob(), images, labels) + 0.03
     assert accuracy(light, pgd(light, images, labels), labels) > 0.50
+
+
+def test_the_classifier_that_was_trained_with_noise_is_right_under_noise(test_half: tuple[Tensor, Tensor]) -> None:
+    images, labels = test_half
+    moved = images + 0.25 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    assert accuracy(demo_noisy(), moved, labels) > max(accuracy(demo_rob(), moved, labels) + 0.05, 0.9)
 
 
 @every

@@ -40,7 +40,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
         ("seed=many", "seed"),
         ("data.uri=npz:nowhere.npz", "there is no file"),
         ("rob=py:nowhere.py:rob", "there is no file"),
-        ("std=resnet50", "valid forms: demo:std, demo:rob, demo:rob_light, robustbench:"),
+        ("std=resnet50", "valid forms: demo:std, demo:rob, demo:rob_light, demo:noisy, robustbench:"),
     ],
 )
 def test_a_bad_configuration_fails_before_anything_heavy_is_imported(

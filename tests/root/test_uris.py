@@ -41,7 +41,7 @@ def test_a_wrong_dataset_is_refused_with_the_valid_forms(uri: str, message: str)
     [
         ("resnet18", "robustbench:MODEL.*torchvision:NAME.*timm:NAME.*hf:ORG/NAME.*py:"),
         ("tim:resnet18", r"did you mean 'timm'\?"),
-        ("demo:best", "demo:std, demo:rob, demo:rob_light"),
+        ("demo:best", "demo:std, demo:rob, demo:rob_light, demo:noisy"),
         ("demo:std?seed=1", "unknown option 'seed'; this form takes none"),
         ("robustbench:", "valid forms: robustbench:MODEL"),
         ("robustbench:X?dataset=mnist", "dataset='mnist' is not one of cifar10, cifar100, imagenet"),
