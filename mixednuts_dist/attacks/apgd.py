@@ -26,9 +26,9 @@ def stepper_for(setting: Setting) -> Apgd:
     return SparseApgd(setting) if setting.ball.sparse else Apgd(setting)
 
 
-@ATTACKS("apgd-ce", describes="APGD on cross-entropy", options=("n_iter",), order=1)
+@ATTACKS("apgd-ce", describes="APGD on cross-entropy", options=("n_iter", "n_restarts"), order=1)
 class ApgdCe(Attack):
-    """APGD on the cross-entropy of the label, from one random start; a subclass names another loss."""
+    """APGD on the cross-entropy of the label, from `n_restarts` random starts; a subclass names another loss."""
 
     name = "apgd-ce"
     climbs_to_the_end = True
@@ -36,11 +36,25 @@ class ApgdCe(Attack):
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        return budget.n_iter + 1, budget.n_iter + 1
+        steps = (budget.n_iter + 1) * budget.n_restarts
+        return steps, steps
 
     def phases(self) -> Sequence[Phase]:
-        stepper = stepper_for(self.setting)
-        return [ApgdPhase(self.name, self.name, stepper, loss=self.loss, n_iter=self.setting.budget.n_iter)]
+        budget, stepper = self.setting.budget, stepper_for(self.setting)
+        return [
+            ApgdPhase(
+                self.name, self.name, stepper, restart=restart, beside=restart > 0, loss=self.loss, n_iter=budget.n_iter
+            )
+            for restart in range(budget.n_restarts)
+        ]
+
+
+@ATTACKS("apgd-dlr", describes="APGD on the untargeted DLR loss", options=("n_iter", "n_restarts"), order=8)
+class ApgdDlr(ApgdCe):
+    """APGD on the difference of logits ratio, AutoAttack's in its versions `plus` and `rand`."""
+
+    name = "apgd-dlr"
+    loss = "untargeted-dlr"
 
 
 @ATTACKS("apgd-t", describes="APGD on the targeted DLR loss", options=("n_iter", "n_target_classes"), order=2)

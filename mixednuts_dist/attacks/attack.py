@@ -250,7 +250,8 @@ class Attack:
 
 def phases_of(name: str, setting: Setting) -> list[Phase]:
     """What the attack that is registered as `name` has an image walk through."""
-    return [replace(phase, attack=name) for phase in ATTACKS.get(name)(setting).phases()]
+    own = replace(setting, budget=setting.budget.of(name))
+    return [replace(phase, attack=name) for phase in ATTACKS.get(name)(own).phases()]
 
 
 @dataclass(frozen=True)

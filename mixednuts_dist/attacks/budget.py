@@ -1,7 +1,7 @@
 """The one budget of all attacks, which travels whole from the configuration to them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..errors import InvalidInputError
@@ -30,16 +30,23 @@ class AttackBudget:
     n_queries: int = 5000  # of Square
     border_restarts: int = 2  # of MMAA: repeats for images that stand by a hair; 0 is the paper's budget
     joint_starts: int = 3  # random starts of the joint attack, on images that stand by a hair; 0 leaves it out
+    n_restarts: int = 1  # random starts of APGD-CE and -DLR; of untargeted FAB, whose first is the clean image
+    own: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # attack -> what it alone has otherwise
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), int(field.name not in _MAY_BE_0)
+        for name in (each.name for each in fields(self) if each.name != "own"):
+            value, least = getattr(self, name), int(name not in _MAY_BE_0)
             if value < least:
-                raise InvalidInputError(f"{field.name}={value} must be at least {least}")
+                raise InvalidInputError(f"{name}={value} must be at least {least}")
 
     def n_targets(self, n_classes: int) -> int:
         """Targets that an image has among `n_classes`."""
-        return min(self.n_target_classes, n_classes - 1)
+        most = max([self.n_target_classes, *(each.get("n_target_classes", 1) for each in self.own.values())])
+        return min(most, n_classes - 1)
+
+    def of(self, attack: str) -> "AttackBudget":
+        """What one attack may spend."""
+        return replace(self, own={}, **self.own.get(attack, {}))
 
 
 def is_autoattack(evaluate: Mapping[str, Any]) -> bool:

@@ -65,6 +65,12 @@ def ce(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor)
     return ce_loss(outputs.logits, labels_B)
 
 
+@LOSSES("untargeted-dlr", describes="difference of logits ratio")
+def untargeted_dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
+    """DLR."""
+    return dlr_loss(outputs.logits, labels_B)
+
+
 @LOSSES("dlr", describes="targeted difference of logits ratio")
 def dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
     """Targeted DLR."""

@@ -215,5 +215,5 @@ def attack_passes(attacks: Sequence[str], budget: AttackBudget, n_classes: int) 
 
     Added are the clean image's pass, that at the stored points and the last verdict's; those in between are few.
     """
-    each = [ATTACKS.get(attack).passes(budget, n_classes) for attack in attacks]
+    each = [ATTACKS.get(attack).passes(budget.of(attack), n_classes) for attack in attacks]
     return sum(forward for forward, _ in each) + 3, sum(backward for _, backward in each)

@@ -150,8 +150,8 @@ def test_the_global_generator_is_left_alone(mixed, pair) -> None:
 
 
 def test_unknown_attacks_and_modes_are_named(mixed, pair) -> None:
-    with pytest.raises(InvalidInputError, match=r"attack 'fab' is not known.*Valid names: apgd-ce, apgd-t"):
-        adaptive_autoattack(mixed, *pair, threat=THREAT, attacks=("fab",))
+    with pytest.raises(InvalidInputError, match=r"attack 'fabt' is not known.*fab.*Valid names: apgd-ce, apgd-t"):
+        adaptive_autoattack(mixed, *pair, threat=THREAT, attacks=("fabt",))
     with pytest.raises(InvalidInputError, match=r"'transfre'.*transfer, bypass"):
         adaptive_autoattack(mixed, *pair, threat=THREAT, mode="transfre")
 

@@ -1,4 +1,4 @@
-"""FAB-T: the published iterates, and projections that quadratic programming agrees with."""
+"""FAB-T and untargeted FAB: the published iterates, and projections that quadratic programming agrees with."""
 
 from collections.abc import Callable
 from itertools import product
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.fab import Fab, difference, next_iterate, project_on_plane
+from mixednuts_dist.attacks.untargeted_fab import UntargetedFab
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.threat import ThreatModel
@@ -197,3 +198,46 @@ def test_a_plane_without_a_direction_moves_nothing(norm: str) -> None:
     t = torch.rand(2, 5)
     for offset in (torch.zeros(2), torch.ones(2)):
         assert torch.equal(project_on_plane(t, torch.zeros(2, 5), offset, norm), torch.zeros(2, 5))
+
+
+class PublishedUntargeted(Published):
+    """The package's attack towards the nearest class."""
+
+    def get_diff_logits_grads_batch(self, imgs, la):
+        self.linearised.append(imgs.clone())
+        return super().get_diff_logits_grads_batch(imgs, la)
+
+
+def without_repeats(points: list[Tensor]) -> list[Tensor]:
+    return [x for i, x in enumerate(points) if not i or not torch.equal(x, points[i - 1])]
+
+
+@NORMS
+@CLASSIFIERS
+def test_untargeted_iterates_equal_the_published_ones(classifier: Callable[[], Classifier], norm: str) -> None:
+    """All points in turn, an image at a time: an image that crosses takes a pass more, so slots fall apart."""
+    model, x, y = classifier()
+    published = PublishedUntargeted(model, norm)
+    published.attack_single_run(x, y, is_targeted=False)
+    attack = UntargetedFab(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))
+    passes = list(stepped(attack, attack.phases()[0], model, x, y))
+    together = 0
+    for b in range(len(x)):
+        mine = without_repeats([step.x[b] for step in passes])
+        pairs = zip(published.linearised, published.checked[1:], strict=True)
+        theirs = without_repeats([each[b] for pair in pairs for each in pair])
+        assert len(theirs) > N_ITER
+        # Its last iterate has no linearisation after it; slots that ended are stepped along.
+        near = [float((a - b).abs().max()) < 1e-4 for a, b in zip(mine, theirs, strict=False)]
+        together += all(near) and len(near) == len(theirs)
+    assert together >= len(x) - 2
+
+
+def test_untargeted_restarts_begin_at_random_points_in_half_of_the_ball() -> None:
+    model, x, y = conv_net()
+    attack = UntargetedFab(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=2, n_restarts=3), 10))
+    starts = [next(stepped(attack, phase, model, x, y)).x for phase in attack.phases()]
+    lengths = [float((start - x).abs().max()) for start in starts]
+    assert lengths[0] == 0
+    assert all(0.03 < length <= 0.05 + 1e-6 for length in lengths[1:])
+    assert not torch.equal(starts[1], starts[2])

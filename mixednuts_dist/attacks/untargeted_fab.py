@@ -1,0 +1,127 @@
+"""Untargeted FAB (Croce & Hein 2020): towards whichever class is nearest by the linearisation at the iterate.
+
+At an iterate the hyperplanes between the label y and each other class k are
+
+    { z : f_k(x_i) + <w_k, z - x_i> = 0 },    f_k = logit_k - logit_y,    w_k = gradient of f_k at x_i,
+
+and the step is the one of `fab.py` for the k with the smallest distance |f_k(x_i)| / ||w_k||, in the dual norm.
+
+An image linearises at its point in K - 1 passes, a class each. The first of them also shows whether the iterate has
+crossed the border: then the image is pulled back and begins there anew. So an iterate takes K - 1 passes, or K where it
+crosses, and every pass has a gradient: slots need not agree on what a pass is for.
+
+Shapes: S slots, images of C x H x W, K classes.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..norms.ball import per_image
+from ..register import ATTACKS
+from .attack import Arrivals, Attack, Phase, Seen, SlotArrays, again_in_float32, copy_rows
+from .budget import AttackBudget
+from .fab import PULL_BACK, difference, next_iterate
+from .gradient_model import Outputs
+
+_TINY = 1e-12  # beside the length of a gradient, as published
+_START = 0.5  # of the radius: where restarts begin
+
+# By norm: the length of a gradient, (S,), in the dual norm.
+DUAL_LENGTHS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Linf": lambda grad_SCHW: grad_SCHW.flatten(1).abs().sum(dim=1),
+    "L2": lambda grad_SCHW: grad_SCHW.flatten(1).norm(dim=1),
+    "L1": lambda grad_SCHW: grad_SCHW.flatten(1).abs().amax(dim=1),
+}
+
+
+class UntargetedFabState(SlotArrays):
+    """All that untargeted FAB remembers of each slot."""
+
+    def __init__(self, like_SCHW: Tensor) -> None:
+        numbers_S = like_SCHW.new_zeros(len(like_SCHW))
+        self.x = torch.zeros_like(like_SCHW)  # clean image
+        self.x_now = torch.zeros_like(like_SCHW)  # the iterate, or the point pulled back from it
+        self.grad = torch.zeros_like(like_SCHW)  # of the nearest class so far
+        self.value = numbers_S  # its f_k
+        self.distance = numbers_S.clone()
+        self.number = numbers_S.long()  # of the other class that is due: 0 .. K - 2
+        self.checking = numbers_S.bool()  # the point is an iterate that no pass has seen
+        self.left = numbers_S.long()  # iterates to check
+
+
+@ATTACKS(
+    "fab", describes="FAB towards the nearest class", options=("n_iter", "n_restarts"),
+    norms=("Linf", "L2", "L1"), order=9,
+)  # fmt: skip
+class UntargetedFab(Attack):
+    """FAB from the clean image, and for each further restart from a random point in half of the ball."""
+
+    name = "fab"
+    stays_inside = False  # it looks for the border, wherever that is
+
+    @staticmethod
+    def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
+        """Of an image that crosses the border with each iterate."""
+        steps = budget.n_iter * n_classes * budget.n_restarts
+        return steps, steps
+
+    def phases(self) -> Sequence[Phase]:
+        """One restart after the other."""
+        restarts = range(self.setting.budget.n_restarts)
+        phases = [Phase(self.name, self.name, self, restart=restart, beside=restart > 0) for restart in restarts]
+        return again_in_float32(phases, self.setting)
+
+    def state(self, like_SCHW: Tensor) -> UntargetedFabState:
+        """The arrays of as many slots as there are rows."""
+        return UntargetedFabState(like_SCHW)
+
+    def begin(self, state: UntargetedFabState, slots: Tensor, arrivals: Arrivals) -> None:
+        """At the clean image or a random point, whose linearisation is due."""
+        start, ball = arrivals.x.clone(), self.setting.ball
+        drawn = [i for i, phase in enumerate(arrivals.phases) if phase.restart]
+        if drawn:
+            start[drawn] = arrivals.at(drawn).random_start(self.setting, type(ball)(_START * ball.eps))
+        state.x[slots], state.x_now[slots] = arrivals.x, start
+        state.number[slots], state.checking[slots] = 0, False
+        state.distance[slots], state.left[slots] = torch.inf, self.setting.budget.n_iter
+
+    def propose(self, state: UntargetedFabState) -> Tensor:
+        """(S, C, H, W) in [0, 1]."""
+        return state.x_now
+
+    def objective(self, state: UntargetedFabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+        """f_k of the class that is due, (S,); of a mixture the surrogate's."""
+        return difference(outputs.logits, labels, _other_class(state.number, labels))
+
+    def absorb(self, state: UntargetedFabState, x_new: Tensor, seen: Seen) -> Tensor:
+        """Take in a class; step after the last one, and pull back where an iterate has crossed."""
+        crossed = state.checking & seen.wrong
+        state.left -= state.checking.long()
+        state.checking = torch.zeros_like(crossed)
+        # The value is the classifier's own, the gradient a mixture's surrogate's, as in FAB-T.
+        value = difference(seen.logits, seen.labels, _other_class(state.number, seen.labels)).to(state.value)
+        distance = value.abs() / (_TINY + DUAL_LENGTHS[self.setting.threat.norm](seen.grad))
+        nearer = (distance < state.distance) & ~crossed
+        copy_rows(state.grad, seen.grad, nearer)
+        state.value = torch.where(nearer, value, state.value)
+        state.distance = torch.where(nearer, distance, state.distance)
+        state.number += (~crossed).long()
+        complete = state.number >= seen.logits.shape[1] - 1
+        # On a CPU only rows that step; an accelerator would have to be asked which those are.
+        rows = complete.nonzero().squeeze(1) if complete.device.type == "cpu" else torch.arange(len(complete))
+        if len(rows):
+            x, x_now, value_S, grad = (each[rows] for each in (state.x, x_new, state.value, state.grad))
+            stepped = next_iterate(x, x_now, value_S, grad, self.setting.threat)
+            state.x_now[rows] = torch.where(per_image(complete[rows], stepped), stepped, x_now)
+        copy_rows(state.x_now, torch.lerp(state.x, x_new, PULL_BACK), crossed)
+        state.number = torch.where(complete, 0, state.number)
+        state.distance = torch.where(complete, torch.inf, state.distance)
+        state.checking = complete
+        return state.left <= 0
+
+
+def _other_class(number_S: Tensor, labels_S: Tensor) -> Tensor:
+    """The classes but the label, counted from 0."""
+    return number_S + (number_S >= labels_S).long()
