@@ -33,6 +33,7 @@ from .errors import ConfigError, redacted
 from .register import ATTACKS, CLAMPS, CRITERIA, EXECUTORS, NORMS, STAGES, Register, load_extensions
 from .threat import ThreatModel, check_norm
 from .uris import dataset_forms
+from .versions import version_named
 
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", "studies")
 _STAGE = r"[a-z][a-z0-9_]{0,31}"
@@ -340,6 +341,10 @@ class EvaluateConfig(Section):
         min_length=1,
         description="in this order, each on what still stands",
     )
+    version: Literal["standard", "plus"] | None = Field(
+        default=None,
+        description="in place of `attacks`: those of AutoAttack's version, with its restarts and targets",
+    )
     mode: Literal["transfer", "bypass"] = Field(
         default="transfer", description="loss and gradient of the surrogate, or loss of the mixture itself"
     )
@@ -368,6 +373,12 @@ class EvaluateConfig(Section):
         if not isinstance(content, Mapping):
             return content
         content = with_joint_starts(content)
+        if content.get("version") is not None:
+            named = version_named(str(content["version"])).attacks
+            if tuple(content.get("attacks", named)) != named or content.get("preset") == "fast":
+                other = "preset: fast" if content.get("preset") == "fast" else "attacks"
+                raise ValueError(f"version: {content['version']} says which attacks run; leave it or {other} out")
+            content = {**content, "attacks": named}
         return {**FAST, **content} if content.get("preset") == "fast" else content
 
     @field_validator("attacks")
@@ -541,6 +552,8 @@ class RunConfig(Section):
         }
         values = self.model_dump(mode="json", exclude=left_out)
         values["search"] |= _GONE_FROM_SEARCH
+        if values["evaluate"]["version"] is None:  # as in releases without it
+            del values["evaluate"]["version"]
         if not values["search"]["widen"]:  # as in releases that knew no widening
             del values["search"]["widen"]
         values["evaluate"]["border_restarts"] = values["evaluate"].pop("joint_starts")  # the name in older run ids
@@ -623,6 +636,7 @@ def parse_config(content: Mapping[str, Any], source: str = "configuration") -> R
     if isinstance(extensions, list | tuple) and all(isinstance(file, str) for file in extensions):
         load_extensions(extensions)
     asked = [name for name in stages_with_keys() if name in content]
+    content = {key: {} if key in asked and value is True else value for key, value in content.items()}
     return _validated(config_with_stages(asked), content, f"{source}: ")
 
 

@@ -17,7 +17,7 @@ from ..register import ATTACKS
 from ..threat import ThreatModel, check_norm
 from .apgd import float32_phases
 from .attack import Phase, Setting, phases_of
-from .budget import STANDARD_ATTACKS, AttackBudget
+from .budget import STANDARD_ATTACKS, AttackBudget, attacks_in
 from .engine import CACHED, CLEAN, Engine, Finished, Group
 from .entry import checked_labels
 from .gradient_model import AttackedModel, AttackMode, shape_of
@@ -34,7 +34,8 @@ def adaptive_autoattack(
     y_B: Tensor,
     *,
     threat: ThreatModel,
-    attacks: Sequence[str] = STANDARD_ATTACKS,
+    attacks: Sequence[str] | None = None,
+    version: str | None = None,
     mode: AttackMode = "transfer",
     seed: int = 0,
     cached_BCHW: Tensor | None = None,
@@ -56,6 +57,7 @@ def adaptive_autoattack(
         mixed: the classifier that decides what counts as broken.
         x_BCHW: clean images, float32 in [0, 1].
         y_B: labels, int64.
+        attacks, version: names of attacks, or of an AutoAttack version: standard (the default) or plus.
         mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
         cached_BCHW: attacked images from an earlier stage inside the same balls, tried first as attack "cached".
         stop_when_broken: leave an image as soon as it is fooled; otherwise go on to the smallest margin.
@@ -63,7 +65,8 @@ def adaptive_autoattack(
         batch_size, precision, arithmetic, progress, verbose: as in `minimum_margin_attack`.
 
     Raises:
-        InvalidInputError: for an unknown attack or mode, and as in `minimum_margin_attack`.
+        InvalidInputError: for an unknown attack, version or mode, for attacks and a version together, and as in
+            `minimum_margin_attack`.
 
     Example:
         >>> from mixednuts_dist import LogitTransform
@@ -74,9 +77,10 @@ def adaptive_autoattack(
         >>> found.robust.shape, list(found.survived)
         (torch.Size([5]), ['apgd-ce'])
     """
+    attacks, budget = attacks_in(version, attacks), (budget or AttackBudget()).in_version(version, threat.norm)
     y_B = checked_labels(mixed, x_BCHW, y_B, threat, attacks)
     engine = ensemble_engine(
-        mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget or AttackBudget(),
+        mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget,
         shape=shape_of(batch_size, mixed, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         stop_when_broken=stop_when_broken, progress=shown_or(progress, verbose),
     )  # fmt: skip
@@ -89,7 +93,8 @@ def autoattack(
     y_B: Tensor,
     *,
     threat: ThreatModel,
-    attacks: Sequence[str] = STANDARD_ATTACKS,
+    attacks: Sequence[str] | None = None,
+    version: str | None = None,
     seed: int = 0,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
@@ -101,6 +106,8 @@ def autoattack(
 ) -> AttackOutcome:
     """The same ensemble against one differentiable classifier (images in [0, 1] -> logits).
 
+    `version="plus"` is AutoAttack's plus version.
+
     Example:
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
@@ -109,9 +116,10 @@ def autoattack(
         >>> bool((found.robust == (model(found.x_adv).argmax(1) == y)).all())
         True
     """
+    attacks, budget = attacks_in(version, attacks), (budget or AttackBudget()).in_version(version, threat.norm)
     y_B = checked_labels(model, x_BCHW, y_B, threat, attacks)
     engine = ensemble_engine(
-        model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget or AttackBudget(),
+        model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget,
         shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         progress=shown_or(progress, verbose),
     )  # fmt: skip

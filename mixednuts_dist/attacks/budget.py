@@ -1,13 +1,14 @@
 """The one budget of all attacks, which travels whole from the configuration to them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..errors import InvalidInputError
 from ..register import ATTACKS
+from ..versions import VERSIONS, version_named
 
-STANDARD_ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
+STANDARD_ATTACKS = VERSIONS["standard"].attacks
 _MAY_BE_0 = ("border_restarts", "joint_starts")
 _WORDS = {
     "n_iter": ("iteration", "iterations"),
@@ -48,6 +49,34 @@ class AttackBudget:
         """What one attack may spend."""
         return replace(self, own={}, **self.own.get(attack, {}))
 
+    def in_version(self, version: str | None, norm: str) -> "AttackBudget":
+        """With the restarts and targets of AutoAttack's version; iterations and queries stay.
+
+        Raises:
+            InvalidInputError: for an unknown version.
+        """
+        if version is None:
+            return self
+        named = version_named(version)
+        own = {
+            attack: {key: min(n, self.n_target_classes) if key == "n_target_classes" else n for key, n in each.items()}
+            for attack, each in named.own.get(norm, {}).items()
+        }
+        return replace(self, n_restarts=named.n_restarts, own=own)
+
+
+def attacks_in(version: str | None, attacks: Sequence[str] | None) -> tuple[str, ...]:
+    """The attacks that were named, or those of the version; AutoAttack's standard ones where neither is given.
+
+    Raises:
+        InvalidInputError: for both, and for an unknown version.
+    """
+    if version is not None and attacks is not None:
+        raise InvalidInputError(
+            f"version={version!r} says which attacks run; leave it out to name attacks, or leave attacks out"
+        )
+    return tuple(version_named(version or "standard").attacks if attacks is None else attacks)
+
 
 def is_autoattack(evaluate: Mapping[str, Any]) -> bool:
     """Whether settings, as run.yaml has them, leave out and shorten nothing of AutoAttack."""
@@ -65,7 +94,8 @@ def attack_words(evaluate: Mapping[str, Any]) -> str:
         'apgd-ce (20 iterations)'
     """
     if is_autoattack(evaluate):
-        return "AutoAttack"
+        version = evaluate.get("version") or "standard"
+        return "AutoAttack" if version == "standard" else f"AutoAttack {version}"
     attacks, entries = evaluate["attacks"], ATTACKS.entries()
     used = {option for name in attacks if name in entries for option in entries[name].facts.get("options", ())}
     spent = [f"{evaluate[key]} {words[evaluate[key] > 1]}" for key, words in _WORDS.items() if key in used]

@@ -57,7 +57,9 @@ class Evaluate(Stage):
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         evaluate = opened.config.evaluate
-        passes = attack_passes(evaluate.attacks, budget_of(evaluate), opened.inputs.n_classes)
+        passes = attack_passes(
+            evaluate.attacks, budget_of(evaluate, opened.config.threat.norm), opened.inputs.n_classes
+        )
         return {self.model_name(opened.config): passes}
 
     def likely_share(self, opened: Run) -> tuple[float, str] | None:
@@ -162,7 +164,7 @@ def autoattack_task(opened: Run) -> EvaluateTask:
     return EvaluateTask(
         stage="evaluate",
         fingerprint=autoattack_fingerprint(opened),
-        budget=budget_of(evaluate),
+        budget=budget_of(evaluate, opened.config.threat.norm),
         attacks=tuple(evaluate.attacks),
     )
 

@@ -202,11 +202,11 @@ def deployed_settings(search: SearchResult) -> dict[str, object]:
     return {"alpha_d": search.surrogate_alpha, **search.deployed().settings()}
 
 
-def budget_of(section: AttackConfig | EvaluateConfig) -> AttackBudget:
-    """The passes that a section of the configuration allows an image."""
+def budget_of(section: AttackConfig | EvaluateConfig, norm: str = "") -> AttackBudget:
+    """The passes that a section of the configuration allows an image; those of a version depend on the norm."""
     common = {key: getattr(section, key) for key in ("n_iter", "n_target_classes", "n_queries")}
     if isinstance(section, EvaluateConfig):
-        return AttackBudget(**common, joint_starts=section.joint_starts)
+        return AttackBudget(**common, joint_starts=section.joint_starts).in_version(section.version, norm)
     return AttackBudget(**common, border_restarts=section.border_restarts)
 
 

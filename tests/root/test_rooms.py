@@ -13,7 +13,7 @@ import mixednuts_dist
 
 PACKAGE = Path(mixednuts_dist.__file__).parent
 LAYERS = [
-    {"errors", "threat", "register", "uris", "config", "config_file", "__init__"},
+    {"errors", "threat", "register", "uris", "versions", "config", "config_file", "__init__"},
     {"mixing", "norms"},
     {"selection", "acceleration"},
     {"attacks"},

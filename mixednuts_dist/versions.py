@@ -1,0 +1,38 @@
+"""AutoAttack's versions by name: which attacks in which order, and with how many restarts, targets and draws."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a version is made of; iterations, targets and queries are an `AttackBudget`'s defaults."""
+
+    attacks: tuple[str, ...]
+    n_restarts: int = 1  # of APGD-CE, APGD-DLR and untargeted FAB
+    own: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)  # norm -> attack -> otherwise
+
+
+VERSIONS = {
+    "standard": Version(
+        ("apgd-ce", "apgd-t", "fab-t", "square"),
+        own={"L1": {"apgd-ce": {"n_restarts": 5}, "apgd-t": {"n_target_classes": 5}}},
+    ),
+    "plus": Version(("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"), n_restarts=5),
+}
+
+
+def version_named(name: str) -> Version:
+    """The version of that name.
+
+    Raises:
+        InvalidInputError: for an unknown one; it lists those that there are.
+    """
+    if name not in VERSIONS:
+        close = difflib.get_close_matches(str(name)[:80], VERSIONS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else "."
+        raise InvalidInputError(f"version {str(name)[:80]!r} is not known{hint} Versions: {', '.join(VERSIONS)}")
+    return VERSIONS[name]

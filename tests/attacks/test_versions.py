@@ -1,0 +1,61 @@
+"""AutoAttack's versions by name: what each consists of is pyautoattack's own, in every norm."""
+
+import pytest
+from pyautoattack import AutoAttack
+
+from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.budget import AttackBudget, attacks_in
+from mixednuts_dist.config import parse_config
+from mixednuts_dist.errors import ConfigError, InvalidInputError
+from mixednuts_dist.stages.stage import budget_of
+from mixednuts_dist.threat import ThreatModel
+from mixednuts_dist.versions import VERSIONS
+
+CONTENT = {"name": "x", "data": {"uri": "digits"}, "rob": "demo:rob", "threat": {"norm": "L1", "eps": 12}}
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2", "L1"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_is_the_published_one(version: str, norm: str) -> None:
+    package = AutoAttack(lambda x: x, norm=norm, version=version)
+    attacks, budget = attacks_in(version, None), AttackBudget().in_version(version, norm)
+    assert list(attacks) == package.attacks_to_run
+    theirs = {
+        "apgd-ce": package.apgd, "apgd-dlr": package.apgd, "fab": package.fab, "apgd-t": package.apgd_targeted,
+        "fab-t": package.fab, "square": package.square,
+    }  # fmt: skip
+    for name in attacks:
+        own = budget.of(name)
+        if name in ("apgd-ce", "apgd-dlr", "fab"):
+            assert own.n_restarts == theirs[name].n_restarts
+        if name in ("apgd-t", "fab-t"):
+            assert own.n_target_classes == theirs[name].n_target_classes
+        spent = own.n_queries if name == "square" else own.n_iter
+        assert spent == (theirs[name].n_queries if name == "square" else theirs[name].n_iter)
+
+
+def test_the_library_takes_a_version_or_attacks(victim) -> None:
+    model, x, y = victim(n=4)
+    options = {"threat": ThreatModel("Linf", 0.02), "budget": AttackBudget(n_iter=3, n_target_classes=1, n_queries=3)}
+    found = autoattack(model, x, y, version="plus", **options)
+    assert list(found.survived) == list(VERSIONS["plus"].attacks)
+    with pytest.raises(InvalidInputError, match=r"version='plus' says which attacks run; leave it out"):
+        autoattack(model, x, y, version="plus", attacks=("square",), **options)
+    with pytest.raises(InvalidInputError, match=r"version 'pluss' is not known; did you mean 'plus'\?"):
+        autoattack(model, x, y, version="pluss", **options)
+
+
+def test_a_configuration_takes_a_version_or_attacks() -> None:
+    asked = parse_config({**CONTENT, "evaluate": {"version": "standard", "n_iter": 7}})
+    assert asked.evaluate.attacks == VERSIONS["standard"].attacks
+    budget = budget_of(asked.evaluate, "L1")
+    assert (budget.of("apgd-ce").n_restarts, budget.of("apgd-t").n_target_classes, budget.n_iter) == (5, 5, 7)
+    assert budget_of(asked.evaluate, "Linf").of("apgd-ce").n_restarts == 1
+    assert parse_config(asked.model_dump(mode="json")) == asked
+    plain = parse_config(CONTENT)
+    assert "version" not in plain.determinants()["evaluate"]
+    assert plain.run_id() != asked.run_id()
+    with pytest.raises(ConfigError, match=r"evaluate: version: plus says which attacks run; leave it or attacks out"):
+        parse_config({**CONTENT, "evaluate": {"version": "plus", "attacks": ["square"]}})
+    with pytest.raises(ConfigError, match=r"did you mean 'standard'"):
+        parse_config({**CONTENT, "evaluate": {"version": "standart"}})
