@@ -114,6 +114,9 @@ def test_the_sbatch_script_is_sound_and_its_commands_exist() -> None:
     options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?", text, re.MULTILINE))
     assert {"requeue", "open-mode", "signal", "nodes", "ntasks-per-node"} <= set(options)
     assert options["ntasks-per-node"] == "1"
+    assert {"account", "partition"} <= set(re.findall(r"^##SBATCH --([\w-]+)=", text, re.MULTILINE))
+    assert "uv sync --no-dev" in text
+    assert "UV_NO_SYNC=1" in text
     command = shlex.split(text[text.index("srun ") :].partition("&\n")[0].replace("\\\n", " "))
     ray, ours = command[: command.index("--")], command[command.index("--") + 1 :]
     offered = symmetric_run.params

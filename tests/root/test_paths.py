@@ -1,6 +1,8 @@
 """What a newcomer types first: the file of two checkpoints, the badges, and pages that can be read."""
 
 import re
+import subprocess
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -23,7 +25,11 @@ def paragraphs(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text) if part.strip()]
 
 
-@pytest.mark.parametrize("page", PAGES[:1], ids=lambda page: page.name)
+def blocks_here(page: str, language: str) -> list[str]:
+    return [b.text for b in BLOCKS if (b.page, b.language, b.reason) == (page, language, HERE)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_paragraph_of_a_page_is_longer_than_six_lines(page: Path) -> None:
     for paragraph in paragraphs(page.read_text()):
         assert len(textwrap.wrap(paragraph, WIDTH)) <= LINES, paragraph[:200]
@@ -31,7 +37,7 @@ def test_no_paragraph_of_a_page_is_longer_than_six_lines(page: Path) -> None:
 
 def test_the_file_of_two_checkpoints_loads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's lines, on weights that a training script has saved by `torch.save(model.state_dict(), ...)`."""
-    (factories,) = {block.text for block in BLOCKS if block.reason == HERE and block.language == "python"}
+    (factories,) = blocks_here("README.md", "python")
     monkeypatch.chdir(tmp_path)
     Path("nets.py").write_text(factories)
     saved = torchvision.models.resnet18(num_classes=10).eval()
@@ -40,6 +46,30 @@ def test_the_file_of_two_checkpoints_loads_them(tmp_path: Path, monkeypatch: pyt
     x = torch.rand(2, 3, 32, 32)
     mean, deviation = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)))
     torch.testing.assert_close(std(x), saved((x - mean) / deviation))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_students_path_ends_in_the_papers_table(tmp_path: Path) -> None:
+    """The page's files and commands in order, in an empty folder."""
+    stand_ins, factories = blocks_here("student.md", "python")
+    (configuration,) = blocks_here("student.md", "yaml")
+    (commands,) = blocks_here("student.md", "sh")
+    (tmp_path / "nets.py").write_text(factories)
+    (tmp_path / "mine.yaml").write_text(configuration)
+    bin_folder = Path(sys.executable).parent
+    for command in ([sys.executable, "-c", stand_ins], *([*line.split()] for line in commands.splitlines())):
+        program = [str(bin_folder / command[0]), *command[1:]]
+        shown = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert shown.returncode == 0, f"{command}\n{shown.stderr}"
+    (report,) = tmp_path.glob("runs/mine-*/report")
+    assert "ResNet-18" in (report / "table.tex").read_text()
+    assert list(report.glob("tradeoff*.pdf"))
+
+
+@pytest.mark.parametrize("path", ["student", "attacker", "operator"])
+def test_a_path_has_at_most_200_lines(path: str) -> None:
+    assert len((ROOT / "docs" / f"{path}.md").read_text().splitlines()) <= 200
 
 
 def test_the_badges_say_what_the_package_says() -> None:
