@@ -262,6 +262,6 @@ def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin in (Annotated, tuple):
         inner = _takes(arguments[0])
         return f"list of {inner}" if origin is tuple else inner
-    if annotation is RangeConfig:
-        return "{" + ", ".join(RangeConfig.model_fields) + "}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "{" + ", ".join(annotation.model_fields) + "}"
     return _NAMES.get(annotation, str(annotation))
