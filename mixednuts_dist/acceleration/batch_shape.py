@@ -22,6 +22,7 @@ from ..errors import InvalidInputError
 ON_CPU = 64  # rows: memory does not limit the batch there, and more rows of a large network are hardly faster
 SMALLEST = 4  # smaller shapes are not even tried: in float32 they differ on every CPU that was measured
 MOST = 4096
+FLOAT32_ROWS = 16  # of float32 passes on an accelerator; with 32 they took twice the share of the time
 
 Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images: all that it gives, each with the rows first
 Proven = dict[tuple[Any, ...], bool]  # (full rows, fewer, of which images) -> whether each image has the same bits
@@ -35,6 +36,10 @@ class BatchShape:
     Args:
         rows: images a pass. It halves when memory runs out, with a warning; `asked` keeps what it was.
         fixed: pass no smaller shape even where one gives the same bits.
+        float32_rows: of the judge's passes, and of gradients in float32 beside coarser ones; `rows` by default.
+
+    On a GPU a float32 row takes about ten times a bfloat16 one, and few images need it: its passes have a shape of
+    their own there, `float32`, which is small. On a CPU both are one object.
 
     One object serves all passes of a call, or of a worker; it may be reused from call to call.
 
@@ -44,16 +49,20 @@ class BatchShape:
         [64, 64, 64]
     """
 
-    def __init__(self, rows: int = ON_CPU, *, fixed: bool = False) -> None:
+    def __init__(self, rows: int = ON_CPU, *, fixed: bool = False, float32_rows: int | None = None) -> None:
         if rows < 1:
             raise InvalidInputError(f"batch_size={rows} must be at least 1 image")
         self.rows = self.asked = rows
         self.fixed = fixed
+        apart = float32_rows is not None and float32_rows < rows
+        self.float32: BatchShape = BatchShape(float32_rows or rows, fixed=fixed) if apart else self
 
     @classmethod
-    def of(cls, rows: "int | BatchShape") -> "BatchShape":
-        """The shape itself, or a new one of so many rows."""
-        return rows if isinstance(rows, BatchShape) else cls(rows)
+    def of(cls, rows: "int | BatchShape", device: torch.device) -> "BatchShape":
+        """The shape itself, or a new one of so many rows, with one for float32 beside it on an accelerator."""
+        if isinstance(rows, BatchShape):
+            return rows
+        return cls(rows, float32_rows=None if device.type == "cpu" else FLOAT32_ROWS)
 
     def shrink(self, n_failed: int) -> None:
         """Halve the rows after a pass over `n_failed` rows, more than one, ran out of memory."""

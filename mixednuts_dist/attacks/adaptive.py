@@ -201,7 +201,7 @@ def transferred_attack(
 
     An upper bound of the model's robustness: an attack on its own gradients would find more.
     """
-    judge = Judge(model, BatchShape.of(batch_size))
+    judge = Judge(model, BatchShape.of(batch_size, x_BCHW.device))
     clean_BK, attacked_BK = judge.logits(x_BCHW), judge.logits(x_adv_BCHW)
     right_B = clean_BK.argmax(dim=1) == y_B
     robust_B = right_B & (attacked_BK.argmax(dim=1) == y_B)

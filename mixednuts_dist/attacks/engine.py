@@ -93,10 +93,11 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.judge = Judge(self.attacked.model, self.shape)
-        self._passes = {
-            in_float32: Passes(self.shape, model.probe, model.proven, fixed=model.compiled)
-            for in_float32, model in ((False, self.attacked.fast), (True, self.attacked.in_float32))
-        }
+        fast, finer = self.attacked.fast, self.attacked.float32
+        self._passes = {False: Passes(self.shape, fast.probe, fast.proven, fixed=fast.compiled)}
+        self._passes[True] = (
+            self._passes[False] if finer is None else Passes(self.shape.float32, finer.probe, finer.proven)
+        )
         self._lanes: dict[LaneKey, Lane] = {}
         self._lane_order: list[LaneKey] = []  # as the plan comes to them
         self._blocks: list[tuple[int, int]] = []  # (first, stop) phases that may run side by side on an image
@@ -106,6 +107,11 @@ class Engine:
         self.n_decided = 0  # images of all groups so far
         self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
         self._n_in_vain = 0  # passes of attempts behind the one that broke the image
+
+    @property
+    def _is_dear(self) -> bool:
+        """Whether a float32 row costs much more than others: it has a batch shape of its own there."""
+        return self.shape.float32 is not self.shape
 
     def run(self, source: Iterable[Group | None]) -> Iterator[Finished]:
         """Each group as its last image is decided.
@@ -151,20 +157,26 @@ class Engine:
         busy = [self._lanes[key] for key in self._lane_order if key in self._lanes and self._lanes[key].n_ready]
         full = [lane for lane in busy if lane.is_full]
         lane = full[-1] if full else busy[0] if busy else None
-        # A verification is a forward pass alone, and gives images back to their lanes: it need not be full. Images of
-        # another lane are verified before a pass that has room for them.
-        if n_to_verify and (
-            lane is None
-            or n_to_verify >= self.judge.passes.shape.rows
-            or self._waited >= _LONGEST_WAIT
-            or (not full and (4 * n_to_verify >= lane.n_ready or any(of.lane is not lane for of in self._to_verify)))
-        ):
+        if n_to_verify and (lane is None or self._is_due(n_to_verify, lane, bool(full))):
             self._verify()
         elif lane is not None:
             lane.step()
             self._waited += bool(self._to_verify)
             if (leaving := lane.leaving()) is not None:
                 self._to_verify.append(leaving)
+
+    def _is_due(self, n_to_verify: int, lane: Lane, is_full: bool) -> bool:
+        """Whether the points that wait for the judge go before the lane's next pass.
+
+        A verification is a forward pass alone, and gives images back to their lanes: it need not be full. Images of
+        another lane are verified before a pass that has room for them. Where float32 rows are dear, points wait for one
+        another while coarse passes go on.
+        """
+        if n_to_verify >= self.judge.passes.shape.rows or self._waited >= _LONGEST_WAIT:
+            return True
+        if self._is_dear:
+            return not is_full and lane.passes is not self._passes[False]
+        return not is_full and (4 * n_to_verify >= lane.n_ready or any(of.lane is not lane for of in self._to_verify))
 
     # Images come, go from block to block, and leave
 
@@ -192,7 +204,8 @@ class Engine:
         coarse = self.attacked.float32 is not None
         self.plan = self.planner(Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model, coarse))
         lanes = [_lane_key(phase) for phase in self.plan]
-        self._lane_order = list(dict.fromkeys(lanes))
+        # Dear passes come last: they wait until they are full, or until no other attempt can go on.
+        self._lane_order = sorted(dict.fromkeys(lanes), key=lambda key: self._is_dear and key[1])
         starts = [i for i, phase in enumerate(self.plan) if not (i and phase.beside and lanes[i] == lanes[i - 1])]
         self._blocks = list(pairwise([*starts, len(self.plan)]))
 

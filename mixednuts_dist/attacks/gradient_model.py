@@ -172,4 +172,4 @@ def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tens
     """The shape that was asked for; by default the one of `rows_on_cpu`, and 64 rows on an accelerator."""
     if batch_size is None:
         batch_size = rows_on_cpu(model, x_BCHW) if x_BCHW.device.type == "cpu" else ON_CPU
-    return BatchShape.of(batch_size)
+    return BatchShape.of(batch_size, x_BCHW.device)

@@ -43,7 +43,7 @@ class Judge:
 
     def __init__(self, model: Callable[[Tensor], Tensor], shape: BatchShape) -> None:
         self.model = model
-        self.passes = Passes(shape, lambda x_BCHW: (self._pass(x_BCHW),), proven_before(model, model))
+        self.passes = Passes(shape.float32, lambda x_BCHW: (self._pass(x_BCHW),), proven_before(model, model))
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
         """The classifier's logits in float32, (B, K), where the images are.

@@ -125,7 +125,7 @@ def black_box_margin_attack(
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
     engine = Engine(
         AttackedModel.of(model), lambda setting: phases_of("square-margin", setting), threat,
-        AttackBudget(n_queries=n_queries), seed, BatchShape.of(batch_size), stop_when_broken, progress,
+        AttackBudget(n_queries=n_queries), seed, BatchShape.of(batch_size, x_BCHW.device), stop_when_broken, progress,
     )  # fmt: skip
     return margin_result(engine, engine.run_one(group))
 

@@ -32,11 +32,11 @@ def raised_flags(
         attacked: the classifier, which is tried for gradients of its own too, though no attack asks it for any.
         unconfirmed_B: what an attack called broken and a second look did not, as `AttackOutcome.unconfirmed`.
     """
-    shape = BatchShape.of(batch_size)
+    shape = BatchShape.of(batch_size, x_BCHW.device)
     judge = Judge(attacked.model, shape)
     first_BK, again_BK = judge.logits(x_BCHW), judge.logits(x_BCHW)
     return {
-        NO_GRADIENT: _without_gradient(attacked.model, x_BCHW, y_B, shape),
+        NO_GRADIENT: _without_gradient(attacked.model, x_BCHW, y_B, shape.float32),
         NO_SURROGATE_GRADIENT: _without_gradient(lambda x: attacked.fast.run(x).logits, x_BCHW, y_B, shape),
         UNREPEATABLE: ~torch.isclose(first_BK, again_BK, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE).all(dim=1),
         UNCONFIRMED: unconfirmed_B,

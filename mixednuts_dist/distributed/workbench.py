@@ -217,7 +217,8 @@ class Workbench:
             found = self._measured(x) if "auto" not in given else self._first_measured(x)
             for role, network in self.networks.items():
                 self.arithmetic.decide(network, found["precision"][role])
-            self._settled = BatchShape(found["rows"]), found["precision"]
+            shape = BatchShape(found["rows"], float32_rows=found.get("float32_rows"))
+            self._settled = shape, found["precision"]
         return self._settled
 
     def _first_measured(self, x: Tensor) -> dict[str, Any]:
@@ -247,4 +248,8 @@ class Workbench:
         # Copies of its own: those of the run are made, and perhaps compiled, once it is known in what.
         trial = Arithmetic(self.spec.precision)
         networks = self.networks.items()
-        return {"rows": rows, "precision": {role: trial.network_copy(net, x, rows).precision for role, net in networks}}
+        return {
+            "rows": rows,
+            "float32_rows": BatchShape.of(rows, x.device).float32.rows,
+            "precision": {role: trial.network_copy(net, x, rows).precision for role, net in networks},
+        }

@@ -178,7 +178,7 @@ class AttackWorker:
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
             seconds=self._bill(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),
             node=platform.node(), precision=self.bench.precisions(x), rows=self.bench.shape(x).rows,
-            **self._held(), **summary,
+            float32_rows=self.bench.shape(x).float32.rows, **self._held(), **summary,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.fingerprint, receipt)

@@ -243,16 +243,20 @@ def _hold_against(run: Run, stored: Inputs) -> None:
 def record_devices(run: Run, receipts: Sequence[Receipt]) -> None:
     """Note in `run.yaml` in what shapes (rows a pass) and precisions each type of device has computed rows."""
     content = yaml.safe_load(run.store.read(_RUN))
-    known = {device: [tuple(one.values()) for one in used] for device, used in content.get(_DEVICES, {}).items()}
+    known = {
+        device: [(one["rows"], one.get("float32_rows", one["rows"]), one["precision"]) for one in used]
+        for device, used in content.get(_DEVICES, {}).items()
+    }
     found = {device: set(used) for device, used in known.items()}
     for receipt in receipts:
         if receipt.rows:
-            found.setdefault(receipt.device, set()).add((receipt.rows, receipt.precision))
+            shapes = receipt.rows, receipt.float32_rows or receipt.rows
+            found.setdefault(receipt.device, set()).add((*shapes, receipt.precision))
     told = {device: sorted(used) for device, used in sorted(found.items())}
     if told != known:
         versions = content.pop(_LAST_KEY)
         content[_DEVICES] = {
-            device: [{"rows": rows, "precision": precision} for rows, precision in used]
+            device: [dict(zip(("rows", "float32_rows", "precision"), one, strict=True)) for one in used]
             for device, used in told.items()
         }
         run.store.write(_RUN, yaml.safe_dump({**content, _LAST_KEY: versions}, sort_keys=False).encode())

@@ -97,5 +97,6 @@ def _added_up(whole: Partition, receipts: Sequence[Receipt]) -> Receipt:
     changes["finished"] = max(receipt.finished for receipt in receipts)
     for name in ("node", "device", "precision"):
         changes[name] = ", ".join(sorted({getattr(receipt, name) for receipt in receipts}))
-    changes["rows"] = min(receipt.rows for receipt in receipts)
+    for shape in ("rows", "float32_rows"):
+        changes[shape] = min(getattr(receipt, shape) for receipt in receipts)
     return replace(receipts[0], **changes)

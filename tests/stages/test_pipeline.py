@@ -128,10 +128,11 @@ def test_run_yaml_and_every_receipt_say_the_rows_and_the_precision_of_the_device
     store = Store(str(folder))
     receipts = [footer.receipt for stage in ("attack", "evaluate") for footer in footers(store, stage)]
     assert len(receipts) == 6
-    used = {(receipt.device, receipt.rows, receipt.precision) for receipt in receipts}
+    used = {(receipt.device, receipt.rows, receipt.float32_rows, receipt.precision) for receipt in receipts}
     told = yaml.safe_load((folder / "run.yaml").read_text())["devices"]
-    assert used == {(device, one["rows"], one["precision"]) for device, every in told.items() for one in every}
-    assert all(rows > 0 for _, rows, _ in used)
+    assert used == {(device, *one.values()) for device, every in told.items() for one in every}
+    assert {key for every in told.values() for one in every for key in one} == {"rows", "float32_rows", "precision"}
+    assert all(rows == float32_rows > 0 for _, rows, float32_rows, _ in used)
 
 
 def footers(store: Store, stage: str) -> list[Footer]:
