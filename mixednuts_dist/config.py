@@ -428,6 +428,16 @@ class ComputeConfig(Section):
     num_gpus: Annotated[float, Field(ge=0, le=1024)] | None = Field(
         default=None, description="GPUs a worker; 1 where there are any, else 0"
     )
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _at_most_one(cls, value: float | None) -> float | None:
+        if value is not None and value > 1:
+            raise ValueError(
+                f"{value:g} GPUs a worker: each would hold {value:g} and compute on one; give 1, and num_workers"
+            )
+        return value
+
     accelerator_type: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="workers only on nodes with this accelerator, as Ray names it: H100, A10G, L4"
     )

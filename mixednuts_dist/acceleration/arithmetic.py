@@ -6,7 +6,6 @@ that a copy shows counts only after the float32 original has verified it; the en
 
 import copy
 import logging
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitMap
-from .batch_shape import ON_CPU, release_memory
+from .batch_shape import ON_CPU, as_out_of_memory, fastest_of_three, release_memory, repeated
 from .gradient_copy import (
     Bfloat16Copy,
     agrees,
@@ -185,7 +184,7 @@ def _fastest(network: nn.Module, x: Tensor, rows: int) -> NetworkCopy:
     if key in known:
         return _made(network, x, known[key])
     copies = {precision: _made(network, x, precision) for precision in _in_hardware(x.device)}
-    batch = x[torch.arange(rows) % len(x)]
+    batch = repeated(x, rows)
     try:
         known[key] = _faster(copies, batch)
     except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
@@ -209,20 +208,14 @@ def _faster(copies: dict[Precision, NetworkCopy], batch: Tensor) -> Precision:
 
 @torch.enable_grad()
 def _seconds(network: nn.Module, x: Tensor, precision: Precision) -> float:
-    """The fastest of three passes forward and, where there is a gradient, backward.
+    """Of a pass forward and, where there is a gradient, backward."""
 
-    In CPU time on a CPU, which other processes may use at the same time.
-    """
-    clock = time.perf_counter if x.is_cuda else time.process_time
-
-    def timed_pass() -> float:
-        started = clock()
+    def both_ways() -> Tensor:
         leaf = x.clone().requires_grad_()
-        float(input_gradient(network(leaf).sum(), leaf).flatten()[0])  # reading a value waits for an accelerator
-        return clock() - started
+        return input_gradient(network(leaf).sum(), leaf)
 
-    with tf32_allowed(precision == "tf32"):
-        return min([timed_pass() for _ in range(4)][1:])  # the first one warms up
+    with tf32_allowed(precision == "tf32"), as_out_of_memory():
+        return fastest_of_three(both_ways)
 
 
 def _in_hardware(device: torch.device) -> list[Precision]:
@@ -254,13 +247,7 @@ def _layer_seconds(dtype: torch.dtype) -> float:
     """CPU time of the fastest of three convolutions of 64 channels."""
     x_BCHW = torch.ones(1, 64, 16, 16, dtype=dtype).contiguous(memory_format=torch.channels_last)
     weight = torch.ones(64, 64, 3, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
-
-    def timed() -> float:
-        started = time.process_time()
-        F.conv2d(x_BCHW, weight, padding=1)
-        return time.process_time() - started
-
-    return min([timed() for _ in range(4)][1:])
+    return fastest_of_three(lambda: F.conv2d(x_BCHW, weight, padding=1))
 
 
 def _with_networks(model: nn.Module, networks: dict[str, nn.Module]) -> nn.Module:

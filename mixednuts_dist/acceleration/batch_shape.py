@@ -10,8 +10,10 @@ Shapes: B images of C x H x W.
 """
 
 import logging
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +24,13 @@ from ..errors import InvalidInputError
 ON_CPU = 64  # rows: memory does not limit the batch there, and more rows of a large network are hardly faster
 SMALLEST = 4  # smaller shapes are not even tried: in float32 they differ on every CPU that was measured
 MOST = 4096
+ON_CARD = 256  # rows of a call on an accelerator, where 64 leave it idle; a run measures its own
+STATE_IMAGES = 64  # arrays of an image's size that the attacks keep for each row of a pass; a test counts them
 FLOAT32_ROWS = 16  # of float32 passes on an accelerator; with 32 they took twice the share of the time
+
+_NEARLY = 0.95  # of the most images a second
+_CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_NOT_ALLOCATED = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED")  # of cuDNN 9 too
 
 Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images: all that it gives, each with the rows first
 Proven = dict[tuple[Any, ...], bool]  # (full rows, fewer, of which images) -> whether each image has the same bits
@@ -117,7 +125,7 @@ class Passes:
         rows = self.shape.rows
         try:
             if self._whole is None or len(self._whole[0]) != rows:
-                repeated_BCHW = like_BCHW[torch.arange(rows) % len(like_BCHW)]
+                repeated_BCHW = repeated(like_BCHW, rows)
                 noise_BCHW = torch.rand(repeated_BCHW.shape, generator=torch.Generator().manual_seed(rows))
                 x_BCHW = (repeated_BCHW + 0.1 * (noise_BCHW.to(repeated_BCHW) - 0.5)).clamp(0, 1)
                 self._whole = x_BCHW, [values.clone() for values in self._probe(x_BCHW)]
@@ -155,6 +163,11 @@ def filled(x_BCHW: Tensor, rows: int) -> Tensor:
     return torch.cat([x_BCHW, x_BCHW[-1:].expand(missing, *x_BCHW.shape[1:])]) if missing > 0 else x_BCHW
 
 
+def repeated(x_BCHW: Tensor, rows: int) -> Tensor:
+    """So many rows of these images, which come again from the first on."""
+    return x_BCHW[torch.arange(rows) % len(x_BCHW)]
+
+
 def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes) -> Tensor:
     """`run` over all images in passes of one shape, an eventual short one filled up; the rows of the images.
 
@@ -181,7 +194,8 @@ def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes
 def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -> int:
     """The largest power of two of rows in which every probe fits where the images `x_BCHW` are, by trying.
 
-    Each probe is tried, because float32 graphs take twice the memory of bfloat16 ones.
+    Each probe is tried, because float32 graphs take twice the memory of bfloat16 ones; so many rows of the attacks'
+    state lie beside it.
 
     Raises:
         torch.OutOfMemoryError: where not even one image fits.
@@ -199,15 +213,64 @@ def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -
 
 
 def _fits(probes: Sequence[Probe], x_BCHW: Tensor, rows: int) -> bool:
-    with_state = rows + rows // 8  # an attack keeps a few images for each that is under attack
     try:
+        state = x_BCHW.new_empty(rows * STATE_IMAGES, *x_BCHW.shape[1:])
         for probe in probes:
-            probe(filled(x_BCHW[:with_state], with_state))
+            probe(filled(x_BCHW[:rows], rows))
+        del state
         return True
     except torch.OutOfMemoryError:
         return False
     finally:
         release_memory()
+
+
+def efficient_rows(seconds: Callable[[int], float], most: int) -> int:
+    """The smallest power of two of rows, up to `most`, whose images a second are within 5 % of the best.
+
+    More rows than that fill memory, and leave more of them empty where a run's last images are attacked.
+
+    Example:
+        >>> efficient_rows(lambda rows: 1 + rows / 8, most=1024)  # a pass has a fixed part of 8 rows
+        256
+    """
+    tried = [most >> i for i in range(most.bit_length()) if most >> i >= SMALLEST] or [most]
+    per_second = {rows: rows / seconds(rows) for rows in tried}
+    return min(rows for rows in tried if per_second[rows] >= _NEARLY * max(per_second.values()))
+
+
+def fastest_of_three(act: Callable[[], Tensor]) -> float:
+    """Seconds of the fastest of three calls, after one that warms up; in CPU time where its result is on a CPU.
+
+    Reading a value of the result waits for an accelerator. Other processes may use a CPU at the same time.
+    """
+    on_cpu = act().device.type == "cpu"
+    clock = time.process_time if on_cpu else time.perf_counter
+
+    def timed() -> float:
+        started = clock()
+        float(act().flatten()[0])
+        return clock() - started
+
+    return min(timed() for _ in range(3))
+
+
+@contextmanager
+def as_out_of_memory() -> Iterator[None]:
+    """In here an allocation that cuDNN, cuBLAS or the CUDA runtime could not make is torch.OutOfMemoryError too.
+
+    torch raises that for its own allocator alone; the libraries' statuses come as other RuntimeErrors.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if getattr(error, "error_code", None) == _CUDA_OUT_OF_MEMORY or any(
+            status in str(error) for status in _NOT_ALLOCATED
+        ):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise
 
 
 def release_memory() -> None:

@@ -17,7 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
-from ..acceleration.batch_shape import ON_CPU, SMALLEST, BatchShape, Proven, largest_rows, proven_before
+from ..acceleration.batch_shape import (
+    ON_CARD,
+    ON_CPU,
+    SMALLEST,
+    BatchShape,
+    Proven,
+    as_out_of_memory,
+    efficient_rows,
+    fastest_of_three,
+    largest_rows,
+    proven_before,
+    repeated,
+)
 from ..acceleration.gradient_copy import input_gradient, is_heavy
 from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
@@ -77,7 +89,7 @@ class GradientModel:
 
     def probe(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """All that a pass gives, logits and an input gradient, to compare shapes by their bits."""
-        with tf32_allowed(self.tf32), torch.enable_grad():
+        with tf32_allowed(self.tf32), as_out_of_memory(), torch.enable_grad():
             x_BCHW = x_BCHW.detach().clone().requires_grad_()
             outputs = self.run(x_BCHW)
             # Cross-entropy towards one class: its gradient passes through every logit with a different weight.
@@ -139,17 +151,40 @@ def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]
     return lambda x_BCHW: MixedOutputs(model, mode, model.std(x_BCHW), model.rob(x_BCHW))
 
 
-def rows_that_fit(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: PrecisionChoice = "auto") -> int:
-    """The rows of a pass for which memory suffices in every arithmetic that an attack on `model` uses.
+def measured_rows(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: PrecisionChoice = "auto") -> int:
+    """The fewest rows that are nearly as fast as any for which memory suffices, in every arithmetic of an attack.
 
     Tried on copies that are not compiled, so that no graphs of other shapes stay behind. On a CPU, where memory is
     swapped before it ends, `rows_on_cpu`.
     """
     if x_BCHW.device.type == "cpu":
         return rows_on_cpu(model, x_BCHW)
-    attacked = AttackedModel.of(model, arithmetic=Arithmetic(precision), like_BCHW=x_BCHW, rows=SMALLEST)
+    fast, *finer = _gradient_models(model, x_BCHW, precision)
     exact = GradientModel(_passes_through(model, "transfer"))
-    return largest_rows([each.probe for each in (attacked.fast, attacked.float32, exact) if each is not None], x_BCHW)
+    most = largest_rows([each.probe for each in (fast, *finer, exact)], x_BCHW)
+    return efficient_rows(lambda rows: fastest_of_three(lambda: fast.probe(repeated(x_BCHW, rows))[1]), most)
+
+
+def repeats_its_bits(
+    model: Callable[[Tensor], Tensor], x_BCHW: Tensor, rows: int, precision: PrecisionChoice = "auto"
+) -> bool:
+    """Whether two passes over the same images give the same logits and gradients in the arithmetics of an attack.
+
+    Some backward operations of CUDA add up in any order: bilinear resizing, fused attention. On a CPU none does.
+    """
+    if x_BCHW.device.type == "cpu":
+        return True
+    x_BCHW = repeated(x_BCHW, rows)
+    return all(
+        torch.equal(first, second)
+        for each in _gradient_models(model, x_BCHW, precision)
+        for first, second in zip(each.probe(x_BCHW), each.probe(x_BCHW), strict=True)
+    )
+
+
+def _gradient_models(model: Callable[[Tensor], Tensor], x: Tensor, precision: PrecisionChoice) -> list[GradientModel]:
+    attacked = AttackedModel.of(model, arithmetic=Arithmetic(precision), like_BCHW=x, rows=SMALLEST)
+    return [each for each in (attacked.fast, attacked.float32) if each is not None]
 
 
 def rows_on_cpu(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> int:
@@ -169,7 +204,11 @@ def rows_on_cpu(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> int:
 
 
 def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> BatchShape:
-    """The shape that was asked for; by default the one of `rows_on_cpu`, and 64 rows on an accelerator."""
+    """The shape that was asked for; by default the one of `rows_on_cpu`.
+
+    On an accelerator `ON_CARD` rows, or as many as a smaller number of images needs.
+    """
     if batch_size is None:
-        batch_size = rows_on_cpu(model, x_BCHW) if x_BCHW.device.type == "cpu" else ON_CPU
+        needed = max(ON_CPU, 1 << (len(x_BCHW) - 1).bit_length())
+        batch_size = rows_on_cpu(model, x_BCHW) if x_BCHW.device.type == "cpu" else min(ON_CARD, needed)
     return BatchShape.of(batch_size, x_BCHW.device)

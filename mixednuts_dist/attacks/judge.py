@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape, proven_before
+from ..acceleration.batch_shape import BatchShape, Passes, as_out_of_memory, in_one_shape, proven_before
 from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_signed_margin
@@ -61,7 +61,7 @@ class Judge:
 
     @torch.no_grad()
     def _pass(self, x_BCHW: Tensor) -> Tensor:
-        with tf32_allowed(False):
+        with tf32_allowed(False), as_out_of_memory():
             return self.model(x_BCHW).float()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import Passes
+from ..acceleration.batch_shape import Passes, as_out_of_memory
 from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
@@ -179,7 +179,7 @@ class Lane:
         try:
             if self.model.compiled:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            with tf32_allowed(self.model.tf32):
+            with tf32_allowed(self.model.tf32), as_out_of_memory():
                 if self.stepper.takes_gradient:
                     x_leaf = x_new.detach().requires_grad_()
                     with torch.enable_grad():

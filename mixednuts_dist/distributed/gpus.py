@@ -18,6 +18,17 @@ def nvidia_driver() -> str | None:
     return found[1] if found else "of an unknown version"
 
 
+def keep_to_share(n_gpus: float) -> None:
+    """Bound this process's memory to its share of its GPU, where it has a part of one.
+
+    A GiB of the share stays outside: CUDA's context and libraries take about half of that, uncounted. Memory that ends
+    there is an out-of-memory error of this process alone, which halves its batch.
+    """
+    if 0 < n_gpus < 1:
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(max(n_gpus - (1 << 30) / total, n_gpus / 2))
+
+
 def unusable_gpu() -> str:
     """What to say where a worker has a GPU and torch cannot use it."""
     wheel = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"

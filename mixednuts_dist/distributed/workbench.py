@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from ..acceleration.arithmetic import Arithmetic, Precision
 from ..acceleration.batch_shape import BatchShape
 from ..attacks.engine import Engine, Finished, Group
-from ..attacks.gradient_model import rows_that_fit
+from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.judge import Judge
 from ..attacks.progress import Progress
 from ..attacks.stream import Stream
@@ -66,7 +66,7 @@ class Workbench:
         self.on_decided: Callable[[float], None] | None = None  # reports it in the same process
         self._dataset = dataset
         self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the piece at hand and prefetched ones
-        self._settled: tuple[BatchShape, dict[str, Precision]] | None = None
+        self._settled: tuple[BatchShape, dict[str, Precision], bool] | None = None
         self._streams: dict[str, Stream] = {}  # of the task at hand, by what they attack
         self._task: tuple[str, str] | None = None  # its stage and fingerprint
         self._mixture: Mixture | None = None  # what it is about
@@ -201,13 +201,17 @@ class Workbench:
         """What each network's gradients are computed in."""
         return ", ".join(f"{role} {precision}" for role, precision in self._decisions(x)[1].items())
 
+    def repeatable(self, x: Tensor) -> bool:
+        """Whether a pass over the same images gives the same bits again; else only verdicts repeat."""
+        return self._decisions(x)[2]
+
     def report(self, decided: float) -> None:
         """How many images of unfinished pieces are decided."""
         self.decided = decided
         if self.on_decided is not None:
             self.on_decided(decided)
 
-    def _decisions(self, x: Tensor) -> tuple[BatchShape, dict[str, Precision]]:
+    def _decisions(self, x: Tensor) -> tuple[BatchShape, dict[str, Precision], bool]:
         """Rows and precisions as configured or, where that is "auto", as the run's first worker on such a device found.
 
         One worker decides for all, in `acceleration/<device>.json`: rows of one run come from one arithmetic.
@@ -218,7 +222,7 @@ class Workbench:
             for role, network in self.networks.items():
                 self.arithmetic.decide(network, found["precision"][role])
             shape = BatchShape(found["rows"], float32_rows=found.get("float32_rows"))
-            self._settled = shape, found["precision"]
+            self._settled = shape, found["precision"], found.get("repeatable", True)
         return self._settled
 
     def _first_measured(self, x: Tensor) -> dict[str, Any]:
@@ -239,12 +243,11 @@ class Workbench:
                 return found
 
     def _measured(self, x: Tensor) -> dict[str, Any]:
-        rows = self.spec.batch_size
+        rows, model = self.spec.batch_size, self.rob
+        if "std" in self.networks:
+            model = MixedClassifier(self.std, self.rob, IdentityTransform(), 0.5)
         if rows == "auto":
-            model: nn.Module = self.rob
-            if "std" in self.networks:
-                model = MixedClassifier(self.std, self.rob, IdentityTransform(), 0.5)
-            rows = rows_that_fit(model, x, self.spec.precision)
+            rows = measured_rows(model, x, self.spec.precision)
         # Copies of its own: those of the run are made, and perhaps compiled, once it is known in what.
         trial = Arithmetic(self.spec.precision)
         networks = self.networks.items()
@@ -252,4 +255,5 @@ class Workbench:
             "rows": rows,
             "float32_rows": BatchShape.of(rows, x.device).float32.rows,
             "precision": {role: trial.network_copy(net, x, rows).precision for role, net in networks},
+            "repeatable": repeats_its_bits(model, x, rows, self.spec.precision),
         }

@@ -31,7 +31,7 @@ from ..storage.spans import merge_spans
 from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
 from .answers import Answers
-from .gpus import unusable_gpu
+from .gpus import keep_to_share, unusable_gpu
 from .tasks import Task
 from .workbench import Workbench
 from .worker_spec import WorkerSpec
@@ -122,6 +122,7 @@ class AttackWorker:
             return platform.node()
         if self._n_gpus and not torch.cuda.is_available():
             raise ClusterError(unusable_gpu())
+        keep_to_share(self._n_gpus)
         torch.set_num_threads(self.spec.n_threads)
         require_extensions(self.spec.extensions)
         self.device = torch.device("cuda" if self._n_gpus else "cpu")
@@ -178,7 +179,8 @@ class AttackWorker:
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
             seconds=self._bill(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),
             node=platform.node(), precision=self.bench.precisions(x), rows=self.bench.shape(x).rows,
-            float32_rows=self.bench.shape(x).float32.rows, **self._held(), **summary,
+            float32_rows=self.bench.shape(x).float32.rows, repeatable=self.bench.repeatable(x),
+            **self._held(), **summary,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
         content = encode_table({"sample_id": ids, "label": y, **columns}, task.fingerprint, receipt)

@@ -107,7 +107,7 @@ def _mixture_results(opened: Run) -> RunResults:
         results,
         survival=survival,
         notes=(
-            *screened, *fast_notes(evaluate), *results.notes, *opinion,
+            *screened, *fast_notes(evaluate), *_bits_notes(*receipts.values()), *results.notes, *opinion,
             *_red_flags(opened, fingerprint, "the mixture"), *missing, *unfinished,
         ),
         measured=measured_points(opened),
@@ -146,6 +146,7 @@ def _autoattack_results(opened: Run) -> RunResults:
         notes=(
             *screened,
             *fast_notes(evaluate),
+            *_bits_notes(receipts.values()),
             *notes,
             *opinion,
             *_red_flags(opened, fingerprint, "rob"),
@@ -237,6 +238,16 @@ def _batches(opened: Run, fingerprint: str) -> Iterator[tuple[AttackRecords, Eva
             read_attack_records(opened.store, partitions, opened.attack_fingerprint),
             read_evaluate_records(opened.store, partitions, fingerprint, steps),
         )
+
+
+def _bits_notes(*stages: Iterable[Receipt]) -> tuple[str, ...]:
+    """Where rows are of a device on which passes do not repeat their bits."""
+    devices = sorted({each.device for receipts in stages for each in receipts if not each.repeatable})
+    return tuple(
+        f"On {device} two passes over the same images differ in the last bits (an operation there adds up in any "
+        "order): a repeated run comes to equal verdicts for images away from the border, not to equal bits."
+        for device in devices
+    )
 
 
 def _red_flags(opened: Run, fingerprint: str, classifier: str) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ _LEAST_CLASSES = 4  # of evaluate.check: pyautoattack's targeted DLR loss needs 
 _RUN = "run.yaml"
 SELECTED = "search/selected.json"
 _LAST_KEY = "versions"
-_DEVICES = "devices"
+_DEVICES, _DEVICE_KEYS = "devices", ("rows", "float32_rows", "precision", "repeatable")
 _MALFORMED = (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError)
 _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
 
@@ -244,20 +244,22 @@ def record_devices(run: Run, receipts: Sequence[Receipt]) -> None:
     """Note in `run.yaml` in what shapes (rows a pass) and precisions each type of device has computed rows."""
     content = yaml.safe_load(run.store.read(_RUN))
     known = {
-        device: [(one["rows"], one.get("float32_rows", one["rows"]), one["precision"]) for one in used]
+        device: [
+            (one["rows"], one.get("float32_rows", one["rows"]), one["precision"], one.get("repeatable", True))
+            for one in used
+        ]
         for device, used in content.get(_DEVICES, {}).items()
     }
     found = {device: set(used) for device, used in known.items()}
     for receipt in receipts:
         if receipt.rows:
             shapes = receipt.rows, receipt.float32_rows or receipt.rows
-            found.setdefault(receipt.device, set()).add((*shapes, receipt.precision))
+            found.setdefault(receipt.device, set()).add((*shapes, receipt.precision, receipt.repeatable))
     told = {device: sorted(used) for device, used in sorted(found.items())}
     if told != known:
         versions = content.pop(_LAST_KEY)
         content[_DEVICES] = {
-            device: [dict(zip(("rows", "float32_rows", "precision"), one, strict=True)) for one in used]
-            for device, used in told.items()
+            device: [dict(zip(_DEVICE_KEYS, one, strict=True)) for one in used] for device, used in told.items()
         }
         run.store.write(_RUN, yaml.safe_dump({**content, _LAST_KEY: versions}, sort_keys=False).encode())
 

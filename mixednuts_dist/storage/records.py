@@ -142,6 +142,7 @@ class Receipt:
     precision: str = "std fp32, rob fp32"  # of the gradients, as chosen on this device
     rows: int = 0  # of every pass; fewer once memory has run out; 0 where an older release wrote it
     float32_rows: int = 0  # of the passes in float32 beside coarser ones, and of the judge's
+    repeatable: bool = True  # a pass over the same images gave the same bits twice
     finished: float = 0.0  # when, in seconds since 1970; 0 where an older release wrote it
     classifier: str = ""  # "rob" or "mixed": whose counts these are; empty where an older release wrote it
     sha256: str = field(

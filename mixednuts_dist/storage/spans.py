@@ -99,4 +99,5 @@ def _added_up(whole: Partition, receipts: Sequence[Receipt]) -> Receipt:
         changes[name] = ", ".join(sorted({getattr(receipt, name) for receipt in receipts}))
     for shape in ("rows", "float32_rows"):
         changes[shape] = min(getattr(receipt, shape) for receipt in receipts)
+    changes["repeatable"] = all(receipt.repeatable for receipt in receipts)
     return replace(receipts[0], **changes)

@@ -9,8 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.acceleration.batch_shape import BatchShape, Passes, in_one_shape, largest_rows, proven_before
+from mixednuts_dist.acceleration.batch_shape import (
+    BatchShape,
+    Passes,
+    as_out_of_memory,
+    efficient_rows,
+    in_one_shape,
+    largest_rows,
+    proven_before,
+)
 from mixednuts_dist.attacks.gradient_model import AttackedModel, rows_on_cpu
+from mixednuts_dist.attacks.judge import Judge
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.errors import InvalidInputError
@@ -146,8 +155,35 @@ def test_the_largest_shape_fits_and_twice_of_it_does_not(room: int) -> None:
         return (x,)
 
     found = largest_rows([wide, narrow], images(5, (1, 4, 4)), most=256)
-    assert found + found // 8 <= room
-    assert found == 256 or 2 * found + found // 4 > room
+    assert found <= room
+    assert found == 256 or 2 * found > room
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+def test_every_failed_allocation_halves_the_rows_and_other_errors_do_not(error: RuntimeError) -> None:
+    def short(x: Tensor) -> Tensor:
+        if len(x) > 10:
+            raise error
+        return x.flatten(1)[:, :3]
+
+    judge = Judge(short, BatchShape(32))
+    assert judge.logits(images(20, (1, 4, 4))).shape == (20, 3)
+    assert judge.passes.shape.rows == 8
+    with pytest.raises(RuntimeError, match="CUDNN_STATUS_BAD_PARAM"), as_out_of_memory():
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM")
+
+
+def test_the_smallest_rows_are_taken_that_are_nearly_as_fast_as_any() -> None:
+    assert efficient_rows(lambda rows: max(1.0, rows / 128), most=4096) == 128, "full from 128 rows on"
+    assert efficient_rows(lambda rows: rows / 100, most=512) == 4, "no fixed part: rows gain nothing"
+    assert efficient_rows(lambda rows: float(rows > 0), most=2) == 2
 
 
 def test_no_room_at_all_is_an_error() -> None:

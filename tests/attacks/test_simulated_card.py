@@ -1,18 +1,24 @@
 """Every attack on a simulated card: no mixed devices, no step that waits for the card, the CPU's results."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
+from mixednuts_dist.acceleration.arithmetic import Arithmetic
+from mixednuts_dist.acceleration.batch_shape import STATE_IMAGES, BatchShape
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_engine
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
+from mixednuts_dist.attacks.engine import Group
+from mixednuts_dist.attacks.gradient_model import measured_rows, repeats_its_bits
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.register import ATTACKS
 
+from .card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
 from .conftest import images, small_net
 from .simulated_card import SimulatedCard
 from .test_laws import L2, LINF, QUICK, SHAPE, mixture
@@ -37,8 +43,13 @@ def subject(kind: str, n: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
 
 @pytest.mark.parametrize("attack", ATTACKS.names())
 @pytest.mark.parametrize("threat", [LINF, L2], ids=str)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", ["mixture", "one classifier"])
+@pytest.mark.parametrize(
+    ("precision", "kind"),
+    [
+        ("fp32", "mixture"), ("bf16", "mixture"), ("fp32", "one classifier"),
+        pytest.param("bf16", "one classifier", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_attacks_mix_no_devices_and_come_to_the_cpus_verdicts(attack: str, threat, precision, kind: str) -> None:
     """In float32 to its points, in bfloat16, where a card rounds elsewhere, to verdicts that hold on the CPU."""
     model, x, y = subject(kind)
@@ -132,3 +143,69 @@ def test_memory_that_ends_at_some_passes_costs_no_verdict(card) -> None:
     assert n_passes > 9
     assert card.waits
     assert torch.equal(found.robust.cpu(), expected.robust)
+
+
+@pytest.mark.parametrize("attack", ATTACKS.names())
+def test_the_bodies_of_the_tests_on_a_gpu_hold(attack: str, card) -> None:
+    verdicts_are_those_of_float32(attack, Arithmetic("bf16"), n=6, budget=TINY)
+
+    @contextmanager
+    def waits_are_errors() -> Iterator[None]:
+        before = card.waits.copy()
+        yield
+        assert card.waits == before
+
+    no_round_waits(attack, waits_are_errors)
+
+
+def test_memory_that_ends_on_a_gpu_loses_nothing(card) -> None:
+    memory_that_ends_loses_nothing()
+    assert card.waits
+
+
+def test_the_state_of_all_lanes_is_counted_as_rows_are_measured(card) -> None:
+    """Whole AutoAttack on a mixture, in bfloat16 with float32 after it: seven lanes."""
+    mixed, x, y = subject("mixture", 16)
+    mixed, x, y = mixed.to("cuda"), x.to("cuda"), y.to("cuda")
+    shape = BatchShape(16, fixed=True)
+    engine = ensemble_engine(
+        mixed, x, threat=LINF, attacks=STANDARD_ATTACKS, budget=TINY, shape=shape, arithmetic=Arithmetic("bf16")
+    )  # fmt: skip
+    engine._admit(Group(x, y, range(16)))
+    for phase in engine.plan:
+        engine._lane(phase)._keep(torch.arange(0), shape.rows)
+    arrays = [
+        array for lane in engine._lanes.values() for part in (lane._state, lane._found) for array in vars(part).values()
+    ]
+    held = sum(array.nbytes for array in [*arrays, *vars(engine.tracks).values()] if array.is_cuda)
+    assert len(engine._lanes) == 7
+    assert STATE_IMAGES / 2 < held / (16 * x[0].nbytes) < STATE_IMAGES
+    assert card.waits
+
+
+def test_rows_are_measured_and_what_does_not_repeat_its_bits_is_found(card) -> None:
+    model, x, _ = subject("one classifier", 12)
+    model.to("cuda")
+    assert measured_rows(model, x.to("cuda"), "fp32") >= 4
+    assert repeats_its_bits(model, x.to("cuda"), 16, "fp32")
+
+    class AnyOrder(torch.autograd.Function):
+        """A backward that adds up in another order each time."""
+
+        @staticmethod
+        def forward(_, logits: Tensor) -> Tensor:
+            return logits.clone()
+
+        @staticmethod
+        def backward(_, grad: Tensor) -> Tensor:
+            AnyOrder.n += 1
+            return grad * (1 + 1e-6 * AnyOrder.n)
+
+    AnyOrder.n = 0
+
+    class Resized(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return AnyOrder.apply(model(images))
+
+    assert not repeats_its_bits(Resized(), x.to("cuda"), 16, "fp32")
+    assert card.waits

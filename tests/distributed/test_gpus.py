@@ -7,6 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
+from mixednuts_dist.config import ComputeConfig
 from mixednuts_dist.distributed import gpus
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
@@ -37,6 +38,22 @@ def test_a_worker_with_a_gpu_that_torch_cannot_use_refuses_to_start(tmp_path: Pa
         ClusterError, match=r"built for CUDA 13\.2 .*the NVIDIA driver is 535\.104\.05: install a newer"
     ):
         AttackWorker(spec, n_gpus=1.0).ready()
+
+
+def test_a_part_of_a_gpu_bounds_the_memory_and_a_whole_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)
+    for share in (0.0, 1.0, 0.5, 0.01):
+        gpus.keep_to_share(share)
+    assert told == [0.5 - 1 / 80, 0.005]
+    assert 2 * told[0] * 80 <= 80 - 2, "two workers and their contexts fit"
+
+
+def test_gpus_that_a_worker_would_not_use_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 GPUs a worker: each would hold 2 and compute on one; give 1"):
+        ComputeConfig(num_gpus=2)
+    assert ComputeConfig(num_gpus=0.5).num_gpus == 0.5
 
 
 @pytest.mark.usefixtures("old_driver")

@@ -128,11 +128,13 @@ def test_run_yaml_and_every_receipt_say_the_rows_and_the_precision_of_the_device
     store = Store(str(folder))
     receipts = [footer.receipt for stage in ("attack", "evaluate") for footer in footers(store, stage)]
     assert len(receipts) == 6
-    used = {(receipt.device, receipt.rows, receipt.float32_rows, receipt.precision) for receipt in receipts}
+    used = {(each.device, each.rows, each.float32_rows, each.precision, each.repeatable) for each in receipts}
     told = yaml.safe_load((folder / "run.yaml").read_text())["devices"]
     assert used == {(device, *one.values()) for device, every in told.items() for one in every}
-    assert {key for every in told.values() for one in every for key in one} == {"rows", "float32_rows", "precision"}
-    assert all(rows == float32_rows > 0 for _, rows, float32_rows, _ in used)
+    assert {key for every in told.values() for one in every for key in one} == {
+        "rows", "float32_rows", "precision", "repeatable",
+    }  # fmt: skip
+    assert all(rows == float32_rows > 0 and repeatable for _, rows, float32_rows, _, repeatable in used)
 
 
 def footers(store: Store, stage: str) -> list[Footer]:

@@ -1,0 +1,66 @@
+"""What is asserted of a card, a real one (`-m gpu`) and the simulated one (by default)."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+
+from mixednuts_dist.acceleration.arithmetic import Arithmetic
+from mixednuts_dist.acceleration.batch_shape import BatchShape
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack, ensemble_engine
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.engine import Group
+
+from .conftest import images
+from .test_engine import ShortOfMemory
+from .test_laws import LINF, QUICK, SHAPE, mixture
+
+AT_THE_BORDER = 2  # images that float32 may break and another arithmetic not
+
+
+def verdicts_are_those_of_float32(attack: str, arithmetic: Arithmetic, n: int, budget: AttackBudget = QUICK) -> None:
+    """No more images stand than in float32 alone, what stands does, and an image's bits do not depend on company."""
+    mixed, x = mixture().to("cuda"), images(n, SHAPE).to("cuda")
+    with torch.no_grad():
+        y = mixed(x).argmax(dim=1)
+    options = {"threat": LINF, "attacks": (attack,), "budget": budget, "batch_size": 16}
+    found = adaptive_autoattack(mixed, x, y, arithmetic=arithmetic, **options)
+    plain = adaptive_autoattack(mixed, x, y, precision="fp32", **options)
+    with torch.no_grad():
+        assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
+    assert int(found.robust.sum()) <= int(plain.robust.sum()) + AT_THE_BORDER
+    some = slice(n // 6, n // 2)
+    again = adaptive_autoattack(mixed, x[some], y[some], sample_ids=range(n)[some], precision="fp32", **options)
+    assert torch.equal(again.x_adv, plain.x_adv[some])
+
+
+def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[object]]) -> None:
+    """A steady round of a lane, in which `refused` makes every wait of the host an error."""
+    mixed, x = mixture().to("cuda"), images(16, SHAPE).to("cuda")
+    with torch.no_grad():
+        y = mixed(x).argmax(dim=1)
+    engine = ensemble_engine(
+        mixed, x, threat=LINF, attacks=(attack,), budget=QUICK, shape=BatchShape(16, fixed=True),
+        arithmetic=Arithmetic("fp32"),
+    )  # fmt: skip
+    engine._admit(Group(x, y, range(16)))
+    (lane,) = engine._lanes.values()
+    lane.step()  # fills the slots
+    lane.leaving()
+    with refused():
+        lane.step()
+        lane._flags()
+
+
+def memory_that_ends_loses_nothing() -> None:
+    """The same verdicts where a pass of more than 5 images finds no memory."""
+    mixed, x = mixture().to("cuda"), images(24, SHAPE).to("cuda")
+    with torch.no_grad():
+        y = mixed(x).argmax(dim=1)
+    options = {"threat": LINF, "attacks": ("apgd-ce",), "budget": QUICK, "precision": "fp32", "batch_size": 16}
+    expected = adaptive_autoattack(mixed, x, y, **options)
+    short = mixture().to("cuda")
+    short.rob = ShortOfMemory(short.rob, 5)
+    found = adaptive_autoattack(short, x, y, **options)
+    assert short.rob.refused > 0
+    assert torch.equal(found.robust, expected.robust)
