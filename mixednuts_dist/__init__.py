@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .attacks.budget import AttackBudget
     from .attacks.minimum_margin import minimum_margin_attack
     from .attacks.outcome import AttackOutcome
+    from .certification.smoothed_mixture import SmoothedMixture
     from .classifiers.base_classifiers import load_classifier
     from .config import RunConfig, load_config
     from .errors import MixedNutsError
@@ -38,6 +39,7 @@ __all__ = [
     "MixedNutsError",
     "RunConfig",
     "Selection",
+    "SmoothedMixture",
     "ThreatModel",
     "adaptive_autoattack",
     "autoattack",
@@ -63,6 +65,7 @@ _HOMES = {
     "MixedNutsError": ".errors",
     "RunConfig": ".config",
     "Selection": ".selection.selection",
+    "SmoothedMixture": ".certification.smoothed_mixture",
     "ThreatModel": ".threat",
     "adaptive_autoattack": ".attacks.adaptive",
     "autoattack": ".attacks.adaptive",

@@ -98,10 +98,7 @@ class Looks:
         Raises:
             InvalidInputError: for a confidence outside (0, 1), or no draws.
         """
-        if not 0 < confidence < 1:
-            raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; 0.999 is usual")
-        if n < 1:
-            raise InvalidInputError(f"n={n} draws bound nothing; 10,000 are usual")
+        _require_draws(n, confidence)
         early = [first]
         while early[-1] * 4 <= n:
             early.append(early[-1] * 2)
@@ -111,7 +108,8 @@ class Looks:
 
     @classmethod
     def one(cls, n: int, confidence: float) -> "Looks":
-        """No look before all draws."""
+        """No look before all draws; errors as in `of`."""
+        _require_draws(n, confidence)
         return cls((n,), (1 - confidence,))
 
     def next_after(self, n_drawn: int) -> int:
@@ -150,6 +148,13 @@ class Looks:
         reach_B = torch.minimum(high_B, most_B)
         open_BT = (thresholds_T >= low_B[:, None]) & (thresholds_T < reach_B[:, None])
         return ~open_BT.any(dim=1)
+
+
+def _require_draws(n: int, confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; 0.999 is usual")
+    if n < 1:
+        raise InvalidInputError(f"n={n} draws bound nothing; 10,000 are usual")
 
 
 def require_enough_draws(n: int, confidence: float, thresholds: Sequence[float]) -> None:

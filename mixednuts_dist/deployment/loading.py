@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from ..certification.smoothed_mixture import SmoothedMixture
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..config import digest
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
@@ -104,6 +105,20 @@ class DeployedRun:
 def load_run(uri: str, *, beta: float | None = None) -> MixedClassifier:
     """See `MixedClassifier.from_run`."""
     return read_run(uri, beta=beta).classifier()
+
+
+def load_smoothed(uri: str, beta: float | None = None, **noise: Any) -> SmoothedMixture:
+    """See `SmoothedMixture.from_run`."""
+    run = read_run(uri, beta=beta)
+    stored = run.config.get("certify") or {}
+    smooths = stored.get("method") == "smoothing"
+    given = {name: stored[name] for name in ("sigma", "confidence", "n_choose") if smooths} | noise
+    if "sigma" not in given:
+        raise InvalidInputError(
+            f"run {run.run_id} began without the key certify: {{sigma: ...}}, so the noise of its smoothed mixture is "
+            "not known: give it here, sigma=0.25 for instance"
+        )
+    return SmoothedMixture(run.classifier(), **{"seed": run.config["seed"], **given})
 
 
 def loading_line(run: str) -> str:

@@ -163,6 +163,8 @@ def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...
     """The receipts of each complete stage of a key of its own, and a note on each that is not complete."""
     found, notes, opened = dict[str, list[Receipt]](), [], replace(opened, only=None)
     for name in opened.config.added_stages():
+        if opened.config.section(name) is None:
+            continue
         done = finished_partitions(opened, name, stage_of(opened.config, name).fingerprint(opened))
         if len(done) == len(opened.partitions):
             found[name] = list(done.values())

@@ -1,0 +1,144 @@
+"""The smoothed mixture as a classifier: the stage's certificates, abstention, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mixednuts_dist as mn
+from mixednuts_dist.certification.smoothed_mixture import ABSTAINS
+from mixednuts_dist.config import parse_config
+from mixednuts_dist.distributed.debug import DebugExecutor
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.transforms import IdentityTransform
+from mixednuts_dist.stages import attack, search
+from mixednuts_dist.stages.certify import Certify
+from mixednuts_dist.stages.stage import stage_of
+from tests.stages.test_certify import SMOOTHING, content
+
+N_IMAGES = 24
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    return mn.open_dataset("digits").read(0, N_IMAGES)
+
+
+def searched(config: mn.RunConfig) -> None:
+    attack.run(config, executor=DebugExecutor())
+    search.run(config, executor=DebugExecutor())
+
+
+def smoothed(alpha: float = 0.8, **changes: object) -> mn.SmoothedMixture:
+    std, rob = mn.load_classifier("demo:std", "std"), mn.load_classifier("demo:noisy", "rob")
+    return mn.SmoothedMixture(mn.MixedClassifier(std, rob, IdentityTransform(), alpha), **changes)  # type: ignore[arg-type]
+
+
+def test_a_runs_smoothed_mixture_has_the_stages_certificates(tmp_path: Path, digits: tuple[Tensor, Tensor]) -> None:
+    config = parse_config(content(tmp_path, certify={**SMOOTHING, "stop_when_decided": False}))
+    searched(config)
+    (folder,) = tmp_path.glob("certified-*")
+    loaded = mn.SmoothedMixture.from_run(str(folder), beta=1.0)
+    x, y = digits
+    found = loaded.certify(x, n=400, sample_ids=range(N_IMAGES))
+    stage = stage_of(config, "certify")
+    assert isinstance(stage, Certify)
+    opened = stage.run(config, executor=DebugExecutor())
+    answers = stage.answers(opened)
+    for radius in (0.05, 0.1, 0.25):
+        expected = answers.certified(loaded.mixed.mixture, radius)
+        assert torch.equal((found.classes == y) & (found.radii > radius), expected)
+    assert int((found.radii > 0.1).sum()) > 0
+    with pytest.raises(InvalidInputError, match="these were"):
+        mn.SmoothedMixture.from_run(str(folder), beta=0.5)
+
+
+def test_a_run_without_smoothing_is_asked_for_the_noise(tmp_path: Path) -> None:
+    searched(parse_config(content(tmp_path, certify={"method": "bounds"})))
+    (folder,) = tmp_path.glob("certified-*")
+    with pytest.raises(InvalidInputError, match=r"sigma=0\.25 for instance"):
+        mn.SmoothedMixture.from_run(str(folder))
+    assert mn.SmoothedMixture.from_run(str(folder), sigma=0.1).plan.sigma == 0.1
+
+
+def test_an_answer_depends_on_the_image_and_not_on_its_company(digits: tuple[Tensor, Tensor]) -> None:
+    model, (x, _) = smoothed(), digits
+    together, alone = model.certify(x, n=200), model.certify(x[5:6], n=200)
+    assert together.radii[5] == alone.radii[0]
+    assert together.classes[5] == alone.classes[0]
+    assert torch.equal(model.predict(x, n=200)[[3]], model.predict(x[[3]], n=200))
+    other = smoothed(seed=1).certify(x, n=200)
+    assert not torch.equal(other.radii, together.radii)
+
+
+def test_it_predicts_what_the_votes_say_and_abstains_where_they_do_not(digits: tuple[Tensor, Tensor]) -> None:
+    x, y = digits
+    model = smoothed()
+    classes = model.predict(x, n=1000)
+    settled = classes != ABSTAINS
+    assert int((classes == y).sum()) >= N_IMAGES - 2
+    certified = model.certify(x, n=1000)
+    both = settled & (certified.classes != ABSTAINS)
+    assert torch.equal(classes[both], certified.classes[both])
+    assert (model.predict(x, n=10) == ABSTAINS).any()  # so few draws settle nothing where std disagrees or rob wavers
+
+
+def test_where_two_classes_share_the_votes_it_abstains() -> None:
+    rob = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False)).requires_grad_(False)
+    rob[1].weight.copy_(torch.eye(3, 4))
+    undecided = mn.SmoothedMixture(mn.MixedClassifier(rob, rob, IdentityTransform(), 1.0), sigma=0.5)
+    x = torch.tensor([0.5, 0.5, 0.0, 0.0]).view(1, 1, 2, 2)
+    assert undecided.predict(x, n=300).tolist() == [ABSTAINS]
+    found = undecided.certify(x, n=300)
+    assert (found.classes.tolist(), found.radii.tolist()) == ([ABSTAINS], [0.0])
+
+
+def test_std_decides_where_its_share_outweighs_the_votes() -> None:
+    """Votes are halves; std's .4 for class 1 settles it at the image, and nothing is certified around it."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False)).requires_grad_(False)
+    network[1].weight.copy_(torch.eye(3, 4))
+    std = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).requires_grad_(False)
+    std[1].weight.zero_(), std[1].bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
+    model = mn.SmoothedMixture(mn.MixedClassifier(std, network, IdentityTransform(), 0.6), sigma=0.5)
+    x = torch.tensor([0.5, 0.5, 0.0, 0.0]).view(1, 1, 2, 2)
+    assert model.predict(x, n=1000).tolist() == [1]
+    assert model.certify(x, n=1000).classes.tolist() == [ABSTAINS]
+
+
+def test_what_it_cannot_do_is_refused(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    x, _ = digits
+    for alpha in (0.5, 0.3):
+        with pytest.raises(InvalidInputError, match="std alone decides"):
+            smoothed(alpha)
+    with pytest.raises(InvalidInputError, match="sigma=0"):
+        smoothed(sigma=0)
+    with pytest.raises(InvalidInputError, match="confidence=1"):
+        smoothed(confidence=1)
+    with pytest.raises(InvalidInputError, match="n=0"):
+        smoothed().certify(x, n=0)
+    with pytest.raises(InvalidInputError, match=r"in \[0, 1\]"):
+        smoothed().predict(x * 255)
+    with pytest.raises(InvalidInputError, match="sample_ids"):
+        smoothed().certify(x, sample_ids=[1])
+    with pytest.raises(InvalidInputError, match="from one pass"):
+        smoothed().save_pretrained(tmp_path)
+
+
+def test_wrong_answers_are_rarer_than_the_confidence_allows() -> None:
+    """Classifiers with known votes near the tie: predictions that name the wrong class, over many seeds."""
+    rob = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).requires_grad_(False)
+    rob[1].weight.copy_(torch.eye(2, 4))
+    mixed = mn.MixedClassifier(rob, rob, IdentityTransform(), 1.0)
+    model = mn.SmoothedMixture(mixed, sigma=0.5, confidence=0.9, n_choose=20)
+    x = torch.tensor([0.51, 0.5, 0.0, 0.0]).view(1, 1, 2, 2)  # class 0 has .506 of the votes
+    found = model.predict(x.expand(300, -1, -1, -1), n=200, sample_ids=range(300))
+    assert int((found == 1).sum()) <= 0.1 * 300
+    far = replace_pixels(x, 0.9)
+    assert int((model.predict(far.expand(20, -1, -1, -1), n=200, sample_ids=range(20)) == 0).sum()) == 20
+
+
+def replace_pixels(x: Tensor, first: float) -> Tensor:
+    changed = x.clone()
+    changed[0, 0, 0, 0] = first
+    return changed
