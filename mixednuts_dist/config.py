@@ -247,8 +247,7 @@ class SearchConfig(Section):
         default=None, exclude=True, description="another word for `beta`: the share of rob's robust images to keep"
     )
     robust: Share | None = Field(
-        default=None,
-        description="in place of `beta`: the measured robust accuracy to reach, as a share of all images",
+        default=None, description="in place of `beta`: the measured robust accuracy to reach, as a share of all images"
     )
     clean: Share | None = Field(
         default=None, description="in place of `beta`: the least clean accuracy; the choice that keeps most is deployed"

@@ -55,8 +55,7 @@ class NewerSchema(FingerprintMismatch):
 
 
 class DamagedFile(FingerprintMismatch):
-    """A stored file is not what was written. Whoever reads it leaves it alone; the stage that computes it again sets it
-    aside under another name.
+    """A stored file is not what was written. Readers leave it as it is; the stage that computes it again renames it.
 
     Args:
         message: what is wrong.

@@ -91,7 +91,7 @@ class Register(Generic[T]):
         """`name` itself.
 
         Raises:
-            InvalidInputError: for a name that nobody has registered; it lists the valid ones.
+            InvalidInputError: for a name that is not registered; the message lists the valid ones.
         """
         if self._entry(name) is None:
             shown, names = str(name)[:80], self.names()

@@ -58,7 +58,7 @@ class Missing:
     what: str  # "the weights of Carmon2019Unlabeled"
     path: str  # where it is looked for
     command: str  # how to get it
-    url: str = ""  # where `checkpoints.fetch` gets it; empty where nobody can say
+    url: str = ""  # where `checkpoints.fetch` gets it; empty where that is not known
     sha256: str = ""  # of the file, or its first digits, where the source publishes them
 
 

@@ -1,4 +1,4 @@
-"""Adaptive AutoAttack (paper, appendix B.2): the attacks in order, each on what still stands.
+"""Adaptive AutoAttack (paper, appendix B.2): the attacks in order, each on the images that are not broken yet.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -25,7 +25,7 @@ from .judge import Judge
 from .outcome import AttackOutcome
 from .progress import Progress, shown_or
 
-TRANSFER = "transfer"  # the one attack on a classifier without gradients
+TRANSFER = "transfer"  # the name of the only attack on a classifier without gradients
 
 
 def adaptive_autoattack(
@@ -59,8 +59,8 @@ def adaptive_autoattack(
         y_B: labels, int64.
         attacks, version: names of attacks, or of an AutoAttack version: standard (the default) or plus.
         mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
-        cached_BCHW: attacked images from an earlier stage inside the same balls, tried first as attack "cached".
-        stop_when_broken: leave an image as soon as it is fooled; otherwise go on to the smallest margin.
+        cached_BCHW: attacked images of an earlier stage within the same balls, tried first as the attack "cached".
+        stop_when_broken: end with an image once it is misclassified; otherwise minimise its margin to the end.
         sample_ids: key the noise; 0 .. B-1 by default.
         batch_size, precision, arithmetic, progress, verbose: as in `minimum_margin_attack`.
 
@@ -140,7 +140,7 @@ def ensemble_engine(
     stop_when_broken: bool = True,
     progress: Callable[[Progress], None] | None = None,
 ) -> Engine:
-    """An engine with the plan of `attacks`; a `MixedClassifier` is attacked through its surrogate."""
+    """An engine with the phases of `attacks`; the gradients of a `MixedClassifier` are its surrogate's."""
     for attack in attacks:
         ATTACKS.check(attack)
     check_norm(attacks, threat.norm)
@@ -152,14 +152,17 @@ def ensemble_engine(
 
 
 def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Phase]:
-    """All phases of the attacks, in order; after coarse gradients the last that climbs ends with float32 steps."""
+    """All phases of the attacks, in order.
+
+    Where gradients are coarse (bfloat16), the phases of float32 steps follow the last attack with `climbs_to_the_end`.
+    """
     plan: list[Phase] = []
     kinds = [ATTACKS.get(name) for name in attacks]
     climbing = [position for position, kind in enumerate(kinds) if kind.climbs_to_the_end]
     for position, (name, kind) in enumerate(zip(attacks, kinds, strict=True)):
         phases = phases_of(name, setting)
         if position <= min(climbing, default=position) and any(phase.in_float32 for phase in phases):
-            # No margins show yet which images are near the border, so none is left to the coarse search alone.
+            # Before any attack has climbed there are no margins that select images near the border, so all take these.
             phases = [replace(phase, wanted=None) for phase in phases if phase.in_float32]
         plan += phases
         if setting.coarse and position == max(climbing, default=None):
@@ -171,7 +174,7 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Phase]:
 
 
 def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished) -> AttackOutcome:
-    """The verdicts, each once more on the stored image: what does not fool there does not count as broken."""
+    """The outcome after one more verdict on the images that are stored: one that is right there counts as robust."""
     group, device = finished.group, finished.group.x.device
     verdicts = engine.judge.verdicts(finished.best, group.y)
     robust = ~verdicts.wrong
@@ -197,9 +200,9 @@ def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished)
 def transferred_attack(
     model: nn.Module, x_BCHW: Tensor, y_B: Tensor, x_adv_BCHW: Tensor, *, batch_size: int | BatchShape
 ) -> AttackOutcome:
-    """The outcome of trying `x_adv_BCHW`, made against another classifier, on `model`: two forwards an image.
+    """The outcome of images that were attacked on another classifier: two forward passes of `model` an image.
 
-    An upper bound of the model's robustness: an attack on its own gradients would find more.
+    The robust share is an upper bound of the model's robustness, since an attack along its own gradient may break more.
     """
     judge = Judge(model, BatchShape.of(batch_size, x_BCHW.device))
     clean_BK, attacked_BK = judge.logits(x_BCHW), judge.logits(x_adv_BCHW)
@@ -229,10 +232,11 @@ def pyautoattack_images(
     batch_size: int,
     attacks: Sequence[str] = STANDARD_ATTACKS,
 ) -> tuple[Tensor, int, int]:
-    """What the unmodified pyautoattack returns for each image, and its (forward, backward) passes; in full float32.
+    """The images that the unmodified pyautoattack returns, and its (forward, backward) passes; in full float32.
 
-    The attacks are those of its standard version, with the iterations, targets and queries of `budget`. It takes its
-    gradients from the logits, so a mixture is given as `MixedClassifier.as_bypass()`. Its noise depends on the batch.
+    The attacks are those of its standard version, with the iterations, targets and queries of `budget`. It
+    differentiates the logits, so a mixture is passed as `MixedClassifier.as_bypass()`. Its random numbers depend on the
+    composition of the batch.
     """
     from pyautoattack import AutoAttack  # here, because nothing else needs the package
 
@@ -253,7 +257,7 @@ def pyautoattack_images(
             n_targets = budget.n_targets(model(x_BCHW[:1]).shape[1])
         for each in (package.apgd, package.apgd_targeted, package.fab):
             each.n_restarts, each.n_iter = 1, budget.n_iter
-        for each in (package.apgd, package.apgd_targeted):  # what it has computed from its own 100 iterations
+        for each in (package.apgd, package.apgd_targeted):  # the package has derived them from 100 iterations
             each.n_iter_2, each.n_iter_min = max(int(0.22 * budget.n_iter), 1), max(int(0.06 * budget.n_iter), 1)
             each.size_decr = max(int(0.03 * budget.n_iter), 1)
         package.apgd_targeted.n_target_classes = package.fab.n_target_classes = n_targets

@@ -79,11 +79,11 @@ class ApgdT(Attack):
 
 
 def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> list[Phase]:
-    """What follows phases with coarse gradients: float32 steps for everyone left, all of float32 next to the border.
+    """What follows phases with coarse gradients: float32 steps for all standing images, and more next to the border.
 
-    A few steps from the best point, and more where they still help. Whoever stands next to the border then goes again,
-    from the same starts, through those phases that by themselves came near it: coarse gradients have settled elsewhere,
-    and whether such an image breaks is a matter of the last thousandth.
+    Every standing image takes a few steps from its best point, and further ones where they still lower its margin. An
+    image next to the border then repeats in float32, from the same starts, those phases that by themselves came near
+    the border: whether it breaks is decided by the last thousandth of its margin, which coarse gradients do not reach.
     """
     stepper = stepper_for(setting)
 

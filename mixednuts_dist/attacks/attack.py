@@ -38,8 +38,8 @@ The engine does the rest. Each round it calls, for all slots of a lane at once,
     objective(state, outputs), its gradient       one backward, only with `takes_gradient`
     done = absorb(state, x_new, seen)             which slots have ended their phase
 
-It keeps the point with the smallest margin of each slot, has it verified in float32 as the phase ends or as soon as it
-fools, counts passes, sets slots aside when memory ends and goes on with them later, and seats the next image.
+It keeps the point with the smallest margin of each slot, has it verified in float32 when the phase ends or the point is
+misclassified, counts passes, continues with fewer slots where memory runs out, and gives free slots to further images.
 
 What an attack may rely on and has to keep:
 - Slots are independent: nothing computed for one may depend on another slot or on how many there are. Free slots hold
@@ -52,8 +52,8 @@ What an attack may rely on and has to keep:
   waits for the host; on a CPU such shortcuts are free (`losses.anyone`). A slot that has ended may be stepped once more
   before it is emptied; what it then does is ignored.
 - An image's phases come one after the other. A phase may run `beside` the one before it, as an attack's targets do, if
-  it needs nothing of what that finds: free seats of their lane go to it early. Of those that break an image the first
-  one counts.
+  it needs nothing of what that finds: it then takes free slots of their lane early. Of those that break an image the
+  first one counts.
 
 A random search without gradients may instead derive from `SpeculativeSearch`: free rows then hold an image's next
 points.
@@ -125,13 +125,13 @@ class Phase:
     restart: int = 0
     beside: bool = False  # may run beside the phase before it in its lane: neither needs what the other finds
     in_float32: bool = False  # gradients in float32 whatever the arithmetic
-    # (n,) bool, on the host: who takes the phase, all by default. Asked as the block of phases `beside` it begins.
+    # (n,) bool, on the host: which images take the phase, all by default. Called when its block of phases begins.
     wanted: Callable[[Known], Tensor] | None = None
 
 
 @dataclass
 class Arrivals:
-    """Images that take a seat; each field has one entry an image, in the order of the slots."""
+    """Images that take free slots; each field has one entry an image, in the order of the slots."""
 
     phases: Sequence[Any]  # the attack's own phases, of the type that it made
     x: Tensor  # clean images
@@ -309,9 +309,9 @@ def again_in_float32(phases: Sequence[Phase], setting: Setting) -> list[Phase]:
     """The phases and, where passes are coarse, once more in float32 for images that stand near the border.
 
     For attacks that decide by small differences, between two queries or on which side of the border a point lies. Far
-    from the border rounding moves their path and not their end. Attacked again, from the start, is who stands next to
-    it, or with less than `NEAR` of the clean margin if the coarse phases lowered the margin that others had left: then
-    this attack sees there what those did not.
+    from the border rounding changes their path but not the verdict. Images next to the border are attacked again from
+    the start; so are images within `NEAR` of the clean margin whose margin the coarse phases have lowered below what
+    earlier attacks had left, since there this attack finds what the others did not.
     """
 
     def near(known: Known) -> Tensor:

@@ -45,7 +45,7 @@ class FabState(SlotArrays):
         counts_S = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
         self.x = torch.zeros_like(like_SCHW)  # clean image
         self.x_next = torch.zeros_like(like_SCHW)  # the point that is due
-        self.checking = counts_S.bool()  # that point is an iterate that nobody has passed forward
+        self.checking = counts_S.bool()  # that point is an iterate that has had no forward pass
         self.left = counts_S  # iterates to check
 
 

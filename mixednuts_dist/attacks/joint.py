@@ -1,12 +1,13 @@
-"""The joint attack on the mixed classifier, for images that the surrogate's gradients leave standing.
+"""The joint attack on the mixed classifier, for images that attacks along the surrogate's gradient do not break.
 
-With a one-hot std (T = 0) class k beats y where std votes for k and rob's gap is small, alpha (p_y - p_k) < 1 - alpha.
-Both must hold at one point. A surrogate weighs them against each other; the loss "joint" asks for both.
+With a one-hot std (T = 0) class k beats the label y where std's class is k and rob's gap is small: alpha (p_y - p_k) <
+1 - alpha. Both must hold at the same point. The surrogate's loss can rise by one of them at the cost of the other; the
+loss "joint" is largest only where both hold.
 
-At the best points std's vote has only just changed: they lie on an edge of that loss. There APGD sees the loss rise too
-seldom, halves its step and stays on one side. So the steps here have a schedule of their own: along the sign of a
-momentum (Dong et al. 2018), of a length that falls to 0 with half a cosine. Of 30 CIFAR-10 images next to the border of
-a mixture such steps broke 2 or 3 with each of nine losses and weights, and APGD none with any of eight.
+Its best points lie where std's class has just changed to k. There the loss has a kink, and APGD, which halves its step
+when the loss rises too seldom, stays on one side of it. So the steps here have a fixed schedule: along the sign of a
+momentum (Dong et al. 2018), with a length that falls to 0 as half a cosine. Of 30 CIFAR-10 images next to a mixture's
+decision border such steps broke 2 or 3 with each of nine losses and weights, and APGD none with any of eight.
 
 Shapes: B images of C x H x W, S slots, K classes.
 """
@@ -25,50 +26,51 @@ from .attack import NEAR_BORDER, Arrivals, Attack, Known, Phase, Seen, SlotArray
 from .budget import AttackBudget
 from .gradient_model import Outputs
 
-MOMENTUM = 0.75  # what is left of the sum of the gradients before
-FIRST_STEP = 0.5  # radii
-LONGEST = 33  # steps of a run: they break what 100 do, and leave of APGD-T's passes enough for several turns
-REVIEWS, STILL_PAYS = 4, 2.0  # a run stops where so many times the gain of its last quarter would not reach the goal
-# (weight of std's vote, from the best point so far): which weight breaks an image differs.
-# Of 150 digits next to the cutoff a run of each target broke 4 at weights 1 and 3, and 0 to 3 at .3 and less.
+MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
+FIRST_STEP = 0.5  # in radii of the ball
+MOST_STEPS = 33  # of an attempt: they broke what 100 did, and within APGD-T's number of passes allow several attempts
+REVIEWS = 4  # of an attempt, at equal distances:
+REACHABLE = 2.0  # it ends where the goal is farther away than so many times the gain since the last review
+# (weight of std's gap, whether to start from the best point so far), in the order of the attempts. No weight is best:
+# of 150 digits next to the cutoff one attempt a target broke 4 at weights 1 and 3, and 0 to 3 at .3 and less.
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 
 
 @dataclass(frozen=True)
 class JointPhase(Phase):
-    """One run of the joint attack."""
+    """One attempt of the joint attack."""
 
     n_iter: int = 100
-    from_best: bool = False  # begin at the best point so far, not at a random one
-    weight: float = 1.0  # of std's vote
-    goal: float = -math.inf  # the loss that no success is below: the run stops where it will not get there
+    from_best: bool = False  # start at the best point so far, not at a random one
+    weight: float = 1.0  # of std's gap
+    goal: float = -math.inf  # every broken image has at least this loss: an attempt that cannot reach it ends
 
 
 @dataclass
 class JointState(SlotArrays):
-    """What the joint attack remembers of each slot."""
+    """The joint attack's state of each slot."""
 
     x: Tensor  # clean image
     x_adv: Tensor  # to be evaluated next
     momentum: Tensor
     loss_best: Tensor
-    loss_before: Tensor  # the best one at the last review
-    iteration: Tensor  # of the evaluation that is due; 0 is the start's
+    loss_before: Tensor  # `loss_best` at the last review
+    iteration: Tensor  # number of the next evaluation; 0 is that of the starting point
     n_iter: Tensor
     weight: Tensor
     goal: Tensor
 
 
 @ATTACKS(
-    "joint", describes="momentum steps on rob's gap and std's vote together; mixtures only", order=6,
+    "joint", describes="momentum steps on rob's gap and std's together; mixtures only", order=6,
     mixtures_only=True, options=("n_iter", "n_target_classes", "joint_starts"),
 )  # fmt: skip
 class Joint(Attack):
-    """Runs from random starts and from the best points, for images near the border, where they can still win.
+    """Attempts from random points and from the best points, on standing images near the decision border.
 
-    All of them together take no more passes than APGD-T. A run ends where its loss will not come to what every success
-    has: with T = 0 std's term is then 0 and rob's gap at most (1 - alpha) / alpha, so that the loss is at least
-    `log(1 - (1 - alpha) / alpha)`.
+    All attempts on an image together take no more passes than APGD-T. An attempt ends where its loss will not reach
+    what every broken image has. With T = 0 std's term is 0 there and rob's gap at most (1 - alpha) / alpha, so the loss
+    is at least `log(1 - (1 - alpha) / alpha)`.
     """
 
     name = "joint"
@@ -82,7 +84,7 @@ class Joint(Attack):
         setting, budget = self.setting, self.setting.budget
         if not isinstance(setting.model, MixedClassifier) or not budget.joint_starts:
             return []
-        n_iter = min(budget.n_iter, LONGEST)
+        n_iter = min(budget.n_iter, MOST_STEPS)
         wanted = can_win(setting.model, self.passes(budget, setting.n_classes)[1] - n_iter - 1)
         n_random = 0
         plan: list[Phase] = []
@@ -135,7 +137,7 @@ class Joint(Attack):
         ball = self.setting.ball
         mean = seen.grad.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(seen.grad.dtype).tiny)
         state.momentum.mul_(MOMENTUM).add_(seen.grad / per_image(mean, seen.grad))
-        passed = state.iteration / state.n_iter.clamp(min=1)  # a free slot has no steps to take
+        passed = state.iteration / state.n_iter.clamp(min=1)  # n_iter is 0 in a free slot
         step = 0.5 * FIRST_STEP * ball.eps * (1 + (math.pi * passed).cos())
         moved = x_new + per_image(step, x_new) * ball.steepest(state.momentum)
         state.x_adv.copy_(ball.project(moved, state.x))
@@ -144,24 +146,24 @@ class Joint(Attack):
         torch.maximum(state.loss_best, seen.objective, out=state.loss_best)
         due = ~starting & (state.iteration % (state.n_iter // REVIEWS).clamp(min=1) == 0)
         gained = state.loss_best - state.loss_before
-        hopeless = due & (state.goal - state.loss_best > STILL_PAYS * gained)
+        hopeless = due & (state.goal - state.loss_best > REACHABLE * gained)
         torch.where(due, state.loss_best, state.loss_before, out=state.loss_before)
         state.iteration += 1
         return hopeless | (state.iteration > state.n_iter)
 
 
 def least_loss(mixed: MixedClassifier) -> float:
-    """What the joint loss is at least where the target wins; -inf where nothing can be said (T > 0, alpha <= .5)."""
+    """The smallest joint loss at which the target can win; -inf where there is no bound (T > 0 or alpha <= 1/2)."""
     if mixed.temperature > 0 or mixed.alpha <= mixed.one_minus_alpha:
         return -math.inf
     return math.log1p(-mixed.one_minus_alpha / mixed.alpha)
 
 
 def can_win(mixed: MixedClassifier, most_passes: int) -> Callable[[Known], Tensor]:
-    """Standing images near the border that have not taken more than `most_passes` of the joint attack.
+    """Selects standing images near the border on which the joint attack has spent at most `most_passes`.
 
-    Near means: within 5 % of the clean margin of the border had std voted against the label. Std's vote moves the
-    mixture's margin by at most 2 (1 - alpha).
+    Near: the margin less 2 (1 - alpha) is below 5 % of the clean margin. A change of std's class lowers the mixture's
+    margin by at most 2 (1 - alpha).
     """
 
     def wanted(known: Known) -> Tensor:

@@ -1,7 +1,7 @@
-"""Adversarial losses, one value an image, each to be *maximised*; all invariant to a shift of the logits.
+"""Adversarial losses, one value an image, each to be *maximised*. Adding a constant to all logits changes none of them.
 
-A registered loss takes a pass's outputs, the labels, the targets (the label where there is none) and a weight an image;
-an attack names it. So one that is added in another file works with APGD at once.
+A registered loss takes the outputs of a pass, the labels, the targets (the labels where an attack has no target) and
+one weight an image. An attack names its loss, so a loss registered in another file works with APGD without a change.
 
 Shapes: B images, K classes.
 """
@@ -18,7 +18,7 @@ from ..errors import InvalidInputError
 from ..register import LOSSES
 from .gradient_model import MixedOutputs, Outputs
 
-_TINY = 1e-12  # AutoAttack's guard of DLR's denominator; in float32 it never underflows
+_TINY = 1e-12  # added to DLR's denominator, as in AutoAttack, so that equal logits do not divide by zero
 
 
 def ce_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def ce_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 
 
 def dlr_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Difference of logits ratio (Croce & Hein 2020, eq. 6), shape (B,); without a third logit no denominator."""
+    """Difference of logits ratio (Croce & Hein 2020, eq. 6), shape (B,); with K = 2 without its denominator."""
     sorted_BK = logits_BK.sort(dim=1).values
     gap_B = _at(logits_BK, labels_B) - _others(logits_BK, labels_B).amax(dim=1)
     if logits_BK.shape[1] < 3:
@@ -38,7 +38,7 @@ def dlr_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 def targeted_dlr_loss(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) -> Tensor:
     """Targeted DLR (Croce & Hein 2020, eq. 7), shape (B,).
 
-    The denominator needs four classes: with K = 3 it is z_(1) - z_(3), with K = 2 there is none.
+    The denominator of the paper needs four classes: with K = 3 it is z_(1) - z_(3), with K = 2 the loss has none.
     """
     gap_B = _at(logits_BK, labels_B) - _at(logits_BK, targets_B)
     n_classes = logits_BK.shape[1]
@@ -50,9 +50,9 @@ def targeted_dlr_loss(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) ->
 
 
 def margin_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """`log(1 - (p_y - max_{j != y} p_j))`, shape (B,), as a difference of two logsumexp: it does not saturate.
+    """`log(1 - (p_y - max_{j != y} p_j))`, shape (B,), as a difference of two logsumexp, which does not saturate.
 
-    1 - p_y is the sum of the other classes' probabilities, so the best of them counts twice.
+    1 - p_y + max_{j != y} p_j is the sum of the other classes' probabilities with the largest of them counted twice.
     """
     others_BK = _others(logits_BK, labels_B)
     twice_BK = F.one_hot(others_BK.argmax(dim=1), logits_BK.shape[1]).to(logits_BK) * math.log(2)
@@ -79,13 +79,13 @@ def dlr(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor
 
 @LOSSES("margin", describes="log(1 - signed margin), which does not saturate")
 def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """The margin itself."""
+    """`margin_loss` of the label."""
     return margin_loss(outputs.logits, labels_B)
 
 
-@LOSSES("joint", describes="rob's gap to the target and std's vote for it, both of a mixture")
+@LOSSES("joint", describes="of a mixture: rob's gap to the target plus std's gap to it")
 def joint(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """`joint_loss` of the two base classifiers; `weights_B` is the weight of std's vote."""
+    """`joint_loss` of the two base classifiers; `weights_B` weighs std's gap."""
     if not isinstance(outputs, MixedOutputs):
         raise InvalidInputError("the loss 'joint' is that of a mixture; this classifier has no std and rob")
     return joint_loss(outputs.std_logits.double(), outputs.mapped_logits, labels_B, targets_B, weights_B)
@@ -94,9 +94,10 @@ def joint(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tens
 def joint_loss(
     std_logits_BK: Tensor, mapped_logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor
 ) -> Tensor:
-    """`log(1 - (p_y - p_k))` of rob behind its map, plus w times std's gap to k while it is negative; shape (B,).
+    """`log(1 - (p_y - p_k)) + w min(0, g_k - max_{j != k} g_j)`, shape (B,), for label y, target k and weight w.
 
-    To be maximised. 1 - (p_y - p_k) is a sum of positive terms, 2 p_k and the others but y, so it never saturates.
+    p are the probabilities of M(rob), g std's logits. 1 - (p_y - p_k) is computed as the sum of 2 p_k and the p_j of
+    all other classes but y, positive terms only, so the loss does not saturate where p_y is close to 1.
     """
     log_probs_BK = mapped_logits_BK.log_softmax(dim=1)
     twice_BK = torch.zeros_like(log_probs_BK).scatter(1, targets_B[:, None], math.log(2))
@@ -108,7 +109,7 @@ def joint_loss(
 
 
 def anyone(mask: Tensor) -> bool:
-    """Whether any entry is set; simply True on an accelerator, where the host would have to wait for the answer."""
+    """Whether any entry is true; always True on an accelerator, since the host would have to wait for the answer."""
     return mask.device.type != "cpu" or bool(mask.any())
 
 

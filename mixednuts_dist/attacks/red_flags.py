@@ -1,6 +1,6 @@
-"""Signs that an evaluation claims more than it has shown: one boolean an image and flag, stored with the stage's rows.
+"""Signs that attacks may overestimate robustness: one boolean for each image and flag, stored with the stage's rows.
 
-Croce & Hein's AutoAttack warns of some of these in its log; here they are counted over the whole run and reported.
+Croce & Hein's AutoAttack logs a warning for some of them; here they are counted over the whole run and reported.
 Shapes: B images of C x H x W, K classes.
 """
 
@@ -15,12 +15,12 @@ from .gradient_model import AttackedModel
 from .judge import Judge
 from .losses import ce_loss
 
-# The second name is that of a stored column.
+# The values are names of stored columns, so they stay as earlier releases wrote them.
 NO_GRADIENT, NO_SURROGATE_GRADIENT = "no_gradient", "no_climb"
 UNREPEATABLE, UNCONFIRMED = "unrepeatable", "unconfirmed"
 FLAGS = (NO_GRADIENT, NO_SURROGATE_GRADIENT, UNREPEATABLE, UNCONFIRMED)
 
-LOGITS_TOLERANCE = 1e-3  # between two passes over the same images, which rounding may move apart
+LOGITS_TOLERANCE = 1e-3  # of two passes over the same images, absolute and relative: rounding alone differs by less
 
 
 def raised_flags(
@@ -29,8 +29,8 @@ def raised_flags(
     """Flag -> (B,) bool, in the order of `FLAGS`.
 
     Args:
-        attacked: the classifier, which is tried for gradients of its own too, though no attack asks it for any.
-        unconfirmed_B: what an attack called broken and a second look did not, as `AttackOutcome.unconfirmed`.
+        attacked: the classifier; the gradient of its own logits is tried too, though attacks use the surrogate's.
+        unconfirmed_B: images broken in the attack whose last verdict was right, as `AttackOutcome.unconfirmed`.
     """
     shape = BatchShape.of(batch_size, x_BCHW.device)
     judge = Judge(attacked.model, shape)
@@ -44,7 +44,7 @@ def raised_flags(
 
 
 def has_gradient(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> bool:
-    """Whether the logits depend on the images in a way that autograd can follow, on at least one of them."""
+    """Whether the gradient of the cross-entropy is nonzero somewhere, on at least one of the images."""
     labels_B = torch.zeros(len(x_BCHW), dtype=torch.long, device=x_BCHW.device)
     return bool(_gradient(model, x_BCHW, labels_B).any())
 
@@ -55,7 +55,7 @@ def _without_gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tenso
     def gradient(images: Tensor) -> Tensor:
         return _gradient(logits_of, images[:, 1:], images[:, 0].flatten(1)[:, 0].long())
 
-    # The label travels as one more channel, so that images and labels are split and filled up together.
+    # The label is appended as one more channel, so that images and labels are split and padded together.
     labelled = torch.cat([y.view(-1, 1, 1, 1).expand(-1, 1, *x.shape[2:]).to(x), x], dim=1)
     passes = Passes(shape, lambda images: (gradient(images),))
     return ~in_one_shape(gradient, labelled, passes).flatten(1).any(dim=1)
@@ -68,7 +68,7 @@ def _gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Te
 
 
 def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[str]:
-    """Plain sentences with the numbers, none where nothing was found; `flags` are a run's, (N,) each."""
+    """One sentence with its counts for each flag that is set on any image; `flags` are a whole run's, (N,) each."""
     found = []
     counts = {flag: int(raised.sum()) for flag, raised in flags.items()}
     total = {flag: raised.numel() for flag, raised in flags.items()}
@@ -79,7 +79,7 @@ def findings(flags: Mapping[str, Tensor], n_classes: int, subject: str) -> list[
         targets = n_classes - 1
         found.append(
             f"There are {n_classes} classes: APGD-T and FAB-T have {targets} target{'s' * (targets > 1)} an image, and "
-            "the targeted DLR loss, which is defined from 4 classes on, uses the logits that there are."
+            "the targeted DLR loss, whose definition needs 4 classes, is taken over these."
         )
     return found
 

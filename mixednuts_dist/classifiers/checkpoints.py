@@ -1,6 +1,6 @@
-"""Other people's weights and packages: tensors only, never code, and what the usual wrong files are, told in words.
+"""Weights of other packages: they are read as tensors only, never as code, and the usual wrong files have clear errors.
 
-Torch is imported where it is needed: what is missing on a machine can be told without it.
+Torch is imported where it is needed, so that missing files are found without it.
 """
 
 import contextlib
@@ -146,12 +146,12 @@ def _shortened(text: str, most: int = 300) -> str:
 def fetch(item: Missing, on_bytes: Callable[[int, int], None] = lambda _done, _all: None) -> str:
     """Put a missing file into its place; returns its sha256.
 
-    What has arrived lies in `<file>.part` until all of it has, and the next call goes on from there. `on_bytes` is told
-    how many bytes there are and how many there will be (0 where the server does not say).
+    The bytes go to `<file>.part`, which is renamed when it is whole; the next call continues an unfinished one.
+    `on_bytes` is called with the number of bytes written and the number in all (0 where the server does not say).
 
     Raises:
-        BaseClassifierError: where nobody knows where to get it, the server refuses, or the bytes are not those that
-            were published; what is damaged is not put into place.
+        BaseClassifierError: where no source is known, the server refuses, or the file's sha256 is not the published
+            one; such a file is deleted.
     """
     if not item.url:
         raise BaseClassifierError(f"{item.what}: it cannot be fetched; {item.command}")
@@ -183,7 +183,7 @@ def fetch(item: Missing, on_bytes: Callable[[int, int], None] = lambda _done, _a
 
 
 def _download(item: Missing, part: Path, on_bytes: Callable[[int, int], None]) -> None:
-    """Append to `part` until the server has sent all; a connection that breaks is taken up again where it broke."""
+    """Append to `part` until the server has sent all of the file; a broken connection is continued where it broke."""
     import requests
     import urllib3
 
@@ -197,7 +197,7 @@ def _download(item: Missing, part: Path, on_bytes: Callable[[int, int], None]) -
                 if response.status_code >= 400:
                     raise _refused(item, f"{response.status_code} {response.reason}")
                 if response.status_code != 206:
-                    have = 0  # a server that does not take up again begins again
+                    have = 0  # the server ignores the range and sends the whole file
                 length = int(response.headers.get("Content-Length", 0))
                 with part.open("ab" if have else "wb") as file:
                     for block in response.iter_content(_BLOCK):

@@ -74,7 +74,7 @@ def search(given: Invocation) -> None:
 
     result = given.on_ray(partial(stage.run, given.config))
     print_table(search_table(result), Console(), f"criterion {result.criterion}")
-    given.tell_run()
+    given.print_run()
 
 
 @run_command("report mine.yaml --json", "report mine.yaml --otlp http://127.0.0.1:4318", ray=False, as_json=True)

@@ -80,10 +80,10 @@ class Invocation:
             progress.doing("looking at the images, trying the classifiers on a few of them")
             return work(executor=executor, progress=progress)
 
-    def tell_run(self) -> None:
+    def print_run(self) -> None:
         """Which run this is, and where it lies."""
-        told = f"run {self.config.run_id()} in {self.config.storage}"
-        self.console.print(told, highlight=False, markup=False, soft_wrap=True)
+        line = f"run {self.config.run_id()} in {self.config.storage}"
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def run_command(
@@ -127,11 +127,11 @@ def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunCo
     """
     loaded = load_config(config, overrides)
     check_uris(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
-    told = f"run {loaded.run_id()} in {loaded.storage}: loading PyTorch"
+    line = f"run {loaded.run_id()} in {loaded.storage}: loading PyTorch"
     if _as_json_lines():
-        logger.info(told, extra={"run": loaded.run_id()})
+        logger.info(line, extra={"run": loaded.run_id()})
     else:
-        console.print(told, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return loaded
 
 
@@ -174,11 +174,11 @@ def _signals_kept(received: list[int]) -> Iterator[None]:
         yield
         return
 
-    last, tell_unraisable = -math.inf, sys.unraisablehook
+    last, show_unraisable = -math.inf, sys.unraisablehook
 
-    def tell_errors(what: "sys.UnraisableHookArgs") -> None:
+    def show_errors(what: "sys.UnraisableHookArgs") -> None:
         if not received or issubclass(what.exc_type, Exception):  # others are interrupts
-            tell_unraisable(what)
+            show_unraisable(what)
 
     def interrupt(number: int, _: object) -> None:
         nonlocal last
@@ -197,11 +197,11 @@ def _signals_kept(received: list[int]) -> Iterator[None]:
     # Under nohup SIGHUP is ignored, and stays so.
     kept = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     handlers: dict[Any, Any] = {number: signal.signal(number, interrupt) for number in kept}
-    sys.unraisablehook = tell_errors
+    sys.unraisablehook = show_errors
     try:
         yield
     finally:
-        sys.unraisablehook = tell_unraisable
+        sys.unraisablehook = show_unraisable
         if _ALARM and _ALARM in handlers:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(_ALARM, handlers.pop(_ALARM) or signal.SIG_DFL)

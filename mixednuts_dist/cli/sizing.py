@@ -49,10 +49,10 @@ def estimate(given: Invocation, as_json: bool) -> None:
 def measure(config: RunConfig) -> "tuple[tuple[int, ...], dict[str, ModelSize | None]]":
     """(C, H, W) of the images, and the sizes of what there is of `std`, `rob` and `mixed`, on one image.
 
-    The size of a black box is None, since nobody knows it.
+    The size of a black box is None, since it is not known.
 
     Raises:
-        BaseClassifierError, DatasetError: where a classifier cannot be built, or the image size cannot be told.
+        BaseClassifierError, DatasetError: where a classifier cannot be built, or the image size is not known.
     """
     from ..classifiers.base_classifiers import ModelSize, measure_uri
     from ..images.datasets import open_dataset

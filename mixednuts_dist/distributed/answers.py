@@ -23,7 +23,7 @@ class Answers:
 
     Args:
         uris: of "std", where the run has one, and "rob".
-        n_classes: as the driver saw it; None where nobody has looked.
+        n_classes: as the driver found it; None where it has not looked.
     """
 
     def __init__(self, networks: Mapping[str, nn.Module], uris: Mapping[str, str], n_classes: int | None) -> None:

@@ -1,15 +1,15 @@
-"""A pool of workers that pull pieces of work: lost workers are replaced, lost work is done again.
+"""A pool of workers that pull pieces of work: lost workers are replaced, lost pieces are computed again.
 
-Each worker works on one piece, so a lost one costs one piece, those few that a silent storage kept it from writing, and
-what was begun of the prefetched ones, whose images take the slots that empty. More workers may be asked for than there
-is room: those without room are what an autoscaler reacts to, and they join when a node does. The driver holds numbers,
-never images.
+A worker computes one piece at a time. With a lost worker go its piece, pieces that it had computed but could not write
+because the storage did not answer, and what it had begun of its prefetched pieces. More workers may be requested than
+the cluster has room for: an autoscaler sees the requests without room, and the workers join with the new nodes. The
+driver holds counts and times, never images.
 
-A piece that takes far longer than the finished ones let expect is computed a second time elsewhere. Results are
-deterministic and a file is created once, so whichever copy is written first counts, and the other's worker is ended.
+A piece that takes far longer than the finished ones suggest is computed a second time by another worker. Results are
+deterministic and a file is created once, so the copy that is written first counts and the other's worker is ended.
 
-The workers of a node that will leave, because a spot machine is called back for instance, get no further piece. They
-finish the one at hand; where the notice is shorter than that takes, another worker begins it at once.
+Workers on a node that will leave (a spot machine that is called back, for instance) get no further piece. They finish
+their piece; if the notice is too short for that, another worker begins the piece at once.
 """
 
 import logging
@@ -32,21 +32,21 @@ from .worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
-_LOOK_UP_SECONDS = 5.0  # how long the driver sleeps at most before it tells who is at work
-_NOTICE_SECONDS = 1.0  # between two looks at which nodes are drained, as pieces end
-_MOST_ASKED = 200  # workers, for how far they are; of more of them, some finish every few seconds
+_LOOK_UP_SECONDS = 5.0  # the driver sleeps at most so long before it reports how many workers there are
+_NOTICE_SECONDS = 1.0  # at least so long between two checks of which nodes are drained
+_MOST_ASKED = 200  # more workers than this are not asked for their progress: some finish every few seconds anyway
 
 
 @dataclass(eq=False)
 class _Hired:
     worker: Worker
     node: str = ""  # what its `ready` has returned
-    work: Work | None = None  # what it is at,
+    work: Work | None = None  # what it computes,
     since: float = 0.0  # and from when on, by time.monotonic()
-    prefetched: tuple[Partition, ...] = ()  # pieces that it may have begun meanwhile
+    prefetched: tuple[Partition, ...] = ()  # pieces that it gets next and may have begun
     unwritten: list[Partition] = field(default_factory=list)  # computed, and not in the storage yet
-    question: "Future[float] | None" = None  # not answered yet: how many images of `work` are decided
-    decided: float = 0.0  # the last answer
+    question: "Future[float] | None" = None  # the open call for the number of decided images of `work`
+    decided: float = 0.0  # the last answer to it
 
 
 @dataclass
@@ -59,25 +59,25 @@ class Pool:
     executor: Executor
     on_receipt: Callable[[Receipt], None] = lambda _receipt: None  # one more piece is written
     on_file: Callable[[Receipt], None] = lambda _receipt: None  # a partition's whole file is written
-    on_look: Callable[[int, int], None] = lambda _ready, _asked: None  # workers that are there, and that were asked for
-    on_decided: Callable[[float], None] | None = None  # images of unfinished pieces that are decided
+    on_look: Callable[[int, int], None] = lambda _ready, _asked: None  # numbers of ready and of requested workers
+    on_decided: Callable[[float], None] | None = None  # the number of decided images of unfinished pieces
     _ended: "queue.SimpleQueue[Future[Any]]" = field(default_factory=queue.SimpleQueue)  # calls, as they end
-    _running: "dict[Future[Any], _Hired]" = field(default_factory=dict)  # the call that each worker is at -> the worker
-    _hired: list[_Hired] = field(default_factory=list)  # all that are not released yet, whatever they are at
+    _running: "dict[Future[Any], _Hired]" = field(default_factory=dict)  # open call -> its worker
+    _hired: list[_Hired] = field(default_factory=list)  # all workers that are not released
     _written: set[Work] = field(default_factory=set)
-    _twice: set[Work] = field(default_factory=set)  # overdue pieces, which a second worker may have or get
+    _twice: set[Work] = field(default_factory=set)  # pieces that two workers may compute
     _leaving: dict[str, float] = field(default_factory=dict)  # nodes that are drained -> until when, by time.time()
     _failed_starts: int = 0
     _any_ready: bool = False
 
     def run(self, queue: WorkQueue) -> None:
-        """Until each piece is written or set aside.
+        """Returns when each piece is written or set aside.
 
         Raises:
-            PartitionFailed: after all others are done, naming those that failed all of their tries; at once, where the
-                first few failed and none was done.
+            PartitionFailed: after all others are done, naming the pieces that failed all of their tries; at once, where
+                every try so far has failed.
             ClusterError: at once, where a worker cannot start; a worker's own MixedNutsError is passed on as it is.
-            StoreError: at once, where the storage has failed a worker.
+            StoreError: at once, where a worker could not read or write the storage.
         """
         self._queue = queue
         self._failures = Failures(Store(self.spec.store_uri), self.task.stage, self.settings.max_tries)
@@ -103,25 +103,25 @@ class Pool:
         self._failures.raise_if_poisoned()
 
     def _needed(self, worker: _Hired) -> bool:
-        """Whether anything that it has or is at is not written yet."""
+        """Whether its piece, or one that it holds, is not written yet."""
         return any(piece not in self._written for piece in (*worker.unwritten, *([worker.work] if worker.work else [])))
 
     def _look_for_overdue(self, now: float) -> None:
-        """Hand out overdue pieces again; where twice the time has not helped either, end the worker as hung."""
+        """Have overdue pieces computed a second time, and end a worker that has taken twice the time allowed."""
         for call, worker in list(self._running.items()):
             work = worker.work
             if work is None or call not in self._running:
                 continue
             taken, allowed = now - worker.since, self._queue.seconds_allowed(work, self.settings.watchdog)
-            allowed *= 2 ** self._failures.tries(work)  # it may be slow by nature: each try has twice the time
-            allowed *= 1 + len(worker.prefetched)  # whose passes are among its own
+            allowed *= 2 ** self._failures.tries(work)  # the piece may just be slow: each try has twice the time
+            allowed *= 1 + len(worker.prefetched)  # the worker computes those in the same batches
             if taken > 2 * allowed:
                 self._end_hung(call, worker, work, taken)
             elif taken > allowed and work not in self._twice:
                 self._begin_again(work, f"{taken:.0f} s are more than the {allowed:.0f} s expected")
 
     def _look_for_leaving(self) -> None:
-        """Note the nodes that are drained, and begin elsewhere what they have no time to finish."""
+        """Note which nodes are drained, and have another worker begin the pieces that they cannot finish in time."""
         draining, known = self.executor.leaving(), self._leaving.keys()
         for worker in [worker for worker in self._hired if worker.node in draining.keys() - known]:
             work, left = worker.work, draining[worker.node] - time.time()
@@ -136,7 +136,7 @@ class Pool:
         self._leaving = {node: until for node, until in self._leaving.items() if node in draining}
 
     def _begin_again(self, work: Work, why: str) -> None:
-        """Let another worker compute it too."""
+        """Let a second worker compute the piece too."""
         logger.warning("%s: %s; it is begun again", work, why)
         self._twice.add(work)
         self._queue.hand_out_again(work)
@@ -144,7 +144,7 @@ class Pool:
         self._hire_if_missing()
 
     def _hire_if_missing(self) -> None:
-        """In the place of one that was released or will leave; where there is no room, it waits."""
+        """Hire a worker in place of one that was released or will leave; without room the request waits."""
         if sum(worker.node not in self._leaving for worker in self._hired) < self.settings.n_workers:
             self._hire()
 
@@ -160,7 +160,7 @@ class Pool:
             self._hire_if_missing()
 
     def _end_at_once(self, call: "Future[Any]", worker: _Hired) -> None:
-        """End a worker in the middle of what it is at; what only waited to be written is computed again."""
+        """End a worker in the middle of a call; its computed but unwritten pieces are computed again."""
         del self._running[call]
         self._end(worker)
         for piece in worker.unwritten:
@@ -168,7 +168,7 @@ class Pool:
                 self._try_again(piece)
 
     def _wait(self) -> "list[Future[Any]]":
-        """The calls that have ended, all of them at once."""
+        """All calls that have ended by now, after waiting for the first one."""
         try:
             ended = [self._ended.get(timeout=_LOOK_UP_SECONDS)]
         except queue.Empty:
@@ -178,13 +178,13 @@ class Pool:
         return ended
 
     def _ask_how_far(self) -> None:
-        """Report what the workers at work have answered since the last look, and ask again."""
+        """Report how many images the workers have decided by their last answers, and ask them again."""
         at_work = [worker for worker in self._running.values() if worker.work]
         if self.on_decided is None or len(at_work) > _MOST_ASKED:
             return
         for worker in at_work:
             if worker.question is not None and worker.question.done():
-                if worker.question.exception() is None:  # a worker that is lost shows where its work is waited for
+                if worker.question.exception() is None:  # that a worker is lost is seen when its piece is settled
                     worker.decided = worker.question.result()
                 worker.question = None
             if worker.question is None:
@@ -212,12 +212,12 @@ class Pool:
         call.add_done_callback(self._ended.put)
 
     def _release(self, worker: _Hired) -> None:
-        """It is at nothing, and there is nothing more for it to do."""
+        """Give back a worker that computes nothing and gets nothing more."""
         self._forget(worker)
         self.executor.release(self.spec, self.settings, worker.worker)
 
     def _end(self, worker: _Hired) -> None:
-        """In the middle of what it is at."""
+        """End a worker at once, also in the middle of a call."""
         self._forget(worker)
         worker.worker.end()
 
@@ -229,7 +229,7 @@ class Pool:
         """Take in one result, good or bad, and give the worker its next piece."""
         worker = self._running.pop(call, None)
         if worker is None:
-            return  # ended a moment ago, as the second at a piece
+            return  # it was ended because the other copy of its piece was written first
         work, worker.work = worker.work, None
         try:
             result = call.result()
@@ -250,7 +250,7 @@ class Pool:
             self._assign(worker)
 
     def _take_in(self, worker: _Hired, work: Partition | None, written: Mapping[Partition, Receipt]) -> None:
-        """It has computed `work`, or waited for the storage; `written` are the files that have been accepted."""
+        """Note that a worker has computed `work` and that the storage has accepted the files `written`."""
         if work:
             self._failures.succeeded()
             worker.unwritten.append(work)
@@ -264,7 +264,7 @@ class Pool:
                 self.on_file(receipt)
 
     def _first(self, work: Work) -> bool:
-        """Note that it is written; False for the second of two copies. A worker that is still at the other is ended."""
+        """Note that a piece is written, and end a worker that computes a copy of it; False for a second copy."""
         if work in self._written:
             return False
         self._written.add(work)
@@ -285,37 +285,37 @@ class Pool:
             return
         if work is None:
             self._release(worker)
-            if len(self._queue):  # it leaves with its node
+            if len(self._queue):  # the worker got nothing because its node leaves
                 self._hire_if_missing()
             return
         worker.work, worker.since = work, time.monotonic()
         if isinstance(work, Merge):
             self._begin(worker, "merge", work.whole, work.spans, self.task)
         else:
-            worker.prefetched = self._queue.claim(n_workers, worker, work)
+            worker.prefetched = self._queue.prefetch(n_workers, worker, work)
             self._begin(worker, "process", work, self.task, worker.prefetched)
 
     def _call_failed(self, worker: _Hired, work: Work | None, error: Exception) -> None:
         if not worker.node:
             raise error if isinstance(error, MixedNutsError) else ClusterError(f"a worker cannot start: {error}")
-        if work in self._written:  # a copy, which the other has overtaken
+        if work in self._written:  # the other copy of this piece was faster
             self._assign(worker)
             return
         if isinstance(error, StoreError) or work is None:
-            raise error  # the worker has waited as long as waiting helps, and every other piece needs the storage too
+            raise error  # the worker has retried for as long as it makes sense, and every piece needs the storage
         if self._failures.failed(work, f"{type(error).__name__}: {error}", _log(error), worker.node):
             self._try_again(work)
         self._raise_if_hopeless()
         self._assign(worker)
 
     def _worker_lost(self, worker: _Hired, work: Work | None, error: WorkerLost) -> None:
-        """The process or its machine is gone: the piece goes back to the queue and a new one is hired."""
+        """The process or its machine is gone: its pieces go back into the queue, and a new worker is hired."""
         logger.warning("lost a worker%s: %s", f" at {work}" if work else "", _first_line(error))
         self._end(worker)
         gone, log = error.machine or self.executor.is_gone(worker.node), _log(error)
         if not worker.node:
             self._count_failed_start(gone, error)
-        # What it was at is to blame; where it only waited for the storage, the pieces that waited with it are.
+        # A failure is counted for the piece it computed or, if it only waited for the storage, for its unwritten ones.
         unwritten = [piece for piece in worker.unwritten if piece not in self._written]
         blamed: list[Work] = [piece for piece in ([work] if work else unwritten) if piece not in self._written]
         for piece in unwritten:
@@ -337,7 +337,7 @@ class Pool:
 
     def _try_again(self, work: Work) -> None:
         if any(other.work == work for other in self._running.values()):
-            return  # its copy goes on
+            return  # another worker still computes a copy
         self._queue.put_back(work)
         self.executor.count_retry(self.spec.run_id, self.task.stage)
 
@@ -347,7 +347,7 @@ class Pool:
             raise ClusterError(f"workers died {self._failed_starts} times before they were ready: {error}")
 
     def _dismiss(self) -> None:
-        """End every worker that is left, also the one whose error ends the stage."""
+        """End every worker that is left."""
         for worker in list(self._hired):
             self._end(worker)
         self._running.clear()

@@ -43,7 +43,7 @@ PART_SIZE = 100
 
 @dataclass(frozen=True)
 class PartJob:
-    """One part to be written: these images of `source`, in this order."""
+    """One part to be written: the images `indices` of `source`, in this order."""
 
     source: str
     destination: str
@@ -55,7 +55,7 @@ class PartJob:
 
 @dataclass(frozen=True)
 class PartDone:
-    """A part that is in its place; `image_shape` is that of every image in it."""
+    """A written part; every image in it has `image_shape`."""
 
     part: ImagePart
     image_shape: tuple[int, int, int]
@@ -63,11 +63,11 @@ class PartDone:
 
 
 def write_parts(jobs: Sequence[PartJob]) -> Iterator[PartDone]:
-    """Write the parts that are not there yet, and yield every one as it is done, in any order.
+    """Write the parts that are missing, and yield every part when it is there, in any order.
 
     Raises:
-        DatasetError, StoreError: at the first part that cannot be read or written; what is written stays.
-        ClusterError: where Ray lost a part's worker again and again.
+        DatasetError, StoreError: at the first part that cannot be read or written; parts that are written stay.
+        ClusterError: where Ray lost a part's worker more than `_MAX_RETRIES` times.
     """
     try:
         for row in _plan(jobs).iter_rows():
@@ -88,11 +88,11 @@ def _plan(jobs: Sequence[PartJob]) -> Any:
         context.enable_progress_bars = context.print_on_execution_start = False
         items = [asdict(job) for job in jobs]
         plan = ray.data.from_items(items, override_num_blocks=min(len(items), _MAX_BLOCKS))
-        return plan.map(_told, max_retries=_MAX_RETRIES)
+        return plan.map(_written_or_error, max_retries=_MAX_RETRIES)
 
 
-def _told(item: dict[str, Any]) -> dict[str, str]:
-    """`_write`, its errors as values: Ray Data would wrap them beyond recognition."""
+def _written_or_error(item: dict[str, Any]) -> dict[str, str]:
+    """`_write`, with its error as a value, because an error that passes Ray Data loses its type."""
     try:
         written = _write(PartJob(**{**item, "indices": tuple(item["indices"])}))
     except MixedNutsError as error:
@@ -101,7 +101,7 @@ def _told(item: dict[str, Any]) -> dict[str, str]:
 
 
 def _write(job: PartJob) -> PartDone:
-    """One part: take it as it is if it is whole, otherwise write it in one step."""
+    """Write a part atomically, unless a whole file of it is there."""
     store = Store(job.destination)
     rows = finished_part(store, job.name, job.fingerprint)
     was_there = rows is not None
@@ -122,13 +122,13 @@ def _source(uri: str) -> ArrayImages | ImageFiles:
 
 
 def _read(dataset: ArrayImages | ImageFiles, indices: Sequence[int]) -> ImageRows:
-    """The images as the very uint8 pixels they were made from."""
+    """The images as the uint8 pixels that they were decoded from."""
     images, labels = dataset.take(indices)
     pixels = images.mul(255).round().byte()
     if not bool((pixels.float().div(255) == images).all()):
         raise DatasetError(
-            f"{dataset.uri}: its pixels are no multiples of 1/255, and would not survive being stored as uint8; "
-            "use it as it is"
+            f"{dataset.uri}: its pixels are no multiples of 1/255, so uint8 cannot store them exactly; "
+            "use it as data.uri without preparing it"
         )
     names = getattr(dataset, "names", None)
     called = tuple(names[i] if names else f"{dataset.uri.partition(':')[0]}/{i}" for i in indices)
@@ -147,7 +147,7 @@ def run(
 ) -> Manifest:
     """Write the first `n` images of `uri` (all by default) below `destination`; parts that are there are kept.
 
-    `on_part` is told of each part that is done and of how many images there are in all.
+    `on_part` is called with each part that is done and the number of images in all.
 
     Raises:
         DatasetError: where the source cannot be used, or `destination` holds other images.
@@ -183,7 +183,7 @@ def _jobs(uri: str, dataset: Dataset, destination: str, n_images: int, part_size
 
 
 def _refuse_others(destination: str, jobs: Sequence[PartJob]) -> None:
-    """Two sets in one folder would be a mixture of both."""
+    """Refuse a destination that holds parts of another set of images."""
     store = Store(destination)
     if store.exists(MANIFEST):
         there = open_parquet(parse_uri(f"parquet:{destination}")).manifest
@@ -195,7 +195,7 @@ def _refuse_others(destination: str, jobs: Sequence[PartJob]) -> None:
 
 
 def _finish(dataset: Dataset, jobs: Sequence[PartJob], done: Sequence[PartDone], seed: int) -> Manifest:
-    """The manifest, written last: a set without one is not complete."""
+    """Write the manifest, last of all: a set without one is not complete."""
     done = sorted(done, key=lambda part: part.part.start)
     shapes = {part.image_shape for part in done}
     if len(shapes) > 1:

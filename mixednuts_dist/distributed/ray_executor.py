@@ -193,7 +193,7 @@ def pool_settings(compute: ComputeConfig) -> PoolSettings:
     room are what its autoscaler listens to.
 
     Raises:
-        ClusterError: where there is no room for a single worker and no number is asked for.
+        ClusterError: where there is no room for a single worker and no number is configured.
     """
     placement = _placement(compute)
     num_workers, num_gpus, num_cpus = compute.num_workers, compute.num_gpus, compute.num_cpus
@@ -244,16 +244,16 @@ def _fits(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
 
 
 def draining_nodes() -> dict[str, float]:
-    """Nodes that Ray was told will go -> when, in seconds since 1970, infinity where nobody said.
+    """Nodes that Ray is draining -> when they go, in seconds since 1970, infinity where no time was given.
 
-    Ray's public interface does not tell; this is where its own libraries ask. Where it is no more, a node that leaves
-    is one that is lost.
+    Ray's public interface does not have this; its own libraries read it from the same private place. In a Ray without
+    that place, a node that leaves is only noticed when it is lost.
     """
     try:
         from ray._private.state import state
 
-        told: dict[str, int] = state.get_draining_nodes()
+        deadlines: dict[str, int] = state.get_draining_nodes()
     except (ImportError, AttributeError, RayError, RuntimeError) as error:
         logger.debug("whether nodes are drained is not known: %s", error)
         return {}
-    return {node: deadline / 1000 if deadline else math.inf for node, deadline in told.items()}
+    return {node: deadline / 1000 if deadline else math.inf for node, deadline in deadlines.items()}

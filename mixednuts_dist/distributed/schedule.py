@@ -1,23 +1,24 @@
-"""Which piece of work a free worker gets next, and what went wrong with each. No Ray and no clock.
+"""Which piece of work a free worker gets next, and which pieces failed. Uses neither Ray nor a clock.
 
-The pool and the simulation share it.
+The pool uses it, and so does the simulated cluster of the tests.
 
-Heaviest partitions go first. A worker never gets more than its share of what is left, `1 / (SHARES * workers)`: at
-first that is more than a partition, so partitions go out whole; near the end it is less, and partitions are cut into
-spans that shrink as the work does (guided self-scheduling), so that all workers end within about one of the last spans.
-A partition that was cut is merged into its one file by a worker as soon as its last span is written. How often it was
-cut moves no row: an image's noise is keyed by its sample id.
+Order: the partitions of the highest expected cost go first. Size: a worker gets at most `1 / (SHARES * workers)` of the
+work that is left. At first that is more than a partition, so partitions go out whole. Near the end it is less, so they
+are cut into spans that shrink with the work left (guided self-scheduling), and all workers end within about one of the
+last spans. When the last span of a partition is written, a worker merges the spans into the partition's file. Cutting
+changes no row, because an image's noise is keyed by its sample id.
 
-Few images at a time can leave an accelerator waiting for itself, so cutting has a floor. It starts low and rises with
-what the run itself shows: a span that got through less than half as many passes a second as its machine can was too
-small. (A short span of images that all broke at once is slow in this sense too, and harmless.)
+Smallest span: a batch of few images leaves an accelerator partly idle. The limit starts low. It is raised to twice the
+length of a span that passed fewer than half as many images a second as the same machine has done before. (A short span
+whose images all broke at once looks slow too; raising the limit for it does no harm.)
 
-A worker may be told ahead what it gets next, so that its empty seats can be filled: pieces are claimed for it while so
-many are left that they go out whole. A claim is a preference: where nothing else is left, others get the piece.
+Prefetching: a worker is also given the pieces that it gets next, so that their images take the slots that become free.
+Pieces are reserved for a worker only while so many are left that they go out whole. A worker for which nothing else is
+left takes a piece that is reserved for another one.
 
-Tries are counted, and poison is set aside with its log. A process that dies at a piece has used up one of its tries. A
-machine that is taken away has not: on spot machines that is nobody's fault. But a piece that takes its machine down
-each time must end as well, so lost machines have a bound.
+Failures: a piece has `max_tries` tries, then it is set aside with its log. A worker process that dies uses up a try of
+its piece. A lost machine does not, because spot machines are taken away without any fault of the piece; but a piece
+during which `MAX_LOST_MACHINES` machines were lost is set aside as well, so that the run ends.
 """
 
 import logging
@@ -33,18 +34,18 @@ from ..storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-SHARES = 1.5  # pieces that each worker could still get of what is left
-LEAST_OVERDUE = 300.0  # seconds that any piece may take: as long as a storage that is down is waited for
-INEFFICIENT = 0.5  # of the most passes a second that its machine has shown: a span below that was too small,
-NOTICEABLE = 0.25  # unless it was over in that share of an average piece's time
-AHEAD = 2  # pieces that are claimed for a worker
-MAX_LOST_MACHINES = 10  # while it was at one piece, or waited to write it
-HOPELESS = 3  # times the tries of a piece, all of them failed: then it is the run, not the piece
+SHARES = 1.5  # pieces that each worker could still get of the work left
+LEAST_OVERDUE = 300.0  # seconds that any piece may take: as long as workers wait for a storage that does not answer
+INEFFICIENT = 0.5  # a span with fewer passes a second than this share of its machine's best was too small,
+NOTICEABLE = 0.25  # unless it took less than this share of an average piece's time
+PREFETCHED = 2  # pieces that are reserved for a worker beside the one it computes
+MAX_LOST_MACHINES = 10  # during one piece, or while it waited to be written
+HOPELESS = 3  # after this many times `max_tries` failures and no success the stage ends
 
 
 @dataclass(frozen=True)
 class Merge:
-    """All spans of a partition are written; they become its file."""
+    """The work of joining all spans of a partition into its file."""
 
     whole: Partition
     spans: tuple[Span, ...]
@@ -63,7 +64,7 @@ class WorkQueue:
         partitions: the unfinished ones.
         smallest: images of the smallest spans to begin with; a partition of at most twice as many is never cut.
         weights: expected cost of each partition; its number of images where missing.
-        finished_spans: of unfinished partitions, left by an earlier session.
+        finished_spans: of unfinished partitions, which an interrupted run has left.
         in_order: hand the partitions out as they come, not the heaviest first.
     """
 
@@ -81,44 +82,44 @@ class WorkQueue:
         self._seconds, self._n_finished = 0.0, 0  # of all finished pieces
         self._speeds: dict[str, float] = {}  # machine -> the most passes a second that a piece had there
         self._slowest = 0.0  # the most seconds that a finished piece took, by its expected cost
-        self._again: deque[Work] = deque()  # pieces that are overdue where they are
+        self._again: deque[Work] = deque()  # pieces that are overdue at their worker, to be computed by another too
         self._spans: dict[Partition, list[Span]] = {}
         for span in finished_spans:
             self._spans.setdefault(span.whole, []).append(span)
         self._pending: deque[Partition] = deque()
         self._merges: deque[Merge] = deque()
-        self._claimed: dict[Any, deque[Partition]] = {}  # worker -> pieces that it gets next
-        self._n_claimed = 0  # by all workers
-        self._tried: set[Partition] = set()  # pieces that have failed: those are worked on without company
+        self._reserved: dict[Any, deque[Partition]] = {}  # worker -> pieces that it gets next
+        self._n_reserved = 0  # for all workers
+        self._tried: set[Partition] = set()  # pieces that have failed: they are computed without prefetched ones
         for partition in partitions if in_order else sorted(partitions, key=self._weight, reverse=True):
             self._add(partition)
         self._weight_left = sum(map(self._weight, self._pending))
 
     def __len__(self) -> int:
-        return len(self._pending) + len(self._merges) + self._n_claimed
+        return len(self._pending) + len(self._merges) + self._n_reserved
 
     def stop(self) -> None:
-        """Hand out no further piece: what is done is enough."""
+        """Hand out no further piece, because enough are done."""
         self._pending.clear()
-        self._claimed.clear()
-        self._n_claimed = 0
+        self._reserved.clear()
+        self._n_reserved = 0
         self._again.clear()
         self._weight_left = 0.0
 
     def most_pieces(self) -> int:
-        """No more workers than this could be of use at the same time."""
+        """How many pieces there could be at the same time: more workers than that would get none."""
         return len(self._merges) + sum(max(1, len(piece) // self.smallest) for piece in self._pending)
 
     def take(self, n_workers: int, worker: Any = None) -> Work | None:
         """The next piece for `worker`, one of `n_workers`; None where nothing waits."""
         if self._merges:
             return self._merges.popleft()
-        if claimed := self._claimed.get(worker):
-            self._pending.appendleft(claimed.popleft())
-            self._n_claimed -= 1
-        elif not self._pending and self._n_claimed:
-            self._pending.append(max(self._claimed.values(), key=len).pop())
-            self._n_claimed -= 1
+        if reserved := self._reserved.get(worker):
+            self._pending.appendleft(reserved.popleft())
+            self._n_reserved -= 1
+        elif not self._pending and self._n_reserved:
+            self._pending.append(max(self._reserved.values(), key=len).pop())
+            self._n_reserved -= 1
         if not self._pending:
             return self._again.popleft() if self._again else None
         piece = self._pending.popleft()
@@ -130,27 +131,27 @@ class WorkQueue:
         self._weight_left = max(0.0, self._weight_left - self._weight(piece))
         return piece
 
-    def claim(self, n_workers: int, worker: Any, piece: Work | None) -> tuple[Partition, ...]:
-        """What `worker` gets after `piece`, so far as it is known; nothing beside a piece that has failed before."""
+    def prefetch(self, n_workers: int, worker: Any, piece: Work | None) -> tuple[Partition, ...]:
+        """Reserve pieces that `worker` gets after `piece`; none beside a merge or a piece that has failed before."""
         if not isinstance(piece, Partition) or piece in self._tried:
             return ()
-        claims = self._claimed.setdefault(worker, deque())
-        while len(claims) < AHEAD and self._pending and self._pending[0] not in self._tried:
-            # All that is claimed for this worker and as much again for each other one: nobody waits for it in the end.
-            if self._share(self._pending[0], n_workers) < (1 + AHEAD) * len(self._pending[0]):
+        reserved = self._reserved.setdefault(worker, deque())
+        while len(reserved) < PREFETCHED and self._pending and self._pending[0] not in self._tried:
+            # Only while every worker's share of the work left is a piece and PREFETCHED more: all can hold as many.
+            if self._share(self._pending[0], n_workers) < (1 + PREFETCHED) * len(self._pending[0]):
                 break
-            claims.append(self._pending.popleft())
-            self._n_claimed += 1
-        return tuple(claims)
+            reserved.append(self._pending.popleft())
+            self._n_reserved += 1
+        return tuple(reserved)
 
     def release(self, worker: Any) -> None:
-        """Give back what is claimed for a worker."""
-        claims = self._claimed.pop(worker, deque())
-        self._n_claimed -= len(claims)
-        self._pending.extendleft(reversed(claims))
+        """Put the pieces that are reserved for `worker` back in front of the others."""
+        reserved = self._reserved.pop(worker, deque())
+        self._n_reserved -= len(reserved)
+        self._pending.extendleft(reversed(reserved))
 
     def put_back(self, work: Work) -> None:
-        """It failed and is to be tried again, after everything else."""
+        """Queue a failed piece once more, behind all others."""
         self.forget_copy(work)
         if isinstance(work, Merge):
             self._merges.append(work)
@@ -160,32 +161,33 @@ class WorkQueue:
         self._weight_left += self._weight(work)
 
     def seconds_allowed(self, work: Work, times: float) -> float:
-        """How long a piece may take: `times` what it would at the pace of the slowest finished one; at first for ever.
+        """How long a piece may take: `times` what it would at the pace of the slowest finished one.
 
-        Costs differ 30 times between broken and robust images, so the mean would be too short for a piece that is all
-        robust; the slowest piece also contains what a worker does once, compiling for instance.
+        Infinity before any piece is finished. The slowest pace counts because a robust image costs 30 times as much as
+        a broken one, so the mean would be too short for a piece of robust images only. The slowest piece also contains
+        what a worker does once, such as compiling.
         """
         if not self._n_finished:
             return math.inf
         return max(LEAST_OVERDUE, times * self.seconds_expected(work))
 
     def seconds_expected(self, work: Work) -> float:
-        """What a piece takes at the pace of the slowest finished one; for ever before any is finished."""
+        """What a piece takes at the pace of the slowest finished one; infinity before any is finished."""
         if isinstance(work, Merge):
             return 0.0
         return self._slowest * self._weight(work) if self._n_finished else math.inf
 
     def hand_out_again(self, work: Work) -> None:
-        """It is overdue: the next worker that nothing else waits for gets the same piece, uncut."""
+        """Have an overdue piece computed once more: the next worker without other work gets it, uncut."""
         self._again.append(work)
 
     def forget_copy(self, work: Work) -> None:
-        """No second copy of it is needed any more."""
+        """Do not hand out a second copy of this piece any more."""
         if work in self._again:
             self._again.remove(work)
 
     def finished(self, work: Work, *, seconds: float = 0.0, n_forward: int = 0, machine: str = "") -> None:
-        """It is written; the last span of a partition makes a merge wait."""
+        """Note that a piece is written; after the last span of a partition its merge is queued."""
         self.forget_copy(work)
         if isinstance(work, Merge):
             return
@@ -207,7 +209,7 @@ class WorkQueue:
             self.smallest = max(self.smallest, 2 * len(span))
 
     def _add(self, partition: Partition) -> None:
-        """What an earlier session has left of it to do."""
+        """Queue what the finished spans leave of the partition to compute."""
         spans = self._spans[partition] = without_overlaps(self._spans.get(partition, []))
         gaps = uncovered(partition, spans)
         self._pending.extend(gaps)
@@ -218,7 +220,7 @@ class WorkQueue:
         return Merge(whole, tuple(sorted(self._spans.pop(whole), key=lambda span: span.start)))
 
     def _share(self, piece: Partition, n_workers: int) -> int:
-        """A worker's share of what is left, in images of this piece."""
+        """A worker's share of the work left, in images of this piece."""
         left = self._weight_left / (SHARES * n_workers)
         return max(self.smallest, math.ceil(left * len(piece) / self._weight(piece)))
 
@@ -242,13 +244,13 @@ class _Record:
 
 @dataclass
 class Failures:
-    """What went wrong in one stage."""
+    """The failed tries of one stage's pieces."""
 
     store: Store
     stage: str
     max_tries: int
     _records: dict[Work, _Record] = field(default_factory=dict)
-    _poison: dict[Work, str] = field(default_factory=dict)  # -> what to tell
+    _poison: dict[Work, str] = field(default_factory=dict)  # pieces that are set aside -> the sentence that says why
     _failed_on: set[str] = field(default_factory=set)  # machines
     _any_done: bool = False
 
@@ -269,7 +271,7 @@ class Failures:
         return False
 
     def machine_lost(self, work: Work, reason: str, log: str) -> bool:
-        """Its machine is gone, or a worker that only waited to write it; True where it may have another one."""
+        """Its machine is lost, or a worker that only waited to write it; True where the piece may be tried again."""
         record = self._records.setdefault(work, _Record())
         record.lost_machines += 1
         if record.lost_machines < MAX_LOST_MACHINES:
@@ -280,13 +282,14 @@ class Failures:
         return False
 
     def succeeded(self) -> None:
-        """A piece is computed, whether written or not: not all of them are hopeless."""
+        """Note that a piece was computed, whether or not it is written."""
         self._any_done = True
 
     def raise_if_hopeless(self, machines_at_work: set[str]) -> None:
-        """Raises PartitionFailed where all that was tried has failed, and on every machine that is at work.
+        """Raises PartitionFailed where every try so far has failed, on every machine that is at work.
 
-        One machine alone may be broken, and fails many times before the others have done their first piece.
+        Failures on some machines only do not count: one broken machine fails many times before the others have finished
+        their first piece.
         """
         if self._any_done or not machines_at_work <= self._failed_on:
             return
@@ -297,14 +300,14 @@ class Failures:
         if not self._poison:
             work, record = next(iter(tried.items()))
             self._set_aside(work, f"failed {record.tries} of {self.max_tries} tries: {record.reason}", record.log)
-        raise PartitionFailed(f"{self._told()}\nAll of {n_tries} tries have failed, so the rest was not tried")
+        raise PartitionFailed(f"{self._sentences()}\nAll of {n_tries} tries have failed, so the rest was not tried")
 
     def raise_if_poisoned(self) -> None:
         """Raises PartitionFailed, naming each piece that was set aside, with the address of its log."""
         if self._poison:
-            raise PartitionFailed(self._told())
+            raise PartitionFailed(self._sentences())
 
-    def _told(self) -> str:
+    def _sentences(self) -> str:
         works = sorted(self._poison, key=lambda work: _partition(work).start)
         return "\n".join(self._poison[work] for work in works)
 

@@ -1,4 +1,4 @@
-"""What the driver tells the trials of a search: the cached logits, and what they score.
+"""What the driver sends to the trials of a search: the cached logits, and what to score.
 
 A trial scores a slab: all scales and powers at one bias, clamp and LayerNorm width. The file of scores that it leaves
 is what an interrupted search goes on from.

@@ -1,7 +1,7 @@
-"""Algorithm 1 as a Ray Tune job: a trial scores one slab and leaves its file.
+"""Algorithm 1 as a Ray Tune job: a trial scores one slab and writes its file.
 
-The logits go into the object store once. Importing this module imports Ray Tune, which takes two seconds: whoever may
-find the search done imports it late.
+The logits are put into Ray's object store once. Importing this module imports Ray Tune, which takes two seconds, so the
+executor imports it only when there are slabs to score.
 """
 
 import logging
@@ -28,7 +28,7 @@ _ROUNDS = 3
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would stay installed and swallow the first Ctrl-C of a later stage
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # its handler would stay and ignore the first Ctrl-C in a later stage
 }
 _CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.execution.tune_controller")
 
@@ -43,8 +43,8 @@ class SlabTuner:
     def scores(self, grids: Sequence[Grid]) -> list[Scores]:
         """The scores of every candidate of each grid.
 
-        Slabs that an interrupted search has left are taken as they are. Another driver of the same run deletes them
-        once it has finished; what it takes away before it is read here is scored again.
+        Slab files of an interrupted search are read and not scored again. Another driver of the same run deletes the
+        files when its search ends; slabs whose files are gone before they were read here are scored again.
 
         Raises:
             MixedNutsError: where a trial failed, with its error.
@@ -88,12 +88,12 @@ class SlabTrial(tune.Trainable):
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Tune hands this process another slab."""
+        """Called by Tune when the process gets another slab."""
         self.slab = self.slabs[int(new_config["slab"])]
         return True
 
     def step(self) -> dict[str, Any]:
-        """Score the slab, leave its file, and report its best count."""
+        """Score the slab, write its file, and report its best count."""
         if self.slab.pair not in self.criteria:
             self.criteria = {self.slab.pair: self.inputs.criterion(self.task.criterion, *self.slab.pair)}
         scored = self.criteria[self.slab.pair]
@@ -105,7 +105,7 @@ class SlabTrial(tune.Trainable):
 
 
 def run_trials(inputs: "ray.ObjectRef[SearchInputs]", task: SearchTask, slabs: Sequence[Grid]) -> None:
-    """Score each slab in a trial of its own and leave its file.
+    """Score each slab in a trial of its own, which writes its file.
 
     Raises:
         MixedNutsError: where a trial failed, with its error.
@@ -130,7 +130,7 @@ def run_trials(inputs: "ray.ObjectRef[SearchInputs]", task: SearchTask, slabs: S
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Tune without its banner, its tables and its complaint that the loggers, which nobody reads, are off."""
+    """Run Tune without its banner, its tables and its warning that its loggers are off."""
     before = {name: logging.getLogger(name).level for name in _CHATTY}
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)

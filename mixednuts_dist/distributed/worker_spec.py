@@ -28,7 +28,7 @@ class WorkerSpec:
     n_threads: int
     precision: PrecisionChoice = "fp32"
     compile: bool = False
-    n_classes: int | None = None  # as the driver saw it; None where nobody has looked
+    n_classes: int | None = None  # as the driver found it; None where it has not looked
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
 
     @property

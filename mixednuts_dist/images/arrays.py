@@ -1,6 +1,6 @@
 """Splits that are arrays: `digits`, `cifar10`, `cifar100` and `npz:FILE`, the last read slice by slice.
 
-Torch is imported where tensors are made, so that what is missing can be told without it.
+Torch is imported where tensors are made, so that missing files are found without it.
 """
 
 import hashlib
@@ -32,10 +32,7 @@ LARGEST_LABEL = 2**31 - 1  # beyond it stand -1 read as unsigned, ids and hashes
 _LARGEST_PIXEL = 16  # each pixel of the digits counts the inked dots of a 4 x 4 block
 _CHUNK = 1000  # images looked at at a time
 _FLOATS = (np.float16, np.float32, np.float64)
-_HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 # What zipfile, its decompressors and numpy's header reader raise at bytes that were not written so.
 _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, SyntaxError, EOFError),
@@ -104,7 +101,7 @@ def load_digits_split(split: DigitsSplit) -> "tuple[Tensor, Tensor]":
 
     The 1,797 images of 8 x 8 pixels are the test part of the UCI "Optical Recognition of Handwritten Digits" data:
     about 130 from each of 13 people, and the rows, to judge by the rhythm of their labels, keep each person's together.
-    A cut at one row therefore separates people: all but the one writer whom it passes through are on one side only. A
+    A cut at one row therefore separates people: the images of every writer but one are on one side only. A
     shuffled split would put every hand on both sides and flatter the accuracies.
 
     Args:

@@ -1,6 +1,6 @@
 """Splits that are image files, decoded and preprocessed one slice at a time: `folder:ROOT` and `imagenet:ROOT`.
 
-Torch is imported where tensors are made, so that what is missing can be told without it.
+Torch is imported where tensors are made, so that missing files are found without it.
 """
 
 import hashlib

@@ -98,7 +98,7 @@ def map_leads(transform: LogitMap, box: LogitBox, labels_B: Tensor) -> Tensor:  
     """Lower bounds of the label's lead after `transform`, (B, K); a new map registers its own.
 
     Raises:
-        InvalidInputError: for a map whose bounds nobody has registered.
+        InvalidInputError: for a map without registered bounds.
     """
     raise InvalidInputError(
         f"{type(transform).__name__} has no bounds over a box of logits: register them with "

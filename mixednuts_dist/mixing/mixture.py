@@ -100,12 +100,7 @@ def tempered_log_probs(logits_BK: Tensor, temperature: float) -> Tensor:
 
 
 def log_mixture(
-    std_log_probs_BK: Tensor,
-    rob_log_probs_BK: Tensor,
-    *,
-    alpha: float,
-    one_minus_alpha: float,
-    std_is_one_hot: bool,
+    std_log_probs_BK: Tensor, rob_log_probs_BK: Tensor, *, alpha: float, one_minus_alpha: float, std_is_one_hot: bool
 ) -> Tensor:
     """`log((1 - alpha) p_std + alpha p_rob)`, shape (B, K), finite for finite logits.
 

@@ -140,13 +140,7 @@ class LogitTransform(LogitMap):
         return self.scale * signed_power(v_BK, self.power)
 
     def settings(self) -> dict[str, Any]:
-        return {
-            "scale": self.scale,
-            "power": self.power,
-            "bias": self.bias,
-            "clamp": self.clamp,
-            "ln_k": self.ln_k,
-        }
+        return {"scale": self.scale, "power": self.power, "bias": self.bias, "clamp": self.clamp, "ln_k": self.ln_k}
 
     @staticmethod
     def identity() -> IdentityTransform:

@@ -189,7 +189,7 @@ def held_text(hours: float, device: str) -> str:
 
 
 def weight_text(alpha: float, one_minus_alpha: float) -> str:
-    """`0.9987`, with as many decimals as it takes to tell alpha from 1, as far as a float can."""
+    """`0.9987`, with so many decimals that alpha differs from 1, up to 12."""
     decimals = 4
     while decimals < 12 and one_minus_alpha > 0 and one_minus_alpha < 10 ** (2 - decimals):
         decimals += 1

@@ -34,14 +34,7 @@ from .charts import (
 )
 from .counts import Count, percent_text
 from .margins import split_histograms
-from .results import (
-    RunResults,
-    kept_by_rounds,
-    kept_predicted,
-    parameter_values,
-    predicted,
-    rounds_table,
-)
+from .results import RunResults, kept_by_rounds, kept_predicted, parameter_values, predicted, rounds_table
 from .tables import sensitivity_rows
 
 SELECTED_BETA = "selected_beta"  # the signal that the page's slider sets

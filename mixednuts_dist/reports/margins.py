@@ -42,7 +42,7 @@ class MarginGroup:
     counts: tuple[int, ...]  # images in each bin of EDGES
     n: int
     median: float | None  # None where no image falls into the group
-    distance: float | None = None  # median of 1 - margin, which tells margins apart that round to 1
+    distance: float | None = None  # median of 1 - margin, which differs where margins round to 1
 
     @property
     def side(self) -> str:
@@ -197,7 +197,7 @@ def _two_medians(groups: Iterable[MarginGroup], classifier: str) -> tuple[float 
 def distance_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
     """Median of 1 - margin on clean images that are wrong, over that on attacked images that are right.
 
-    Where M takes all margins close to 1, this is what a cutoff tells apart. None where a group is empty, or the latter
+    Where M takes all margins close to 1, this is what a cutoff separates. None where a group is empty, or the latter
     is 0 even in float64.
     """
     found = {(group.images, group.correct): group.distance for group in groups if group.classifier == classifier}

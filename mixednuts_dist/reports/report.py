@@ -38,14 +38,7 @@ from ..storage.manifest import write_with_checksums
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
 from ..storage.store import Store
-from ..storage.tables import (
-    FLAG,
-    SURVIVED,
-    read_attack_records,
-    read_columns,
-    read_evaluate_records,
-    read_rows,
-)
+from ..storage.tables import FLAG, SURVIVED, read_attack_records, read_columns, read_evaluate_records, read_rows
 from .counts import Count, outcome_counts
 from .page import report_files
 from .results import (
@@ -212,7 +205,7 @@ def _description(opened: Run) -> dict[str, Any]:
 
 
 def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
-    """What somebody needs who wants to do it again."""
+    """What it takes to repeat the run."""
     versions = yaml.safe_load(store.read("run.yaml"))["versions"]
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     loaded = {"in Python": loading_line(store.uri)} if config.std is not None else {}
@@ -278,10 +271,10 @@ def _second_opinion(
     standing = survival[-1].standing
     left = Count(standing.correct - n_broken, standing.total)
     broke = f"broke {n_broken} that ours had not" if n_broken else "broke none"
-    told = (
+    sentence = (
         f"Second opinion: {package}, unmodified, attacked {n_tried} of {standing.correct} standing images and {broke}."
     )
-    return (*survival, SurvivalStep(package, left, n_broken)), (told,)
+    return (*survival, SurvivalStep(package, left, n_broken)), (sentence,)
 
 
 def _pictures(

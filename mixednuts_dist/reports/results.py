@@ -350,7 +350,7 @@ def survival_of(standing: Mapping[str, int], n_images: int) -> tuple[SurvivalSte
 
 
 def survival_steps(standing_N: Tensor, survived: Mapping[str, Tensor]) -> tuple[SurvivalStep, ...]:
-    """Counts after each step, from those right on the clean image and who stood after each attack."""
+    """Counts after each step, from the images right when clean and those that survived each attack."""
     return survival_of(_standing(standing_N, survived), standing_N.numel())
 
 
@@ -452,7 +452,7 @@ def rounds_table(results: RunResults) -> Table:
                 [done.round, entry.beta, clean, Count(min(entry.kept_predicted, done.of), done.of),
                  Count(kept, done.of), passes]
             )  # fmt: skip
-            passes = 0  # of the round as a whole; told once
+            passes = 0  # of the round as a whole: shown once
     columns = ["round", "beta", "clean", "kept_predicted", "kept_measured", "passes"]
     several = len({row[1] for row in rows}) > 1
     return Table(columns, rows, printed=[name for name in columns[:5] if several or name != "beta"])
@@ -462,7 +462,7 @@ def rounds_table(results: RunResults) -> Table:
 
 
 def summary_sentence(results: RunResults) -> str:
-    """What came out, in plain sentences for somebody who reads nothing else."""
+    """The outcome in plain sentences, for readers who read nothing else."""
     rob = results.row("rob")
     if results.kept is None:
         return (

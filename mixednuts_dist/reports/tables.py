@@ -142,7 +142,7 @@ TABLES: Mapping[str, Callable[[RunResults], Table]] = {
     "costs": cost_table,
     "worst_images": _worst_images,
 }
-DATA_ONLY = ("margins", "sensitivity", "worst_images")  # the numbers behind a figure: nobody prints those
+DATA_ONLY = ("margins", "sensitivity", "worst_images")  # the numbers behind a figure: CSV only
 WITHOUT_SEARCH = ("table", "survival", "costs")
 
 

@@ -1,7 +1,7 @@
-"""The criteria of Algorithm 1: which candidate is best, from what the attacked and the clean images' margins are.
+"""The criteria of Algorithm 1: they score each candidate from the margins of the attacked and of the clean images.
 
-A criterion is a class that registers itself. It reads the rows of a run (`from_rows`) and scores the candidates of a
-slab (`score`): the cutoff of each, the count of its objective there, and how many images it keeps.
+A criterion is a registered class. It is made from the rows of a run (`from_rows`) and scores the candidates of a slab
+(`score`): the cutoff of each, the objective's count at that cutoff, and how many images the candidate keeps.
 
 Shapes: B images of the run, N rows of logits, M attacked points of n images, E clean rows that are counted, K classes,
 P powers, S scales, b betas.
@@ -26,16 +26,16 @@ from .kernel import GapRows, Slab, log_one_minus_gaps, sort_rows
 
 
 class Scores(NamedTuple):
-    """What is known of every candidate at every beta, three tensors of one shape."""
+    """The scores of every candidate at every beta: three tensors of the same shape."""
 
     log_cutoffs: Tensor  # float64, log(1 - cutoff)
-    counts: Tensor  # int64, of the objective
-    kept: Tensor  # int64, images of the constraint that reach the cutoff
+    counts: Tensor  # int64, images that the objective counts
+    kept: Tensor  # int64, images of the constraint with a margin at or above the cutoff
 
 
 @dataclass(frozen=True)
 class Images:
-    """LayerNormed logits in descending order.
+    """LayerNormed logits, each row in descending order.
 
     Each clamp rises, or falls then rises, so its maximum over a row is at the largest or at the smallest logit.
     """
@@ -46,7 +46,7 @@ class Images:
         return len(self.descending_NK)
 
     def flipped(self, bias: float, clamp: Clamp) -> Tensor:
-        """Where the smallest logit becomes the largest mapped one, whatever the scale and the power."""
+        """Where the clamp maps the smallest logit above the largest; scale and power do not change this."""
         top_N, bottom_N = clamp_logits(self.descending_NK[:, [0, -1]] + bias, clamp).unbind(dim=1)
         return bottom_N > top_N
 
@@ -69,8 +69,8 @@ class Attacked(Images):
     """The attacked points of the constraint's images: one a row, in the order of `owners`."""
 
     owners: Owners
-    label_ranks_M: Tensor  # int64: the label's rank in the row, 0 where rob is right
-    rivals_M: Tensor  # float64: the LayerNormed logit of the class to lead over, NaN for the best one
+    label_ranks_M: Tensor  # int64: the rank of the label's logit in the row, 0 where rob is right
+    rivals_M: Tensor  # float64: the logit of the class that the margin is taken to; NaN: the best class but the label
 
     @classmethod
     def of_correct(cls, descending_NK: Tensor) -> Self:
@@ -92,28 +92,28 @@ class Attacked(Images):
         )
 
     def n_right(self) -> int:
-        """Images that rob gets right at every point: no mixture keeps more."""
+        """Images that rob gets right at every point, an upper bound of what a mixture keeps."""
         wrong_n = torch.zeros(self.owners.n_images, dtype=torch.bool, device=self.descending_NK.device)
         wrong_n[self.owners.image_M[self.label_ranks_M > 0]] = True
         return int((~wrong_n).sum())
 
     def first(self) -> Images:
-        """One point of every image: the minimum-margin one."""
+        """The first point of every image, which is that of the minimum-margin attack."""
         return Images(self.descending_NK[: self.owners.n_images])
 
 
 class Criterion(ABC):
-    """How candidates are measured and compared.
+    """How candidates are scored and compared.
 
-    A subclass registers itself with `CRITERIA(name, describes=...)`. Whatever the package decides about a criterion it
-    reads from these attributes, never from the name.
+    A subclass registers itself with `CRITERIA(name, describes=...)`. The package's decisions depend on the attributes
+    below, never on the name.
     """
 
     name: ClassVar[str]
     maximised: ClassVar[bool]  # the objective
     meaning: ClassVar[str] = "objective"  # what the objective counts, a share of images: the label of its axis
-    # Whether the cutoff is free: `score` takes the best one that keeps at least beta, and not the one that keeps just
-    # beta. Only with a free cutoff can a search have a target other than beta, a front, and rounds.
+    # True: `score` takes the best cutoff among those that keep at least a share beta. False: it takes the cutoff that
+    # keeps just beta. Targets other than beta, the Pareto front and rounds need True.
     inequality: ClassVar[bool] = False
     compared_with: ClassVar[str | None] = None  # a criterion whose choice a note compares with this one's
     attacked: Attacked  # of the constraint
@@ -123,16 +123,16 @@ class Criterion(ABC):
     @classmethod
     @abstractmethod
     def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
-        """The criterion on the rows of a run; what it does not count it leaves out here."""
+        """The criterion on the rows of a run, without those that it does not count."""
 
     @abstractmethod
     def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
-        """The candidates of `slab` where at least so many images must be kept, one number a beta; shape (b, P, S)."""
+        """Scores of the slab's candidates, shape (b, P, S); `kept` has the least images to keep at each beta."""
 
     def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002
         """Which clean images (L, N) and which attacked ones (L, n) the candidate gets right at the cutoffs of `kept`.
 
-        None for a criterion that cannot say it of single images; its predictions are then not corrected.
+        None for a criterion without outcomes of single images; its predictions are then not corrected for optimism.
         """
         return None
 
@@ -142,7 +142,7 @@ class Criterion(ABC):
         return self.attacked.owners.n_images
 
     def largest_inputs(self, biases: Sequence[float]) -> Tensor:
-        """The largest |v| of any image at each bias: what decides whether a candidate overflows float32."""
+        """The largest |v| of any image at each bias; `s |v|^p` of it must not overflow float32."""
         return torch.maximum(*(images.largest_inputs(biases, self.clamp) for images in (self.attacked, self.clean)))
 
     def class_changes(self, bias: float) -> int:
@@ -315,11 +315,11 @@ class ExactCriterion(Criterion):
         return clean_LN, attacked_n <= cutoffs_L1
 
     def _gap_rows(self, slab: Slab) -> tuple[GapRows, Tensor, Tensor]:
-        """The rows to measure, which clean images are among them, and what rob's deciding each of these gains."""
+        """The rows to measure, which clean images are among them, and +1 or -1 where rob's decision gains or loses."""
         flipped_N = self.clean.flipped(slab.bias, slab.clamp)
         rob_right_N, std_right_N = self._rob_right(flipped_N), self.std_pred_N == self.clean_labels_N
         open_N = rob_right_N ^ std_right_N  # both right or both wrong: no weight changes that
-        # At a point where the transformation moves rob's class off the top, std may answer what it likes.
+        # Where the clamp moves rob's class off the top, the margin is the signed one, which holds for any class of std.
         rivals_M = self.attacked.rivals_M.masked_fill(self.attacked.flipped(slab.bias, slab.clamp), torch.nan)
         gap_rows = GapRows(
             torch.cat([self.attacked.descending_NK, self.clean.descending_NK[open_N]]),
@@ -377,7 +377,7 @@ def best_cutoffs(
 
 
 def require_attacked(n_images: int) -> None:
-    """Raises InvalidInputError where no attacked image is left to set a cutoff from."""
+    """Raises InvalidInputError where there is no attacked image to set a cutoff from."""
     if n_images == 0:
         raise InvalidInputError(
             "no attacked image is classified correctly by rob: there is no margin to set the cutoff from"
@@ -387,7 +387,7 @@ def require_attacked(n_images: int) -> None:
 def _signed_points(
     points: AttackedPoints, labels_B: Tensor, *, clamp: Clamp, ln_k: int | None, like: Tensor
 ) -> Attacked:
-    """The points with their labels' ranks, and with the class to lead over where std's are given."""
+    """The points with the ranks of their labels and, where std's classes are given, the logits of those as rivals."""
     normed_PK, descending_PK = normed_logits("points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=like)
     label_P1 = labels_B[points.image_P.to(like.device)][:, None]
     ranks_P = (normed_PK > normed_PK.gather(1, label_P1)).sum(dim=1)

@@ -1,4 +1,4 @@
-"""What Algorithm 1 reads: the cached logits of a run, checked, and LayerNormed once for all candidates.
+"""The inputs of Algorithm 1: a run's stored logits, checked, and LayerNormed once for all candidates.
 
 Shapes: B images, K classes, P attacked points.
 """
@@ -18,15 +18,15 @@ from .kernel import sort_rows
 
 @dataclass(frozen=True)
 class AttackedPoints:
-    """Attacked images beyond the first one of each image: counterexamples that attacks on a mixture have found.
+    """Further attacked points of images, beside the first one of each: found by attacks on a mixture.
 
-    An image's margin under a candidate is the smallest over all its points. Of a point it is the signed margin of
-    M(rob): what remains for any class that std may answer. Where `std_pred_P` is given, it is the lead over std's class
-    at that very point instead, unless rob itself is wrong there.
+    An image's margin under a candidate is the smallest over all its points. A point's margin is the signed margin of
+    M(rob), which holds whatever class std has there. Where `std_pred_P` is given and rob is right, it is the lead of
+    the label over std's class at that point.
     """
 
     rob_logits_PK: Tensor  # rob's raw logits
-    image_P: Tensor  # int64: the row of the point's image in the tables that it goes with
+    image_P: Tensor  # int64: the row of the point's image in the tables of one row an image
     std_pred_P: Tensor | None = None  # int64: std's classes at the points
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class AttackedPoints:
 
 @dataclass(frozen=True)
 class CachedLogits:
-    """Everything that a search and its predictions are made from; one row an image, clean and attacked alike."""
+    """All inputs of a search and of its predictions; row i of every table is image i."""
 
     rob_clean_BK: Tensor
     rob_attacked_BK: Tensor
@@ -54,10 +54,10 @@ class CachedLogits:
 
 @dataclass(frozen=True)
 class Owners:
-    """Which image each row of attacked points belongs to, ordered so that a maximum over points is a few slices.
+    """The image of each row of attacked points, in an order in which a maximum over points takes few operations.
 
-    The rows come in layers: first one point of every image in the images' order, then the second points of the images
-    that have one, and so on.
+    The rows are in layers: the first point of every image, in the images' order; then the second points of the images
+    that have one; and so on. A layer has at most one point of an image.
     """
 
     n_images: int
@@ -66,7 +66,7 @@ class Owners:
 
     @classmethod
     def of(cls, n_images: int, image_P: Tensor) -> tuple[Self, Tensor]:
-        """The owners of one point an image and of further points of `image_P`, and the order to bring the latter in."""
+        """The owners of one point an image and further points of `image_P`, and the order to sort the further ones."""
         by_image_P = image_P.argsort(stable=True)
         sorted_P = image_P[by_image_P]
         first_P = torch.searchsorted(sorted_P, sorted_P)  # where the points of the same image begin
@@ -93,7 +93,7 @@ def normed_logits(
 ) -> tuple[Tensor, Tensor]:
     """`logits_BK` in float64 after LayerNorm, and the same with each row in descending order.
 
-    `like` has the number of classes and the device to agree with.
+    The number of classes must be that of `like`, and the result is on its device.
 
     Raises:
         InvalidInputError: for logits that are no (images, classes) table of at least 2 classes or that are not finite.

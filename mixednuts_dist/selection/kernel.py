@@ -1,9 +1,10 @@
 """The inner loop of Algorithm 1: `log(1 - margin)` of images under scales and powers, for one bias.
 
-What a winner a and a rival b need of the other classes is `R = sum_{j != a} e^{z_j}`, relative to the best of them.
+The gap of a winner a to a rival b depends on the other classes only by `R = sum_{j != a} e^{z_j}`, which is computed
+relative to the largest of its terms.
 
-What makes it fast: the clamp is evaluated once for all powers and scales, `|v|^p` once for all scales; powers and
-exponentials are powers of two; rows go through in blocks that stay in the cache.
+It is fast because the clamp is evaluated once for all powers and scales and `|v|^p` once for all scales, powers and
+exponentials are computed as powers of two, and rows are processed in blocks that fit into the cache.
 
 Shapes: N images, n of them in a block, K classes, P powers, S scales.
 """
@@ -25,7 +26,7 @@ _ACCELERATOR_BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class Slab:
-    """The candidates that are measured at a time: one bias with some powers and scales."""
+    """The candidates that are scored together: one bias with some powers and scales."""
 
     bias: float
     clamp: Clamp
@@ -50,7 +51,7 @@ class SignedPowers:
 
     @classmethod
     def of(cls, values: Tensor) -> "SignedPowers":
-        """What all powers of `values` share."""
+        """The signs and base-2 logarithms of `values`."""
         return cls(values.sign(), values.abs().log2_())
 
     def to_all(self, powers: Sequence[float]) -> Tensor:
@@ -61,10 +62,10 @@ class SignedPowers:
 
 @dataclass(frozen=True)
 class GapRows:
-    """Rows of LayerNormed logits with the two classes whose gap is asked for.
+    """Rows of LayerNormed logits, each with two classes, the winner and its rival, whose gap is computed.
 
-    The winner is named by its rank in the row: 0 for the class of the largest logit. `rivals_N` are the rivals'
-    LayerNormed logits, NaN for the best class beside the winner.
+    The winner is given by its rank in the row: 0 is the class of the largest logit. `rivals_N` are the rivals'
+    LayerNormed logits; NaN stands for the best class but the winner.
     """
 
     descending_NK: Tensor  # float64, each row sorted
@@ -89,14 +90,14 @@ class GapRows:
         return self.others_at(range(self.descending_NK.shape[1] - 1))
 
     def others_at(self, ranks: Sequence[int]) -> Tensor:
-        """Some columns of `others`, shape (N, len(ranks)): from the winner's rank on they are one further right."""
+        """Some columns of `others`, shape (N, len(ranks)); those from the winner's rank on are shifted by one."""
         index_R = torch.tensor(ranks, dtype=torch.int64, device=self.descending_NK.device)
         return self.descending_NK.gather(1, index_R + (index_R >= self.winner_ranks_N[:, None]).long())
 
 
 @dataclass(frozen=True)
 class RelativeLogits:
-    """Winner and rival relative to the best class beside the winner, at scale 1, each of shape (P, N)."""
+    """Winner and rival less the best class but the winner, at scale 1, each of shape (P, N)."""
 
     best: Tensor  # not relative
     lead: Tensor
@@ -104,9 +105,10 @@ class RelativeLogits:
 
     @classmethod
     def of(cls, rows: GapRows, slab: Slab) -> "RelativeLogits":
-        """Each clamp rises, or falls then rises: the best of the others has the largest or the smallest logit.
+        """Each clamp rises, or falls then rises, so the best of the others has the largest or the smallest logit.
 
-        Equal logits are given equal values: vectorised functions may round them differently by their place in memory.
+        Equal logits are then set to equal values, since vectorised functions may round an element differently by its
+        place in memory.
         """
         first_N, last_N = rows.others_at([0, rows.descending_NK.shape[1] - 2]).unbind(dim=1)
         winner_N, rival_N = rows.winners(), rows.rivals_N
@@ -123,7 +125,7 @@ class RelativeLogits:
 def log_one_minus_gaps(rows: GapRows, slab: Slab) -> Tensor:
     """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (P, S, N), float64.
 
-    Where the rival is the winner itself the result means nothing.
+    The result is not defined where the rival is the winner itself.
     """
     relative = RelativeLogits.of(rows, slab)
     scales_S1 = relative.best.new_tensor(slab.scales)[:, None]
@@ -145,7 +147,7 @@ def _exp_sums(rows: GapRows, slab: Slab, best_PN: Tensor) -> Tensor:
 
 
 def row_blocks(values: Tensor, width: int) -> list[slice]:
-    """Slices of the rows of `values` such that a table of that many rows and `width` columns stays small."""
+    """Slices of rows such that a block of them with `width` columns fits into the cache."""
     elements = _CPU_BLOCK if values.device.type == "cpu" else _ACCELERATOR_BLOCK
     n_rows = max(1, elements // width)
     return [slice(start, start + n_rows) for start in range(0, len(values), n_rows)]

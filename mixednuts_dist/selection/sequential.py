@@ -9,9 +9,9 @@ candidate mean the bets of Waudby-Smith & Ramdas (Estimating means of bounded ra
 
 where m_i is what the mean of the values that are left would be, and the bets a_i, b_i depend on earlier values only.
 At the true mean each factor has expectation 1 given the past, so (K+ + K-) / 2 is a nonnegative martingale that starts
-at 1, and by Ville's inequality it, and with it max(K+, K-) / 2, ever reaches 1 / alpha with probability at most alpha.
-The means whose capital has not done so are the confidence set; it may be looked at after every value, and whenever one
-likes. K+ falls and K- rises with m, so the set is an interval.
+at 1. By Ville's inequality the probability that it ever reaches 1 / alpha is at most alpha, and max(K+, K-) / 2 is no
+larger. The confidence set holds the means at which max(K+, K-) / 2 has stayed below 1 / alpha. It is valid after every
+value at once, so looking at it often does not weaken it. K+ falls and K- rises with m, so the set is an interval.
 
 Shapes: G candidate means.
 """
@@ -26,16 +26,16 @@ _SHARE = 0.5  # of the largest bet that cannot lose everything: c in the paper
 
 
 class ConfidenceSequence:
-    """Bounds of the mean of `n_values` values in [0, 1], of which more and more are seen.
+    """Bounds of the mean of `n_values` values in [0, 1], from those that have been seen so far.
 
     Args:
         n_values: how many there are in all.
-        alpha: the probability that the bounds are ever wrong.
+        alpha: upper bound of the probability that the mean ever lies outside the bounds.
 
     Example:
         >>> bounds = ConfidenceSequence(4, alpha=0.05)
         >>> bounds.add([1.0, 1.0, 0.5])
-        >>> bounds.interval  # what is left can be anything from 0 to 1
+        >>> bounds.interval  # the unseen value may be anything from 0 to 1
         (0.625, 0.875)
         >>> bounds.add([0.5])
         >>> bounds.interval
@@ -73,19 +73,19 @@ class ConfidenceSequence:
         self._narrow()
 
     def _bet(self, value: float) -> None:
-        """One factor of the capitals; the bets know the values before this one only."""
+        """Multiply both capitals by the factor of one value; the bet depends on earlier values only."""
         t = self.n_seen + 1
         variance = self._squares / t
         bet = math.sqrt(2 * math.log(2 / self._alpha) / (variance * t * math.log(1 + t)))
         left_G = (self.n_values * self._means_G - self._sum) / (self.n_values - self.n_seen)
-        inside_G = np.clip(left_G, 1e-12, 1 - 1e-12)  # other means are impossible by now: `interval` leaves them out
+        inside_G = np.clip(left_G, 1e-12, 1 - 1e-12)  # other means cannot be reached any more: `interval` excludes them
         up_G = np.minimum(_SHARE / inside_G, bet)
         down_G = np.minimum(_SHARE / (1 - inside_G), bet)
         self._log_up_G += np.log1p(up_G * (value - inside_G))
         self._log_down_G += np.log1p(-down_G * (value - inside_G))
 
     def _narrow(self) -> None:
-        """Leave out the means that the capital rules out."""
+        """Exclude the means at which the capital has reached 1 / alpha."""
         log_capital_G = np.maximum(self._log_up_G, self._log_down_G) - math.log(2)
         alive = np.flatnonzero(log_capital_G < -math.log(self._alpha))
         if len(alive):

@@ -241,11 +241,7 @@ def _limit_notes(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> tu
 
 
 def _result(
-    search: SearchConfig,
-    records: AttackRecords,
-    points: Points | None,
-    exploration: Exploration,
-    notes: Sequence[str],
+    search: SearchConfig, records: AttackRecords, points: Points | None, exploration: Exploration, notes: Sequence[str]
 ) -> SearchResult:
     choices = {beta: exploration.choice(beta) for beta in search.all_betas()}
     deployed = choices[search.beta]

@@ -19,13 +19,7 @@ from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, SURVIVED, read_columns, read_footer
 from .points import StoredPoints, hardest_points, points_of_round, read_points
 from .progress import Progress, Silent
-from .runs import (
-    Run,
-    autoattack_fingerprint,
-    evaluate_fingerprint,
-    finished_partitions,
-    require_complete,
-)
+from .runs import Run, autoattack_fingerprint, evaluate_fingerprint, finished_partitions, require_complete
 from .stage import Stage, attack_passes, budget_of, deployed_mixture, require_needs, stage_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The one way to send a stage's task over the partitions of a run: what is done stays, the rest goes to the workers."""
+"""The one way to compute a stage's task on the partitions of a run: finished ones stay, workers compute the others."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ from .early_stop import EarlyStop
 from .progress import Progress, WatchesWorkers
 from .runs import Run, finished_partitions, record_devices, stage_clock
 
-SMALLEST_SPAN = 4  # images, to begin with; the queue raises it where so few waste time
+SMALLEST_SPAN = 4  # images, at the start; the queue raises it where batches of so few are slow
 
 
 def run_partitions(
@@ -29,11 +29,13 @@ def run_partitions(
     smallest: int = SMALLEST_SPAN,
     early_stop: EarlyStop | None = None,
 ) -> None:
-    """Hand the unfinished partitions of a task to the pool.
+    """Have the unfinished partitions of a task computed.
 
-    `weights` are expected costs, where known: the heaviest partitions go first. `smallest` are the images of the
-    smallest span into which a partition may be cut; one of no more than twice as many goes out whole. With
-    `early_stop` they go in its order, until it has seen enough.
+    Args:
+        weights: expected costs, where known: the partitions of the highest cost go first.
+        smallest: images of the smallest span into which a partition may be cut; a partition of at most twice as many
+            is not cut.
+        early_stop: the partitions go in its order, until it says that enough are done.
 
     Raises:
         PartitionFailed: where partitions failed all of their tries; the others are finished first.
@@ -47,45 +49,64 @@ def run_partitions(
         todo = sorted(todo, key=early_stop.place)
     if not todo or (early_stop and early_stop.enough(finished.values())):
         manifest.flush()
-        delete_spans(opened.store, task.stage)
-        done = (
-            early_stop.sentence() if early_stop and todo else f"{len(finished)} of {len(finished)} partitions are done"
-        )
-        progress.stage_finished(task.stage, f"nothing to do: {done}")
-        return
-    set_damaged_aside(opened.store, task.stage, todo)
-    _forget_errors(opened.store, task.stage, todo)
-    computed: list[Receipt] = []
-    with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
-        pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
+        ended = _nothing_to_do(len(finished), early_stop if todo else None)
+    else:
+        set_damaged_aside(opened.store, task.stage, todo)
+        _delete_error_logs(opened.store, task.stage, todo)
         queue = WorkQueue(
-            todo, smallest=smallest, weights=weights, finished_spans=list(spans),
-            in_order=early_stop is not None,
-        )  # fmt: skip
-
-        def written(receipt: Receipt) -> None:
-            manifest.add(receipt)
-            computed.append(receipt)
-            if early_stop and early_stop.enough([receipt]):
-                queue.stop()
-
-        pool.on_receipt, pool.on_file = progress.partition_done, written
-        if isinstance(progress, WatchesWorkers):
-            pool.on_look, pool.on_decided = progress.workers_seen, progress.images_decided
-        try:
-            pool.run(queue)
-        finally:
-            manifest.flush()
-        record_devices(opened, [*finished.values(), *computed])
+            todo, smallest=smallest, weights=weights, finished_spans=list(spans), in_order=early_stop is not None
+        )
+        with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
+            computed = _compute(opened, task, used, queue, manifest, progress, early_stop)
+            record_devices(opened, [*finished.values(), *computed])
+        ended = _computed(len(computed), len(finished), early_stop)
     delete_spans(opened.store, task.stage)
-    done = f"{len(computed)} partition{'s' * (len(computed) != 1)} computed"
-    if finished:
-        done += f", {len(finished)} {'was' if len(finished) == 1 else 'were'} done already"
-    progress.stage_finished(task.stage, f"{done}; {early_stop.sentence()}" if early_stop else done)
+    progress.stage_finished(task.stage, ended)
 
 
-def _forget_errors(store: Store, stage: str, todo: Sequence[Partition]) -> None:
-    """A partition that is tried again loses the log of its last failure."""
+def _compute(
+    opened: Run,
+    task: Task,
+    executor: Executor,
+    queue: WorkQueue,
+    manifest: ManifestWriter,
+    progress: Progress,
+    early_stop: EarlyStop | None,
+) -> list[Receipt]:
+    """Run the pool over the queue, with each finished partition entered into the manifest; returns their receipts."""
+    computed: list[Receipt] = []
+
+    def written(receipt: Receipt) -> None:
+        manifest.add(receipt)
+        computed.append(receipt)
+        if early_stop and early_stop.enough([receipt]):
+            queue.stop()
+
+    settings = executor.workers(opened.config.compute)
+    pool = Pool(worker_spec(opened), task, settings, executor, progress.partition_done, written)
+    if isinstance(progress, WatchesWorkers):
+        pool.on_look, pool.on_decided = progress.workers_seen, progress.images_decided
+    try:
+        pool.run(queue)
+    finally:
+        manifest.flush()
+    return computed
+
+
+def _nothing_to_do(n_finished: int, early_stop: EarlyStop | None) -> str:
+    done = early_stop.sentence() if early_stop else f"{n_finished} of {n_finished} partitions are done"
+    return f"nothing to do: {done}"
+
+
+def _computed(n_computed: int, n_finished: int, early_stop: EarlyStop | None) -> str:
+    done = f"{n_computed} partition{'s' * (n_computed != 1)} computed"
+    if n_finished:
+        done += f", {n_finished} {'was' if n_finished == 1 else 'were'} done already"
+    return f"{done}; {early_stop.sentence()}" if early_stop else done
+
+
+def _delete_error_logs(store: Store, stage: str, todo: Sequence[Partition]) -> None:
+    """Delete the logs of earlier failures of the partitions that are tried again."""
     left = set(store.names("errors"))
     for path in (error_log(stage, partition) for partition in todo):
         if path.removeprefix("errors/") in left:

@@ -33,7 +33,7 @@ from .progress import Progress
 from .runs import Run, evaluate_fingerprint, finished_partitions, search_sample, searched_images
 from .stage import budget_of
 
-Mixed = tuple[float | str | int | None, ...]  # what tells one choice's mixture from another's
+Mixed = tuple[float | str | int | None, ...]  # equal for two choices of the same mixture
 ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack; FAB and Square are the evaluation's
 STEP_ROUNDING = 1e-9  # relative: a gap this close to the cutoff is the one that the cutoff was put on
 # Of the images that are predicted to stay those next to the cutoff are attacked: half of them in the first round, then
@@ -339,8 +339,5 @@ def centre_cutoff(entry: Choice, cached: CachedLogits) -> Choice:
     end = float(above_B.min()) if len(above_B) else 0.0
     cutoff = -math.expm1((start + end) / 2)
     return replace(
-        entry,
-        alpha=1 / (1 + cutoff),
-        one_minus_alpha=cutoff / (1 + cutoff),
-        log_one_minus_cutoff=(start + end) / 2,
+        entry, alpha=1 / (1 + cutoff), one_minus_alpha=cutoff / (1 + cutoff), log_one_minus_cutoff=(start + end) / 2
     )

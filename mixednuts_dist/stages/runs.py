@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # what only looks at a run does without PyTorch
 
 logger = logging.getLogger(__name__)
 
-# Of a table that the search holds: with all its copies and its resamples the driver stays below 2 GB. (On a grid of 512
-# candidates 100,000 images took 2.2 GB, and a minute a beta for the resamples.)
+# The most logits and images that the search reads, so that with all copies and resamples the driver stays below 2 GB.
+# (On a grid of 512 candidates 100,000 images took 2.2 GB, and a minute a beta for the resamples.)
 MOST_LOGITS, MOST_IMAGES = 5_000_000, 50_000
 _PROBE_IMAGES = 8
 _LEAST_CLASSES = 4  # of evaluate.check: pyautoattack's targeted DLR loss needs the fourth logit
@@ -54,7 +54,7 @@ _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarro
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the URIs of a configuration turned out to be."""
+    """What was found at a configuration's URIs."""
 
     n_images: int
     n_classes: int
@@ -84,9 +84,9 @@ class Run:
 
 
 def open_run(config: RunConfig) -> Run:
-    """Look at the inputs, and write `run.yaml` or hold it against what is there.
+    """Inspect the inputs, and write `run.yaml` or compare it with the one that is there.
 
-    Storage that cannot be reached or written shows here, before any accelerator is asked for.
+    A storage that cannot be reached or written raises here, before any accelerator is requested.
 
     Raises:
         DatasetError, BaseClassifierError, ConfigError: where the inputs cannot be used.
@@ -95,9 +95,9 @@ def open_run(config: RunConfig) -> Run:
     """
     check_uris(data=config.data.uri, std=config.std, rob=config.rob)
     impatient = run_store(config, FIRST_ANSWER_SECONDS)
-    impatient.exists(_RUN)  # a wrong address or key is told before the classifiers are loaded
+    impatient.exists(_RUN)  # a wrong address or key raises before the classifiers are loaded
     run = Run(config, run_store(config), inspect_inputs(config))
-    _claim(impatient, run)
+    _write_or_compare(impatient, run)
     run.store.sweep()
     return run
 
@@ -134,13 +134,16 @@ def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> 
     return Store(config.storage, patience_seconds).child(config.run_id())
 
 
-def _claim(store: Store, run: Run) -> None:
-    """Leave `run.yaml`, or hold what another driver has left against this one; either way the storage took a file."""
+def _write_or_compare(store: Store, run: Run) -> None:
+    """Write `run.yaml`, or compare it with the one that another driver has written.
+
+    Either way a file is written, so that a storage that takes none raises here.
+    """
     content = _run_yaml(run).encode()
     if store.create(_RUN, content):
         return
     try:
-        _hold_against(run, _read_inputs(store))
+        _require_same_inputs(run, _read_inputs(store))
         content = store.read(_RUN)
     except DamagedFile as error:
         logger.warning("%s", error)
@@ -229,7 +232,7 @@ def _says_inputs(run_yaml: bytes) -> bool:
         return False
 
 
-def _hold_against(run: Run, stored: Inputs) -> None:
+def _require_same_inputs(run: Run, stored: Inputs) -> None:
     changed = [key for key, value in run.inputs.checksums.items() if stored.checksums.get(key) != value]
     if changed or stored != run.inputs:
         was, now = stored.checksums, run.inputs.checksums
@@ -255,11 +258,11 @@ def record_devices(run: Run, receipts: Sequence[Receipt]) -> None:
         if receipt.rows:
             shapes = receipt.rows, receipt.float32_rows or receipt.rows
             found.setdefault(receipt.device, set()).add((*shapes, receipt.precision, receipt.repeatable))
-    told = {device: sorted(used) for device, used in sorted(found.items())}
-    if told != known:
+    noted = {device: sorted(used) for device, used in sorted(found.items())}
+    if noted != known:
         versions = content.pop(_LAST_KEY)
         content[_DEVICES] = {
-            device: [dict(zip(_DEVICE_KEYS, one, strict=True)) for one in used] for device, used in told.items()
+            device: [dict(zip(_DEVICE_KEYS, one, strict=True)) for one in used] for device, used in noted.items()
         }
         run.store.write(_RUN, yaml.safe_dump({**content, _LAST_KEY: versions}, sort_keys=False).encode())
 
@@ -280,14 +283,14 @@ def searched_images(run: Run) -> Tensor | None:
 
 
 def search_sample(run: Run) -> Sample | None:
-    """The same in a few numbers, as workers are told it."""
+    """The same as the few numbers that workers draw the ids from."""
     asked, n_images = run.config.search.sample, run.inputs.n_images
     n_searched = min(MOST_IMAGES, MOST_LOGITS // run.inputs.n_classes) if asked == "auto" else asked
     return None if n_searched >= n_images else Sample(n_images, n_searched, run.config.seed)
 
 
 def require_complete(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:
-    """Refuse to go on with some partitions missing; returns what is there.
+    """The receipts of all partitions, where every one is finished.
 
     Raises:
         MissingArtifact: naming how many are done, which are missing, and the command that computes them.
@@ -310,7 +313,7 @@ def _shortened(names: Sequence[str], most: int = 10) -> str:
 def stage_clock(store: Store, stage: str) -> Iterator[None]:
     """Add the block's wall-clock seconds to those that the stage has already taken, interruptions included."""
     before, started = _seconds(store, stage) or 0.0, time.perf_counter()
-    patience = FIRST_ANSWER_SECONDS  # where the stage has failed, perhaps for want of storage
+    patience = FIRST_ANSWER_SECONDS  # if the stage fails, the storage may be the reason: do not wait for it again
     try:
         yield
         patience = PATIENCE_SECONDS
@@ -320,7 +323,7 @@ def stage_clock(store: Store, stage: str) -> Iterator[None]:
 
 
 def _write_clock(store: Store, stage: str, seconds: float) -> None:
-    """The stage's own error is the one to see, not the clock's."""
+    """A storage that fails here is only logged, so that it does not hide the stage's own error."""
     content = json.dumps({"seconds": round(seconds, 3)}).encode()
     try:
         store.write(_clock_path(stage), content)
@@ -329,7 +332,7 @@ def _write_clock(store: Store, stage: str, seconds: float) -> None:
 
 
 def stage_seconds(store: Store, stages: Iterable[str]) -> dict[str, float]:
-    """Wall-clock seconds of those that have begun, summed over all sessions; two at a time count as one."""
+    """Wall-clock seconds of each stage that has begun, summed over all the commands that worked on it."""
     found = {stage: _seconds(store, stage) for stage in stages}
     return {stage: seconds for stage, seconds in found.items() if seconds is not None}
 
@@ -349,7 +352,7 @@ def _clock_path(stage: str) -> str:
     return f"{stage}/seconds.json"
 
 
-# --- what the stages' files depend on, and what the search chose ------------------------------------------------------
+# --- fingerprints of the stages' files, and the search's result -------------------------------------------------------
 
 
 def search_fingerprint(opened: Run) -> str:

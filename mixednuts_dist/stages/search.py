@@ -31,12 +31,12 @@ from .runs import (
 
 logger = logging.getLogger(__name__)
 
-MOST_EVALUATIONS = 2  # that start another round
-_GRID_KEYS = ("clamp", "ln_k", "refinement")  # the rows that agree in them are one grid
+MOST_EVALUATIONS = 2  # evaluations whose images may start another round
+_GRID_KEYS = ("clamp", "ln_k", "refinement")  # rows that agree in these are from the same grid
 
 
 def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> SearchResult:
-    """Search s, p, c and alpha, unless this very search has been done; returns what it selected.
+    """Search s, p, c and alpha, unless the run has a result of the same search; returns what was selected.
 
     Raises:
         MissingArtifact: where the attack stage has not finished.
@@ -101,13 +101,13 @@ def _search(opened: Run, executor: Executor | None, progress: Progress) -> Searc
         else:
             result = choosing(None)
     choosing.store(result, opened.store.create)
-    return read_search_result(opened)  # of two drivers the first one's parameters are deployed, to the last bit
+    return read_search_result(opened)  # where two drivers search, both deploy what the first has stored
 
 
 def learn(opened: Run, executor: Executor | None, progress: Progress) -> bool:
-    """One more round from the finished evaluation, where that kept less than its share; False where none is needed.
+    """Search once more with the images that the evaluation ended on, if it kept too few; False if it kept enough.
 
-    The deployed choice may be another one afterwards, which the evaluate stage has not seen.
+    Afterwards another choice may be deployed, which is then still to be evaluated.
     """
     search, result = opened.config.search, read_search_result(opened)
     n_evaluations = sum(1 for done in result.rounds if done.evaluated)
@@ -115,7 +115,7 @@ def learn(opened: Run, executor: Executor | None, progress: Progress) -> bool:
         return False
     kept, n_robust = kept_by_evaluation(opened, result)
     if search.clean is not None or kept >= kept_images(result.deployed_beta, n_robust):
-        return False  # where the clean accuracy is the target, what is measured is what it costs
+        return False  # with clean accuracy as the target any measured share is accepted
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
     with executing(executor, opened.config.compute) as used, stage_clock(opened.store, "search"):
         choosing = Choosing(opened, used)

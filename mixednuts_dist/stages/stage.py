@@ -198,7 +198,7 @@ def deployed_mixture(opened: Run, search: SearchResult) -> Mixture:
 
 
 def deployed_settings(search: SearchResult) -> dict[str, object]:
-    """Plain values that tell the deployed mixture from any other."""
+    """Plain values that are equal only for the same deployed mixture."""
     return {"alpha_d": search.surrogate_alpha, **search.deployed().settings()}
 
 

@@ -63,7 +63,7 @@ def error_rates(bench: Bench) -> Outcome:
         for name, (before, after) in pairs.items()
     )
     columns_shown = [
-        (name, who, _errors(c)) for name, pair in pairs.items() for who, c in zip(("rob", "mixed"), pair, strict=True)
+        (name, own, _errors(c)) for name, pair in pairs.items() for own, c in zip(("rob", "mixed"), pair, strict=True)
     ]
     return Outcome(table, count_bars(columns_shown, value="errors (%)"), findings)
 

@@ -4,7 +4,7 @@
 - scaling: a real attack by two workers against the same one by one worker, the cores being there;
 - driver: 100,000 partitions and 1,000 workers through the real loop over real Ray tasks. The workers are sleeping
   coroutines in four processes: a machine has no room for 1,000 processes;
-- occupancy: rows of an AutoAttack's passes that hold an image, each partition alone and with later ones begun ahead;
+- occupancy: rows of an AutoAttack's passes that hold an image, each partition alone and with later ones prefetched;
 - tail: 64 GPUs that are simulated, with the pool's own queue, over images whose cost is drawn from passes counted here.
 """
 
@@ -28,7 +28,7 @@ from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config import parse_config
 from mixednuts_dist.distributed.executor import Executor, make_executor
-from mixednuts_dist.distributed.schedule import AHEAD
+from mixednuts_dist.distributed.schedule import PREFETCHED
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.stages import attack
@@ -113,7 +113,7 @@ def count_passes(n_images: int = 40, n_iter: int = 100) -> list[int]:
 def occupancy(
     n_images: int = 899, partition_size: int = 64, rows: int = 64, budget: AttackBudget = _BUDGET
 ) -> dict[str, float]:
-    """The packaged rob under the four attacks, in passes of one fixed shape as on a GPU; by pieces begun ahead."""
+    """The packaged rob under the four attacks, in passes of one fixed shape as on a GPU; by prefetched pieces."""
     dataset, rob = open_dataset("digits"), load_classifier("demo:rob", "rob")
     pieces = split_images(n_images, partition_size)
     like, _ = dataset.read(0, rows)
@@ -122,16 +122,16 @@ def occupancy(
         x, y = dataset.read(piece.start, piece.stop)
         return Group(x, y, range(piece.start, piece.stop))
 
-    def share(n_ahead: int) -> float:
+    def share(n_prefetched: int) -> float:
         engine = ensemble_engine(
             rob, like, threat=_THREAT, attacks=STANDARD_ATTACKS, budget=budget, shape=BatchShape(rows, fixed=True)
         )
         stream = Stream(engine, group)
-        ended = (stream.finish(piece, pieces[i + 1 : i + 1 + n_ahead]) for i, piece in enumerate(pieces))
+        ended = (stream.finish(piece, pieces[i + 1 : i + 1 + n_prefetched]) for i, piece in enumerate(pieces))
         n_forward = sum(finished.n_forward for finished in ended)
         return n_forward / (n_forward + engine.n_padding)
 
-    return {"alone": share(0), f"{AHEAD} ahead": share(AHEAD)}
+    return {"alone": share(0), f"{PREFETCHED} prefetched": share(PREFETCHED)}
 
 
 def tail(passes: Sequence[int], n_images: int = 10_000, partition_size: int = 100) -> dict[str, Any]:

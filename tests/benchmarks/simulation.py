@@ -88,7 +88,9 @@ class Sleeper:
     async def ready(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    async def process(self, piece: Partition, task: Task, _ahead: tuple[Partition, ...]) -> dict[Partition, Receipt]:
+    async def process(
+        self, piece: Partition, task: Task, _prefetched: tuple[Partition, ...]
+    ) -> dict[Partition, Receipt]:
         started = time.perf_counter()
         await asyncio.sleep(self.seconds)
         receipt = Receipt(

@@ -29,9 +29,9 @@ def test_the_simulation_agrees_with_pencil_and_paper() -> None:
     assert simulate([1.0] * 40, [1.0, 2.5], partition_size=10, smallest=10).makespan == pytest.approx(12.24)
 
 
-def test_pieces_that_are_begun_ahead_fill_seats() -> None:
+def test_prefetched_pieces_take_free_slots() -> None:
     found = distribution.occupancy(96, 16, 16, AttackBudget(n_iter=4, n_target_classes=2, n_queries=20))
-    assert 0 < found["alone"] < found["2 ahead"] < 1
+    assert 0 < found["alone"] < found["2 prefetched"] < 1
 
 
 def test_passes_are_counted_on_the_packaged_pair() -> None:

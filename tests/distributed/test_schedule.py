@@ -18,7 +18,7 @@ def drain(queue: WorkQueue, n_workers: int, seed: int = 0) -> list[Work]:
             if worker not in running and (work := queue.take(n_workers, worker)) is not None:
                 running[worker] = work
                 out.append(work)
-                queue.claim(n_workers, worker, work)
+                queue.prefetch(n_workers, worker, work)
         if not running:
             return out
         queue.finished(running.pop(order.choice(sorted(running))))
@@ -135,35 +135,35 @@ def test_an_overdue_piece_goes_out_again_last_and_only_while_it_is_not_written()
     assert queue.take(1) is None
 
 
-def test_a_worker_gets_what_was_claimed_for_it_while_there_is_more_for_the_others() -> None:
+def test_a_worker_gets_what_was_reserved_for_it_while_there_is_more_for_the_others() -> None:
     queue = WorkQueue(split_images(300, 10), smallest=10)
     first, second = queue.take(2, "a"), queue.take(2, "b")
-    ahead = queue.claim(2, "a", first)
-    assert [piece.index for piece in ahead] == [2, 3]
-    assert [queue.take(2, "b"), queue.take(2, "a"), queue.take(2, "a")] == [*split_images(300, 10)[4:5], *ahead]
-    assert queue.claim(2, "a", Merge(ahead[0], ())) == ()
-    queue.put_back(ahead[0])
-    assert queue.claim(2, "a", ahead[0]) == ()  # it has failed: it is tried without company
+    reserved = queue.prefetch(2, "a", first)
+    assert [piece.index for piece in reserved] == [2, 3]
+    assert [queue.take(2, "b"), queue.take(2, "a"), queue.take(2, "a")] == [*split_images(300, 10)[4:5], *reserved]
+    assert queue.prefetch(2, "a", Merge(reserved[0], ())) == ()
+    queue.put_back(reserved[0])
+    assert queue.prefetch(2, "a", reserved[0]) == ()  # it has failed: it is tried without company
     assert second is not None
-    while (work := queue.take(2, "b")) is not None and work != ahead[0]:
-        assert ahead[0] not in queue.claim(2, "b", work)
+    while (work := queue.take(2, "b")) is not None and work != reserved[0]:
+        assert reserved[0] not in queue.prefetch(2, "b", work)
 
 
-def test_claims_of_others_are_handed_out_last_and_those_of_a_lost_worker_come_back() -> None:
+def test_pieces_reserved_for_others_go_out_last_and_those_of_a_lost_worker_come_back() -> None:
     queue = WorkQueue(split_images(100, 10), smallest=10)
-    claimed = queue.claim(1, "slow", queue.take(1, "slow"))
+    reserved = queue.prefetch(1, "slow", queue.take(1, "slow"))
     rest = []
     while (work := queue.take(1, "fast")) is not None:
         rest.append(work)
     assert [work.index for work in rest] == [3, 4, 5, 6, 7, 8, 9, 2, 1]  # type: ignore[union-attr]
-    assert {work for work in rest if isinstance(work, Partition)} > set(claimed)
+    assert {work for work in rest if isinstance(work, Partition)} > set(reserved)
     queue = WorkQueue(split_images(100, 10), smallest=10)
-    claimed = queue.claim(1, "lost", queue.take(1, "lost"))
+    reserved = queue.prefetch(1, "lost", queue.take(1, "lost"))
     assert len(queue) == 9
     queue.release("lost")
     assert len(queue) == 9
-    assert queue.take(1, "other") == claimed[0]
-    queue.claim(1, "other", claimed[0])
+    assert queue.take(1, "other") == reserved[0]
+    queue.prefetch(1, "other", reserved[0])
     queue.stop()
     assert len(queue) == 0
     assert queue.take(1, "other") is None

@@ -65,7 +65,7 @@ def shared_out(opened: Run, task: Task, n_workers: int, smallest: int) -> int:
         if isinstance(work, Merge):
             worker.merge(work.whole, work.spans, task)
         else:
-            worker.process(work, task, queue.claim(n_workers, worker, work))
+            worker.process(work, task, queue.prefetch(n_workers, worker, work))
             n_pieces += 1
         queue.finished(work)
 
