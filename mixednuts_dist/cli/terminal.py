@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -96,20 +96,14 @@ class StageTally:
         return [f"{there}{waiting} worker{'s' if max(there, asked) > 1 else ''}"]
 
 
-class TerminalProgress:
-    """A `stages.progress.Progress` that writes to `console`; use it as a context manager."""
+class _Bar:
+    """A bar on `console` while the context is open; none where that is no terminal."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
         self.console = console
-        self._tally: StageTally | None = None
-        self._task: TaskID | None = None
-        self._last_line = 0.0
-        self._bar = Progress(
-            SpinnerColumn(), TextColumn("{task.description:<8}"), BarColumn(bar_width=24), _TallyColumn(self),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
-    def __enter__(self) -> "TerminalProgress":
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -117,6 +111,17 @@ class TerminalProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+class TerminalProgress(_Bar):
+    """A `stages.progress.Progress` that writes to `console`; use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        text = TextColumn("{task.description:<8}")
+        super().__init__(console, SpinnerColumn(), text, BarColumn(bar_width=24), _TallyColumn(self))
+        self._tally: StageTally | None = None
+        self._task: TaskID | None = None
+        self._last_line = 0.0
 
     def doing(self, message: str) -> None:
         """What happens now, before a stage begins."""
@@ -130,17 +135,14 @@ class TerminalProgress:
     def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
         self._tally = StageTally(stage, n_images, done)
         self._task = self._bar.add_task(stage, total=n_images, completed=self._tally.n_done)
-        if not self.console.is_terminal:
-            self._log(stage, self._tally.line())
+        self._line_after(0.0)
 
     def partition_done(self, receipt: Receipt) -> None:
         if self._tally is None or self._task is None:
             return
         self._tally.add(receipt)
         self._bar.update(self._task, completed=self._tally.n_decided)
-        overdue = time.monotonic() - self._last_line >= LINE_EVERY_SECONDS
-        if not self.console.is_terminal and (overdue or self._tally.n_done == self._tally.n_images):
-            self._log(receipt.stage, self._tally.line())
+        self._line_after(0.0 if self._tally.n_done == self._tally.n_images else LINE_EVERY_SECONDS)
 
     def workers_seen(self, ready: int, asked: int) -> None:
         """Also a sign of life while all workers are busy with long pieces, or wait for a machine."""
@@ -149,8 +151,7 @@ class TerminalProgress:
         self._tally.workers = ready, asked
         if ready and self._tally.began is None:
             self._tally.began = time.monotonic()
-        if not self.console.is_terminal and time.monotonic() - self._last_line >= LINE_AT_LEAST_SECONDS:
-            self._log(self._tally.stage, self._tally.line())
+        self._line_after(LINE_AT_LEAST_SECONDS)
 
     def images_decided(self, images: float) -> None:
         """Of the pieces that are not finished."""
@@ -159,8 +160,7 @@ class TerminalProgress:
         self._tally.began = self._tally.began or time.monotonic()
         self._tally.n_under_way = int(images)
         self._bar.update(self._task, completed=self._tally.n_decided)
-        if not self.console.is_terminal and time.monotonic() - self._last_line >= LINE_UNDER_WAY_SECONDS:
-            self._log(self._tally.stage, self._tally.line())
+        self._line_after(LINE_UNDER_WAY_SECONDS)
 
     def stage_finished(self, stage: str, message: str) -> None:
         if self._task is not None:
@@ -169,6 +169,11 @@ class TerminalProgress:
             message = f"{self._tally.line()} · {message}"
         self._task = self._tally = None
         self._log(stage, message)
+
+    def _line_after(self, seconds: float) -> None:
+        """The running counts, where there is no bar and the last line is at least so old."""
+        if self._tally and not self.console.is_terminal and time.monotonic() - self._last_line >= seconds:
+            self._log(self._tally.stage, self._tally.line())
 
     def _log(self, stage: str, message: str) -> None:
         self._last_line = time.monotonic()
@@ -193,27 +198,15 @@ class _TallyColumn(ProgressColumn):
         return Text(self.owner.text)
 
 
-class PreparationProgress:
+class PreparationProgress(_Bar):
     """Counts images as their parts are done; call it with each part, use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
+        columns = (TextColumn("prepare"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+        super().__init__(console, SpinnerColumn(), *columns)
         self.n_done = self.n_kept = 0
         self._last_line = time.monotonic()
-        columns = (SpinnerColumn(), TextColumn("prepare"), BarColumn(bar_width=24), MofNCompleteColumn())
-        self._bar = Progress(
-            *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
-        )
         self._task = self._bar.add_task("prepare", total=None)
-
-    def __enter__(self) -> "PreparationProgress":
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def __call__(self, done: "PartDone", n_images: int) -> None:
         """One more part is in its place."""

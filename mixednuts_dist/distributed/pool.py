@@ -99,7 +99,9 @@ class Pool:
                     self.on_look(sum(bool(worker.node) for worker in self._running.values()), len(self._running))
                     self._ask_how_far()
         finally:
-            self._dismiss()
+            for worker in list(self._hired):
+                self._end(worker)
+            self._running.clear()
         self._failures.raise_if_poisoned()
 
     def _needed(self, worker: _Hired) -> bool:
@@ -314,7 +316,9 @@ class Pool:
         self._end(worker)
         gone, log = error.machine or self.executor.is_gone(worker.node), _log(error)
         if not worker.node:
-            self._count_failed_start(gone, error)
+            self._failed_starts += not gone
+            if self._failed_starts >= self.settings.max_tries * self.settings.n_workers:
+                raise ClusterError(f"workers died {self._failed_starts} times before they were ready: {error}")
         # A failure is counted for the piece it computed or, if it only waited for the storage, for its unwritten ones.
         unwritten = [piece for piece in worker.unwritten if piece not in self._written]
         blamed: list[Work] = [piece for piece in ([work] if work else unwritten) if piece not in self._written]
@@ -340,17 +344,6 @@ class Pool:
             return  # another worker still computes a copy
         self._queue.put_back(work)
         self.executor.count_retry(self.spec.run_id, self.task.stage)
-
-    def _count_failed_start(self, machine_is_gone: bool, error: WorkerLost) -> None:
-        self._failed_starts += not machine_is_gone
-        if self._failed_starts >= self.settings.max_tries * self.settings.n_workers:
-            raise ClusterError(f"workers died {self._failed_starts} times before they were ready: {error}")
-
-    def _dismiss(self) -> None:
-        """End every worker that is left."""
-        for worker in list(self._hired):
-            self._end(worker)
-        self._running.clear()
 
 
 def _log(error: Exception) -> str:

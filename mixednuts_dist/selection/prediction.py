@@ -1,14 +1,14 @@
-"""What a choice is predicted to reach: on the cached images exactly, on other images with a correction and an interval.
+"""Predictions of a choice: exact on the stored images, and for other images with a correction and an interval.
 
-A choice is the best one on the images that were searched, partly because it fits these images: on others it reaches
+A choice is the best one on the images that were searched, partly because it fits these images, so on others it reaches
 less. The correction estimates by how much. Each resample (images drawn with replacement, as multiplicities) is searched
 again, and the resulting choice is counted on the resample, on the images that the resample left out, and on all images.
-The mean of the first minus the second is the optimism, which is subtracted; the spread of the first minus the third is
-that of an estimate around what it estimates, which makes the interval.
+The mean of the first count minus the second is the optimism, which is subtracted. The distribution of the first minus
+the third is that of an estimate around its true value, which gives the interval.
 
-The search is repeated over a pool: the candidates with the best counts, each with the cutoffs around the constraint's.
-What a member of the pool gets right is one row of zeros and ones, so all members on all resamples are one product of
-matrices.
+The search is repeated over a pool: the candidates with the best counts, each with cutoffs near that of the constraint.
+The images that a member of the pool gets right are one row of zeros and ones, so the counts of all members on all
+resamples are one product of matrices.
 
 Shapes: B and N images, C members of the pool, R resamples.
 """
@@ -29,38 +29,29 @@ from .inputs import CachedLogits
 
 N_CANDIDATES, N_CUTOFFS = 32, 24  # of the pool
 _SPREAD = 5.0  # standard deviations of the kept count around the constraint within which resamples put the cutoff
-_OUT_OF_BAG = 0.632  # Efron's weight: a resample holds this share of the images, so left-out ones are a bit too harsh
+_OUT_OF_BAG = 0.632  # Efron's weight: a resample holds this share of the images, so counts on the others are too low
+_TAIL = 0.025  # at each end of a 95 % interval
 
 
-def with_predictions(
-    choice: Choice,
-    cached: CachedLogits,
-    *,
-    confidence: float = 0.95,
-    n_resamples: int = 2000,
-    seed: int = 0,
-    kept_B: Tensor | None = None,
-) -> Choice:
-    """The choice with the clean and the kept images that it predicts, and bootstrap intervals over the images.
+def with_predictions(choice: Choice, cached: CachedLogits, *, kept_B: Tensor | None = None) -> Choice:
+    """The choice with the clean and the kept images that it predicts, and 95 % bootstrap intervals over the images.
 
-    `kept_B` says which images stay right, where more is known of them than one attacked point each.
+    `kept_B` are the images that stay right, where more than one attacked point an image is known.
     """
-    _require_confidence(confidence)
     if not len(cached.labels_B):
         raise InvalidInputError("cached has no image: there is nothing to predict from")
     clean_B, held_B = predicted_outcomes(choice, cached)
     if kept_B is not None:
         held_B = kept_B & (cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B)
-    tail = (1 - confidence) / 2
+
+    from scipy.stats import binom  # takes most of a second to import
 
     def interval(outcomes_B: Tensor) -> tuple[float, float]:
-        # Percentiles; the number of successes in n images drawn with replacement is binomial.
-        generator = torch.Generator().manual_seed(seed)
-        counts = torch.full((n_resamples,), float(len(outcomes_B)), dtype=torch.float64)
-        shares = torch.full_like(counts, float(outcomes_B.double().mean()))
-        draws = torch.binomial(counts, shares, generator=generator) / len(outcomes_B)
-        low, high = torch.quantile(draws, draws.new_tensor([tail, 1 - tail])).tolist()
-        return low, high
+        # The percentile interval of infinitely many resamples: successes among n images drawn with replacement are
+        # binomial.
+        n = len(outcomes_B)
+        low, high = binom.ppf([_TAIL, 1 - _TAIL], n, float(outcomes_B.double().mean())) / n
+        return float(low), float(high)
 
     return replace(
         choice,
@@ -73,7 +64,7 @@ def with_predictions(
 
 
 def predicted_outcomes(choice: Choice, cached: CachedLogits) -> tuple[Tensor, Tensor]:
-    """(right on the clean image, robust for rob and right on the attacked one whatever std says), bool (B,) each."""
+    """(right on the clean image, robust for rob and right on the attacked one for any class of std), bool (B,) each."""
     mixture = choice.mixture()
     clean_B = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, mixture)
     robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
@@ -94,7 +85,7 @@ def compare_candidates(paper: Choice, exact: Choice, cached: CachedLogits) -> st
 
 @dataclass(frozen=True)
 class HonestShare:
-    """A predicted share of images: as it was seen, corrected for the search's optimism, with an interval."""
+    """A predicted share of images: on the searched ones, and corrected for the search's optimism with an interval."""
 
     raw: float
     corrected: float
@@ -102,41 +93,23 @@ class HonestShare:
     high: float
 
 
-@dataclass(frozen=True)
-class HonestPrediction:
-    """Both shares of all images that a choice predicts."""
-
-    clean: HonestShare
-    kept: HonestShare  # robust for rob, and kept
-
-
 def honest_prediction(
-    choice: Choice,
-    searched: Sequence[tuple[Criterion, Selection]],
-    robust_N: Tensor,
-    *,
-    n_resamples: int = 200,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> HonestPrediction | None:
-    """The corrected prediction of a choice at its `beta`, with intervals that repeat the search on each resample.
+    choice: Choice, searched: Sequence[tuple[Criterion, Selection]], robust_N: Tensor, *, n_resamples: int = 200
+) -> tuple[HonestShare, HonestShare] | None:
+    """The clean and the kept share of all images, corrected, with 95 % intervals that repeat the search on resamples.
 
     Args:
         searched: the grids that were searched for it, with their criteria.
         robust_N: which images rob is robust on, bool, in the order of the clean images; they are the constraint's.
 
     Returns:
-        None where the criterion cannot say which single images a candidate gets right.
-
-    Raises:
-        InvalidInputError: for a confidence outside (0, 1).
+        None for a criterion without outcomes of single images.
     """
-    _require_confidence(confidence)
     pool = _pool(choice, searched, robust_N)
     if pool is None:
         return None
     (clean_CN, kept_CN), n_images = pool, len(robust_N)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     drawn_RN = torch.randint(n_images, (n_resamples, n_images), generator=generator)
     weights_RN = torch.zeros(n_resamples, n_images).scatter_add_(1, drawn_RN, torch.ones(n_resamples, n_images))
     clean_CR, kept_CR = clean_CN @ weights_RN.T, kept_CN @ weights_RN.T  # float32 counts exactly up to 2^24
@@ -147,23 +120,21 @@ def honest_prediction(
     index_R, left_out_RN = torch.arange(n_resamples), (weights_RN == 0).float()
 
     def share(raw: float, right_CN: Tensor, counts_CR: Tensor) -> HonestShare:
-        return _honest(raw, counts_CR[best_R, index_R] / n_images, right_CN[best_R], left_out_RN, confidence)
+        return _honest(raw, counts_CR[best_R, index_R] / n_images, right_CN[best_R], left_out_RN)
 
     clean = choice.clean_correct / choice.total if choice.total else choice.objective
-    return HonestPrediction(
-        clean=share(clean, clean_CN, clean_CR), kept=share(choice.kept_predicted / n_images, kept_CN, kept_CR)
-    )
+    return share(clean, clean_CN, clean_CR), share(choice.kept_predicted / n_images, kept_CN, kept_CR)
 
 
 def corrected(choice: Choice, searched: Sequence[tuple[Criterion, Selection]], robust_N: Tensor) -> Choice:
-    """The choice with its corrected shares and with intervals that repeat the search, where its criterion can say it.
+    """The choice with its corrected shares and intervals; unchanged for a criterion without outcomes of single images.
 
-    An interval is widened to hold the raw share as well, which a flattering search may leave above it.
+    An interval is widened to hold the raw share, which may lie above it.
     """
     found = honest_prediction(choice, searched, robust_N)
     if found is None:
         return choice
-    clean, kept = found.clean, found.kept
+    clean, kept = found
     return replace(
         choice,
         clean_corrected=clean.corrected,
@@ -173,12 +144,11 @@ def corrected(choice: Choice, searched: Sequence[tuple[Criterion, Selection]], r
     )
 
 
-def _honest(raw: float, seen_R: Tensor, right_RN: Tensor, left_out_RN: Tensor, confidence: float) -> HonestShare:
+def _honest(raw: float, seen_R: Tensor, right_RN: Tensor, left_out_RN: Tensor) -> HonestShare:
     out_of_bag_R = (right_RN * left_out_RN).sum(dim=1) / left_out_RN.sum(dim=1).clamp_min(1)
     corrected = raw - _OUT_OF_BAG * float((seen_R - out_of_bag_R).mean())
     errors_R = seen_R - right_RN.mean(dim=1)
-    tail = (1 - confidence) / 2
-    low, high = torch.quantile(errors_R - errors_R.mean(), torch.tensor([tail, 1 - tail])).tolist()
+    low, high = torch.quantile(errors_R - errors_R.mean(), torch.tensor([_TAIL, 1 - _TAIL])).tolist()
     # The estimate exceeds the truth by as much as a resample's exceeds that of all images: its upper end is subtracted.
     return HonestShare(raw, *(min(1.0, max(0.0, value)) for value in (corrected, corrected - high, corrected - low)))
 
@@ -186,10 +156,10 @@ def _honest(raw: float, seen_R: Tensor, right_RN: Tensor, left_out_RN: Tensor, c
 def _pool(
     choice: Choice, searched: Sequence[tuple[Criterion, Selection]], robust_N: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """What each member gets right, (C, N) each, float32: the clean images, and the attacked ones that rob is right on.
+    """The images that each member gets right, (C, N) each, float32: clean ones, and attacked ones that rob gets right.
 
     A member is one of the candidates with the best counts at the choice's beta, with a cutoff that a resample may lead
-    to: the number of images that it keeps lies within `_SPREAD` standard deviations of what beta asks for.
+    to: it keeps a number of images within `_SPREAD` standard deviations of that of beta.
     """
     entries = []
     for criterion, selection in searched:
@@ -210,8 +180,3 @@ def _pool(
             torch.zeros(len(kept), len(robust_N)).masked_scatter_(robust_N.expand(len(kept), -1), found[1].float())
         )
     return torch.cat(clean), torch.cat(held)
-
-
-def _require_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; the usual value is 0.95")

@@ -28,7 +28,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ALLOWED_THIRD_PARTY = {
     "mixing": {"torch", "numpy"},
     "norms": {"torch"},
-    "selection": {"torch", "numpy"},
+    "selection": {"torch", "numpy", "scipy"},
     "acceleration": {"torch"},
     "attacks": {"torch", "pyautoattack"},
     "certification": {"torch", "numpy", "scipy"},
