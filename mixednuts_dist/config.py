@@ -443,6 +443,11 @@ class ComputeConfig(Section):
     label_selector: dict[str, str] = Field(
         default={}, description="workers only on nodes with these labels, e.g. {ray.io/market-type: spot}, {zone: '!b'}"
     )
+    fallback_strategy: list[dict[Literal["label_selector"], dict[str, str]]] = Field(
+        default=[],
+        description="what will do, in this order, where no node has or gets the labels of label_selector, "
+        "e.g. [{label_selector: {ray.io/market-type: on-demand}}]",
+    )
     num_cpus: float = Field(default=1, gt=0, le=1024, description="cores a worker, and its number of threads")
     batch_size: Positive | Literal["auto"] = Field(
         default="auto",

@@ -299,6 +299,8 @@ class Lane:
         """After memory ran out: attempts beyond the smaller shape go on later from where they are."""
         shape = self.passes.shape
         if n_failed is not None:
+            if self.model.compiled:
+                torch.compiler.reset()  # type: ignore[no-untyped-call]  # graphs of the larger shape hold their memory
             shape.shrink(n_failed)
         slots = (self.rows != _FREE).nonzero().squeeze(1)
         staying, going = slots[: shape.rows], slots[shape.rows :]

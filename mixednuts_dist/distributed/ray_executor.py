@@ -215,18 +215,24 @@ def pool_settings(compute: ComputeConfig) -> PoolSettings:
 
 def _placement(compute: ComputeConfig) -> dict[str, Any]:
     """Ray's options for where workers may run."""
-    asked = {"accelerator_type": compute.accelerator_type, "label_selector": dict(compute.label_selector)}
+    asked = {
+        "accelerator_type": compute.accelerator_type,
+        "label_selector": dict(compute.label_selector),
+        "fallback_strategy": [dict(each) for each in compute.fallback_strategy],
+    }
     return {name: value for name, value in asked.items() if value}
 
 
 def _resources(placement: Mapping[str, Any]) -> dict[str, float]:
     """What the nodes have together on which `placement` allows workers."""
-    labels: Mapping[str, str] = placement.get("label_selector", {})
+    other = [each["label_selector"] for each in placement.get("fallback_strategy", ())]
+    selectors: list[Mapping[str, str]] = [placement.get("label_selector", {}), *other]
     found: dict[str, float] = {}
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     for node in nodes:
         has, kind = node["Resources"], placement.get("accelerator_type")
-        if node["Alive"] and (not kind or f"accelerator_type:{kind}" in has) and _fits(node.get("Labels", {}), labels):
+        allowed = any(_fits(node.get("Labels", {}), labels) for labels in selectors)
+        if node["Alive"] and (not kind or f"accelerator_type:{kind}" in has) and allowed:
             for name, amount in has.items():
                 found[name] = found.get(name, 0.0) + amount
     return found

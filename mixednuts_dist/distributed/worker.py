@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..acceleration.arithmetic import Arithmetic
+from ..acceleration.tf32 import tf32_allowed
 from ..attacks.gradient_model import AttackedModel
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
@@ -56,19 +58,27 @@ class PassSeconds:
         return (n_forward - n_backward) * self.forward + n_backward * self.both
 
 
-def time_classifiers(networks: Mapping[str, nn.Module], x_BCHW: Tensor) -> dict[str, PassSeconds]:
-    """The base classifiers and, of "std" and "rob", their mixture, whose parameters do not change its cost."""
-    models = {name: AttackedModel.of(network) for name, network in networks.items()}
+def time_classifiers(
+    networks: Mapping[str, nn.Module], x_BCHW: Tensor, arithmetic: Arithmetic
+) -> dict[str, PassSeconds]:
+    """The base classifiers and, of "std" and "rob", their mixture, whose parameters do not change its cost.
+
+    Through the copies that attacks go through: nearly all passes of a run are theirs.
+    """
+    models = dict(networks)
     if "std" in networks:
         mixed = MixedClassifier(networks["std"], networks["rob"], LogitTransform(1.0, 1.0, 0.0), 0.9).eval()
-        models["mixed"] = AttackedModel.of(mixed.to(x_BCHW.device))
-    return {name: _time(model, x_BCHW) for name, model in models.items()}
+        models["mixed"] = mixed.to(x_BCHW.device)
+    return {
+        name: _time(AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=x_BCHW, rows=len(x_BCHW)), x_BCHW)
+        for name, model in models.items()
+    }
 
 
 def _time(attacked: AttackedModel, x_BCHW: Tensor) -> PassSeconds:
     def forward() -> None:
-        with torch.no_grad():
-            attacked.model(x_BCHW)
+        with torch.no_grad(), tf32_allowed(attacked.fast.tf32):
+            attacked.fast.run(x_BCHW).model_logits  # noqa: B018, it is computed as it is asked for
 
     def both() -> None:
         attacked.fast.probe(x_BCHW)
@@ -229,10 +239,11 @@ class AttackWorker:
         return merge_spans(self.store, task.stage, partition, spans, task.fingerprint)
 
     def time_passes(self) -> dict[str, PassSeconds]:
-        """Seconds an image and pass of each network and their mixture, in float32 and in batches of the run's size."""
+        """Seconds an image and pass of each network and their mixture, in the run's precisions and batch shape."""
         x, _ = self.dataset.read(0, min(_TIMED_IMAGES, len(self.dataset)))
         x = x.to(self.device)
-        return time_classifiers(self.bench.networks, x[: self.bench.shape(x).rows])
+        rows = self.bench.shape(x).rows  # decides the precisions too
+        return time_classifiers(self.bench.networks, x[:rows], self.bench.arithmetic)
 
     def _held(self) -> dict[str, Any]:
         """What the worker computes on, for the bill: one accelerator's name and share, or its cores."""

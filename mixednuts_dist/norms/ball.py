@@ -80,7 +80,10 @@ class Ball:
         return (x_BCHW + self.eps * unit_BCHW).clamp(0.0, 1.0)
 
     def _noise(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
-        return torch.stack([self.noise(x_BCHW.shape[1:], keyed_generator(*key)) for key in keys]).to(x_BCHW)
+        noise_BCHW = torch.stack([self.noise(x_BCHW.shape[1:], keyed_generator(*key)) for key in keys])
+        if x_BCHW.is_cuda:  # from pinned memory the copy runs while the host goes on
+            noise_BCHW = noise_BCHW.pin_memory()
+        return noise_BCHW.to(x_BCHW, non_blocking=True)
 
     # APGD's momentum step, which Linf does in place
 

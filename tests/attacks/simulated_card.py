@@ -51,6 +51,7 @@ class SimulatedCard(contextlib.ExitStack):
         self.copies: collections.Counter[str] = collections.Counter()  # from pageable memory to the card
         self._there: dict[int, StorageWeakRef] = {}
         self._pinned: dict[int, StorageWeakRef] = {}
+        self.fractions: list[float] = []  # of its memory, as processes are bounded to
         self.ignoring = False
 
     def __enter__(self) -> "SimulatedCard":
@@ -67,6 +68,7 @@ class SimulatedCard(contextlib.ExitStack):
             "get_device_name": lambda *_: "a simulated card", "get_device_capability": lambda *_: (9, 0),
             "synchronize": lambda *_: card.waited("synchronize"), "empty_cache": lambda: None,
             "get_rng_state": lambda *_: torch.zeros(0), "set_rng_state": lambda *_: None,
+            "set_per_process_memory_fraction": self.fractions.append,
             "is_bf16_supported": lambda *_, **__: True, "mem_get_info": lambda *_: (140 << 30, 141 << 30),
         }.items():  # fmt: skip
             self.enter_context(mock.patch.object(torch.cuda, name, value))

@@ -529,3 +529,17 @@ def test_a_broken_image_leaves_sooner_where_a_known_point_names_its_target() -> 
     assert blind.broken.all()
     assert aimed.broken.all()
     assert blind.n_backward - aimed.n_backward == 5 * 16, "the attempt against the runner-up"
+
+
+def test_graphs_of_a_shape_that_did_not_fit_are_given_up(victim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs keep the memory of their shape: after it ended, it would not come back."""
+    given_up: list[bool] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: given_up.append(True))
+    model, x, y = victim(n=12)
+    short = replace(AttackedModel.of(model), fast=AttackedModel.of(ShortOfMemory(model, 9)).fast)
+    found = run_engine(replace(short, fast=replace(short.fast, compiled=True)), x, y, n_iter=3)
+    assert given_up
+    assert torch.equal(found.broken, run_engine(AttackedModel.of(model), x, y, n_iter=3).broken)
+    given_up.clear()
+    run_engine(short, x, y, n_iter=3)
+    assert not given_up

@@ -74,6 +74,8 @@ NODES = [
         ({}, 6), ({"accelerator_type": "H100"}, 2), ({"label_selector": {"zone": "b"}}, 4),
         ({"label_selector": {"zone": "!b"}}, 2), ({"label_selector": {"zone": "in(a, b)"}}, 6),
         ({"label_selector": {"zone": "!in(b, c)"}, "accelerator_type": None}, 2),
+        ({"label_selector": {"zone": "c"}, "fallback_strategy": [{"label_selector": {"zone": "b"}}]}, 4),
+        ({"label_selector": {"zone": "a"}, "fallback_strategy": [{"label_selector": {"zone": "b"}}]}, 6),
     ],
 )  # fmt: skip
 def test_only_the_nodes_that_the_placement_allows_count(
@@ -101,6 +103,8 @@ def test_ray_takes_the_placement_as_it_is_written() -> None:
         return 1
 
     assert ray.get(where.options(label_selector={label: value}).remote()) == 1
+    fallback = [{"label_selector": {label: value}}]
+    assert ray.get(where.options(label_selector={label: f"!{value}"}, fallback_strategy=fallback).remote()) == 1
     waiting = where.options(label_selector={label: f"!{value}"}, accelerator_type="L4").remote()
     assert ray.wait([waiting], timeout=0.5)[0] == []
     ray.cancel(waiting)

@@ -33,19 +33,24 @@ from mixednuts_dist.threat import ThreatModel
 TASK = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=2, n_target_classes=1))
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> AttackWorker:
+def spec_of(folder: Path, **changes) -> WorkerSpec:
+    """Of a run on the digits in this folder, which has what a driver leaves there."""
     uris = {name: f"demo:{name}" for name in ("std", "rob")}
     checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in uris.items()}
     checksums["labels"] = labels_checksum(open_dataset("digits"))
     spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
+        store_uri=str(folder), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
         threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
     )  # fmt: skip
-    (tmp_path / "run.yaml").write_text(
+    (folder / "run.yaml").write_text(
         "inputs: {n_images: 24, n_classes: 10, image_shape: [], checksums: {}}\nversions: {}\n"
     )  # the driver writes it, and every worker must see it
-    made = AttackWorker(spec)
+    return replace(spec, **changes)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> AttackWorker:
+    made = AttackWorker(spec_of(tmp_path))
     made.ready()
     return made
 

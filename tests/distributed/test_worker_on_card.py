@@ -1,0 +1,62 @@
+"""A worker on the simulated card, from a partition to its columns: the verdicts that it has on a CPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixednuts_dist.acceleration.arithmetic import Arithmetic
+from mixednuts_dist.acceleration.batch_shape import FLOAT32_ROWS
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.distributed.worker import AttackWorker, time_classifiers
+from mixednuts_dist.stages.attack import AttackTask
+from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.records import AttackRecords, Receipt
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import read_attack_records
+from tests.attacks.simulated_card import SimulatedCard
+
+from .test_worker import spec_of
+
+PIECE = Partition(0, 30, 54)
+
+
+def attacked(folder: Path, n_gpus: float) -> tuple[Receipt, AttackRecords]:
+    worker = AttackWorker(spec_of(folder, batch_size=32, precision="fp32"), n_gpus)
+    worker.ready()
+    task = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=4, n_target_classes=2))
+    receipt = {**worker.process(PIECE, task), **worker.flush()}[PIECE]
+    return receipt, read_attack_records(Store(str(folder)), [PIECE], "f0")
+
+
+def test_a_partition_has_the_verdicts_of_a_cpu_and_the_receipt_names_the_card(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    _, expected = attacked(tmp_path / "here", 0.0)
+    with SimulatedCard() as card:
+        receipt, found = attacked(tmp_path / "there", 0.5)
+    assert torch.equal(found.rob_broken_N, expected.rob_broken_N)
+    assert torch.equal(found.std_broken_N, expected.std_broken_N)
+    assert torch.allclose(found.rob_attacked_NK, expected.rob_attacked_NK, atol=1e-4)
+    assert (receipt.device, receipt.n_devices) == ("a simulated card", 0.5)
+    assert (receipt.rows, receipt.float32_rows, receipt.repeatable) == (32, FLOAT32_ROWS, True)
+    assert card.fractions == [pytest.approx(0.5 - 1 / 141)]
+    assert not [line for line in card.copies if line.startswith("norms/ball.py")], "noise is pinned"
+
+
+def test_passes_are_timed_in_the_precision_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    worker = AttackWorker(spec_of(tmp_path, batch_size=4, precision="bf16"))
+    worker.ready()
+    made = Arithmetic.network_copy
+
+    def seen(self: Arithmetic, network, x, rows):
+        copied = made(self, network, x, rows)
+        asked.append(copied.precision)
+        return copied
+
+    monkeypatch.setattr(Arithmetic, "network_copy", seen)
+    x, _ = worker.dataset.read(0, 4)
+    seconds = time_classifiers(worker.bench.networks, x, Arithmetic("bf16"))
+    assert set(seconds) == {"std", "rob", "mixed"}
+    assert set(asked) == {"bf16"}
