@@ -300,7 +300,7 @@ class Lane:
         shape = self.passes.shape
         if n_failed is not None:
             if self.model.compiled:
-                torch.compiler.reset()  # type: ignore[no-untyped-call]  # graphs of the larger shape hold their memory
+                torch.compiler.reset()  # graphs of the larger shape hold their memory
             shape.shrink(n_failed)
         slots = (self.rows != _FREE).nonzero().squeeze(1)
         staying, going = slots[: shape.rows], slots[shape.rows :]

@@ -17,6 +17,7 @@ from ..errors import ClusterError, MissingArtifact
 from ..register import STUDIES
 from ..uris import check_dataset_uri
 from .options import (
+    GOES_ON,
     Invocation,
     address_option,
     config_argument,
@@ -109,9 +110,9 @@ def study(
         given.on_ray(partial(studies.run, given.config, name, full=full, robs=robs, console=shown))
 
 
-@click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))
-@click.argument("name", type=click.Choice(["search", "attack", "certify"]))
-@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones).")
+@click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48", "benchmark gpu"))
+@click.argument("name", type=click.Choice(["search", "attack", "certify", "gpu"]))
+@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); gpu: a folder.")
 @click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10, wrn-70-16, or a URI; certify: a URI.")
 @click.option("--eps", type=float, help="attack: Linf radius, for a model that is a classifier's URI.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
@@ -130,7 +131,8 @@ def benchmark(name: str, whole: bool, **options: Any) -> None:
     taken = inspect.signature(run).parameters
     if unknown := sorted(given.keys() - taken.keys()):
         raise click.UsageError(f"benchmark {name} does not take {', '.join(unknown)}")
-    with reported(verbose=False, interrupted="interrupted: nothing of this benchmark is kept"):
+    lost = GOES_ON if name == "gpu" else "interrupted: nothing of this benchmark is kept"
+    with reported(verbose=False, interrupted=lost):
         click.echo(json.dumps(run(**given), indent=2))
 
 

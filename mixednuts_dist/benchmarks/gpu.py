@@ -1,0 +1,81 @@
+"""What a GPU has to show before a long run, step by step: `mixednuts benchmark gpu --data FOLDER`.
+
+Each step has a verdict and a number. Those that are done lie in FOLDER, of one device, torch and release, and are not
+repeated. Without a GPU the same steps run on the CPU in small shapes: that shows that they run, and no more.
+"""
+
+import importlib.metadata
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..attacks.budget import STANDARD_ATTACKS
+from ..reports.table import Table
+from . import gpu_checks as checks
+from . import gpu_speed as speed
+from .attack import say
+from .attack_subjects import MODELS
+from .gpu_checks import Found, Place
+
+Step = Callable[[Place], Found]
+_FAILED = "FAILED"
+
+STEPS: dict[str, Step] = {
+    "driver and torch": checks.driver,
+    "float32 flags": checks.flags,
+    "folding": checks.folding,
+    "repeated bits": checks.repeated_bits,
+    "judge against float64": checks.judge,
+    "shapes that keep bits": checks.shapes,
+    "out of memory": checks.memory,
+    "APGD against pyautoattack": lambda at: speed.against_pyautoattack(at, ("apgd-ce", "apgd-t")),
+    "AutoAttack against pyautoattack": lambda at: speed.against_pyautoattack(at, STANDARD_ATTACKS),
+    "seconds by lane": speed.lanes,
+    "mixture in three orders": checks.orders,
+    "two workers on half a device": checks.two_workers,
+    "tests marked gpu": checks.gpu_tests,
+}
+RATES: dict[str, Step] = {
+    "rate of WRN-28-10": lambda at: speed.rate(at, MODELS["wrn-28-10"][0], 32),
+    "rate of WRN-70-16": lambda at: speed.rate(at, MODELS["wrn-70-16"][0], 32),
+    "rate of ConvNeXtV2-L": lambda at: speed.rate(at, lambda: speed.timm_network("convnextv2_large"), 224),
+    "rate of Swin-L": lambda at: speed.rate(at, lambda: speed.timm_network("swin_large_patch4_window7_224"), 224),
+    "rate of BiT-R152x2": lambda at: speed.rate(at, lambda: speed.timm_network("resnetv2_152x2_bit"), 224),
+}
+ON_CPU_RATES: dict[str, Step] = {"rate of ResNet-18": lambda at: speed.rate(at, MODELS["resnet-18"][0], 32)}
+
+
+def run(*, data: str = "gpu-benchmark") -> dict[str, Any]:
+    """All steps; `data` is the folder of what is done. Prints the table in Markdown."""
+    at = Place(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    folder = Path(data)
+    folder.mkdir(parents=True, exist_ok=True)
+    release = importlib.metadata.version("mixednuts_dist")
+    stamp = {"device": at.name, "torch": torch.__version__, "mixednuts_dist": release}
+    kept = folder / "gpu.json"
+    before = json.loads(kept.read_text()) if kept.is_file() else {}
+    done = before.get("steps", {}) if before.get("of") == stamp else {}
+    for name, step in {**STEPS, **(RATES if at.on_card else ON_CPU_RATES)}.items():
+        if name not in done or done[name][0] == _FAILED:
+            started = time.perf_counter()
+            verdict, number = _taken(step, at)
+            done[name] = [verdict, number, round(time.perf_counter() - started, 1)]
+            (folder / "gpu.json.new").write_text(json.dumps({"of": stamp, "steps": done}, indent=2))
+            (folder / "gpu.json.new").replace(kept)
+        say(f"{name}: {done[name][0]}; {done[name][1]}")
+    rows = [[name, *each] for name, each in done.items()]
+    say(f"\n{at.name}, torch {torch.__version__}, mixednuts_dist {release}\n")
+    say(Table(["step", "verdict", "number", "seconds"], rows).as_markdown())
+    return {"of": stamp, "steps": done, "failed": [name for name, each in done.items() if each[0] == _FAILED]}
+
+
+def _taken(step: Step, at: Place) -> tuple[str, str]:
+    try:
+        ok, number = step(at)
+    except Exception as error:  # a step that cannot be taken is a finding, and the others go on
+        return _FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return {True: "ok", False: _FAILED, None: "-"}[ok], number

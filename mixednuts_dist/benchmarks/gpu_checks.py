@@ -1,0 +1,247 @@
+"""Whether a device computes what the package relies on: steps of `mixednuts benchmark gpu`.
+
+Shapes: B images of C x H x W.
+"""
+
+import multiprocessing
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
+from ..acceleration.batch_shape import BatchShape, Passes, repeated
+from ..acceleration.gradient_copy import folded
+from ..acceleration.tf32 import tf32_allowed
+from ..attacks.adaptive import adaptive_autoattack, autoattack
+from ..attacks.budget import AttackBudget
+from ..attacks.gradient_model import AttackedModel, repeats_its_bits
+from ..attacks.judge import Judge
+from ..distributed.gpus import keep_to_share, nvidia_driver
+from ..mixing.classifier import MixedClassifier
+from ..mixing.transforms import LogitTransform
+from ..threat import ThreatModel
+from .attack import PUBLISHED_BUDGET
+from .attack_subjects import MODELS, Subject, subject
+
+WARM_UP = AttackBudget(1, 1, 1, 0, 0)
+_TESTS = Path(__file__).parents[2] / "tests" / "attacks" / "test_gpu.py"
+_AGREES = 1e-4  # of the largest logit, between the judge and float64
+
+Found = tuple[bool | None, str]  # the verdict, None where it is no question here; the number
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device and what fits it: real sizes on a GPU, a minute's worth on a CPU."""
+
+    device: torch.device
+
+    @property
+    def on_card(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.on_card else "CPU"
+
+    @property
+    def rows(self) -> int:
+        return 256 if self.on_card else 32
+
+    @property
+    def budget(self) -> AttackBudget:
+        return PUBLISHED_BUDGET if self.on_card else AttackBudget(5, 2, 20, 0, 0)
+
+    @property
+    def matmul_size(self) -> int:
+        return 8192 if self.on_card else 512
+
+    @cached_property
+    def attacked(self) -> Subject:
+        """A real network and images that it gets right."""
+        if self.on_card:
+            return subject("resnet-18", None, 512, self.device)
+        return subject("demo:rob", "digits", 24, self.device, 0.1)
+
+    @cached_property
+    def mixed(self) -> MixedClassifier:
+        """A mixture of the network with one that sees the images in a mirror."""
+
+        class Mirrored(nn.Module):
+            def __init__(self, network: nn.Module) -> None:
+                super().__init__()
+                self.network = network
+
+            def forward(self, x_BCHW: Tensor) -> Tensor:
+                logits_BK: Tensor = self.network(x_BCHW.flip(3))
+                return logits_BK
+
+        network = self.attacked.network
+        made = MixedClassifier(Mirrored(network), network, LogitTransform(1.5, 1.2, 0.0), 0.7, surrogate_alpha=0.8)
+        return made.eval().to(self.device)
+
+    @property
+    def threat(self) -> ThreatModel:
+        return ThreatModel("Linf", self.attacked.eps)
+
+
+def driver(at: Place) -> Found:
+    driver, cuda = nvidia_driver() or "none", torch.version.cuda or "none"
+    ones = torch.ones(64, 64, device=at.device)
+    return bool((ones @ ones == 64).all()), f"driver {driver}, torch {torch.__version__} for CUDA {cuda}, {at.name}"
+
+
+def flags(at: Place) -> Found:
+    """Strict float32 is float32 in convolutions and products, and the flags are put back."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(size, generator=generator) for size in ((8, 64, 16, 16), (64, 64, 3, 3)))
+    exact = torch.nn.functional.conv2d(x.double(), w.double())
+    before, errors = torch.get_float32_matmul_precision(), []
+    for allowed in (False, True):
+        with tf32_allowed(allowed):
+            found = torch.nn.functional.conv2d(x.to(at.device), w.to(at.device)).cpu()
+        errors.append(float((found - exact).abs().max() / exact.abs().max()))
+    ok = errors[0] < 1e-5 and torch.get_float32_matmul_precision() == before
+    return ok, f"relative error {errors[0]:.1e} strict, {errors[1]:.1e} with TF32"
+
+
+def folding(at: Place) -> Found:
+    network = MODELS["resnet-18"][0]().eval().requires_grad_(False).to(at.device)
+    x = made_up(16, (3, 32, 32), at)
+    made = folded(network, x)
+    with tf32_allowed(False), torch.no_grad():
+        deviation = float((made(x) - network(x)).abs().max() / network(x).abs().max())
+    return made is not network, f"batch normalisation folded, logits moved by {deviation:.1e}"
+
+
+def repeated_bits(at: Place) -> Found:
+    precisions: list[PrecisionChoice] = ["fp32", "bf16"]
+    model, x = at.attacked.network, at.attacked.x
+    same = [precision for precision in precisions if repeats_its_bits(model, x, at.rows, precision)]
+    return len(same) == len(precisions), f"passes repeat their bits in {', '.join(same) or 'no arithmetic'}"
+
+
+def judge(at: Place) -> Found:
+    model, x = at.attacked.network, at.attacked.x
+    found = Judge(model, BatchShape.of(at.rows, at.device)).logits(x).cpu()
+    with torch.no_grad():
+        exact = model.cpu().double()(x.cpu().double())
+    model.float().to(at.device)
+    deviation = float((found - exact).abs().max() / exact.abs().max())
+    flips = int((found.argmax(dim=1) != exact.argmax(dim=1)).sum())
+    return deviation < _AGREES and not flips, f"off float64 by {deviation:.1e} of the largest logit, {flips} classes"
+
+
+def shapes(at: Place) -> Found:
+    """Which smaller shapes give the bits of the full one; no failure: where none does, batches are filled up."""
+    told = []
+    arithmetics: list[tuple[str, PrecisionChoice, bool]] = [("fp32", "fp32", False), ("bf16", "bf16", False)]
+    if at.on_card:
+        arithmetics += [("tf32", "tf32", False), ("bf16 compiled", "bf16", True)]
+    for name, precision, compile in arithmetics:
+        arithmetic = Arithmetic(precision, compile=compile)
+        fast = AttackedModel.of(at.attacked.network, arithmetic=arithmetic, like_BCHW=at.attacked.x, rows=at.rows).fast
+        passes = Passes(BatchShape(at.rows), fast.probe)
+        tried = [at.rows * i // 8 for i in range(1, 8)]
+        same = [rows for rows in tried if passes._has_same_bits(at.attacked.x, rows)]
+        told.append(f"{name} {len(same)}/{len(tried)}")
+    return None, f"smaller shapes with the bits of {at.rows} rows: {', '.join(told)}"
+
+
+def memory(at: Place) -> Found:
+    """An attack whose first passes do not fit comes to the same verdicts with fewer rows."""
+    attacked, shape = at.attacked, BatchShape(at.rows, float32_rows=at.rows)
+    budget = replace(at.budget, n_iter=5)
+    expected = _robust(at, autoattack, BatchShape.of(at.rows, at.device), budget, ("apgd-ce",))
+    ballast = _ballast(at)
+    network, room = attacked.network, at.rows // 3
+
+    class Short(nn.Module):
+        def forward(self, x_BCHW: Tensor) -> Tensor:
+            if len(x_BCHW) > room:
+                raise torch.OutOfMemoryError("chosen")
+            logits_BK: Tensor = network(x_BCHW)
+            return logits_BK
+
+    model = network if at.on_card else Short()
+    found = _robust(at, autoattack, shape, budget, ("apgd-ce",), model)
+    del ballast
+    differ = int((found != expected).sum())
+    return shape.rows < shape.asked and differ <= 1, f"{shape.asked} rows became {shape.rows}, {differ} verdicts moved"
+
+
+def _ballast(at: Place) -> Tensor:
+    """All memory of a card but what about an eighth of the rows takes."""
+    if not at.on_card:
+        return torch.zeros(0)
+    before, _ = torch.cuda.mem_get_info()
+    AttackedModel.of(at.attacked.network).fast.probe(repeated(at.attacked.x, at.rows))
+    needed = before - torch.cuda.mem_get_info()[0]
+    torch.cuda.empty_cache()
+    return torch.empty(max(0, torch.cuda.mem_get_info()[0] - needed // 2), dtype=torch.uint8, device=at.device)
+
+
+def orders(at: Place) -> Found:
+    """The mixture, the joint attack too: an image's result does not depend on the order or on its company."""
+    x, n = at.attacked.x, len(at.attacked.y)
+    with torch.no_grad():
+        y = at.mixed(x).argmax(dim=1)
+    found = []
+    for seed in range(3):
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) if seed else torch.arange(n)
+        outcome = adaptive_autoattack(
+            at.mixed, x[order], y[order], threat=at.threat, attacks=("apgd-ce", "apgd-t"), batch_size=at.rows,
+            budget=replace(at.budget, joint_starts=2), sample_ids=order.tolist(), precision="bf16",
+        )  # fmt: skip
+        found.append(outcome.x_adv[order.argsort()].cpu())
+    moved = sum(int((each != found[0]).flatten(1).any(dim=1).sum()) for each in found[1:])
+    return not moved, f"{moved} of {2 * n} images have other bits in another order"
+
+
+def two_workers(at: Place) -> Found:
+    """Two processes, each with half of the device, come to the results of one."""
+    here = multiprocessing.get_context("spawn")
+    started = time.perf_counter()
+    with here.Pool(2) as pool:
+        found = pool.map(_half, [at.device.type] * 2)
+    seconds = time.perf_counter() - started
+    same = found[0] == found[1] == _half(at.device.type, 1.0)
+    return same, f"both came to the results of one alone, in {seconds:.0f} s with their start"
+
+
+def _half(device: str, share: float = 0.5) -> list[bool]:
+    at = Place(torch.device(device))
+    if at.on_card:
+        keep_to_share(share)
+    robust: list[bool] = _robust(at, autoattack, BatchShape.of(64, at.device), WARM_UP, ("apgd-ce",)).tolist()
+    return robust
+
+
+def gpu_tests(at: Place) -> Found:
+    if not at.on_card or not _TESTS.is_file():
+        return None, "not run: " + ("the tests are not installed" if at.on_card else "no GPU")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(_TESTS)], capture_output=True, text=True, check=False
+    )
+    return done.returncode == 0, (done.stdout.strip().splitlines() or ["no output"])[-1]
+
+
+def _robust(
+    at: Place, attack: Any, shape: BatchShape, budget: AttackBudget, attacks: tuple[str, ...], model: Any = None
+) -> Tensor:
+    robust: Tensor = attack(
+        model or at.attacked.network, at.attacked.x, at.attacked.y, threat=at.threat, attacks=attacks, budget=budget,
+        batch_size=shape, precision="fp32",
+    ).robust.cpu()  # fmt: skip
+    return robust
+
+
+def made_up(n: int, shape: tuple[int, int, int], at: Place) -> Tensor:
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(0)).to(at.device)
