@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    PrivateAttr,
     Tag,
     ValidationError,
     ValidationInfo,
@@ -32,7 +33,7 @@ from .config_file import read_yaml, read_yaml_file, shortened
 from .errors import ConfigError, redacted
 from .register import ATTACKS, CLAMPS, CRITERIA, EXECUTORS, NORMS, STAGES, Register, load_extensions
 from .threat import ThreatModel, check_norm
-from .uris import dataset_forms
+from .uris import beside, code_files, dataset_forms, placed
 from .versions import version_named
 
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", "studies")
@@ -499,6 +500,42 @@ class RunConfig(Section):
     storage: str = Field(default="runs", description="a folder or any fsspec URI, s3://bucket/prefix for instance")
     compute: ComputeConfig = ComputeConfig()
 
+    _written: dict[str, str] = PrivateAttr(default_factory=dict)  # a value with its paths placed -> as written
+
+    _folder: str = PrivateAttr(default="")
+
+    def with_changes(self, **changes: Any) -> Self:
+        """As of every section; what is written stays known."""
+        changed = super().with_changes(**changes)
+        changed._written, changed._folder = self._written, self._folder
+        return changed
+
+    @property
+    def folder(self) -> str:
+        """Where the file of this configuration lay; the working folder for one that comes from no file."""
+        return self._folder or str(Path.cwd())
+
+    def code_files(self) -> dict[str, str]:
+        """The user's Python files that URIs and `extensions` name: as written -> where they lie."""
+        uris = [uri for uri in (self.std, self.rob) if uri is not None]
+        found = {written: file for uri in uris
+                 for written, file in zip(code_files(self.written(uri)), code_files(uri), strict=True)}  # fmt: skip
+        extensions = {self.written(file): file for file in self.extensions}
+        return found | {file.removeprefix("py:"): there.removeprefix("py:") for file, there in extensions.items()}
+
+    def written(self, value: str) -> str:
+        """A URI or path of this configuration as it was written."""
+        return self._written.get(value, value)
+
+    def as_written(self, **options: Any) -> dict[str, Any]:
+        """All values as plain ones, paths as they were written; `options` are those of `model_dump`."""
+        values = self.model_dump(mode="json", **options)
+        values["data"]["uri"] = self.written(self.data.uri)
+        values |= {role: uri and self.written(uri) for role in ("std", "rob") for uri in [values[role]]}
+        if "extensions" in values:
+            values["extensions"] = [self.written(file) for file in self.extensions]
+        return values
+
     @field_validator("storage")
     @classmethod
     def _without_secrets(cls, storage: str) -> str:
@@ -564,7 +601,7 @@ class RunConfig(Section):
             "extensions": True,
             "evaluate": {"check", "check_n", "until"},
         }
-        values = self.model_dump(mode="json", exclude=left_out)
+        values = self.as_written(exclude=left_out)
         values["search"] |= _GONE_FROM_SEARCH
         if values["evaluate"]["version"] is None:  # as in releases without it
             del values["evaluate"]["version"]
@@ -634,6 +671,9 @@ def digest(value: Mapping[str, Any]) -> str:
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read the YAML file at `path`, apply `key.path=value` overrides (values are YAML), and validate.
 
+    Relative paths in URIs and `extensions` are relative to the file's folder, where they exist there, else to the
+    working folder; `storage` to the working folder.
+
     Raises:
         ConfigError: for a missing or unreadable file, an unknown key, a wrong type or value; it names the key, the
             value and what is valid, in one line each.
@@ -641,17 +681,60 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     content = read_yaml_file(Path(path))
     for override in overrides:
         _apply(content, override)
-    return parse_config(content, str(path))
+    folder = Path(path).absolute().parent
+    find = None if folder == Path.cwd() else beside(folder)
+    return parse_config(content, str(path), folder=str(folder), find=find)
 
 
-def parse_config(content: Mapping[str, Any], source: str = "configuration") -> RunConfig:
-    """Validate a mapping as a RunConfig, after importing the extensions that it names; errors as in `load_config`."""
+def parse_config(
+    content: Mapping[str, Any],
+    source: str = "configuration",
+    *,
+    folder: str = "",
+    find: Callable[[str], str] | None = None,
+) -> RunConfig:
+    """Validate a mapping as a RunConfig, after importing the extensions that it names; errors as in `load_config`.
+
+    Args:
+        folder: where the configuration's file lay; the working folder by default.
+        find: from a path as written to where it lies; relative to the working folder by default.
+    """
+    written: dict[str, str] = {}
+    content = _with_places(content, find, written) if find else content
     extensions = content.get("extensions")
-    if isinstance(extensions, list | tuple) and all(isinstance(file, str) for file in extensions):
+    if extensions is not None and _are_texts(extensions):
         load_extensions(extensions)
+    content = _with_places(content, find, written) if find else content  # of URIs whose forms the extensions register
     asked = [name for name in stages_with_keys() if name in content]
     content = {key: {} if key in asked and value is True else value for key, value in content.items()}
-    return _validated(config_with_stages(asked), content, f"{source}: ")
+    config = _validated(config_with_stages(asked), content, f"{source}: ")
+    config._written, config._folder = written, folder
+    return config
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
+
+
+def _with_places(content: Mapping[str, Any], find: Callable[[str], str], written: dict[str, str]) -> dict[str, Any]:
+    """The content with its paths where `find` says that they lie; notes in `written` what stood there."""
+
+    def place(value: Any, where: Callable[[str], str]) -> Any:
+        if not isinstance(value, str) or (there := where(value)) == value:
+            return value
+        written[there] = written.get(value, value)
+        return there
+
+    changed = dict(content)
+    for role in {"std", "rob"} & content.keys():
+        changed[role] = place(content[role], lambda uri: placed(uri, find))
+    if isinstance(content.get("data"), Mapping) and "uri" in content["data"]:
+        uri = place(content["data"]["uri"], lambda uri: placed(uri, find))
+        changed["data"] = {**content["data"], "uri": uri}
+    files = content.get("extensions")
+    if files is not None and _are_texts(files):
+        changed["extensions"] = [place(file, lambda file: find(file.removeprefix("py:"))) for file in files]
+    return changed
 
 
 def _validated(section: type[_AnySection], content: Mapping[str, Any], prefix: str = "") -> _AnySection:

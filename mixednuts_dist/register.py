@@ -139,17 +139,21 @@ def load_extensions(files: Iterable[str]) -> dict[str, str]:
     return {file: _load(Path(file.removeprefix("py:"))) for file in files}
 
 
-def require_extensions(expected: Mapping[str, str]) -> None:
+def require_extensions(expected: Mapping[str, str], find: Callable[[str], str] = str) -> None:
     """Import the files in a worker, which have to be those that the driver imported: file -> sha256.
+
+    Args:
+        find: from the driver's path to this machine's.
 
     Raises:
         ConfigError: for a file that is missing here, cannot be imported or has another content.
     """
-    for file, sha256 in load_extensions(expected).items():
-        if sha256 != expected[file]:
+    for file, expects in expected.items():
+        sha256 = _load(Path(find(file.removeprefix("py:"))))
+        if sha256 != expects:
             raise ConfigError(
                 f"extensions: {file} on {platform.node()} has checksum {sha256[:12]}, the driver's has "
-                f"{expected[file][:12]}: copy the same file to every node"
+                f"{expects[:12]}: copy the same file to every node"
             )
 
 

@@ -30,7 +30,8 @@ from .errors import BaseClassifierError, DatasetError, MixedNutsError
 from .register import CLASSIFIERS, DATASETS, Entry, Register
 
 PREPROCESS = re.compile(r"(?P<cubic>Bicubic)?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?")
-_KINDS = ("any", "nothing", "text", "number", "file", "folder", "factory", "repository", "host", "preprocess")
+_KINDS = ("any", "nothing", "text", "number", "file", "folder", "place", "factory", "repository", "host", "preprocess")
+_PATHS = ("file", "folder", "place")
 _SHORT = 80  # characters of a value that a message shows
 
 Opener = TypeVar("Opener", bound=Callable[..., Any])
@@ -108,6 +109,62 @@ def known_image_shape(uri: str) -> tuple[int, int, int] | None:
     match = PREPROCESS.fullmatch(parsed.option("preprocess") or _fact(DATASETS, parsed.scheme, "preprocess") or "")
     side = match and (match["crop"] or match["resize"])
     return (3, int(side), int(side)) if side else None
+
+
+def placed(uri: str, find: Callable[[str], str]) -> str:
+    """The URI with each file and folder that it names where `find` says that it lies; of black boxes as it is.
+
+    >>> placed("py:nets.py:rob?depth=3", lambda path: f"/nets/{path}")
+    'py:/nets/nets.py:rob?depth=3'
+    """
+    parsed = parse_uri(uri)
+    entry = CLASSIFIERS.entries().get(parsed.scheme) or DATASETS.entries().get(parsed.scheme)
+    if entry is None or not parsed.target or is_black_box(uri):  # whose checksum has the URI in it
+        return uri
+    rest = uri.removeprefix(f"{parsed.scheme}:")
+    for _, path in _named_paths(parsed, entry):
+        before = "" if rest.startswith(path) else "="
+        rest = rest.replace(f"{before}{path}", f"{before}{find(path)}", 1) if path else rest
+    return f"{parsed.scheme}:{rest}"
+
+
+def code_files(*uris: str) -> list[str]:
+    """The Python files, as written, of which the URIs `py:FILE.py:FUNCTION` take a function."""
+    parsed = [parse_uri(uri) for uri in uris]
+    modules = [split_factory(one.target)[0] for one in parsed if one.scheme == "py"]
+    return list(dict.fromkeys(module for module in modules if module.endswith(".py")))
+
+
+def beside(*folders: str | Path) -> Callable[[str], str]:
+    """Where a relative path lies: in the first of the folders that has it, else below the working folder, as written.
+
+    Paths of a configuration are relative to its file; older configurations were written for the working folder.
+    """
+
+    def find(path: str) -> str:
+        if "://" in path or Path(path).is_absolute():
+            return path
+        try:
+            there = next((str(Path(folder, path)) for folder in folders if Path(folder, path).exists()), path)
+        except (OSError, ValueError):  # a name that is too long, or holds a NUL
+            return path
+        return path if "?" in there else there  # a URI's options begin with one
+
+    return find
+
+
+def travelled(working_folder: str) -> Callable[[str], str]:
+    """Where a worker finds a path of the driver's: in the driver's working folder, where the machine has it, else in
+    its own, which a job's folder has travelled to."""
+    own = not working_folder or Path(working_folder) == Path.cwd()
+
+    def find(path: str) -> str:
+        there = Path(working_folder, path)
+        if own or "://" in path or there.exists():
+            return path if own or "://" in path else str(there)
+        return str(there.relative_to(working_folder)) if there.is_relative_to(working_folder) else path
+
+    return find
 
 
 def dataset_forms() -> tuple[str, ...]:
@@ -232,8 +289,8 @@ def _check_address(uri: str, key: str, entry: Entry, error: type[MixedNutsError]
 def _wrong_value(value: str, kind: str) -> str | None:  # noqa: PLR0911, one line a kind
     """What is wrong with a target or an option's value of this kind, or None.
 
-    Kinds: any, nothing, text, number, file, folder, factory ("module:function"), repository ("ORG/NAME"), host,
-    preprocess, or the valid values themselves with a bar between them ("std|rob").
+    Kinds: any, nothing, text, number, file, folder, place (a folder or a URI), factory ("module:function"), repository
+    ("ORG/NAME"), host, preprocess, or the valid values themselves with a bar between them ("std|rob").
     """
     if kind not in _KINDS:
         choices = kind.split("|")
@@ -264,18 +321,22 @@ def _lacking_files(parsed: ResourceUri, entry: Entry | None) -> Iterator[Missing
     """Files and folders that the URI names itself and that are not there."""
     if entry is None:
         return
-    options, target = entry.facts.get("options", {}), entry.facts.get("target", "any")
-    named = [(target, parsed.target), *((options.get(key, ("any",))[0], value) for key, value in parsed.options)]
-    if target == "factory":
-        module = split_factory(parsed.target)[0]
-        named += [("file", module)] if module.endswith(".py") else []
-    for kind, value in named:
+    for kind, value in _named_paths(parsed, entry):
         try:
             there = not value or (Path(value).is_dir() if kind == "folder" else Path(value).is_file())
         except (OSError, ValueError):  # a name that is too long, or holds a NUL
             there = False
         if kind in ("file", "folder") and not there:
             yield Missing(kind, str(Path(value).absolute()), "copy it there, or correct the path")
+
+
+def _named_paths(parsed: ResourceUri, entry: Entry) -> Iterator[tuple[str, str]]:
+    """(kind, path as written) of what a URI names in a file system, the target first."""
+    options, target = entry.facts.get("options", {}), entry.facts.get("target", "any")
+    if target == "factory" and split_factory(parsed.target)[0].endswith(".py"):
+        yield "file", split_factory(parsed.target)[0]
+    written = [(target, parsed.target), *((options.get(key, ("any",))[0], value) for key, value in parsed.options)]
+    yield from (item for item in written if item[0] in _PATHS)
 
 
 def _listed(what: str, valid: Sequence[str], written: str, names: Iterable[str]) -> str:

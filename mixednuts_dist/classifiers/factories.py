@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote
 
 import safetensors.torch
 import yaml
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from ..errors import BaseClassifierError
 from ..register import CLASSIFIERS
-from ..uris import ResourceUri, split_factory
+from ..uris import ResourceUri, parse_uri, split_factory
 
 DEMO_EPS = 0.15
 """Linf radius, in units of the pixel range, at which the pair's robust figures are stated and the demo attacks it."""
@@ -73,6 +74,15 @@ def find_function(target: str) -> Callable[..., Any]:
         found = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
         raise BaseClassifierError(f"{module_name} has no factory {name!r}; it has: {', '.join(found)}")
     return function  # type: ignore[no-any-return]
+
+
+def without_weights_argument(uri: str) -> str | None:
+    """A factory's URI with `weights=null`, where the factory takes `weights`: it then builds the bare architecture."""
+    parsed = parse_uri(uri)
+    if parsed.scheme != "py" or "weights" not in inspect.signature(find_function(parsed.target)).parameters:
+        return None
+    kept = [f"{key}={quote(value)}" for key, value in parsed.options if key != "weights"]
+    return f"py:{parsed.target}?{'&'.join([*kept, 'weights=null'])}"
 
 
 def source_of(function: Callable[..., Any]) -> bytes:

@@ -223,7 +223,7 @@ def export(
         hub = destination.removeprefix("hf:") if destination.startswith("hf:") else None
         if hub is not None and robustbench:
             raise click.UsageError("--robustbench writes a folder; RobustBench takes a link to the tensor in it")
-        from ..deployment.export import export_run, require_token, upload
+        from ..deployment.export import export_run, has_code, require_token, upload
         from ..deployment.loading import read_run
 
         if hub is not None:
@@ -241,10 +241,11 @@ def export(
                     )
             else:
                 written = export_run(found, folder, formats=formats, address=destination)
+            trust = ", trust_code=True" if has_code(folder) else ""
             place = upload(folder, hub) if hub is not None else str(folder)
         console.print(f"{place}: {', '.join(written)}", highlight=False, soft_wrap=True)
         if not robustbench:
-            click.echo(f'MixedClassifier.from_pretrained("{destination}")')
+            click.echo(f'MixedClassifier.from_pretrained("{destination}"{trust})')
 
 
 @click.command(epilog=examples("serve runs/digits-bc980c1c", "serve s3://bucket/runs/cifar10-0af3c2d1 --num-gpus 0.5"))

@@ -10,7 +10,8 @@ import yaml
 
 from ..config import fast_notes
 from ..errors import InvalidInputError, StoreError
-from ..uris import is_black_box
+from ..storage.code_files import code_of
+from ..uris import code_files, is_black_box
 from .graphs import export_graphs
 from .loading import ROLES, DeployedRun, StoredBase, write_folder
 
@@ -47,7 +48,9 @@ def export_run(run: DeployedRun, folder: Path, *, formats: Sequence[str] = (), a
         )
     mixed = run.classifier()
     bases = {
-        role: StoredBase(run.config[role], None if role in black else f"{role}.safetensors", run.checksums[role])
+        role: StoredBase(
+            run.config[role], None if role in black else f"{role}.safetensors", run.checksums[role], _code(run, role)
+        )
         for role in ROLES
     }
     about = {
@@ -55,6 +58,9 @@ def export_run(run: DeployedRun, folder: Path, *, formats: Sequence[str] = (), a
         "images": {"shape": list(run.image_shape), "classes": run.n_classes},
     }
     write_folder(mixed, folder, bases, about)
+    for role, base in bases.items():
+        if base.code is not None:
+            (folder / base.code).write_bytes(code_of(run.store, _kept_code(run, role)))
     differences = export_graphs(mixed, run.image_shape, folder, tuple(formats)) if formats else {}
     source = next((path for path in _CURVE_SOURCES if run.is_deployed and run.store.exists(path)), None)
     if source is not None:
@@ -63,6 +69,25 @@ def export_run(run: DeployedRun, folder: Path, *, formats: Sequence[str] = (), a
     card = model_card(run, address=address or str(folder), differences=differences, curve=curve)
     (folder / CARD).write_text(card, encoding="utf-8")
     return sorted(path.name for path in folder.iterdir())
+
+
+def _kept_code(run: DeployedRun, role: str) -> str:
+    """The path in the run of the file that builds a base classifier; empty where there is none."""
+    return next((run.code[file] for file in code_files(run.config[role]) if file in run.code), "")
+
+
+def _code(run: DeployedRun, role: str) -> str | None:
+    """The name of that file in the exported folder: its own, with digits of its content where std's is another one."""
+    kept, std = _kept_code(run, role), _kept_code(run, "std")
+    if not kept:
+        return None
+    _, sha256, name = kept.split("/")
+    return name if kept == std or not std.endswith(f"/{name}") else f"{sha256}_{name}"
+
+
+def has_code(folder: Path) -> bool:
+    """Whether loading an exported folder takes Python files of its own."""
+    return any(folder.glob("*.py"))
 
 
 def require_token(name: str) -> None:
@@ -157,7 +182,7 @@ def _introduction(run: DeployedRun, address: str) -> Iterator[str]:
         f"- images: {shape}, values in [0, 1]; {run.n_classes} classes",
         f"- threat model: {run.threat}", f"- run: `{run.run_id}`, beta = {run.chosen.beta:g}", "",
         "```python", "from mixednuts_dist import MixedClassifier", "",
-        f"mixed = MixedClassifier.from_pretrained({json.dumps(address)})",
+        f"mixed = MixedClassifier.from_pretrained({json.dumps(address)}{_trust(run)})",
         "classes = mixed.predict(images)  # asks the standard classifier only where it can change the answer", "```",
     )  # fmt: skip
 
@@ -224,5 +249,14 @@ def _limits(run: DeployedRun) -> Iterator[str]:
         f"Robustness was measured against {run.threat} with the attacks named above; nothing is proved, and "
         "other threats were not tried. The weights keep the licences of their sources.",
     )  # fmt: skip
-    if any(run.config[role].startswith("py:") for role in ("std", "rob")):
+    if _trust(run):
+        files = ", ".join(f"`{name}`" for name in dict.fromkeys(_code(run, role) for role in ROLES) if name)
+        yield from ("", f"Base classifiers are built by Python files of this folder ({files}): read them before you "
+                    "pass `trust_code=True`, which runs them.")  # fmt: skip
+    if any(run.config[role].startswith("py:") and not _kept_code(run, role) for role in ROLES):
         yield from ("", "A base classifier is built by a Python function (`py:`), whose code is not in this folder.")
+
+
+def _trust(run: DeployedRun) -> str:
+    """What the reader has to add to load a folder with code."""
+    return ", trust_code=True" if any(_kept_code(run, role) for role in ROLES) else ""

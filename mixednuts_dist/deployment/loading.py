@@ -25,6 +25,7 @@ from torch import nn
 
 from ..certification.smoothed_mixture import SmoothedMixture
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
+from ..classifiers.factories import without_weights_argument
 from ..config import digest
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.classifier import MixedClassifier
@@ -32,10 +33,11 @@ from ..mixing.mixture import Mixture
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..register import load_extensions
 from ..selection.choice import Choice
+from ..storage.code_files import places
 from ..storage.records import SearchResult
 from ..storage.store import Store
 from ..threat import ThreatModel
-from ..uris import without_weights
+from ..uris import code_files, placed, without_weights
 
 RUN = "run.yaml"
 SELECTED = "search/selected.json"
@@ -58,6 +60,8 @@ class DeployedRun:
     checksums: dict[str, str]  # sha256 of "std" and "rob"
     searched: SearchResult
     chosen: Choice  # at the beta that was asked for
+    code: dict[str, str]  # the user's Python files: as written -> path in the run
+    find: Callable[[str], str]  # from a path of the configuration to where it lies now
 
     @property
     def is_deployed(self) -> bool:
@@ -76,7 +80,7 @@ class DeployedRun:
             BaseClassifierError: where it cannot be built here.
             FingerprintMismatch: where its weights (or the source of its factory) are others now.
         """
-        uri = self.config[role]
+        uri = placed(self.config[role], self.find)
         model = load_classifier(uri, role)
         now, then = classifier_checksum(model, uri), self.checksums[role]
         if now != then:
@@ -133,6 +137,8 @@ def loading_line(run: str) -> str:
 def read_run(uri: str, *, beta: float | None = None) -> DeployedRun:
     """What a run's folder says of the mixture at `beta`, the deployed one by default; imports the run's extensions.
 
+    Its Python files are those of its configuration's folder, or, where these are gone or others, the copies in the run.
+
     Raises:
         MissingArtifact: where there is no run, or its search has not been done.
         InvalidInputError: for a beta that was not searched, or a run of one classifier alone.
@@ -143,12 +149,13 @@ def read_run(uri: str, *, beta: float | None = None) -> DeployedRun:
     run_id, config, inputs = described["run_id"], described["config"], described["inputs"]
     if config.get("std") is None:
         raise InvalidInputError(f"run {run_id} attacks rob alone; without std there is no mixture to load")
-    load_extensions(config.get("extensions") or ())
+    find = places(store, described)
+    load_extensions(find(file.removeprefix("py:")) for file in config.get("extensions") or ())
     searched = _searched(store, run_id)
     return DeployedRun(
         store, run_id, config, inputs["n_images"], inputs["n_classes"], tuple(inputs["image_shape"]),
         inputs["checksums"],
-        searched=searched, chosen=_chosen(searched, run_id, beta),
+        searched=searched, chosen=_chosen(searched, run_id, beta), code=described.get("code") or {}, find=find,
     )  # fmt: skip
 
 
@@ -194,6 +201,7 @@ class StoredBase:
     uri: str | None  # of the classifier or, where there are weights, of its architecture
     weights: str | None = None  # the file in the folder
     sha256: str | None = None  # `classifier_checksum` of what must come out
+    code: str | None = None  # the Python file in the folder that has the URI's function
 
 
 def save_pretrained(mixed: MixedClassifier, folder: Path, *, std_uri: str | None, rob_uri: str | None) -> None:
@@ -231,6 +239,7 @@ def load_pretrained(
     std: nn.Module | None,
     rob: nn.Module | None,
     resolve: Callable[[str], nn.Module] | None,
+    trust_code: bool = False,
 ) -> MixedClassifier:
     """See `MixedClassifier.from_pretrained`.
 
@@ -239,10 +248,12 @@ def load_pretrained(
             had.
         FingerprintMismatch: where a base classifier's weights are not those that were saved.
     """
-    with local_folder(source) as folder:
+    with local_folder(source, (".json", ".safetensors", *((".py",) if trust_code else ()))) as folder:
         content = _read_parameters(folder)
         stored = {role: StoredBase(**base) for role, base in content["base_classifiers"].items()}
         given = {"std": std, "rob": rob}
+        stored = {role: _with_code(role, folder, base, trust_code) if given[role] is None and resolve is None else base
+                  for role, base in stored.items()}  # fmt: skip
         std, rob = (_base(role, folder, stored[role], given[role], resolve) for role in ("std", "rob"))
     settings = dict(content["transform"])
     transform = LOGIT_MAPS[settings.pop("map")](**settings)
@@ -250,15 +261,15 @@ def load_pretrained(
 
 
 @contextlib.contextmanager
-def local_folder(source: str | Path) -> Iterator[Path]:
-    """The folder itself; a model of the hub or a folder in other storage is fetched first.
+def local_folder(source: str | Path, endings: tuple[str, ...] = (".json", ".safetensors")) -> Iterator[Path]:
+    """The folder itself; of a model of the hub or a folder in other storage the files with these endings are fetched.
 
     Raises:
         InvalidInputError: where it cannot be fetched.
     """
     text = str(source)
     if text.startswith(HUB):
-        yield _from_hub(text.removeprefix(HUB))
+        yield _from_hub(text.removeprefix(HUB), endings)
     elif "://" not in text:
         yield Path(text)
     else:
@@ -266,18 +277,18 @@ def local_folder(source: str | Path) -> Iterator[Path]:
             try:
                 files, root = fsspec.core.url_to_fs(text)
                 for path in files.ls(root, detail=False):
-                    if path.endswith((".json", ".safetensors")):
+                    if path.endswith(endings):
                         files.get_file(path, f"{folder}/{path.rpartition('/')[2]}")
             except (OSError, ValueError, ImportError) as error:
                 raise InvalidInputError(f"{text} cannot be read: {error}") from error
             yield Path(folder)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, endings: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(name, allow_patterns=[f"*{ending}" for ending in endings]))
     except (OSError, ValueError) as error:  # the hub's errors are of these two kinds
         raise InvalidInputError(
             f"{HUB}{name} is not in the local cache and cannot be downloaded ({' '.join(str(error).split())[:200]})"
@@ -330,8 +341,26 @@ def _built(role: str, stored: StoredBase, resolve: Callable[[str], nn.Module] | 
     assert stored.uri is not None
     if resolve is not None:
         return resolve(stored.uri)
-    bare = without_weights(stored.uri) if stored.weights else None
+    bare = (without_weights(stored.uri) or without_weights_argument(stored.uri)) if stored.weights else None
     return load_classifier(bare or stored.uri, role)
+
+
+def _with_code(role: str, folder: Path, stored: StoredBase, trust_code: bool) -> StoredBase:
+    """The same with the URI's function in the file of the folder, if that may be run.
+
+    Raises:
+        InvalidInputError: where it may not, and the file is not where the URI says either.
+    """
+    if stored.code is None or stored.uri is None:
+        return stored
+    if trust_code:
+        return replace(stored, uri=placed(stored.uri, lambda _: str(folder / str(stored.code))))
+    if all(Path(file).is_file() for file in code_files(stored.uri)):
+        return stored
+    raise InvalidInputError(
+        f"{role} is built by the Python file {stored.code} of {folder}, which is run only if you ask for it: read it, "
+        f"then pass trust_code=True, or {role}=module"
+    )
 
 
 def _check(role: str, model: nn.Module, stored: StoredBase) -> None:

@@ -24,6 +24,7 @@ from ..norms.ball import ball_of
 from ..storage.partitions import Partition, split_images
 from ..storage.tables import read_columns, read_footer
 from ..threat import ThreatModel
+from ..uris import placed
 from .loading import DeployedRun
 
 TENSOR = "x_adv.pt"
@@ -73,7 +74,7 @@ def missing_images(run: DeployedRun) -> int:
 
 
 def _evaluated(run: DeployedRun) -> Evaluated:
-    dataset = open_dataset(run.config["data"]["uri"])
+    dataset = open_dataset(placed(run.config["data"]["uri"], run.find))
     order_N = _order(dataset, run.n_images)
     x_adv_NCHW = torch.empty(len(order_N), *run.image_shape)
     n_clean = n_robust = 0
@@ -129,7 +130,7 @@ def _order(dataset: Any, n_images: int) -> Tensor:
 
 def _source(run: DeployedRun) -> str:
     uri: str = run.config["data"]["uri"]
-    dataset = open_dataset(uri)
+    dataset = open_dataset(placed(uri, run.find))
     return dataset.manifest.source if isinstance(dataset, ParquetImages) else uri
 
 

@@ -57,6 +57,7 @@ class SearchTask:
     fingerprint: str
     criterion: str
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
+    working_folder: str = ""  # the driver's
 
     def path(self, slab: Grid) -> str:
         """The file of a slab's scores; whatever refinement asks for the same candidates finds it."""

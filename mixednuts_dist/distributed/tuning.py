@@ -22,6 +22,7 @@ from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid, Pair
 from ..selection.selection import score_candidates
 from ..storage.store import Store
+from ..uris import travelled
 from .slabs import SearchInputs, SearchTask, read_slab
 
 _ROUNDS = 3
@@ -82,7 +83,7 @@ class SlabTrial(tune.Trainable):
         assert inputs is not None
         assert task is not None
         torch.set_num_threads(1)
-        require_extensions(task.extensions)
+        require_extensions(task.extensions, travelled(task.working_folder))
         self.inputs, self.task, self.slabs = inputs, task, slabs
         self.criteria: dict[Pair, Criterion] = {}
         self.reset_config(config)

@@ -32,6 +32,7 @@ from ..storage.records import Receipt
 from ..storage.spans import merge_spans
 from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
+from ..uris import travelled
 from .answers import Answers
 from .gpus import keep_to_share, unusable_gpu
 from .tasks import Task
@@ -134,7 +135,7 @@ class AttackWorker:
             raise ClusterError(unusable_gpu())
         keep_to_share(self._n_gpus)
         torch.set_num_threads(self.spec.n_threads)
-        require_extensions(self.spec.extensions)
+        require_extensions(self.spec.extensions, travelled(self.spec.working_folder))
         self.device = torch.device("cuda" if self._n_gpus else "cpu")
         self.dataset = self._dataset()
         networks = {role: self._classifier(uri, role) for role, uri in self.spec.uris.items()}
@@ -150,7 +151,7 @@ class AttackWorker:
         return platform.node()
 
     def _dataset(self) -> Dataset:
-        dataset = open_dataset(self.spec.data_uri)
+        dataset = open_dataset(self.spec.placed(self.spec.data_uri))
         if labels_checksum(dataset) != self.spec.checksums["labels"]:
             raise DatasetError(
                 f"{self.spec.data_uri} on {platform.node()} holds {len(dataset)} images, and their labels are not "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ..threat import ThreatModel
+from ..uris import placed, travelled
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from ..acceleration.arithmetic import PrecisionChoice
@@ -29,12 +30,18 @@ class WorkerSpec:
     precision: PrecisionChoice = "fp32"
     compile: bool = False
     n_classes: int | None = None  # as the driver found it; None where it has not looked
+    working_folder: str = ""  # the driver's, to which relative paths are relative
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
 
     @property
     def uris(self) -> dict[str, str]:
         """Of "std", where the run has one, and "rob"."""
-        return {role: uri for role, uri in (("std", self.std_uri), ("rob", self.rob_uri)) if uri is not None}
+        uris = (("std", self.std_uri), ("rob", self.rob_uri))
+        return {role: self.placed(uri) for role, uri in uris if uri is not None}
+
+    def placed(self, uri: str) -> str:
+        """A URI with its files where they lie on this machine."""
+        return placed(uri, travelled(self.working_folder))
 
     @property
     def run_id(self) -> str:

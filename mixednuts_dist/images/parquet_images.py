@@ -141,7 +141,7 @@ class ParquetImages:
 
 
 @DATASETS("parquet", describes="what mixednuts prepare wrote, in a folder or a bucket", order=7,
-          forms=("parquet:URI",), target="text")  # fmt: skip
+          forms=("parquet:URI",), target="place")  # fmt: skip
 def open_parquet(uri: ResourceUri) -> ParquetImages:
     """Open a prepared set by its manifest.
 

@@ -163,7 +163,8 @@ class MixedClassifier(nn.Module):
         """The mixture that a run chose, on the CPU: both base classifiers and the parameters at `beta`.
 
         Args:
-            uri: the run's folder, `<storage>/<run id>`: a path or any fsspec URI.
+            uri: the run's folder, `<storage>/<run id>`: a path or any fsspec URI. Python files of `py:` classifiers and
+                extensions are part of a run, and naming it runs them.
             beta: another of the searched ones than the deployed one.
 
         Raises:
@@ -182,6 +183,7 @@ class MixedClassifier(nn.Module):
         std: nn.Module | None = None,
         rob: nn.Module | None = None,
         resolve: Callable[[str], nn.Module] | None = None,
+        trust_code: bool = False,
     ) -> "MixedClassifier":
         """Reads what `save_pretrained` or `mixednuts export` wrote.
 
@@ -189,12 +191,15 @@ class MixedClassifier(nn.Module):
             source: a folder, an fsspec URI of one, or `hf:ORG/NAME`.
             std, rob: modules to use instead of what the folder names; saved weights go into them.
             resolve: makes modules of URIs; `classifiers.load_classifier` by default.
+            trust_code: run the Python files of `source` that build its base classifiers; read them first.
 
         Raises:
             InvalidInputError: where `source` holds no mixed classifier, or a base classifier's weights do not fit.
             BaseClassifierError: where a URI cannot be built here.
         """
-        loaded: MixedClassifier = _deployment().load_pretrained(source, std=std, rob=rob, resolve=resolve)
+        loaded: MixedClassifier = _deployment().load_pretrained(
+            source, std=std, rob=rob, resolve=resolve, trust_code=trust_code
+        )
         return loaded
 
     def extra_repr(self) -> str:

@@ -101,7 +101,7 @@ def page(found: Sequence[Entry], storage: str) -> str:
 
 def _entry(store: Store, name: str) -> Entry:
     try:
-        return _entry_of(stored_run(store), name)
+        return _entry_of(stored_run(store, with_code=False), name)
     except MixedNutsError as error:
         return Entry(name, "", "", None, None, None, 0.0, 0.0, None, f"unreadable: {error}")
 
@@ -121,7 +121,7 @@ def _entry_of(run: Run, name: str) -> Entry:
     clean, robust = outcome_counts(receipts["evaluate"]) if receipts.get("evaluate") else (None, None)
     return Entry(
         run=name,
-        data=config.data.uri,
+        data=config.written(config.data.uri),
         threat=str(config.threat.threat_model()),
         clean=clean,
         robust=robust,

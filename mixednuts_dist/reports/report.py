@@ -195,9 +195,9 @@ def _description(opened: Run) -> dict[str, Any]:
     return {
         "run_id": config.run_id(),
         "name": config.name,
-        "dataset": config.data.uri,
-        "std": config.std,
-        "rob": config.rob,
+        "dataset": config.written(config.data.uri),
+        "std": config.std and config.written(config.std),
+        "rob": config.written(config.rob),
         "names": dict(config.names),
         "threat": config.threat.threat_model(),
         "seconds": stage_seconds(opened.store, ("attack", "search", "evaluate", *config.added_stages())),

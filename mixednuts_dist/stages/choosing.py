@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from ..config import SearchConfig, digest, grid_values
 from ..distributed.executor import Executor
@@ -55,6 +56,7 @@ class Choosing:
             search_fingerprint(opened),
             self._search.criterion,
             load_extensions(opened.config.extensions),
+            str(Path.cwd()),
         )
         search = self._search  # what cannot be searched is refused before Ray starts
         self._inputs.criterion(search.criterion, search.clamp, search.ln_k)

@@ -1,6 +1,7 @@
 """The one way to compute a stage's task on the partitions of a run: finished ones stay, workers compute the others."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ..distributed.executor import Executor, executing
 from ..distributed.pool import Pool
@@ -130,5 +131,6 @@ def worker_spec(opened: Run) -> WorkerSpec:
         compile=config.compute.compile,
         n_threads=max(1, int(config.compute.num_cpus)),
         n_classes=opened.inputs.n_classes,
+        working_folder=str(Path.cwd()),
         extensions=load_extensions(config.extensions),
     )

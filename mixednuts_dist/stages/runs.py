@@ -25,6 +25,7 @@ from ..errors import (
     MissingArtifact,
     StoreError,
 )
+from ..storage.code_files import keep_code, places
 from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, split_images
@@ -114,8 +115,11 @@ def reopen_run(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) ->
     return Run(config, store, _read_inputs(store))
 
 
-def stored_run(store: Store) -> Run:
+def stored_run(store: Store, *, with_code: bool = True) -> Run:
     """A run as its own folder says it, without its configuration file; imports its extensions.
+
+    Args:
+        with_code: whether extensions that are not where they were may be imported from the run's copies.
 
     Raises:
         MissingArtifact: where there is none.
@@ -125,8 +129,10 @@ def stored_run(store: Store) -> Run:
     if not store.exists(_RUN):
         raise MissingArtifact(f"{store.uri} holds no run: there is no {_RUN} in it. Give a run's folder or URI")
     inputs = _read_inputs(store)
-    config = yaml.safe_load(store.read(_RUN))["config"]
-    return Run(parse_config(config, store.address(_RUN)), store, inputs)
+    described = yaml.safe_load(store.read(_RUN))
+    find = places(store, described, with_code=with_code)
+    config = parse_config(described["config"], store.address(_RUN), folder=described.get("folder") or "", find=find)
+    return Run(config, store, inputs)
 
 
 def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
@@ -204,7 +210,9 @@ def _run_yaml(run: Run) -> str:
         "run_id": run.config.run_id(),
         "attack_fingerprint": run.attack_fingerprint,
         "inputs": {**asdict(run.inputs), "image_shape": list(run.inputs.image_shape)},
-        "config": run.config.model_dump(mode="json"),
+        "config": run.config.as_written(),
+        "folder": run.config.folder,
+        "code": keep_code(run.store, run.config.code_files()),
         _LAST_KEY: {"python": platform.python_version(), **versions},
     }
     return yaml.safe_dump(content, sort_keys=False)

@@ -1,0 +1,163 @@
+"""A run is enough by itself: it is read, exported and served from other folders, and with its Python file gone."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+
+from mixednuts_dist import MixedClassifier
+from mixednuts_dist.classifiers.factories import demo_rob, demo_std
+from mixednuts_dist.cli import main
+from mixednuts_dist.config import load_config
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.register import require_extensions
+from mixednuts_dist.uris import beside, placed, travelled
+
+NETS = """
+from pathlib import Path
+import torch
+from mixednuts_dist.classifiers.factories import DigitsNet
+
+def std(weights="std.pth"):
+    return made(weights)
+
+def rob(weights="rob.pth"):
+    return made(weights)
+
+def made(weights):
+    net = DigitsNet((16, 32))
+    if weights is not None:
+        net.load_state_dict(torch.load(Path(__file__).parent / weights))
+    return net
+"""
+FEW = {"n_iter": 3, "n_target_classes": 1}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with a configuration, its classifiers and images, and the run that was made from another folder."""
+    home, storage = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("storage")
+    (home / "nets.py").write_text(NETS)
+    torch.save(demo_std().state_dict(), home / "std.pth")
+    torch.save(demo_rob().state_dict(), home / "rob.pth")
+    images, labels = open_dataset("digits").read(0, 24)
+    np.savez(home / "images.npz", images=images.numpy(), labels=labels.numpy())
+    (home / "mine.yaml").write_text(
+        yaml.safe_dump({
+            "name": "mine", "std": "py:nets.py:std", "rob": "py:nets.py:rob",
+            "threat": {"norm": "Linf", "eps": 0.1}, "storage": str(storage), "compute": {"executor": "debug"},
+            "attack": {**FEW, "border_restarts": 0}, "precision": "fp32", "data": {"uri": "npz:images.npz", "n": 8},
+            "search": {"rounds": 0, "beta": 0.5, "scales": [1], "powers": [1, 2], "biases": [0]},
+            "evaluate": {**FEW, "attacks": ["apgd-ce"], "joint_starts": 0},
+        })
+    )  # fmt: skip
+    answer = CliRunner().invoke(main, ["run", str(home / "mine.yaml")], catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    return home, next(storage.iterdir())
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path / "elsewhere"
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_paths_are_relative_to_the_configurations_file_and_the_run_id_does_not_say_where_it_lay(project, monkeypatch):
+    home, run = project
+    from_elsewhere = load_config(home / "mine.yaml")
+    assert from_elsewhere.rob == f"py:{home}/nets.py:rob"
+    assert from_elsewhere.as_written()["rob"] == "py:nets.py:rob"
+    monkeypatch.chdir(home)
+    assert load_config("mine.yaml").run_id() == from_elsewhere.run_id() == run.name
+    described = yaml.safe_load((run / "run.yaml").read_text())
+    assert described["folder"] == str(home)
+    assert described["config"]["data"]["uri"] == "npz:images.npz"
+
+
+def test_a_run_is_loaded_and_exported_from_any_folder(project, elsewhere):
+    home, run = project
+    mixed = MixedClassifier.from_run(str(run))
+    answer = CliRunner().invoke(main, ["export", str(run), "--to", "mixture"], catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    assert 'from_pretrained("mixture", trust_code=True)' in answer.output
+    assert (elsewhere / "mixture" / "nets.py").read_text() == NETS
+
+    (home / "std.pth").rename(home / "moved.pth")  # the weights are in the exported folder
+    try:
+        with pytest.raises(InvalidInputError, match=r"nets.py of mixture, which is run only if you ask"):
+            MixedClassifier.from_pretrained("mixture")
+        loaded = MixedClassifier.from_pretrained("mixture", trust_code=True)
+    finally:
+        (home / "moved.pth").rename(home / "std.pth")
+    images, _ = open_dataset("digits").read(0, 24)
+    assert torch.equal(loaded(images), mixed(images))
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_runs_copy_stands_for_a_file_that_was_edited(project):
+    home, run = project
+    before = MixedClassifier.from_run(str(run))
+    here = home / "std.pth", home / "rob.pth"
+    try:
+        (home / "nets.py").write_text("raise RuntimeError('edited')\n")
+        copy = next(run.glob("code/*/nets.py"))
+        for weights in here:
+            os.link(weights, copy.parent / weights.name)
+        after = MixedClassifier.from_run(str(run))
+    finally:
+        (home / "nets.py").write_text(NETS)
+        for weights in here:
+            (copy.parent / weights.name).unlink(missing_ok=True)
+    images, _ = open_dataset("digits").read(0, 24)
+    assert torch.equal(after(images), before(images))
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_run_is_verified_with_its_code(project):
+    home, _ = project
+    answer = CliRunner().invoke(main, ["verify", str(home / "mine.yaml")])
+    assert answer.exit_code == 0, answer.output
+
+
+def test_a_worker_finds_the_drivers_files_in_its_folder_or_where_a_job_has_brought_them(tmp_path, elsewhere):
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    (driver / "nets.py").write_text(NETS)
+    assert placed("py:nets.py:rob", travelled(str(driver))) == f"py:{driver}/nets.py:rob"
+    (driver / "nets.py").rename(elsewhere / "nets.py")
+    assert placed(f"py:{driver}/nets.py:rob", travelled(str(driver))) == "py:nets.py:rob"
+    assert placed("npz:a.npz", travelled(str(elsewhere))) == "npz:a.npz"
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_extensions_of_the_drivers_folder_are_found_by_a_worker_elsewhere(tmp_path):
+    content = b"# nothing is registered\n"
+    (tmp_path / "mine.py").write_bytes(content)
+    require_extensions({"mine.py": hashlib.sha256(content).hexdigest()}, travelled(str(tmp_path)))
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    ("uri", "there"),
+    [
+        ("timm:resnet18?checkpoint=a.pth", "timm:resnet18?checkpoint={}/a.pth"),
+        ("npz:a.npz", "npz:{}/a.npz"),
+        ("parquet:a.npz", "parquet:{}/a.npz"),
+        ("parquet:s3://bucket/a.npz", "parquet:s3://bucket/a.npz"),
+        ("callable:a.py:f", "callable:a.py:f"),
+        ("digits", "digits"),
+        ("npz:not-there.npz", "npz:not-there.npz"),
+    ],
+)
+def test_a_uris_files_are_placed_beside_the_configuration_and_nothing_else(uri, there, tmp_path):
+    for name in ("a.pth", "a.npz", "a.py"):
+        Path(tmp_path, name).touch()
+    assert placed(uri, beside(tmp_path)) == there.format(tmp_path)
