@@ -491,6 +491,12 @@ class RunConfig(Section):
         description="of the attacks' passes; auto: the fastest of each network, found once a run and type of device; "
         "what is stored is computed in float32 in any case",
     )
+    preset: Literal["standard", "fast"] = Field(
+        default="standard",
+        exclude=True,
+        description="what the attacks spend by default; fast, for a first look: `evaluate.preset`, and as many "
+        "iterations and targets in `attack`",
+    )
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -535,6 +541,19 @@ class RunConfig(Section):
         if "extensions" in values:
             values["extensions"] = [self.written(file) for file in self.extensions]
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_preset(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping) or content.get("preset") != "fast":
+            return content
+        defaults = {
+            "attack": {key: FAST[key] for key in ("n_iter", "n_target_classes")},
+            "evaluate": {"preset": "fast"},
+        }
+        given = {key: content.get(key, {}) for key in defaults}
+        changed = {key: {**defaults[key], **given[key]} for key in defaults if isinstance(given[key], Mapping)}
+        return {**content, **changed}
 
     @field_validator("storage")
     @classmethod

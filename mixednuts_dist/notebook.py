@@ -5,11 +5,12 @@ as an .npz file; its base classifiers are copies of the caller's modules, which 
 """
 
 import copy
+import functools
 import secrets
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,17 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from . import pipeline
-from .config import FAST, parse_config
+from .config import parse_config
 from .deployment.loading import read_run
 from .distributed.executor import make_executor
 from .errors import InvalidInputError
 from .mixing.classifier import MixedClassifier
+from .reports.page import report_files
 from .reports.results import RunResults
 from .reports.tables import accuracy_table, search_table
 from .stages.progress import Progress
 from .threat import ThreatModel
 
-_FAST_ATTACK = {key: FAST[key] for key in ("n_iter", "n_target_classes")}
 _HELD: dict[str, nn.Module] = {}  # what `mix` was called with, while it runs
 
 
@@ -37,7 +38,11 @@ class MixReport:
     """What `mix` has measured and predicted."""
 
     results: RunResults  # everything as values; `results.to_json()` is plain
-    files: Mapping[str, bytes] = field(default_factory=dict)  # of the run's folder report/, by name
+
+    @functools.cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """The report's page, figures and tables by name; drawn when they are first asked for."""
+        return report_files(self.results)
 
     @property
     def table(self) -> str:
@@ -98,13 +103,15 @@ def mix(
     Args:
         std: images (B, C, H, W) in [0, 1] -> logits (B, K), normalisation inside; accurate on clean images.
         rob: the same; robust.
-        images_BCHW: floats in [0, 1] or uint8; what is attacked and searched on. Some hundred images are a start.
-        labels_B: one class an image, integers.
-        threat: what the adversary may change, e.g. `ThreatModel("Linf", 8 / 255)`.
-        beta: share of rob's robust images that must stay right.
+        images_BCHW: (B, C, H, W) floats in [0, 1] or uint8, a tensor or an array; what is
+            attacked and searched on. Some hundred images are a start.
+        labels_B: one class an image, (B,) integers in 0 .. K - 1.
+        threat: what the adversary may change, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
+        beta: share in [0, 1] of rob's robust images that must stay right.
         preset: of all attacks; "fast" takes a tenth of the passes of "standard", which is AutoAttack.
         seed: of every random start.
-        folder: where the run is kept; by default it is deleted, and the report is held in memory.
+        folder: where the run is kept, as `folder/<run id>`; `mixednuts report` of that draws its page. By default it is
+            deleted. The report of the classifier is held in memory in both cases, and drawn when it is asked for.
         attack, search, evaluate: keys of these sections of the configuration (docs/configuration.md), for instance
             `attack={"n_iter": 20}`.
         progress: is called at the beginning and end of each stage and after each partition.
@@ -142,15 +149,16 @@ def mix(
             "seed": seed,
             "storage": str(storage),
             "compute": {"num_cpus": torch.get_num_threads()},
-            "attack": {**(_FAST_ATTACK if preset == "fast" else {}), **(attack or {})},
+            "preset": preset,
+            "attack": attack or {},
             "search": {"beta": beta, **(search or {})},
-            "evaluate": {"preset": preset, **(evaluate or {})},
+            "evaluate": evaluate or {},
         })  # fmt: skip
         with make_executor("debug") as executor:
-            results = pipeline.run(config, executor=executor, progress=progress)
+            results = pipeline.run(config, executor=executor, progress=progress, drawn=False)
         run = storage / config.run_id()
         mixed = read_run(str(run)).classifier()
-        mixed.report = MixReport(results, {path.name: path.read_bytes() for path in (run / "report").iterdir()})
+        mixed.report = MixReport(results)
         return mixed
 
 

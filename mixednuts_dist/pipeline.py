@@ -18,8 +18,12 @@ logger = logging.getLogger(__name__)
 _REPAIRS = 5
 
 
-def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> RunResults:
+def run(
+    config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None, drawn: bool = True
+) -> RunResults:
     """Attack, search, evaluate, stages of their own key, report, on one executor; errors as in the stages.
+
+    Without `drawn` the results come back, and neither figures nor the page are made.
 
     Without std there is neither attack nor search.
 
@@ -29,16 +33,16 @@ def run(config: RunConfig, *, executor: Executor | None = None, progress: Progre
     with executing(executor, config.compute) as used:
         for _ in range(_REPAIRS):
             try:
-                return _complete(opened, used, watched)
+                return _complete(opened, used, watched, drawn)
             except DamagedFile as error:
                 logger.warning("%s", error)
                 set_aside_if_damaged(opened.store, error.path)
             except MissingArtifact as error:  # another driver has just set it aside
                 logger.warning("%s", error)
-        return _complete(opened, used, watched)
+        return _complete(opened, used, watched, drawn)
 
 
-def _complete(opened: Run, executor: Executor, progress: Progress) -> RunResults:
+def _complete(opened: Run, executor: Executor, progress: Progress, drawn: bool) -> RunResults:
     if opened.config.std is not None:
         attack.complete(opened, executor, progress)
         search.complete(opened, executor, progress)
@@ -50,4 +54,4 @@ def _complete(opened: Run, executor: Executor, progress: Progress) -> RunResults
     for stage in stages_of(opened.config):
         if stage.name in opened.config.added_stages():
             stage.complete(opened, executor, progress)
-    return report.run(opened.config, progress=progress)
+    return report.run(opened.config, progress=progress) if drawn else report.collect(opened)

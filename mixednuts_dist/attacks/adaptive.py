@@ -18,7 +18,7 @@ from ..register import ATTACKS
 from ..threat import ThreatModel, check_norm
 from .apgd import float32_phases
 from .attack import Phase, Setting, phases_of
-from .budget import STANDARD_ATTACKS, AttackBudget, attacks_in
+from .budget import STANDARD_ATTACKS, AttackBudget, Preset, preset_attacks
 from .engine import CACHED, CLEAN, Engine, Finished, Group
 from .entry import checked_labels
 from .gradient_model import AttackedModel, AttackMode, shape_of
@@ -37,6 +37,7 @@ def adaptive_autoattack(
     threat: ThreatModel,
     attacks: Sequence[str] | None = None,
     version: str | None = None,
+    preset: Preset = "standard",
     mode: AttackMode = "transfer",
     seed: int = 0,
     cached_BCHW: Tensor | None = None,
@@ -56,13 +57,18 @@ def adaptive_autoattack(
 
     Args:
         mixed: the classifier that decides what counts as broken.
-        x_BCHW: clean images, float32 in [0, 1].
-        y_B: labels, int64.
-        attacks, version: names of attacks, or of an AutoAttack version: standard (the default) or plus.
+        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they are not changed.
+        y_B: one class an image, (B,) integers in 0 .. K - 1.
+        threat: the balls around the images, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
+        attacks: names of the register `ATTACKS`, in this order; by default those of `preset`.
+        version: in place of `attacks`, those of AutoAttack's version by name: standard (the default) or plus.
+        preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
         mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
         cached_BCHW: attacked images of an earlier stage within the same balls, tried first as the attack "cached".
+        seed: with `sample_ids` it fixes the random starts.
         stop_when_broken: end with an image once it is misclassified; otherwise minimise its margin to the end.
-        sample_ids: key the noise; 0 .. B-1 by default.
+        sample_ids: B ids that key the noise; 0 .. B-1 by default.
+        budget: iterations, targets and queries an image, in place of those of `preset`.
         batch_size, precision, arithmetic, progress, verbose: as in `minimum_margin_attack`.
 
     Raises:
@@ -78,7 +84,8 @@ def adaptive_autoattack(
         >>> found.robust.shape, list(found.survived)
         (torch.Size([5]), ['apgd-ce'])
     """
-    attacks, budget = attacks_in(version, attacks), (budget or AttackBudget()).in_version(version, threat.norm)
+    attacks, budget = preset_attacks(preset, version, attacks, budget)
+    budget = budget.in_version(version, threat.norm)
     y_B = checked_labels(mixed, x_BCHW, y_B, threat, attacks)
     engine = ensemble_engine(
         mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget,
@@ -96,6 +103,7 @@ def autoattack(
     threat: ThreatModel,
     attacks: Sequence[str] | None = None,
     version: str | None = None,
+    preset: Preset = "standard",
     seed: int = 0,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
@@ -105,9 +113,30 @@ def autoattack(
     progress: Callable[[Progress], None] | None = None,
     verbose: bool = False,
 ) -> AttackOutcome:
-    """The same ensemble against one differentiable classifier (images in [0, 1] -> logits).
+    """AutoAttack (Croce & Hein 2020) on one differentiable classifier, each attack on what still stands.
 
-    `version="plus"` is AutoAttack's plus version.
+    A keyboard interrupt returns what is verified by then.
+
+    Args:
+        model: images (B, C, H, W) in [0, 1] -> logits (B, K), K >= 2, in evaluation mode; normalisation inside.
+        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they are not changed.
+        y_B: one class an image, (B,) integers in 0 .. K - 1.
+        threat: the balls around the images, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
+        attacks: names of the register `ATTACKS`, in this order; by default those of `preset`.
+        version: in place of `attacks`, those of AutoAttack's version by name: standard (the default) or plus.
+        preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
+        seed: with `sample_ids` it fixes the random starts.
+        sample_ids: B ids that key the noise; 0 .. B-1 by default.
+        budget: iterations, targets and queries an image, in place of those of `preset`.
+        batch_size: rows of every pass; 64 by default, more for small networks on a CPU.
+        precision: of the gradients, "fp32", "tf32", "bf16" or "auto"; verdicts are float32 in any case.
+        arithmetic: in place of `precision`, copies of the networks that were made before.
+        progress: called with a `Progress` now and then.
+        verbose: show the progress on stderr.
+
+    Raises:
+        InvalidInputError: for an unknown attack or version, for two of attacks, version and the preset fast, and as in
+            `minimum_margin_attack`.
 
     Example:
         >>> import torch
@@ -117,7 +146,8 @@ def autoattack(
         >>> bool((found.robust == (model(found.x_adv).argmax(1) == y)).all())
         True
     """
-    attacks, budget = attacks_in(version, attacks), (budget or AttackBudget()).in_version(version, threat.norm)
+    attacks, budget = preset_attacks(preset, version, attacks, budget)
+    budget = budget.in_version(version, threat.norm)
     y_B = checked_labels(model, x_BCHW, y_B, threat, attacks)
     engine = ensemble_engine(
         model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget,

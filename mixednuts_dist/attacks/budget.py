@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
+from ..config import FAST
 from ..errors import InvalidInputError
 from ..register import ATTACKS
 from ..versions import VERSIONS, version_named
 
+Preset = Literal["standard", "fast"]
 STANDARD_ATTACKS = VERSIONS["standard"].attacks
 _MAY_BE_0 = ("border_restarts", "joint_starts")
 _WORDS = {
@@ -78,6 +80,29 @@ def attacks_in(version: str | None, attacks: Sequence[str] | None) -> tuple[str,
     return tuple(version_named(version or "standard").attacks if attacks is None else attacks)
 
 
+def preset_attacks(
+    preset: Preset, version: str | None, attacks: Sequence[str] | None, budget: AttackBudget | None
+) -> tuple[tuple[str, ...], AttackBudget]:
+    """The attacks and the budget of a preset, and in place of each what is given.
+
+    Raises:
+        InvalidInputError: for another preset, or fast with a version; else as in `attacks_in`.
+
+    Example:
+        >>> attacks, budget = preset_attacks("fast", None, None, AttackBudget(n_iter=5))
+        >>> attacks, budget.n_iter
+        (('apgd-ce', 'apgd-t'), 5)
+    """
+    if preset not in get_args(Preset):
+        raise InvalidInputError(f"preset={preset!r} is not known; valid: {', '.join(get_args(Preset))}")
+    if preset == "standard":
+        return attacks_in(version, attacks), budget or AttackBudget()
+    if version is not None:
+        raise InvalidInputError(f"version={version!r} and preset='fast' name two sets of attacks; leave one out")
+    spent = {key: value for key, value in FAST.items() if key != "attacks"}
+    return tuple(FAST["attacks"] if attacks is None else attacks), budget or AttackBudget(**spent)
+
+
 def is_autoattack(evaluate: Mapping[str, Any]) -> bool:
     """Whether settings, as run.yaml has them, leave out and shorten nothing of AutoAttack."""
     published = AttackBudget()
@@ -93,9 +118,19 @@ def attack_words(evaluate: Mapping[str, Any]) -> str:
         >>> attack_words({"attacks": ["apgd-ce"], "n_iter": 20, "n_target_classes": 9, "n_queries": 5000})
         'apgd-ce (20 iterations)'
     """
-    if is_autoattack(evaluate):
-        version = evaluate.get("version") or "standard"
-        return "AutoAttack" if version == "standard" else f"AutoAttack {version}"
+    if not is_autoattack(evaluate):
+        return spent_words(evaluate)
+    version = evaluate.get("version") or "standard"
+    return "AutoAttack" if version == "standard" else f"AutoAttack {version}"
+
+
+def spent_words(evaluate: Mapping[str, Any]) -> str:
+    """The attacks by name, and the budgets that they use.
+
+    Example:
+        >>> spent_words({"attacks": ["apgd-ce", "square"], "n_iter": 100, "n_target_classes": 9, "n_queries": 5000})
+        'apgd-ce, square (100 iterations, 5000 queries)'
+    """
     attacks, entries = evaluate["attacks"], ATTACKS.entries()
     used = {option for name in attacks if name in entries for option in entries[name].facts.get("options", ())}
     spent = [f"{evaluate[key]} {words[evaluate[key] > 1]}" for key, words in _WORDS.items() if key in used]

@@ -59,15 +59,16 @@ def minimum_margin_attack(
 
     Args:
         model: images (B, C, H, W) in [0, 1] -> logits (B, K); for the paper's use rob behind LayerNorm.
-        x_BCHW: clean images, float32 in [0, 1].
-        y_B: labels, int64.
+        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they are not changed.
+        y_B: one class an image, (B,) integers in 0 .. K - 1.
+        threat: the balls around the images, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
         n_iter: iterations of APGD-CE and of each APGD-T target.
         n_target_classes: targets of APGD-T, capped to K - 1.
         seed: with `sample_ids` it fixes the random starts.
         stop_when_broken: leave an image as soon as it is fooled; otherwise go on to the smallest margin.
         border_restarts: repeats of the whole plan, from other random starts, for images that survive with less than 5 %
             of their clean margin: which of them break is the luck of one start. 0 gives the paper's budget.
-        sample_ids: the images' ids in their split; 0 .. B-1 by default.
+        sample_ids: the B images' ids in their split; 0 .. B-1 by default.
         batch_size: rows of every pass, or the `BatchShape` of a run; 64 by default, and 128 for more images than that
             of a small network on a CPU. Halved where memory ends. An image's result is the same bits in any order and
             company for one batch size, and the same up to rounding for another.

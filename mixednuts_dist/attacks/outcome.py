@@ -32,8 +32,8 @@ class AttackOutcome:
         left = ", ".join(f"{percent:.1f} % after {name}" for name, _, percent in attacks) or "no attack"
         open_ = f"; {undecided} undecided" if (undecided := int((~self.decided).sum())) else ""
         return (
-            f"clean   {clean:.1f} %: {n_clean} of {len(self.robust)} images\n"
-            f"robust  {left}: {int(self.robust.sum())} images{open_}\n"
+            f"clean   {clean:.1f} %: {n_clean} of {_images(len(self.robust))}\n"
+            f"robust  {left}: {_images(int(self.robust.sum()))}{open_}\n"
             f"passes  {self.n_forward:,} forward, {self.n_backward:,} backward"
         )
 
@@ -42,8 +42,12 @@ class AttackOutcome:
             f"<tr><th scope='row'>{name}</th><td>{right}</td><td>{percent:.1f} %</td></tr>"
             for name, right, percent in self.table()
         )
-        passes = f"{len(self.robust)} images; {self.n_forward:,} passes forward, {self.n_backward:,} backward"
+        passes = f"{_images(len(self.robust))}; {self.n_forward:,} passes forward, {self.n_backward:,} backward"
         return (
             f"<table><caption>{passes}</caption><thead><tr><th>after</th><th>right</th><th>share</th></tr></thead>"
             f"<tbody>{rows}</tbody></table>"
         )
+
+
+def _images(n: int) -> str:
+    return f"{n} image{'s' * (n != 1)}"

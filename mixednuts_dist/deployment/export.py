@@ -140,7 +140,7 @@ def model_card(run: DeployedRun, *, address: str, differences: Mapping[str, floa
         *_trade_off(run, curve),
         *_parameters(run),
         *_graphs(differences),
-        *_limits(run),
+        *_limits(run, results is not None),
         "", "## Citation", "", "```bibtex", _CITATION, "```", "",
     ])  # fmt: skip
 
@@ -243,11 +243,14 @@ def _graphs(differences: Mapping[str, float]) -> Iterator[str]:
         yield f"| `{name}` | {difference:.1e} |"
 
 
-def _limits(run: DeployedRun) -> Iterator[str]:
+def _limits(run: DeployedRun, was_attacked: bool) -> Iterator[str]:
+    measured = (
+        f"Robustness was measured against {run.threat} with the attacks named above; nothing is proved, and other "
+        "threats were not tried." if was_attacked else "Robustness at this beta was not measured."
+    )  # fmt: skip
     yield from (
         "", "## Limits", "",
-        f"Robustness was measured against {run.threat} with the attacks named above; nothing is proved, and "
-        "other threats were not tried. The weights keep the licences of their sources.",
+        f"{measured} The weights keep the licences of their sources.",
     )  # fmt: skip
     if _trust(run):
         files = ", ".join(f"`{name}`" for name in dict.fromkeys(_code(run, role) for role in ROLES) if name)

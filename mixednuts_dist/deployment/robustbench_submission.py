@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attacks.budget import is_autoattack
-from ..config import fast_notes
+from ..attacks.budget import is_autoattack, spent_words
+from ..config import fast_notes, with_joint_starts
 from ..errors import InvalidInputError, MissingArtifact
 from ..images.datasets import open_dataset
 from ..images.parquet_images import ParquetImages, read_part
@@ -135,16 +135,19 @@ def _source(run: DeployedRun) -> str:
 
 
 def _attacks(run: DeployedRun) -> str:
-    evaluate = run.config["evaluate"]
+    """What ran, and nothing else: the attacks that are named, with the budgets that they use."""
+    evaluate = with_joint_starts(run.config["evaluate"])
+    evaluate = {**evaluate, "n_target_classes": min(evaluate["n_target_classes"], run.n_classes - 1)}
     notes = "".join(f". {note}" for note in fast_notes(evaluate))
-    name = "AutoAttack" if is_autoattack(evaluate) else "attack"
+    name = "AutoAttack" if is_autoattack(run.config["evaluate"]) else "attack"
+    starts, attacks = evaluate.get("joint_starts", 0), evaluate["attacks"]
+    joint = f"a joint attack ({starts} start{'s' * (starts > 1)}) on images that stand by a hair, " if starts and (
+        {"joint", "apgd-t"} & {*attacks}) else ""  # fmt: skip
     return (
         f"adaptive {name} of MixedNUTS: the minimum-margin images of the robust base classifier, then "
-        f"{', '.join(evaluate['attacks'])} ({evaluate['n_iter']} iterations, {evaluate['n_target_classes']} target "
-        f"classes, {evaluate['n_queries']} queries of Square), gradients of the differentiable surrogate "
+        f"{spent_words(evaluate)}, {joint}gradients of the differentiable surrogate "
         f"(mode {evaluate['mode']}), every verdict that of the mixture itself in float32; run {run.run_id} of "
-        "mixednuts-dist, seed "
-        f"{run.config['seed']}{notes}"
+        f"mixednuts-dist, seed {run.config['seed']}{notes}"
     )
 
 

@@ -1,8 +1,11 @@
 """What an attack leaves shows itself: counts after each step, in a terminal and in a notebook."""
 
+import pytest
 import torch
 
 import mixednuts_dist as mn
+from mixednuts_dist.attacks.budget import AttackBudget, preset_attacks
+from mixednuts_dist.errors import InvalidInputError
 
 
 def outcome() -> mn.AttackOutcome:
@@ -19,9 +22,20 @@ def outcome() -> mn.AttackOutcome:
 def test_its_three_lines_are_clean_robust_and_passes() -> None:
     assert repr(outcome()).splitlines() == [
         "clean   75.0 %: 3 of 4 images",
-        "robust  50.0 % after apgd-ce, 25.0 % after square: 1 images; 1 undecided",
+        "robust  50.0 % after apgd-ce, 25.0 % after square: 1 image; 1 undecided",
         "passes  1,200 forward, 30 backward",
     ]
+
+
+def test_the_fast_preset_is_the_configurations_and_what_is_given_stays() -> None:
+    attacks, budget = preset_attacks("fast", None, None, None)
+    assert (list(attacks), budget.n_target_classes, budget.joint_starts) == (["apgd-ce", "apgd-t"], 3, 1)
+    assert preset_attacks("fast", None, ["square"], AttackBudget(n_queries=7)) == (
+        ("square",),
+        AttackBudget(n_queries=7),
+    )
+    with pytest.raises(InvalidInputError, match=r"preset='quick' is not known; valid: standard, fast"):
+        preset_attacks("quick", None, None, None)  # type: ignore[arg-type]
 
 
 def test_its_table_has_a_row_a_step_also_as_html() -> None:

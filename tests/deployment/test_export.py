@@ -115,8 +115,27 @@ def test_robustbench_gets_the_stored_images_in_the_order_of_the_test_set(run_fol
     form = (tmp_path / "new_evaluation.md").read_text()
     assert f"**Robust accuracy:** {100 * robust / 24:.2f} % ({robust} of 24 images)" in form
     assert "**Leaderboard(s):** digits, Linf, eps = 0.15" in form
-    assert "apgd-ce, apgd-t, fab-t, square (5 iterations, 2 target classes, 20 queries of Square)" in form
+    assert "apgd-ce, apgd-t, fab-t, square (5 iterations, 2 targets, 20 queries)" in form
     assert "- **eps**: 0.15" in (tmp_path / "new_model.md").read_text()
+
+
+def test_the_forms_name_no_attack_that_has_not_run(
+    run_folder: Path, copied: Callable[[], Path], tmp_path: Path
+) -> None:
+    """`preset: fast` has neither FAB nor Square; a beta that was not attacked has no measured robustness."""
+    folder = copied()
+    described = yaml.safe_load((folder / "run.yaml").read_text())
+    described["config"]["evaluate"] |= FAST
+    (folder / "run.yaml").write_text(yaml.safe_dump(described))
+    assert export(str(folder), "--to", str(tmp_path), "--robustbench").exit_code == 0
+    for name in ("new_evaluation.md", "new_model.md"):
+        form = (tmp_path / name).read_text()
+        assert "apgd-ce, apgd-t (100 iterations, 3 targets), a joint attack (1 start)" in form
+        assert "quer" not in form.casefold()
+        assert "fab" not in form.casefold()
+    other = read_run(str(run_folder), beta=0.5)
+    card = model_card(other, address="here", differences={}, curve=None)
+    assert "Robustness at this beta was not measured" in card
 
 
 def test_images_that_break_the_threat_model_are_not_handed_in(copied: Callable[[], Path], tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """MixedNUTS in one call: the parameters and counts of a run, and nothing of the caller's changed."""
 
 import copy
+import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +39,10 @@ def mixed_in_one_call(tmp_path_factory: pytest.TempPathFactory) -> tuple[mn.Mixe
 
 
 def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tuple[mn.MixedClassifier, Path]) -> None:
-    mixed, _ = mixed_in_one_call
+    mixed, folder = mixed_in_one_call
     report = mixed.report
     assert isinstance(report, MixReport)
+    assert not list(folder.glob("*/report/*.svg"))  # figures are drawn when they are asked for
     chosen = report.results.search.deployed()
     assert mixed.mixture.settings() == chosen.settings()
     images, labels = mn.open_dataset("digits").read(0, 24)
@@ -55,6 +59,17 @@ def test_the_report_is_saved_as_a_page_with_its_files(
     page = mixed_in_one_call[0].report.save(tmp_path / "report")
     assert page.read_text() == mixed_in_one_call[0].report.page
     assert (tmp_path / "report" / "table.csv").is_file()
+
+
+@pytest.mark.parametrize("attack", [mn.mix, mn.autoattack, mn.adaptive_autoattack, mn.minimum_margin_attack])
+def test_help_explains_every_argument(attack: Callable[..., Any]) -> None:
+    text = inspect.getdoc(attack) or ""
+    explained = text[text.index("Args:") : text.index("Raises:")]
+    told = {
+        name.strip() for line in re.findall(r"^    ([\w, ]+):", explained, re.MULTILINE) for name in line.split(",")
+    }
+    assert told == {*inspect.signature(attack).parameters}
+    assert "(B, C, H, W)" in explained and "(B,) integers" in explained and "pixel range" in explained
 
 
 def test_what_cannot_be_mixed_is_refused_in_a_line() -> None:
