@@ -6,6 +6,7 @@ from .config import RunConfig
 from .distributed.executor import Executor, executing
 from .errors import DamagedFile, MissingArtifact
 from .reports import report
+from .reports.interim import write_interim
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
 from .stages.progress import Progress, Silent
@@ -45,11 +46,14 @@ def run(
 def _complete(opened: Run, executor: Executor, progress: Progress, drawn: bool) -> RunResults:
     if opened.config.std is not None:
         attack.complete(opened, executor, progress)
+        write_interim(opened)
         search.complete(opened, executor, progress)
+        write_interim(opened)
     evaluate.complete(opened, executor, progress)
     every_image = opened.config.evaluate.until is None  # a search learns from a whole evaluation only
     while opened.config.std is not None and every_image and search.learn(opened, executor, progress):
         evaluate.complete(opened, executor, progress)
+    write_interim(opened)
     evaluate.check(opened, executor, progress)
     for stage in stages_of(opened.config):
         if stage.name in opened.config.added_stages():

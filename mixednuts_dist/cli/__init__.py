@@ -15,18 +15,19 @@ from ..register import STAGES, Entry
 from .laboratory import compare, runs
 from .options import (
     Invocation,
-    config_argument,
+    config_of,
     examples,
     json_option,
     print_result,
     reported,
     run_command,
+    run_or_config_argument,
     set_option,
     verbose_option,
 )
 from .setup import check, fetch, init, list_entries, schema
 from .sizing import describe, estimate
-from .tools import benchmark, export, prepare, serve, study, submit, verify
+from .tools import benchmark, export, open_page, prepare, serve, study, submit, verify
 
 __all__ = ["attack", "evaluate", "main", "report", "run", "search", "status", "study"]
 
@@ -77,7 +78,9 @@ def search(given: Invocation) -> None:
     given.print_run()
 
 
-@run_command("report mine.yaml --json", "report mine.yaml --otlp http://127.0.0.1:4318", ray=False, as_json=True)
+@run_command(
+    "report mine.yaml --json", "report runs/mine-0af3c2d1 --otlp http://127.0.0.1:4318", ray=False, as_json=True
+)
 @click.option("--otlp", metavar="URL", help="Send the numbers to an OpenTelemetry collector too (extra `otlp`).")
 def report(given: Invocation, as_json: bool, otlp: str | None) -> None:
     """Tables, figures and the page of a finished run."""
@@ -91,28 +94,34 @@ def report(given: Invocation, as_json: bool, otlp: str | None) -> None:
         stage.send_table(results, otlp)
 
 
-@click.command(epilog=examples("status mine.yaml", "status mine.yaml --set storage=s3://bucket/prefix --json"))
-@config_argument
+@click.command(
+    epilog=examples("status mine.yaml --watch", "status runs/mine-0af3c2d1", "status s3://bucket/runs/mine-0af3c2d1")
+)
+@run_or_config_argument
 @set_option
 @json_option
+@click.option("--watch", is_flag=True, help="Show it anew every few seconds until the run ends or Ctrl-C.")
 @verbose_option
-def status(config: str, overrides: tuple[str, ...], as_json: bool, verbose: bool) -> None:
+def status(config: str, overrides: tuple[str, ...], as_json: bool, watch: bool, verbose: bool) -> None:
     """What is done, what is missing, what failed; reads the storage only."""
-    with reported(verbose):
-        loaded = load_config(config, overrides)
-        from .status import print_status, run_status
+    if watch and as_json:
+        raise click.UsageError("--watch draws on a terminal; take --json again and again in its place")
+    with reported(verbose, interrupted="the run goes on; only watching it has ended"):
+        loaded = config_of(config, overrides)
+        from .status import print_status, run_status, watch_status
 
-        found = run_status(loaded)
-        if as_json:
-            click.echo(json.dumps(found.to_json(), indent=2))
+        if watch:
+            watch_status(loaded, Console())
+        elif as_json:
+            click.echo(json.dumps(run_status(loaded).to_json(), indent=2))
         else:
-            print_status(found, Console())
+            print_status(run_status(loaded), Console())
 
 
 SECTIONS = {
     "Before a run": (init, check, fetch, describe, estimate, prepare),
     "A run, whole or stage by stage": (run, *dict.fromkeys((attack, search, *STAGE_COMMANDS.values())), report),
-    "Elsewhere, and later": (submit, status, verify),
+    "Elsewhere, and later": (submit, status, open_page, verify),
     "With what came out": (compare, runs, export, serve),
     "Around it": (study, benchmark, list_entries, schema),
 }

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 
 from ..config import RunConfig, load_config
-from ..errors import MixedNutsError, log_json, printable
+from ..errors import ConfigError, MixedNutsError, log_json, printable
 from ..uris import check_uris
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 _ALARM = getattr(signal, "SIGALRM", None)  # Windows has none: an interrupt is raised once there
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
+run_or_config_argument = click.argument("config", metavar="CONFIG|RUN")
 set_option = click.option(
     "--set",
     "overrides",
@@ -47,9 +49,13 @@ deployed_beta_option = click.option("--beta", type=float, help="Deploy this beta
 
 def examples(*commands: str) -> str:
     """The end of a command's help: what CONFIG is, and commands to copy."""
-    takes_config = any(".yaml" in command for command in commands)
-    about = "CONFIG is a YAML file; `mixednuts init` writes one to start from.\n\n" if takes_config else ""
+    about = "CONFIG is a YAML file; `mixednuts init` writes one to start from. " if _names(".yaml", commands) else ""
+    about += "RUN is the folder or URI of a run, <storage>/<run id>.\n\n" if _names("runs/", commands) else "\n\n"
     return about + "\b\nExamples:\n" + "\n".join(f"  mixednuts {command}" for command in commands)
+
+
+def _names(what: str, commands: tuple[str, ...]) -> bool:
+    return any(what in command for command in commands)
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def run_command(
 
         for option in (verbose_option, *reversed([option for option, wanted in taken.items() if wanted])):
             command = option(command)
-        return click.command(epilog=examples(*shown))(config_argument(set_option(command)))
+        return click.command(epilog=examples(*shown))(run_or_config_argument(set_option(command)))
 
     return make
 
@@ -125,7 +131,7 @@ def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunCo
     Raises:
         MixedNutsError: as in `config` and `uris`.
     """
-    loaded = load_config(config, overrides)
+    loaded = config_of(config, overrides)
     check_uris(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
     line = f"run {loaded.run_id()} in {loaded.storage}: loading PyTorch"
     if _as_json_lines():
@@ -133,6 +139,31 @@ def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunCo
     else:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return loaded
+
+
+def config_of(source: str, overrides: tuple[str, ...] = ()) -> RunConfig:
+    """The configuration of CONFIG, a YAML file, or of RUN, the folder or URI of a run, wherever that lies now.
+
+    Raises:
+        MixedNutsError: as in `config`, and where RUN holds no run, or one whose folder has another name.
+    """
+    if "://" not in source and not Path(source).is_dir():
+        return load_config(source, overrides)
+    if overrides:
+        raise ConfigError(f"{source} is a run, whose configuration stands; leave --set and --beta out, or give CONFIG")
+    from ..stages.runs import stored_run
+    from ..storage.outages import FIRST_ANSWER_SECONDS
+    from ..storage.store import Store
+
+    store = Store(source, FIRST_ANSWER_SECONDS)
+    found = stored_run(store).config
+    storage, _, name = store.uri.rstrip("/").rpartition("/")
+    if name != found.run_id():
+        raise ConfigError(
+            f"{source}: the run in it is {found.run_id()}, and its folder's name is another: it was renamed, "
+            "or made by another release. Rename it, or give the configuration file"
+        )
+    return found.with_changes(storage=storage or "/")
 
 
 GOES_ON = "interrupted: what is written is kept; the same command goes on from there"

@@ -4,17 +4,21 @@ Speed and time left follow from the times in the files' footers. There are no he
 known from its last finished piece, whose age is shown.
 """
 
+import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from ..config import RunConfig, fast_notes
+from ..errors import MissingArtifact
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
 from ..reports.table import Cell, Table, print_table
-from ..stages.runs import SELECTED, Run, finished_partitions, reopen_run
+from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, reopen_run
 from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
@@ -91,7 +95,7 @@ def run_status(config: RunConfig) -> RunStatus:
         uri=opened.store.uri,
         stages=tuple(_stage(opened, stage) for stage in stages),
         searched=searched,
-        reported=opened.store.exists("report/index.html"),
+        reported=opened.store.exists(RESULTS),
         failed=tuple(opened.store.address(f"errors/{name}") for name in opened.store.names("errors")),
         notes=tuple(fast_notes(config.evaluate.model_dump(mode="json"))),
     )
@@ -110,6 +114,24 @@ def print_status(status: RunStatus, console: Console) -> None:
         console.print(note, highlight=False, soft_wrap=True)
     for log in status.failed:
         console.print(f"failed   {log}", highlight=False, soft_wrap=True)
+
+
+def watch_status(config: RunConfig, console: Console, every_seconds: float = 5.0) -> None:
+    """The status of a run on the terminal, drawn anew until its report is there; one that has not begun is awaited."""
+    with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="visible") as live:
+        while True:
+            ended = False
+            with io.StringIO() as drawn:
+                try:
+                    found = run_status(config)
+                    ended = found.reported
+                    print_status(found, Console(file=drawn, width=console.width, force_terminal=console.is_terminal))
+                except MissingArtifact as error:
+                    drawn.write(str(error))
+                live.update(Text.from_ansi(drawn.getvalue()), refresh=True)
+            if ended:
+                return
+            time.sleep(every_seconds)
 
 
 def _stage(opened: Run, stage: Stage) -> StageStatus:

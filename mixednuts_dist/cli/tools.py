@@ -6,13 +6,14 @@ import json
 import shlex
 import signal
 import tempfile
+import webbrowser
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..config import load_config
 from ..errors import ClusterError, MissingArtifact
 from ..register import STUDIES
 from ..uris import check_dataset_uri
@@ -21,14 +22,17 @@ from .options import (
     Invocation,
     address_option,
     config_argument,
+    config_of,
     examples,
     local_option,
     prepared,
     reported,
+    run_or_config_argument,
     set_option,
     verbose_option,
 )
 
+_PAGE = "report/index.html"
 run_argument = click.argument("run")
 beta_option = click.option("--beta", type=float, help="Another searched beta than the deployed one.")
 
@@ -83,9 +87,9 @@ def _list_studies(context: click.Context, _: click.Parameter, wanted: bool) -> N
         context.exit()
 
 
-@click.command(epilog=examples("study --list", "study margins mine.yaml", "study all mine.yaml --full"))
+@click.command(epilog=examples("study --list", "study margins mine.yaml", "study all runs/mine-0af3c2d1 --full"))
 @click.argument("name", metavar="NAME|all")
-@config_argument
+@run_or_config_argument
 @set_option
 @address_option
 @local_option
@@ -136,8 +140,8 @@ def benchmark(name: str, whole: bool, **options: Any) -> None:
         click.echo(json.dumps(run(**given), indent=2))
 
 
-@click.command(epilog=examples("verify mine.yaml", "verify mine.yaml --repair"))
-@config_argument
+@click.command(epilog=examples("verify mine.yaml", "verify runs/mine-0af3c2d1 --repair"))
+@run_or_config_argument
 @set_option
 @click.option("--repair", is_flag=True, help="Set what is damaged aside; `mixednuts run` makes it again.")
 def verify(config: str, overrides: tuple[str, ...], repair: bool) -> None:
@@ -147,7 +151,7 @@ def verify(config: str, overrides: tuple[str, ...], repair: bool) -> None:
         from ..storage import manifest
         from ..storage.outages import FIRST_ANSWER_SECONDS
 
-        store = run_store(load_config(config, overrides), FIRST_ANSWER_SECONDS)
+        store = run_store(config_of(config, overrides), FIRST_ANSWER_SECONDS)
         bad, n_files = manifest.verify(store)
         if not n_files:
             raise MissingArtifact(f"there is no run under {store.uri}. Run: mixednuts run {config}")
@@ -164,6 +168,30 @@ def verify(config: str, overrides: tuple[str, ...], repair: bool) -> None:
             click.echo(
                 f"all {n_files} files of {store.uri} were read, and none is damaged as far as it carries a checksum"
             )
+
+
+@click.command(name="open", epilog=examples("open runs/mine-0af3c2d1", "open mine.yaml"))
+@run_or_config_argument
+@set_option
+def open_page(config: str, overrides: tuple[str, ...]) -> None:
+    """The page of a run in the browser, also while it goes; prints its path.
+
+    The page of a run in a bucket is fetched into a temporary file first.
+    """
+    with reported(verbose=False):
+        from ..stages.runs import run_store
+        from ..storage.outages import FIRST_ANSWER_SECONDS
+
+        store = run_store(config_of(config, overrides), FIRST_ANSWER_SECONDS)
+        if not store.exists(_PAGE):
+            raise MissingArtifact(f"{store.address(_PAGE)} does not exist. Run: mixednuts report {config}")
+        path = Path(store.address(_PAGE))
+        if "://" in store.uri:
+            path = Path(tempfile.mkdtemp(prefix="mixednuts-")) / f"{store.uri.rpartition('/')[2]}.html"
+            path.write_bytes(store.read(_PAGE))
+        click.echo(path)
+        with suppress(webbrowser.Error):  # without a browser the path is enough
+            webbrowser.open(path.absolute().as_uri())
 
 
 @click.command(epilog=examples("prepare folder:photos?preprocess=Res256Crop224 --to s3://bucket/photos"))

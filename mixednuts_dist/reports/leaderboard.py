@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ..errors import InvalidInputError, MissingArtifact, MixedNutsError
-from ..stages.runs import SELECTED, Run, finished_partitions, read_search_result, stored_run
+from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, read_search_result, stored_run
 from ..stages.stage import stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.store import Store
@@ -114,7 +114,7 @@ def _entry_of(run: Run, name: str) -> Entry:
             receipts[stage.name] = list(finished_partitions(run, stage.name, stage.fingerprint(run)).values())
             if receipts[stage.name]:
                 state = f"{stage.name} {len(receipts[stage.name])}/{len(run.partitions)}"
-    if run.store.exists("report/index.html"):
+    if run.store.exists(RESULTS):
         state = "reported"
     every = [receipt for found in receipts.values() for receipt in found]
     gpu, core = device_hours(every)

@@ -47,6 +47,7 @@ _PROBE_IMAGES = 8
 _LEAST_CLASSES = 4  # of evaluate.check: pyautoattack's targeted DLR loss needs the fourth logit
 _RUN = "run.yaml"
 SELECTED = "search/selected.json"
+RESULTS = "report/results.json"  # with it the report is whole; report/index.html is there while a run goes, too
 _LAST_KEY = "versions"
 _DEVICES, _DEVICE_KEYS = "devices", ("rows", "float32_rows", "precision", "repeatable")
 _MALFORMED = (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError)

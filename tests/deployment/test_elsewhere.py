@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,9 @@ from mixednuts_dist.config import load_config
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.register import require_extensions
+from mixednuts_dist.reports.interim import write_interim
+from mixednuts_dist.stages.runs import stored_run
+from mixednuts_dist.storage.store import Store
 from mixednuts_dist.uris import beside, placed, travelled
 
 NETS = """
@@ -161,3 +165,46 @@ def test_a_uris_files_are_placed_beside_the_configuration_and_nothing_else(uri, 
     for name in ("a.pth", "a.npz", "a.py"):
         Path(tmp_path, name).touch()
     assert placed(uri, beside(tmp_path)) == there.format(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["status", "report", "verify"])
+def test_a_command_takes_the_runs_folder_in_place_of_its_configuration(project, command):
+    _, run = project
+    answer = CliRunner().invoke(main, [command, str(run)], catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    changed = CliRunner().invoke(main, ["status", str(run), "--set", "seed=1"], catch_exceptions=False)
+    assert changed.exit_code == 1
+    assert "whose configuration stands" in " ".join(changed.output.split())
+
+
+def test_a_renamed_run_is_refused_with_its_name(project, tmp_path):
+    _, run = project
+    (tmp_path / "other").symlink_to(run)
+    answer = CliRunner().invoke(main, ["status", str(tmp_path / "other")], catch_exceptions=False)
+    assert answer.exit_code == 1
+    assert f"the run in it is {run.name}" in " ".join(answer.output.split())
+
+
+def test_watching_ends_with_the_run_and_the_page_opens(project, monkeypatch):
+    _, run = project
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    watched = CliRunner().invoke(main, ["status", str(run), "--watch"], catch_exceptions=False)
+    assert watched.exit_code == 0, watched.output
+    assert "report   done" in watched.output
+    shown = CliRunner().invoke(main, ["open", str(run)], catch_exceptions=False)
+    assert shown.exit_code == 0, shown.output
+    assert opened == [(run / "report" / "index.html").as_uri()]
+
+
+def test_a_run_that_goes_on_has_a_page_of_what_is_there(project, tmp_path):
+    _, run = project
+    copy = Path(shutil.copytree(run, tmp_path / run.name))
+    shutil.rmtree(copy / "report")
+    opened = stored_run(Store(str(copy)))
+    write_interim(opened)
+    page = (copy / "report" / "index.html").read_text()
+    assert "This run goes on" in page
+    assert "evaluate" in page
+    status = CliRunner().invoke(main, ["status", str(copy)], catch_exceptions=False)
+    assert "report   not done" in status.output

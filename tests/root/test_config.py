@@ -36,14 +36,6 @@ def changed(path: str, value: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("written", "eps"), [("8/255", 8 / 255), ("0.5/255", 0.5 / 255), (" 1 / 4 ", 0.25), (0.1, 0.1)]
 )
-def test_the_fast_preset_of_a_run_is_that_of_its_attacks() -> None:
-    config = parse_config({**MINIMAL, "preset": "fast", "attack": {"n_iter": 7}})
-    by_hand = {"attack": {"n_iter": 7, "n_target_classes": 3}, "evaluate": {"preset": "fast"}}
-    assert config.run_id() == parse_config({**MINIMAL, **by_hand}).run_id()
-    assert config.with_changes(seed=1).attack.n_iter == 7
-    assert parse_config(config.model_dump(mode="json")).run_id() == config.run_id()
-
-
 def test_a_radius_is_a_number_or_a_fraction(written: object, eps: float) -> None:
     assert parse_config(changed("threat.eps", written)).threat.eps == eps
 
@@ -262,3 +254,11 @@ def test_what_no_run_can_use_is_refused_with_the_file(tmp_path: Path, changes: d
     ((section, keys),) = changes.items()
     with pytest.raises(ConfigError, match=rf"{section}\.{next(iter(keys))}: "):
         parse_config(tiny_content(tmp_path, **changes))
+
+
+def test_the_fast_preset_of_a_run_is_that_of_its_attacks() -> None:
+    config = parse_config({**MINIMAL, "preset": "fast", "attack": {"n_iter": 7}})
+    by_hand = {"attack": {"n_iter": 7, "n_target_classes": 3}, "evaluate": {"preset": "fast"}}
+    assert config.run_id() == parse_config({**MINIMAL, **by_hand}).run_id()
+    assert config.with_changes(seed=1).attack.n_iter == 7
+    assert parse_config(config.model_dump(mode="json")).run_id() == config.run_id()
