@@ -92,6 +92,27 @@ WITH_ROUNDS = {
 }
 
 
+# On the path of a process: it stops, with a sign, where the report opens its page. A signal that waits for the
+# evaluation's last file instead may come when a quick report is written already.
+HELD_AT_THE_REPORT = """
+import pathlib, sys, time
+
+def held(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("page.html.j2"):
+        pathlib.Path({sign!r}).touch()
+        time.sleep(900)
+
+sys.addaudithook(held)
+"""
+
+
+def held_at_the_report(folder: Path) -> tuple[dict[str, str], Path]:
+    """The environment of such a process, and the file that is its sign."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HELD_AT_THE_REPORT.format(sign=str(folder / "sign")))
+    return {**os.environ, "PYTHONPATH": str(folder)}, folder / "sign"
+
+
 def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_executor: Any, head: Head) -> None:
     """On a Ray of its own, as on a laptop, on a cluster, without Ray; the last time by the script that Ray jobs run."""
     folder, storage = tmp_path / "undisturbed", str(tmp_path / "runs")
@@ -116,7 +137,10 @@ def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_executor: Any, 
     stopped(Driver(*given, tmp_path / "round", "--local"), "search/round-1", 1, signal.SIGKILL)
     assert len(stamps(storage, "search/round-1")) < 8
     stopped(driver_on(head, *given, tmp_path / "evaluate"), "evaluate", 1, signal.SIGTERM)
-    stopped(Driver(*given, tmp_path / "report", "--local"), "evaluate", 8, signal.SIGINT)
+    environment, sign = held_at_the_report(tmp_path / "held")
+    last = Driver(*given, tmp_path / "report", "--local", environment=environment)
+    last.wait_until(sign.exists)
+    stopped(last, "evaluate", 8, signal.SIGINT)
     assert not list((tmp_path / "runs").rglob("report/index.html"))
     job = [sys.executable, str(ROOT / "jobs" / "run.py"), str(undisturbed.config), "--json", f"--set=storage={storage}"]
     again = subprocess.run(job, capture_output=True, text=True, check=False)
