@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+import psutil
 import ray
 
 from ..config_file import shortened
@@ -22,13 +24,21 @@ _TRIED_VERSIONS = ("2.60.",)  # of Ray, whose private constants are known
 _CONSTANTS = ("ENABLE_RAY_CLUSTER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
 _STARTS = 3  # of a local Ray, which gives itself 30 s; on a busy machine that may be too short
 _TOO_SLOW = "timed out during startup"
+_LOOK_SECONDS = 1.0  # between two looks at whether Ray's head answers
+_OWN_HEAD_SECONDS = 3.0  # a head on this machine that refuses connections for so long has ended
+_RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
+# One elsewhere may be started again. Ray waits so long for it, and then aborts the process with words of its own.
+_HEAD_SECONDS = float(os.environ.get(_RECONNECTS, "60")) - 10
 WITHOUT_RAY = "The same command with --local needs no Ray: its workers are processes of this machine"
 
 logger = logging.getLogger(__name__)
 
 
-def connect(address: str | None) -> None:
+def connect(address: str | None) -> "HeadWatch | None":
     """To the cluster at the address; without one (or at "local"), start a Ray of this process's own.
+
+    Returns the watch over its head, which must be stopped before the connection is given up; None for a Ray client,
+    whose server tells.
 
     Raises:
         ClusterError: where nothing answers at the address, or no Ray starts.
@@ -36,8 +46,70 @@ def connect(address: str | None) -> None:
     if address and address != "local":
         require_answer(address)
         _connect(address)
-    else:
-        _start()
+        return None if address.startswith("ray://") else HeadWatch(address)
+    return HeadWatch(None, _start())
+
+
+class HeadWatch:
+    """Ends this process with a line of ours where the head of the Ray that it uses is gone for good.
+
+    Ray's own libraries wait for it inside calls that no exception reaches, and then abort the process. What workers
+    have written is kept; the processes of a private Ray end with this one.
+
+    Args:
+        address: of a cluster; None for a private Ray, whose head nobody starts again.
+        processes: of the private Ray, which are ended too.
+    """
+
+    def __init__(self, address: str | None, processes: Sequence[psutil.Process] = ()) -> None:
+        self._address, self._over = address, threading.Event()
+        host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
+        self._head = host.strip("[]"), int(port)
+        self._patience = _HEAD_SECONDS if address else _OWN_HEAD_SECONDS
+        self._processes = processes
+        threading.Thread(target=self._watch, name="head", daemon=True).start()
+
+    def stop(self) -> None:
+        """Before the connection is given up."""
+        self._over.set()
+
+    def _watch(self) -> None:
+        answered = time.monotonic()
+        told = False
+        while not self._over.wait(_LOOK_SECONDS):
+            try:
+                socket.create_connection(self._head, timeout=_CONNECT_SECONDS).close()
+            except OSError as error:
+                gone = time.monotonic() - answered
+                if not told and self._address and gone > _OWN_HEAD_SECONDS:
+                    told = True
+                    logger.warning("the head of the Ray cluster at %s does not answer (%s)", self._address, error)
+                if gone >= self._patience and not self._over.is_set():
+                    self._give_up(gone)
+            else:
+                answered, told = time.monotonic(), False
+
+    def _give_up(self, gone: float) -> None:
+        where = f"cluster at {self._address}" if self._address else "that this command has started"
+        logger.error(
+            "the head of the Ray %s is gone (no answer for %.0f s). What is written is kept: the same command goes on "
+            "from there%s",
+            where, gone, " once the head is back" if self._address else f". {WITHOUT_RAY}",
+        )  # fmt: skip
+        if sys.stderr.isatty():
+            sys.stderr.write("\x1b[?25h")  # the cursor, which a progress bar hides
+            sys.stderr.flush()
+        _end(self._processes)
+        os._exit(1)
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """These and their children, at once."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            for each in (*process.children(recursive=True), process):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
 
 
 def require_answer(address: str) -> None:
@@ -83,12 +155,15 @@ def _connect(address: str) -> None:
         raise ClusterError(f"the Ray cluster at {address!r} cannot be used: {error}") from error
 
 
-def _start() -> None:
+def _start() -> list[psutil.Process]:
+    """The processes that it has started."""
     for left in reversed(range(_STARTS)):
+        before = psutil.Process().children()
         try:
             with _for_this_process_alone(), _own_signal_handlers():
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it
+            _end(_children_since(before))
             if _TOO_SLOW not in str(error):
                 raise ClusterError(f"a local Ray does not start: {error}\n{WITHOUT_RAY}") from error
             if not left:
@@ -97,7 +172,12 @@ def _start() -> None:
                 ) from error
             logger.warning("a local Ray did not start in time; trying again")
         else:
-            return
+            return _children_since(before)
+    raise AssertionError("the last try returns or raises")
+
+
+def _children_since(before: Sequence[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in psutil.Process().children() if process not in before]
 
 
 @contextmanager

@@ -54,12 +54,14 @@ class RayExecutor(Executor):
         if ray.is_initialized():
             return
         self.report("starting Ray on this machine" if self._is_local else f"connecting to Ray at {self.address}")
-        connect(self.address)
+        self._watch = connect(self.address)
         self._started = True
 
     def close(self) -> None:
         """Disconnect, or stop the local Ray, if this executor made the connection."""
         if self._started:
+            if self._watch is not None:
+                self._watch.stop()
             ray.shutdown()
             self._started = False
 

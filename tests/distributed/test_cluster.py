@@ -1,6 +1,9 @@
 """The private local Ray that a run starts for itself."""
 
+import re
+import signal
 import socket
+import subprocess
 import sys
 from contextlib import suppress
 from ipaddress import ip_address
@@ -10,15 +13,17 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import yaml
 
 from mixednuts_dist.config import ComputeConfig
 from mixednuts_dist.distributed import cluster
 from mixednuts_dist.distributed.ray_executor import pool_settings
 from mixednuts_dist.errors import ClusterError
+from tests.conftest import tiny_content
+from tests.system.drivers import Driver, stamps
 
-pytestmark = pytest.mark.usefixtures("ray_executor")
 
-
+@pytest.mark.usefixtures("ray_executor")
 def test_nobody_outside_this_machine_can_reach_it() -> None:
     """It asks nobody for a token, so it must not be there for anybody else."""
     listening = []
@@ -31,6 +36,7 @@ def test_nobody_outside_this_machine_can_reach_it() -> None:
     assert [address for address in listening if not ip_address(address).is_loopback] == []
 
 
+@pytest.mark.usefixtures("ray_executor")
 def test_its_workers_share_the_driver_s_environment() -> None:
     """Under `uv run`, too, where Ray by default builds another one for each worker."""
 
@@ -39,6 +45,75 @@ def test_its_workers_share_the_driver_s_environment() -> None:
         return sys.executable, Path.cwd()
 
     assert ray.get(surroundings.remote()) == (sys.executable, Path.cwd())
+
+
+HEAD_ENDS = """
+import socket, subprocess, sys, time
+from types import SimpleNamespace
+import psutil
+from mixednuts_dist.distributed import cluster
+
+cluster._LOOK_SECONDS, cluster._OWN_HEAD_SECONDS, cluster._HEAD_SECONDS = 0.1, 0.3, 0.6
+head = socket.create_server(("127.0.0.1", 0))
+address = f"127.0.0.1:{head.getsockname()[1]}"
+cluster.ray.get_runtime_context = lambda: SimpleNamespace(gcs_address=address)
+agent = subprocess.Popen(["sleep", "600"])
+cluster.HeadWatch(ADDRESS, [psutil.Process(agent.pid)])
+print(agent.pid, flush=True)
+time.sleep(1.0)  # it answers
+head.close()
+time.sleep(600)  # as in a call of Ray's
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        (None, "the head of the Ray that this command has started is gone .*What is written is kept: .*--local"),
+        ("head:6379", "the head of the Ray cluster at head:6379 is gone .*from there once the head is back"),
+    ],
+)
+def test_a_head_that_is_gone_ends_the_command_with_a_line_and_the_processes_of_its_ray(
+    address: str | None, told: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD_ENDS.replace("ADDRESS", repr(address))],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert re.search(told, done.stderr, re.DOTALL), done.stderr
+    agent = int(done.stdout)
+    assert not psutil.pid_exists(agent) or psutil.Process(agent).status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_a_slow_start_of_ray_has_begun_is_ended_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[psutil.Process]()
+
+    def init(**_: Any) -> None:
+        assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in begun)
+        begun.append(psutil.Popen(["sleep", "600"]))
+        raise RuntimeError("the current node timed out during startup")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ClusterError, match="a local Ray did not start, 3 times"):
+        cluster.connect(None)
+    assert len(begun) == 3
+    assert [process.wait(60) for process in begun] == [-signal.SIGKILL] * 3
+
+
+@pytest.mark.slow
+def test_a_killed_head_of_a_private_ray_ends_a_run_with_a_line_of_ours(tmp_path: Path) -> None:
+    """Ray's own end comes after a minute, with a stack; its agents outlive it."""
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", partition_size=3)))
+    driver = Driver(config, str(tmp_path / "runs"), tmp_path / "log")
+    driver.wait_until(lambda: bool(stamps(str(tmp_path / "runs"), "attack")))
+    family = psutil.Process(driver.process.pid).children(recursive=True)
+    next(process for process in family if process.name() == "gcs_server").kill()
+    assert driver.exit_status() == 1, driver.log()
+    assert "What is written is kept: the same command goes on from there" in driver.log()
+    assert "Traceback" not in driver.log()
+    assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -93,6 +168,7 @@ def test_a_placement_without_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         pool_settings(ComputeConfig(accelerator_type="A100"))
 
 
+@pytest.mark.usefixtures("ray_executor")
 def test_ray_takes_the_placement_as_it_is_written() -> None:
     """On a local Ray, whose node has no such label: the task waits, it is not refused."""
     here = {label: value for node in ray.nodes() for label, value in node["Labels"].items()}
