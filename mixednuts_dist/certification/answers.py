@@ -35,6 +35,9 @@ class Answers(Protocol):
     def certified(self, mixture: Mixture, radius: float) -> Tensor:
         """Which images it gets right wherever an adversary moves them within the radius, (N,)."""
 
+    def reach(self, mixture: Mixture) -> Tensor:
+        """The largest radius at which each image is certified, (N,), 0 where there is none."""
+
 
 @dataclass(frozen=True)
 class SmoothedAnswers:
@@ -67,6 +70,9 @@ class SmoothedAnswers:
         radii_N = certified_radius(self.votes(), sigma=self.plan.sigma, alpha=mixture.alpha)
         return torch.where(self._classes() == self.labels_N, radii_N, -torch.inf)
 
+    def reach(self, mixture: Mixture) -> Tensor:
+        return self.radii(mixture).clamp_min(0)
+
     def certified(self, mixture: Mixture, radius: float) -> Tensor:
         certified_N: Tensor = self.radii(mixture) > radius
         return certified_N
@@ -92,6 +98,10 @@ class BoundedAnswers:
         std_pred_N = top_N if self.std_pred_N is None else self.std_pred_N
         right_N: Tensor = mixed_classes(self.rob_clean_NK, std_pred_N, mixture) == self.labels_N
         return right_N
+
+    def reach(self, mixture: Mixture) -> Tensor:
+        each = [torch.where(self.certified(mixture, radius), radius, 0.0) for radius in self.radii]
+        return torch.stack(each).amax(dim=0).double()
 
     def certified(self, mixture: Mixture, radius: float) -> Tensor:
         """Errors: InvalidInputError for a radius that was not bounded."""

@@ -19,7 +19,10 @@
     slider.setAttribute("aria-valuetext", `beta ${stop.words.beta}`);
     clearTimeout(telling); // told once the slider rests, not at every stop on the way
     telling = setTimeout(() => tell(stop.words), 500);
-    if (views.tradeoff) views.tradeoff.signal(page.selectedBeta, stop.beta).runAsync();
+    for (const [name, view] of Object.entries(views)) {
+      const follows = (page.specs.wide[name].params || []).some((each) => each.name === page.selectedBeta);
+      if (follows) view.signal(page.selectedBeta, stop.beta).runAsync();
+    }
   }
 
   function tell(words) {

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..selection.choice import Choice
+from ..stages.stage import Certified
 from . import counts
 from .charts import NARROW, WIDE, Row, chart_files, drawn, vega_config
 from .figures import SELECTED_BETA, caption, figures
@@ -34,7 +35,8 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
-PLACED = ("tradeoff", "rounds", "margins", "sensitivity", "survival")  # charts with a place of their own on the page
+# Charts with a place of their own on the page.
+PLACED = ("tradeoff", "rounds", "margins", "sensitivity", "survival", "certified")
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _MEDIA_TYPES = {
     "csv": "text/csv",
@@ -142,7 +144,13 @@ def _stop_words(entry: Choice, results: RunResults) -> dict[str, str]:
         "clean_beyond": _beyond(clean, clean_elsewhere),
         "kept_beyond": _beyond(kept, kept_elsewhere),
         "measured": _measured_words(entry, results),
+        **({"certified": _certified_words(entry, results.certified)} if results.certified else {}),
     }
+
+
+def _certified_words(entry: Choice, found: Certified) -> str:
+    counted = zip(found.radii.values(), found.by_beta[entry.beta], strict=True)
+    return "; ".join(f"{counts.percent_first(counts.Count(n, found.total))} at {words}" for words, n in counted)
 
 
 def _beyond(shown: counts.Count, elsewhere: float | None) -> str:
@@ -170,12 +178,27 @@ def picture_groups(results: RunResults) -> list[dict[str, Any]]:
     """The worst images by reason: a title, what to see, and the cards."""
     groups: list[dict[str, Any]] = []
     for reason, (title, hint) in _REASONS.items():
-        cards = [_card(image, results.class_names) for image in results.worst if image.reason == reason]
+        cards = [
+            _card(image, results.class_names, _bracket(image, results))
+            for image in results.worst
+            if image.reason == reason
+        ]
         groups.append({"title": title, "hint": hint if cards else "None.", "cards": cards})
     return groups
 
 
-def _card(image: WorstImage, class_names: Sequence[str]) -> dict[str, Any]:
+def _bracket(image: WorstImage, results: RunResults) -> str:
+    """Between what is certified of the image and what an attack found; nothing where nothing was certified."""
+    found = results.certified
+    if found is None:
+        return ""
+    reach = found.reach[image.sample_id]
+    words = found.radii.get(reach, f"{reach:.3f}")
+    proven = f"certified up to {found.norm} {words}" if reach > 0 else f"not certified at any {found.norm} radius"
+    return f"Bracket: {proven}; {'lost' if image.reason == 'lost' else 'held'} under attack at {results.threat}."
+
+
+def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> dict[str, Any]:
     clean_CHW, attacked_CHW = pixels_of(image)
     perturbation, factor = perturbation_png(clean_CHW, attacked_CHW)
     name = f"Image {image.sample_id}, class {class_text(image.label, class_names)}"
@@ -196,6 +219,7 @@ def _card(image: WorstImage, class_names: Sequence[str]) -> dict[str, Any]:
             ),
         ],
         "sentence": image.sentence(class_names),
+        "bracket": bracket,
         "verdicts": [
             (f"{verdict.classifier}, {verdict.images}", verdict.words(class_names), verdict.predicted != image.label)
             for verdict in (*before, after)

@@ -33,7 +33,7 @@ from ..stages.runs import (
     stage_seconds,
 )
 from ..stages.search import read_candidates
-from ..stages.stage import Stage, stage_of
+from ..stages.stage import Certified, Stage, stage_of
 from ..storage.manifest import write_with_checksums
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
@@ -107,6 +107,7 @@ def _mixture_results(opened: Run) -> RunResults:
         candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         stages=_rows(opened, added),
         tables=_tables(opened, added),
+        certified=_certified(opened, added),
         costs=stage_costs({**receipts, **added}, results.seconds),
         worst=worst,
         class_names=class_names,
@@ -147,6 +148,7 @@ def _autoattack_results(opened: Run) -> RunResults:
         ),
         stages=_rows(opened, added),
         tables=_tables(opened, added),
+        certified=_certified(opened, added),
         costs=stage_costs({"evaluate": list(receipts.values()), **added}, description["seconds"]),
         provenance=_provenance(opened.config, opened.store),
     )
@@ -187,6 +189,12 @@ def _tables(opened: Run, names: Iterable[str]) -> dict[str, Table]:
             cells = [[Count(*cell) if isinstance(cell, tuple) else cell for cell in row] for row in rows]
             found[title] = Table(columns, cast(Sequence[Sequence[Cell]], cells))
     return found
+
+
+def _certified(opened: Run, names: Iterable[str]) -> Certified | None:
+    """Of the first stage that has proven something."""
+    found = (stage_of(opened.config, name).certified(replace(opened, only=None)) for name in names)
+    return next((each for each in found if each is not None), None)
 
 
 def _description(opened: Run) -> dict[str, Any]:

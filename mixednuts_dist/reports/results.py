@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from ..mixing.mixture import log_one_minus_cutoff
 from ..selection.choice import Choice
+from ..stages.stage import Certified
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
 from ..threat import ThreatModel
 from ..uris import is_black_box
@@ -129,6 +130,7 @@ class RunResults:
     splits: tuple[MarginSplit, ...] = ()  # what a cutoff on rob's margins separates, as it is and behind M
     stages: tuple[AccuracyRow, ...] = ()  # one for each complete stage of a key of its own: "mixed, certify"
     tables: Mapping[str, Table] = field(default_factory=dict)  # of such stages, by title
+    certified: Certified | None = None  # what is proven, where a stage has proven something
     measured: tuple[MeasuredPoint, ...] = ()  # this run's point and those of its siblings, largest beta first
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()

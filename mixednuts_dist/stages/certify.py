@@ -20,7 +20,7 @@ from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .runs import Run, read_search_result, require_complete
-from .stage import Outcome, Stage
+from .stage import Certified, Outcome, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,7 @@ Radius = Annotated[float, BeforeValidator(read_fraction), Field(gt=0, le=1000)]
 Alpha = Annotated[float, Field(gt=0.5, le=1)]
 _MOST_KEPT = 1000  # noisy logits of an image, all classes together, times 10
 _CROWN_PASSES = 8000  # of a row, forward and backward, that bounds take an image and radius (docs/certificates.md)
+_STEPS = 24  # of the curve over the radius
 NOT_CLAIMED = {
     "smoothing": "A certificate holds against every perturbation up to its L2 length, for the smoothed mixture, which "
     "averages rob's votes under noise, and not for the one that a single pass deploys",
@@ -211,6 +212,32 @@ class Certify(Stage):
             for name, mixture in mixtures.items()
             for radius in self.radii(opened.config.threat.eps)
         ]
+
+    def certified(self, opened: Run) -> Certified:
+        from ..certification.answers import ROB_ALONE
+
+        answers, radii, search = self.answers(opened), self.radii(opened.config.threat.eps), self._search(opened)
+        deployed = search.deployed().mixture() if search else ROB_ALONE
+        mixtures = {"rob": ROB_ALONE, **({"mixed": deployed} if search else {})}
+        reaches = {name: self._reach(answers, mixture) for name, mixture in mixtures.items()}
+        smoothing = self.keys.method == "smoothing"
+        most = max(*radii, *(float(reach_N.max()) for reach_N in reaches.values()))
+        steps = [step / _STEPS * most for step in range(_STEPS + 1)] if smoothing else list(radii)
+        below = {name: [(step, int((reach_N >= step).logical_and(reach_N > 0).sum())) for step in steps]
+                 for name, reach_N in reaches.items()}  # fmt: skip
+        by_beta = {
+            entry.beta: tuple(self._counts(answers, entry.mixture(), radius)[1] for radius in radii)
+            for entry in (search.entries if search else ())
+        }
+        return Certified(
+            f"C{self.words()[1:]}. {NOT_CLAIMED[self.keys.method]}", "L2" if smoothing else "Linf",
+            {radius: radius_words(radius) for radius in radii}, by_beta, below,
+            reaches["mixed" if search else "rob"].tolist(), len(answers.labels_N),
+        )  # fmt: skip
+
+    @staticmethod
+    def _reach(answers: Answers, mixture: Mixture) -> Tensor:
+        return answers.reach(mixture) if mixture.alpha > 0.5 else answers.labels_N.double() * 0
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
         """What each beta's mixture has certified, without a pass."""

@@ -81,6 +81,10 @@ class Stage:
         """The stage's rows of the report's accuracy table once it is complete; none for one row of the receipts."""
         return ()
 
+    def certified(self, opened: Run) -> Certified | None:  # noqa: ARG002
+        """What is proven of rob and of every beta's mixture, for the report's chart and its images."""
+        return None
+
     def tables(self, opened: Run) -> Mapping[str, tuple[Sequence[str], Sequence[Sequence[object]]]]:  # noqa: ARG002
         """Tables of its own for the report: title -> columns and rows; a pair (some, all) in a row is a count."""
         return {}
@@ -144,6 +148,19 @@ class Outcome:
     name: str
     clean: int
     robust: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Certified:
+    """Numbers of images that are certified, of `total`, and how far each image is."""
+
+    claim: str  # what a certificate says, and how surely
+    norm: str
+    radii: Mapping[float, str]  # that were asked for, rising, and how each is written
+    by_beta: Mapping[float, tuple[int, ...]]  # images at each of `radii`
+    by_radius: Mapping[str, Sequence[tuple[float, int]]]  # of rob alone and of the deployed mixture
+    reach: Sequence[float]  # by sample id: the deployed mixture's largest certified radius, 0 for none
     total: int
 
 

@@ -21,6 +21,7 @@ from mixednuts_dist.errors import ConfigError, InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import IdentityTransform
+from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.stages import estimate
 from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.stage import stage_of
@@ -89,6 +90,21 @@ def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
     assert (folder / "report" / "certified.csv").read_text().startswith("beta,alpha,clean_correct")
     assert "certified at 0.25" in (folder / "report" / "index.html").read_text()
     assert (folder / "report" / "certified.tex").is_file()
+    assert (folder / "report" / "certified.svg").is_file() and (folder / "report" / "certified-3.25in.pdf").is_file()
+    found = results.certified
+    assert found is not None and found.norm == "L2"
+    at = list(table.columns).index("certified at 0.1")
+    for row in table.rows[1:]:
+        shown = row[at]
+        assert isinstance(shown, Count) and found.by_beta[float(str(row[0]))][0] == shown.correct
+    reached = sum(reach > 0.1 for reach in found.reach)
+    assert reached == rows["mixed, certified at 0.1"].robust.correct
+    for _, steps in found.by_radius.items():
+        counts = [n for _, n in steps]
+        assert counts == sorted(counts, reverse=True) and counts[0] > 0
+    page = (folder / "report" / "index.html").read_text()
+    for said in ('id="certified"', 'id="at-certified"', "Bracket: ", "not for the one that a single pass deploys"):
+        assert said in page
 
 
 def test_a_lost_partition_comes_back_with_the_same_rows(tmp_path: Path) -> None:
