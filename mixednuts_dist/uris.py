@@ -34,6 +34,28 @@ _KINDS = ("any", "nothing", "text", "number", "file", "folder", "place", "factor
 _PATHS = ("file", "folder", "place")
 _SHORT = 80  # characters of a value that a message shows
 
+_WEIGHTS = (".pth", ".pt", ".ckpt", ".safetensors", ".bin", ".tar", ".th")  # what checkpoints end in
+
+TWO_CHECKPOINTS = """\
+import torch, torchvision
+from pathlib import Path
+from torchvision.transforms import Normalize
+
+def load(file):
+    network = torchvision.models.resnet18(num_classes=10)  # the architecture that the file's weights are of
+    if file:  # None asks for the architecture alone
+        network.load_state_dict(torch.load(Path(__file__).parent / file, map_location="cpu", weights_only=True))
+    normalise = Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2471, 0.2435, 0.2616))  # as in its training
+    return torch.nn.Sequential(normalise, network)  # images in [0, 1] in, logits out
+
+def std(weights="std.pth"):
+    return load(weights)
+
+def rob(weights="rob.pth"):
+    return load(weights)
+"""
+"""Two checkpoints as two functions: what `mixednuts init` writes as nets.py."""
+
 Opener = TypeVar("Opener", bound=Callable[..., Any])
 
 
@@ -246,6 +268,12 @@ def _check_uri(uri: str, key: str, register: Register[Any], forms: Sequence[str]
         suffix = Path(parsed.target or parsed.scheme).suffix[1:]
         if suffix in register.names():  # a file without its form
             raise error(f"{key}={_short(uri)!r} is not a known form; did you mean '{suffix}:{_short(uri)}'?")
+        if suffix and f".{suffix}" in _WEIGHTS and register is CLASSIFIERS:
+            raise error(
+                f"{key}={_short(uri)!r} is a file of weights, which does not say of which network. Write a function "
+                f"that builds it and loads them, and give {key}: py:nets.py:{key}. `mixednuts init` writes this "
+                f"nets.py to start from:\n\n{TWO_CHECKPOINTS}"
+            )
         listed = _listed("forms", forms, parsed.scheme, register.names())
         raise error(f"{key}={_short(uri)!r} is not a known form{listed}")
     where = f"{key}={_without_password(uri)!r}"

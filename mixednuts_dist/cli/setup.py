@@ -26,7 +26,7 @@ from ..config import (
 )
 from ..errors import ConfigError, MixedNutsError
 from ..register import REGISTERS
-from ..uris import missing_input, missing_inputs
+from ..uris import TWO_CHECKPOINTS, code_files, missing_input, missing_inputs
 from .options import config_argument, examples, reported, set_option
 
 _WORKER_BYTES = 0.6e9  # of a worker with torch, measured; its classifiers and images come on top
@@ -68,17 +68,24 @@ search:
 @click.command(epilog=examples("init mine.yaml --images folder:photos --rob py:nets.py:robust"))
 @click.argument("file", type=click.Path(dir_okay=False), default="mixednuts.yaml", metavar="[FILE]")
 @click.option("--images", default="npz:images.npz", show_default=True, metavar="URI", help="The images.")
-@click.option("--std", default="timm:resnet50", show_default=True, metavar="URI", help="The accurate classifier.")
-@click.option("--rob", default="py:classifiers.py:robust", show_default=True, metavar="URI", help="The robust one.")
+@click.option("--std", default="py:nets.py:std", show_default=True, metavar="URI", help="The accurate classifier.")
+@click.option("--rob", default="py:nets.py:rob", show_default=True, metavar="URI", help="The robust one.")
 def init(file: str, images: str, std: str, rob: str) -> None:
-    """Write a commented CONFIG for two classifiers and images of yours."""
+    """Write a commented CONFIG for two classifiers and images of yours.
+
+    Beside it nets.py, unless it is there: two checkpoints of yours as the functions that CONFIG names by default.
+    """
     with reported(verbose=False) as console:
         path = Path(file)
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name, or remove it")
         name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in path.stem)[:64]
         path.write_text(TEMPLATE.format(file=file, name=name.lstrip("-") or "mine", images=images, std=std, rob=rob))
-        console.print(f"{path} is written. Edit it, then: mixednuts check {file}", highlight=False, soft_wrap=True)
+        nets, written = path.with_name("nets.py"), f"{path} is"
+        if nets.name in code_files(std, rob) and not nets.exists():
+            nets.write_text(TWO_CHECKPOINTS)
+            written = f"{path} and {nets} are"
+        console.print(f"{written} written. Edit, then: mixednuts check {file}", highlight=False, soft_wrap=True)
 
 
 @click.command(epilog=examples("check jobs/configs/cifar10.yaml"))

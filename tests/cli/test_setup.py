@@ -5,11 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torchvision
 import yaml
 from click.testing import CliRunner
 
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.cli import SECTIONS, main
 from mixednuts_dist.config import load_config
+from mixednuts_dist.errors import BaseClassifierError
+from mixednuts_dist.uris import TWO_CHECKPOINTS, check_classifier_uri
 from tests.conftest import tiny_content
 
 
@@ -27,6 +32,28 @@ def test_init_writes_a_configuration_that_is_valid_and_names_what_it_was_given(t
     status, shown = mixednuts("init", file)
     assert status == 1
     assert "exists already" in shown
+
+
+def test_init_writes_the_file_of_two_checkpoints_which_loads_them_and_gives_bare_networks(tmp_path: Path) -> None:
+    status, shown = mixednuts("init", str(tmp_path / "mine.yaml"), "--images", "digits")
+    assert status == 0, shown
+    assert "nets.py are written" in " ".join(shown.split())
+    saved = torchvision.models.resnet18(num_classes=10).eval()
+    for name in ("std", "rob"):
+        torch.save(saved.state_dict(), tmp_path / f"{name}.pth")
+    config = load_config(tmp_path / "mine.yaml")
+    std = load_classifier(str(config.std), "std")
+    x_BCHW = torch.rand(2, 3, 32, 32)
+    mean, deviation = (torch.tensor(v).view(3, 1, 1) for v in ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)))
+    torch.testing.assert_close(std(x_BCHW), saved((x_BCHW - mean) / deviation))
+    (tmp_path / "rob.pth").unlink()
+    load_classifier(f"{config.rob}?weights=null", "rob")  # as an exported folder builds it
+
+
+def test_a_file_of_weights_is_answered_with_the_function_that_it_lacks() -> None:
+    with pytest.raises(BaseClassifierError, match=r"give std: py:nets\.py:std") as refused:
+        check_classifier_uri("std.pth", "std")
+    assert TWO_CHECKPOINTS in str(refused.value)
 
 
 def test_check_names_everything_that_is_missing_with_a_command_and_imports_no_torch(tmp_path: Path) -> None:
