@@ -341,9 +341,14 @@ class EvaluateConfig(Section):
         min_length=1,
         description="in this order, each on what still stands",
     )
-    version: Literal["standard", "plus"] | None = Field(
+    version: Literal["standard", "plus", "rand"] | None = Field(
         default=None,
         description="in place of `attacks`: those of AutoAttack's version, with its restarts and targets",
+    )
+    eot: Positive | None = Field(
+        default=None,
+        description="for a random classifier: gradients are averaged over so many draws, and the verdict is how often "
+        "the final point fools; the version rand has 20",
     )
     mode: Literal["transfer", "bypass"] = Field(
         default="transfer", description="loss and gradient of the surrogate, or loss of the mixture itself"
@@ -374,11 +379,12 @@ class EvaluateConfig(Section):
             return content
         content = with_joint_starts(content)
         if content.get("version") is not None:
-            named = version_named(str(content["version"])).attacks
+            version = version_named(str(content["version"]))
+            named = version.attacks
             if tuple(content.get("attacks", named)) != named or content.get("preset") == "fast":
                 other = "preset: fast" if content.get("preset") == "fast" else "attacks"
                 raise ValueError(f"version: {content['version']} says which attacks run; leave it or {other} out")
-            content = {**content, "attacks": named}
+            content = {"eot": version.eot, **content, "attacks": named}
         return {**FAST, **content} if content.get("preset") == "fast" else content
 
     @field_validator("attacks")
@@ -622,8 +628,9 @@ class RunConfig(Section):
         }
         values = self.as_written(exclude=left_out)
         values["search"] |= _GONE_FROM_SEARCH
-        if values["evaluate"]["version"] is None:  # as in releases without it
-            del values["evaluate"]["version"]
+        for key in ("version", "eot"):  # as in releases without them
+            if values["evaluate"][key] is None:
+                del values["evaluate"][key]
         if not values["search"]["widen"]:  # as in releases that knew no widening
             del values["search"]["widen"]
         values["evaluate"]["border_restarts"] = values["evaluate"].pop("joint_starts")  # the name in older run ids

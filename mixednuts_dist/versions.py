@@ -12,6 +12,7 @@ class Version:
     """What a version is made of; iterations, targets and queries are an `AttackBudget`'s defaults."""
 
     attacks: tuple[str, ...]
+    eot: int | None = None  # draws of a random classifier that gradients are averaged over
     n_restarts: int = 1  # of APGD-CE, APGD-DLR and untargeted FAB
     own: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)  # norm -> attack -> otherwise
 
@@ -22,6 +23,7 @@ VERSIONS = {
         own={"L1": {"apgd-ce": {"n_restarts": 5}, "apgd-t": {"n_target_classes": 5}}},
     ),
     "plus": Version(("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"), n_restarts=5),
+    "rand": Version(("apgd-ce", "apgd-dlr"), eot=20),
 }
 
 

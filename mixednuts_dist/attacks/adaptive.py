@@ -16,12 +16,14 @@ from ..acceleration.tf32 import tf32_allowed
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
 from ..threat import ThreatModel, check_norm
+from ..versions import version_named
 from .apgd import float32_phases
 from .attack import Phase, Setting, phases_of
 from .budget import STANDARD_ATTACKS, AttackBudget, Preset, preset_attacks
+from .draws import Draws, fooling_rates
 from .engine import CACHED, CLEAN, Engine, Finished, Group
 from .entry import checked_labels
-from .gradient_model import AttackedModel, AttackMode, shape_of
+from .gradient_model import AttackedModel, AttackMode, GradientModel, shape_of
 from .judge import Judge
 from .outcome import AttackOutcome
 from .progress import Progress, shown_or
@@ -38,6 +40,7 @@ def adaptive_autoattack(
     attacks: Sequence[str] | None = None,
     version: str | None = None,
     preset: Preset = "standard",
+    eot: int | None = None,
     mode: AttackMode = "transfer",
     seed: int = 0,
     cached_BCHW: Tensor | None = None,
@@ -61,8 +64,10 @@ def adaptive_autoattack(
         y_B: one class an image, (B,) integers in 0 .. K - 1.
         threat: the balls around the images, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
         attacks: names of the register `ATTACKS`, in this order; by default those of `preset`.
-        version: in place of `attacks`, those of AutoAttack's version by name: standard (the default) or plus.
+        version: in place of `attacks`, those of AutoAttack's version by name: standard (the default), plus or rand.
         preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
+        eot: for a random classifier: gradients are averaged over so many draws, in full passes, and `fooled` says how
+            often each final point fools (`draws.py`); images that fool half of the time are neither robust nor broken.
         mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
         cached_BCHW: attacked images of an earlier stage within the same balls, tried first as the attack "cached".
         seed: with `sample_ids` it fixes the random starts.
@@ -85,10 +90,10 @@ def adaptive_autoattack(
         (torch.Size([5]), ['apgd-ce'])
     """
     attacks, budget = preset_attacks(preset, version, attacks, budget)
-    budget = budget.in_version(version, threat.norm)
-    y_B = checked_labels(mixed, x_BCHW, y_B, threat, attacks)
+    budget, eot = budget.in_version(version, threat.norm), draws_in(version, eot)
+    y_B = checked_labels(mixed, x_BCHW, y_B, threat, attacks, eot)
     engine = ensemble_engine(
-        mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget,
+        mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget, eot=eot,
         shape=shape_of(batch_size, mixed, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         stop_when_broken=stop_when_broken, progress=shown_or(progress, verbose),
     )  # fmt: skip
@@ -104,6 +109,7 @@ def autoattack(
     attacks: Sequence[str] | None = None,
     version: str | None = None,
     preset: Preset = "standard",
+    eot: int | None = None,
     seed: int = 0,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
@@ -123,8 +129,10 @@ def autoattack(
         y_B: one class an image, (B,) integers in 0 .. K - 1.
         threat: the balls around the images, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
         attacks: names of the register `ATTACKS`, in this order; by default those of `preset`.
-        version: in place of `attacks`, those of AutoAttack's version by name: standard (the default) or plus.
+        version: in place of `attacks`, those of AutoAttack's version by name: standard (the default), plus or rand.
         preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
+        eot: for a random classifier: gradients are averaged over so many draws, in full passes, and `fooled` says how
+            often each final point fools (`draws.py`); images that fool half of the time are neither robust nor broken.
         seed: with `sample_ids` it fixes the random starts.
         sample_ids: B ids that key the noise; 0 .. B-1 by default.
         budget: iterations, targets and queries an image, in place of those of `preset`.
@@ -147,14 +155,19 @@ def autoattack(
         True
     """
     attacks, budget = preset_attacks(preset, version, attacks, budget)
-    budget = budget.in_version(version, threat.norm)
-    y_B = checked_labels(model, x_BCHW, y_B, threat, attacks)
+    budget, eot = budget.in_version(version, threat.norm), draws_in(version, eot)
+    y_B = checked_labels(model, x_BCHW, y_B, threat, attacks, eot)
     engine = ensemble_engine(
-        model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget,
+        model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget, eot=eot,
         shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         progress=shown_or(progress, verbose),
     )  # fmt: skip
     return _one(engine, attacks, x_BCHW, y_B, sample_ids, None)
+
+
+def draws_in(version: str | None, eot: int | None) -> int | None:
+    """The draws that were asked for, or those of AutoAttack's version."""
+    return version_named(version).eot if eot is None and version is not None else eot
 
 
 def ensemble_engine(
@@ -170,12 +183,25 @@ def ensemble_engine(
     arithmetic: Arithmetic | None = None,
     stop_when_broken: bool = True,
     progress: Callable[[Progress], None] | None = None,
+    eot: int | None = None,
 ) -> Engine:
+<<<<<<< HEAD
     """An engine with the phases of `attacks`; the gradients of a `MixedClassifier` are its surrogate's."""
+=======
+    """An engine with the plan of `attacks`; a `MixedClassifier` is attacked through its surrogate.
+
+    With `eot` a pass has so many rows of each point, and everything computes in float32.
+    """
+>>>>>>> 730dc3f (Random classifiers are attacked with gradients averaged over draws, and judged by rates)
     for attack in attacks:
         ATTACKS.check(attack)
     check_norm(attacks, threat.norm)
-    attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
+    if eot is None:
+        attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
+    else:
+        draws = Draws(model, eot, seed, mode)
+        attacked = AttackedModel(draws, GradientModel(draws.climb), subject=model)
+        shape = BatchShape(max(1, shape.rows // eot), fixed=True)
     return Engine(
         attacked, lambda setting: ensemble_plan(setting, attacks), threat, budget, seed, shape, stop_when_broken,
         progress,
@@ -215,7 +241,7 @@ def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished)
         fell = torch.tensor([broken_by in lost_to for broken_by in finished.broken_by])
         survived[attack] = (~fell | robust).to(device)
     clean = torch.tensor([broken_by != CLEAN for broken_by in finished.broken_by]).to(device)
-    return AttackOutcome(
+    outcome = AttackOutcome(
         clean=clean | robust.to(device),
         robust=robust.to(device),
         survived=survived,
@@ -225,6 +251,23 @@ def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished)
         n_backward=finished.n_backward,
         unconfirmed=(finished.broken & robust).to(device),
         decided=finished.decided.to(device),
+    )
+    draws = engine.attacked.model
+    return _with_rates(outcome, draws, group.y, engine.shape.rows) if isinstance(draws, Draws) else outcome
+
+
+def _with_rates(outcome: AttackOutcome, draws: Draws, y_B: Tensor, rows: int) -> AttackOutcome:
+    """The verdicts on a random classifier: those of fresh draws at each image's final point."""
+    rates = fooling_rates(draws, outcome.x_adv, y_B, rows=rows)
+    broken = rates.broken.to(y_B.device)
+    survived = {attack: stood & ~broken for attack, stood in list(outcome.survived.items())[-1:]}
+    return replace(
+        outcome,
+        robust=rates.robust.to(y_B.device),
+        survived={**outcome.survived, **survived},
+        n_forward=outcome.n_forward * draws.n + int(rates.n_draws.sum()),
+        n_backward=outcome.n_backward * draws.n,
+        fooled=rates,
     )
 
 

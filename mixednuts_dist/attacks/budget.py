@@ -67,7 +67,7 @@ class AttackBudget:
         return replace(self, n_restarts=named.n_restarts, own=own)
 
 
-def attacks_in(version: str | None, attacks: Sequence[str] | None) -> tuple[str, ...]:
+def attacks_in(version: str | None, attacks: Sequence[str] | None) -> Sequence[str]:
     """The attacks that were named, or those of the version; AutoAttack's standard ones where neither is given.
 
     Raises:
@@ -77,7 +77,7 @@ def attacks_in(version: str | None, attacks: Sequence[str] | None) -> tuple[str,
         raise InvalidInputError(
             f"version={version!r} says which attacks run; leave it out to name attacks, or leave attacks out"
         )
-    return tuple(version_named(version or "standard").attacks if attacks is None else attacks)
+    return version_named(version or "standard").attacks if attacks is None else attacks
 
 
 def preset_attacks(

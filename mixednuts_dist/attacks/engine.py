@@ -201,8 +201,8 @@ class Engine:
         self._advance(rows[~leaves])
 
     def _plan(self, n_classes: int) -> None:
-        coarse = self.attacked.float32 is not None
-        self.plan = self.planner(Setting(self.threat, self.budget, n_classes, self.seed, self.attacked.model, coarse))
+        coarse, subject = self.attacked.float32 is not None, self.attacked.subject or self.attacked.model
+        self.plan = self.planner(Setting(self.threat, self.budget, n_classes, self.seed, subject, coarse))
         lanes = [_lane_key(phase) for phase in self.plan]
         # Dear passes come last: they wait until they are full, or until no other attempt can go on.
         self._lane_order = sorted(dict.fromkeys(lanes), key=lambda key: self._is_dear and key[1])

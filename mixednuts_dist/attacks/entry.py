@@ -19,11 +19,11 @@ from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
 from ..threat import ThreatModel, check_norm
+from .draws import check_eot
 from .judge import check_images
 from .red_flags import LOGITS_TOLERANCE, has_gradient
 
 _N_TRIED = 2  # images
-_CHANGED_BY_TRAINING = (_BatchNorm, _InstanceNorm, _DropoutNd, nn.RReLU)
 _DROPS = re.compile("drop|stochastic", re.IGNORECASE)  # timm's DropPath, torchvision's StochasticDepth, a user's own
 _MOST_CHANNELS = 4  # of images whose channels may have been put last
 
@@ -34,6 +34,7 @@ def checked_labels(
     y_B: Tensor,
     threat: ThreatModel,
     attacks: Sequence[str] | None = None,
+    eot: int | None = None,
 ) -> Tensor:
     """The labels as int64, once model, images, labels, threat and attacks are found fit; nothing of them is changed.
 
@@ -46,8 +47,9 @@ def checked_labels(
     """
     _check_types(x_BCHW, y_B, threat, attacks)
     check_images(x_BCHW, y_B)
-    _check_mode(model)
-    logits_BK = _tried_logits(model, x_BCHW[:_N_TRIED].detach())
+    check_eot(eot, attacks or ())
+    _check_mode(model, random=eot is not None)
+    logits_BK = _tried_logits(model, x_BCHW[:_N_TRIED].detach(), eot)
     if int(y_B.min()) < 0 or int(y_B.max()) >= logits_BK.shape[1]:
         raise InvalidInputError(
             f"labels range from {int(y_B.min())} to {int(y_B.max())}, the model's classes from 0 to "
@@ -75,10 +77,12 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any) -> None:
     check_norm(attacks or (), threat.norm)
 
 
-def _check_mode(model: Any) -> None:
+def _check_mode(model: Any, random: bool) -> None:
+    """Dropout may be on where draws are asked for; other images may decide nothing in any case."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         kind = type(module).__name__
-        if module.training and (isinstance(module, _CHANGED_BY_TRAINING) or _DROPS.search(kind)):
+        drops = isinstance(module, _DropoutNd | nn.RReLU) or _DROPS.search(kind)
+        if module.training and ((drops and not random) or isinstance(module, _BatchNorm | _InstanceNorm)):
             raise InvalidInputError(
                 f"the model is in training mode, where {name or kind!r} ({kind}) makes logits depend on chance or on "
                 "the other images; call model.eval() first"
@@ -86,7 +90,7 @@ def _check_mode(model: Any) -> None:
 
 
 @torch.no_grad()
-def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, eot: int | None) -> Tensor:
     given = x.clone()
     try:
         with tf32_allowed(False):
@@ -106,10 +110,17 @@ def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         raise InvalidInputError(
             "the model changes the images that it is given; let its forward compute x = x - mean, not x -= mean"
         )
-    if not torch.allclose(logits, again, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
+    if eot is not None and torch.equal(logits, again):
+        warnings.warn(
+            f"two passes over the same images give the same logits: the model is not random, eot={eot} changes nothing "
+            f"and costs {eot} times the passes; leave it out",
+            stacklevel=4,
+        )
+    if eot is None and not torch.allclose(logits, again, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
         raise InvalidInputError(
             f"two passes over the same images differ by {float((logits - again).abs().max()):.3g}: the model is "
-            "random, and an image that stood once may fall the next time; switch the noise off"
+            "random, and an image that stood once may fall the next time; average over its draws with eot=20, "
+            "or switch the noise off"
         )
     return logits
 

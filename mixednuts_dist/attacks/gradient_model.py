@@ -8,7 +8,7 @@ float32 judge has to verify.
 Shapes: B images of C x H x W, K classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -47,6 +47,11 @@ class Outputs:
     def __init__(self, logits_BK: Tensor) -> None:
         self.logits = logits_BK  # gradients are taken of these
         self.model_logits = logits_BK.detach()  # the attacked classifier's own
+
+    @property
+    def draws(self) -> "Sequence[Outputs]":
+        """Of a random classifier several, over which losses are averaged."""
+        return (self,)
 
 
 class MixedOutputs(Outputs):
@@ -104,6 +109,7 @@ class AttackedModel:
     model: Callable[[Tensor], Tensor]  # itself: what the judge asks; images (B, C, H, W) -> logits (B, K)
     fast: GradientModel  # what the attacks' passes go through
     float32: GradientModel | None = None  # for the last steps, where `fast` computes below float32
+    subject: Any = None  # of a random classifier, where `model` is its mean over draws: the classifier
 
     @property
     def in_float32(self) -> GradientModel:

@@ -184,7 +184,8 @@ class Lane:
                     x_leaf = x_new.detach().requires_grad_()
                     with torch.enable_grad():
                         outputs = self.model.run(x_leaf)
-                        objective = self.stepper.objective(self._state, outputs, labels, targets)
+                        losses = [self.stepper.objective(self._state, e, labels, targets) for e in outputs.draws]
+                        objective = losses[0] if len(losses) == 1 else torch.stack(losses).mean(dim=0)
                         grad = input_gradient(objective, x_leaf)
                 else:
                     objective = grad = x_new.new_zeros(0)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .draws import FoolingRates
+
 
 @dataclass(frozen=True, repr=False)
 class AttackOutcome:
@@ -21,6 +23,7 @@ class AttackOutcome:
     n_backward: int
     unconfirmed: Tensor  # (B,) bool: fooled once, and right when the same image was judged again
     decided: Tensor  # (B,) bool, False for images whose attacks a keyboard interrupt has cut short
+    fooled: FoolingRates | None = None  # of a random classifier: how often `x_adv` fools; `robust` follows from it
 
     def table(self) -> list[tuple[str, int, float]]:
         """After each step, the clean images first: (its name, how many images are right, in percent)."""
@@ -31,6 +34,8 @@ class AttackOutcome:
         (_, n_clean, clean), *attacks = self.table()
         left = ", ".join(f"{percent:.1f} % after {name}" for name, _, percent in attacks) or "no attack"
         open_ = f"; {undecided} undecided" if (undecided := int((~self.decided).sum())) else ""
+        if self.fooled is not None:
+            open_ += f"; random: {int(self.fooled.broken.sum())} broken, {int(self.fooled.undecided.sum())} undecided"
         return (
             f"clean   {clean:.1f} %: {n_clean} of {_images(len(self.robust))}\n"
             f"robust  {left}: {_images(int(self.robust.sum()))}{open_}\n"

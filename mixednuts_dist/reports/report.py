@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from ..attacks.budget import attack_words
-from ..attacks.red_flags import FLAGS, findings
+from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config import RunConfig, fast_notes, parse_config
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, StoreError
@@ -106,7 +106,7 @@ def _mixture_results(opened: Run) -> RunResults:
         measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         stages=_rows(opened, added),
-        tables=_tables(opened, added),
+        tables=_tables(opened, ["evaluate", *added]),
         certified=_certified(opened, added),
         costs=stage_costs({**receipts, **added}, results.seconds),
         worst=worst,
@@ -147,7 +147,7 @@ def _autoattack_results(opened: Run) -> RunResults:
             *unfinished,
         ),
         stages=_rows(opened, added),
-        tables=_tables(opened, added),
+        tables=_tables(opened, ["evaluate", *added]),
         certified=_certified(opened, added),
         costs=stage_costs({"evaluate": list(receipts.values()), **added}, description["seconds"]),
         provenance=_provenance(opened.config, opened.store),
@@ -256,8 +256,14 @@ def _bits_notes(*stages: Iterable[Receipt]) -> tuple[str, ...]:
 def _red_flags(opened: Run, fingerprint: str, classifier: str) -> tuple[str, ...]:
     columns = [f"{FLAG}{flag}" for flag in FLAGS]
     flags = read_columns(opened.store, "evaluate", opened.partitions, fingerprint, columns)
-    raised = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}
-    return tuple(findings(raised, opened.inputs.n_classes, classifier))
+    raised, eot = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}, opened.config.evaluate.eot
+    found: list[str] = []
+    if eot is not None and not bool(raised.pop(UNREPEATABLE).any()):
+        found.append(
+            f"{classifier} gave the same logits twice on every image: evaluate.eot = {eot} changed nothing but the "
+            "cost; leave it out."
+        )
+    return (*found, *findings(raised, opened.inputs.n_classes, classifier))
 
 
 def _second_opinion(

@@ -49,12 +49,33 @@ class Evaluate(Stage):
         search = self.searched(opened)
         return evaluate_task(opened, search) if search else autoattack_task(opened)
 
+    def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
+        """Of a random classifier: images whose final point fools seldom, often, or by no draws to tell."""
+        if opened.config.evaluate.eot is None:
+            return {}
+        from ..attacks.draws import BOUND, FoolingRates
+
+        fingerprint = self.fingerprint(opened)
+        opened, _ = evaluated_part(opened, fingerprint)
+        rows = read_columns(opened.store, self.name, opened.partitions, fingerprint, ["fooled_low", "fooled_high"])
+        rates = FoolingRates(rows["fooled_low"], rows["fooled_high"], rows["fooled_low"], BOUND)
+        counts = {
+            f"robust: it fools less than {BOUND:.0%} of the time": rates.robust,
+            f"broken: it fools more than {BOUND:.0%} of the time": rates.broken,
+            "undecided: its 95 % interval holds that bound": rates.undecided,
+        }
+        kept: list[list[object]] = [[words, (int(each.sum()), len(each))] for words, each in counts.items()]
+        return {
+            "random classifier: how often each image's final point fools fresh draws": (["verdict", "images"], kept)
+        }
+
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         evaluate = opened.config.evaluate
         passes = attack_passes(
             evaluate.attacks, budget_of(evaluate, opened.config.threat.norm), opened.inputs.n_classes
         )
-        return {self.model_name(opened.config): passes}
+        draws = evaluate.eot or 1
+        return {self.model_name(opened.config): (passes[0] * draws, passes[1] * draws)}
 
     def likely_share(self, opened: Run) -> tuple[float, str] | None:
         attacked = list(self._attacked(opened).values())
@@ -116,6 +137,7 @@ class EvaluateTask(Task):
     budget: AttackBudget
     attacks: tuple[str, ...] = ()
     mode: AttackMode = "transfer"
+    eot: int | None = None  # draws of a random classifier
     points: tuple[StoredPoints, ...] = ()  # tried before any attack
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
@@ -129,7 +151,7 @@ class EvaluateTask(Task):
         def make() -> Engine:
             return ensemble_engine(
                 model, x, threat=worker.spec.threat, attacks=self.attacks, mode=self.mode, seed=worker.spec.seed,
-                budget=self.budget, shape=worker.shape(x), arithmetic=worker.arithmetic,
+                budget=self.budget, shape=worker.shape(x), arithmetic=worker.arithmetic, eot=self.eot,
             )  # fmt: skip
 
         def with_points(piece: Partition) -> Group:
@@ -149,17 +171,24 @@ class EvaluateTask(Task):
             **{f"{FLAG}{flag}": raised for flag, raised in flags.items()},
             "x_adv": outcome.x_adv,
         }
+        if outcome.fooled is not None:
+            columns |= {"fooled_low": outcome.fooled.low, "fooled_high": outcome.fooled.high}
         return columns, worker.summary(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
 
 
 def autoattack_task(opened: Run) -> EvaluateTask:
     """What the configuration asks of each partition where there is no std; needs no earlier stage."""
     evaluate = opened.config.evaluate
+    if evaluate.eot is not None:
+        from ..attacks.draws import check_eot
+
+        check_eot(evaluate.eot, evaluate.attacks)
     return EvaluateTask(
         stage="evaluate",
         fingerprint=autoattack_fingerprint(opened),
         budget=budget_of(evaluate, opened.config.threat.norm),
         attacks=tuple(evaluate.attacks),
+        eot=evaluate.eot,
     )
 
 

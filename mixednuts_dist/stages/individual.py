@@ -42,7 +42,7 @@ class Individual(Stage):
         assert isinstance(task, EvaluateTask)
         return IndividualTask(
             stage=self.name, fingerprint=self.fingerprint(opened), mixture=task.mixture, budget=task.budget,
-            attacks=task.attacks, mode=task.mode,
+            attacks=task.attacks, mode=task.mode, eot=task.eot,
         )  # fmt: skip
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
@@ -60,7 +60,7 @@ class Individual(Stage):
         rows: list[list[object]] = [
             [name, (int(kept[column].sum()), len(kept[column]))] for name, column in counts.items()
         ]
-        return {"each attack by itself, on all images": (["attack", "robust"], rows)}
+        return {"individual attacks, each on all images": (["attack", "robust"], rows)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,7 @@ class IndividualTask(EvaluateTask):
             make = partial(
                 ensemble_engine, worker.model, x, threat=worker.spec.threat, attacks=(attack,), mode=self.mode,
                 seed=worker.spec.seed, budget=self.budget, shape=worker.shape(x), arithmetic=worker.arithmetic,
+                eot=self.eot,
             )  # fmt: skip
             engine, finished = worker.attacked(piece, make, name=attack, share=len(self.attacks))
             outcome = ensemble_outcome(engine, (attack,), finished)

@@ -179,7 +179,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         if uri is None:
             continue
         model = load_classifier(uri, role)
-        n_classes[role] = check_classifier(model, images, role)
+        n_classes[role] = check_classifier(model, images, role, random=config.evaluate.eot is not None)
         if role == "rob" and config.attack.method == "apgd" and not has_gradient(model, images):
             raise BaseClassifierError(
                 f"rob={uri!r} has no gradient; set attack.method: square for margins from its answers alone"

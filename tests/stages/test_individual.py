@@ -53,9 +53,9 @@ def test_each_attack_alone_leaves_what_the_package_says(tmp_path: Path) -> None:
     assert rows["robust"] == everywhere
     assert sum(everywhere) <= min(ours.values())
     assert [row.robust.correct for row in results.stages] == [sum(everywhere)]
-    assert next((folder / "report").glob("each-attack*.csv")).read_text().count("\n") == len(ATTACKS) + 2
+    assert next((folder / "report").glob("individual.csv")).read_text().count("\n") == len(ATTACKS) + 2
     assert "all of them" in (folder / "report" / "index.html").read_text()
-    assert "each attack" in json.dumps(results.to_json())
+    assert "individual attacks" in json.dumps(results.to_json())
 
 
 def test_a_lost_partition_comes_back_with_the_same_rows(tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""Random classifiers: averaged gradients, verdicts that are rates, and the same bits where the noise is seeded."""
+
+import pytest
+import torch
+from pyautoattack import AutoAttack
+from torch import Tensor, nn
+
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.draws import CLIMB, RATE, Draws, fooling_rates
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.threat import ThreatModel
+
+from .conftest import images, small_net
+
+SHAPE, THREAT, QUICK = (3, 8, 8), ThreatModel("Linf", 0.03), AttackBudget(n_iter=8, n_target_classes=2)
+
+
+class Noisy(nn.Module):
+    """Noise on the input, from torch's generator or from seeds."""
+
+    def __init__(self, seed: int = 0, scale: float = 0.15) -> None:
+        super().__init__()
+        self.net, self.scale = small_net(10, SHAPE, seed), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x + self.scale * torch.randn_like(x))
+
+
+class Seeded(Noisy):
+    """The same, which takes its seeds from whoever calls."""
+
+    def forward_with_seeds(self, x: Tensor, seeds: Tensor) -> Tensor:
+        noise = [torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(int(seed))) for seed in seeds]
+        return self.net(x + self.scale * torch.stack(noise))
+
+
+@pytest.fixture
+def noisy() -> tuple[Seeded, Tensor, Tensor]:
+    model, x = Seeded().eval(), images(16, SHAPE)
+    return model, x, model.net(x).argmax(dim=1)
+
+
+def test_seeded_draws_do_not_depend_on_partition_and_order(noisy) -> None:
+    model, x, y = noisy
+    options = {"threat": THREAT, "attacks": ("apgd-ce",), "budget": QUICK, "eot": 4, "batch_size": 16}
+    whole = autoattack(model, x, y, **options)
+    for order in ([*range(15, -1, -1)], [3, 9, 1]):
+        part = autoattack(model, x[order], y[order], sample_ids=order, **options)
+        assert torch.equal(part.x_adv, whole.x_adv[order])
+        assert torch.equal(part.fooled.low, whole.fooled.low[order])
+    assert torch.equal(autoattack(model, x, y, **options).x_adv, whole.x_adv)
+
+
+def test_no_draw_serves_twice(noisy) -> None:
+    model, x, _ = noisy
+    draws = Draws(model, 3, seed=0)
+    seeds = [draws._seeds(x, use, first) for use, first in ((CLIMB, 0), (RATE, 0), (RATE, 3))]
+    assert len(set(torch.cat(seeds).tolist())) == 3 * 3 * len(x)
+    assert int(torch.cat(seeds).min()) >= 0
+
+
+def test_the_verdict_is_a_rate_that_fresh_draws_confirm_and_two_seeds_agree(noisy) -> None:
+    model, x, y = noisy
+    options = {"threat": THREAT, "attacks": ("apgd-ce",), "budget": QUICK, "eot": 5}
+    found = autoattack(model, x, y, **options)
+    rates = found.fooled
+    assert torch.equal(found.robust, rates.robust)
+    assert bool((rates.robust.int() + rates.broken.int() + rates.undecided.int() == 1).all())
+    assert 0 < int(rates.broken.sum()) < len(x)
+    assert int(rates.robust.sum()) > 0
+    with torch.no_grad():
+        many = torch.stack([model(found.x_adv).argmax(dim=1) != y for _ in range(400)]).double().mean(dim=0)
+    inside = (many >= rates.low - 0.08) & (many <= rates.high + 0.08)
+    assert int(inside.sum()) >= len(x) - 1
+    other = fooling_rates(Draws(model, 5, seed=7), found.x_adv, y, rows=8)
+    assert bool(((other.low <= rates.high) & (rates.low <= other.high)).sum() >= len(x) - 1)
+    assert "undecided" in repr(found)
+
+
+class InputNoise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.2 * torch.randn_like(x)
+
+
+@pytest.mark.parametrize("random", [InputNoise(), nn.Dropout(0.2).train()], ids=["input noise", "dropout"])
+def test_rand_is_as_strong_as_the_published_one(random: nn.Module) -> None:
+    """Images of which the final points fool fresh draws more often than not: ours, and those of the package."""
+    rob, (x, y) = load_classifier("demo:rob", "rob"), open_dataset("digits").read(0, 40)
+    model, threat = nn.Sequential(random, rob), ThreatModel("Linf", 0.1)
+    torch.manual_seed(0)
+    ours = autoattack(model, x, y, threat=threat, version="rand", budget=AttackBudget(n_iter=20))
+    assert list(ours.survived) == ["apgd-ce", "apgd-dlr"]
+    package = AutoAttack(model, norm="Linf", eps=threat.eps, version="rand", seed=0, device="cpu")
+    package.apgd.n_iter, package.apgd.n_iter_2, package.apgd.n_iter_min, package.apgd.size_decr = 20, 4, 1, 1
+    theirs = package.run_standard_evaluation(x, y, batch_size=40)[0]
+    counts = []
+    for points in (ours.x_adv, theirs):
+        rates = fooling_rates(Draws(model, 20, 0), points, y, rows=4)
+        counts.append([int(each.sum()) for each in (rates.robust, rates.broken, rates.undecided)])
+    print(f"(robust, broken, undecided) of {len(x)}: ours {counts[0]}, the package's points {counts[1]}")
+    assert counts[0][1] >= counts[1][1] - 1
+    assert 5 < counts[0][1] < 40
+
+
+def test_a_mixture_with_a_random_rob_is_attacked(noisy) -> None:
+    _, x, y = noisy
+    mixed = MixedClassifier(
+        small_net(10, SHAPE, 0, 8), Seeded(0), LogitTransform(2.0, 1.0, 0.0), 0.7, surrogate_alpha=0.8
+    )
+    found = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), budget=QUICK, eot=3)
+    assert int(found.fooled.broken.sum()) > 0
+    assert float((found.x_adv - x).abs().max()) <= THREAT.eps * (1 + 1e-5)
+    assert bool(torch.isfinite(found.logits).all())
+
+
+def test_dropout_may_be_on_where_draws_are_asked_for() -> None:
+    net = nn.Sequential(*small_net(10, SHAPE)[:4], nn.Dropout(0.5), *small_net(10, SHAPE)[4:])
+    net[4].train()
+    x = images(4, SHAPE)
+    y = net.eval()(x).argmax(dim=1)
+    net[4].train()
+    with pytest.raises(InvalidInputError, match="training mode"):
+        autoattack(net, x, y, threat=THREAT, attacks=("apgd-ce",), budget=QUICK)
+    found = autoattack(net, x, y, threat=THREAT, attacks=("apgd-ce",), budget=QUICK, eot=2)
+    assert found.fooled is not None
+    assert net[4].training
+
+
+@pytest.mark.parametrize(
+    ("eot", "attacks", "words"),
+    [
+        (0, ("apgd-ce",), r"eot=0 must be a number of draws, at least 1"),
+        (-3, ("apgd-ce",), r"eot=-3 must be"),
+        (2.5, ("apgd-ce",), r"eot=2.5 must be"),
+        (20, ("square",), r"eot=20 averages gradients, and square takes none; leave eot out or add apgd-ce"),
+    ],
+)
+def test_draws_that_are_none_are_refused(noisy, eot, attacks, words: str) -> None:
+    model, x, y = noisy
+    with pytest.raises(InvalidInputError, match=words):
+        autoattack(model, x, y, threat=THREAT, attacks=attacks, eot=eot)
+
+
+def test_draws_of_a_deterministic_classifier_change_nothing_and_say_so(noisy) -> None:
+    model, x, y = noisy
+    options = {"threat": THREAT, "attacks": ("apgd-ce",), "budget": QUICK}
+    with pytest.warns(UserWarning, match="eot=3 changes nothing and costs 3 times the passes; leave it out"):
+        found = autoattack(model.net, x, y, eot=3, **options)
+    assert torch.equal(found.robust, autoattack(model.net, x, y, **options).robust)
+
+
+def test_a_random_classifier_is_sent_to_draws(noisy) -> None:
+    model, x, y = noisy
+    with pytest.raises(InvalidInputError, match="average over its draws with eot=20"):
+        autoattack(model, x, y, threat=THREAT, attacks=("apgd-ce",), budget=QUICK)

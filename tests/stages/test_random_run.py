@@ -1,0 +1,85 @@
+"""A run on a random classifier: averaged gradients, three counts in the report, the same rows for seeded noise."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.config import parse_config
+from mixednuts_dist.distributed.debug import DebugExecutor
+from mixednuts_dist.errors import BaseClassifierError, ConfigError, InvalidInputError
+
+NOISY = """
+import torch
+from mixednuts_dist import load_classifier
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = load_classifier("demo:rob", "rob")
+
+    def forward(self, x):
+        return self.net(x + 0.2 * torch.randn_like(x))
+
+    def forward_with_seeds(self, x, seeds):
+        noise = [torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(int(seed))) for seed in seeds]
+        return self.net(x + 0.2 * torch.stack(noise))
+
+def network():
+    return Noisy()
+"""
+
+
+def content(folder: Path, **changes: Any) -> dict[str, Any]:
+    (folder / "noisy.py").write_text(NOISY)
+    return {
+        "name": "random", "data": {"uri": "digits", "n": 12}, "rob": f"py:{folder}/noisy.py:network",
+        "threat": {"norm": "Linf", "eps": 0.1}, "precision": "fp32", "partition_size": 6,
+        "storage": str(folder / "runs"),
+        "evaluate": {"version": "rand", "n_iter": 4, "eot": 4}, "compute": {"batch_size": 64}, **changes,
+    }  # fmt: skip
+
+
+def test_robust_broken_and_undecided_are_counted_and_a_lost_partition_comes_back(tmp_path: Path) -> None:
+    config = parse_config(content(tmp_path))
+    results = pipeline.run(config, executor=DebugExecutor())
+    (title,) = results.tables
+    assert title.startswith("random classifier")
+    counts = [row[1].correct for row in results.tables[title].rows]
+    assert sum(counts) == 12
+    assert counts[0] == results.accuracy[0].robust.correct
+    assert not any("not to be trusted" in note for note in results.notes)
+    (folder,) = (tmp_path / "runs").glob("random-*")
+    assert "fools less than 50%" in (folder / "report" / "index.html").read_text()
+    lost = folder / "evaluate" / "part-00001.parquet"
+    before = pq.read_table(lost)
+    lost.unlink()
+    pipeline.run(config, executor=DebugExecutor())
+    assert (
+        pq.read_table(lost)
+        .select(["robust", "fooled_low", "x_adv"])
+        .equals(before.select(["robust", "fooled_low", "x_adv"]))
+    )
+
+
+def test_without_draws_a_random_classifier_is_refused_and_sent_to_them(tmp_path: Path) -> None:
+    config = parse_config(content(tmp_path, evaluate={"attacks": ["apgd-ce"], "n_iter": 4}))
+    with pytest.raises(BaseClassifierError, match=r"average over its draws with evaluate\.eot=20"):
+        pipeline.run(config, executor=DebugExecutor())
+
+
+def test_draws_of_a_deterministic_classifier_are_a_note(tmp_path: Path) -> None:
+    config = parse_config(content(tmp_path, rob="demo:rob", evaluate={"attacks": ["apgd-ce"], "n_iter": 2, "eot": 2}))
+    results = pipeline.run(config, executor=DebugExecutor())
+    assert any("evaluate.eot = 2 changed nothing" in note for note in results.notes)
+
+
+def test_draws_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluate\.eot.*greater than 0"):
+        parse_config(content(tmp_path, evaluate={"eot": 0}))
+    config = parse_config(content(tmp_path, evaluate={"attacks": ["square"], "eot": 20}))
+    with pytest.raises(InvalidInputError, match="averages gradients, and square takes none"):
+        pipeline.run(config, executor=DebugExecutor())
+    assert parse_config(content(tmp_path, evaluate={"version": "rand"})).evaluate.eot == 20
