@@ -20,6 +20,7 @@ from ..versions import version_named
 from .apgd import float32_phases
 from .attack import Phase, Setting, phases_of
 from .budget import STANDARD_ATTACKS, AttackBudget, Preset, preset_attacks
+from .cut_gradients import found_cuts, identity_backward
 from .draws import Draws, fooling_rates
 from .engine import CACHED, CLEAN, Engine, Finished, Group
 from .entry import checked_labels
@@ -41,6 +42,7 @@ def adaptive_autoattack(
     version: str | None = None,
     preset: Preset = "standard",
     eot: int | None = None,
+    bpda: bool = True,
     mode: AttackMode = "transfer",
     seed: int = 0,
     cached_BCHW: Tensor | None = None,
@@ -68,6 +70,8 @@ def adaptive_autoattack(
         preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
         eot: for a random classifier: gradients are averaged over so many draws, in full passes, and `fooled` says how
             often each final point fools (`draws.py`); images that fool half of the time are neither robust nor broken.
+        bpda: where a module cuts the gradient, attack once more with the identity as its backward pass; `survived` has
+            both numbers (`cut_gradients.py`).
         mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
         cached_BCHW: attacked images of an earlier stage within the same balls, tried first as the attack "cached".
         seed: with `sample_ids` it fixes the random starts.
@@ -90,14 +94,16 @@ def adaptive_autoattack(
         (torch.Size([5]), ['apgd-ce'])
     """
     attacks, budget = preset_attacks(preset, version, attacks, budget)
-    budget, eot = budget.in_version(version, threat.norm), draws_in(version, eot)
+    eot = draws_in(version, eot)
     y_B = checked_labels(mixed, x_BCHW, y_B, threat, attacks, eot)
+    budget = budget.in_version(version, threat.norm)
     engine = ensemble_engine(
         mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget, eot=eot,
         shape=shape_of(batch_size, mixed, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         stop_when_broken=stop_when_broken, progress=shown_or(progress, verbose),
     )  # fmt: skip
-    return _one(engine, attacks, x_BCHW, y_B, sample_ids, cached_BCHW)
+    found = _one(engine, attacks, x_BCHW, y_B, sample_ids, cached_BCHW)
+    return through_cuts(engine, attacks, x_BCHW, y_B, sample_ids, found) if bpda else found
 
 
 def autoattack(
@@ -110,6 +116,7 @@ def autoattack(
     version: str | None = None,
     preset: Preset = "standard",
     eot: int | None = None,
+    bpda: bool = True,
     seed: int = 0,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
@@ -155,14 +162,16 @@ def autoattack(
         True
     """
     attacks, budget = preset_attacks(preset, version, attacks, budget)
-    budget, eot = budget.in_version(version, threat.norm), draws_in(version, eot)
+    eot = draws_in(version, eot)
     y_B = checked_labels(model, x_BCHW, y_B, threat, attacks, eot)
+    budget = budget.in_version(version, threat.norm)
     engine = ensemble_engine(
         model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget, eot=eot,
         shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         progress=shown_or(progress, verbose),
     )  # fmt: skip
-    return _one(engine, attacks, x_BCHW, y_B, sample_ids, None)
+    found = _one(engine, attacks, x_BCHW, y_B, sample_ids, None)
+    return through_cuts(engine, attacks, x_BCHW, y_B, sample_ids, found) if bpda else found
 
 
 def draws_in(version: str | None, eot: int | None) -> int | None:
@@ -185,14 +194,10 @@ def ensemble_engine(
     progress: Callable[[Progress], None] | None = None,
     eot: int | None = None,
 ) -> Engine:
-<<<<<<< HEAD
-    """An engine with the phases of `attacks`; the gradients of a `MixedClassifier` are its surrogate's."""
-=======
-    """An engine with the plan of `attacks`; a `MixedClassifier` is attacked through its surrogate.
+    """An engine with the phases of `attacks`; the gradients of a `MixedClassifier` are its surrogate's.
 
     With `eot` a pass has so many rows of each point, and everything computes in float32.
     """
->>>>>>> 730dc3f (Random classifiers are attacked with gradients averaged over draws, and judged by rates)
     for attack in attacks:
         ATTACKS.check(attack)
     check_norm(attacks, threat.norm)
@@ -269,6 +274,39 @@ def _with_rates(outcome: AttackOutcome, draws: Draws, y_B: Tensor, rows: int) ->
         n_backward=outcome.n_backward * draws.n,
         fooled=rates,
     )
+
+
+def through_cuts(
+    engine: Engine, attacks: Sequence[str], x: Tensor, y: Tensor, sample_ids: Sequence[int] | None, found: AttackOutcome
+) -> AttackOutcome:
+    """Where the classifier's gradient is cut: the attacks that follow it once more, with a backward pass in its place.
+
+    On the images that stand, in float32; the outcome has one more step, "bpda" with the module's name. A classifier
+    that cuts nothing costs one gradient of two images.
+    """
+    model = engine.attacked.model
+    climbing = [name for name in attacks if ATTACKS.get(name).takes_gradient]
+    cuts = found_cuts(model, x[:2]) if climbing and engine.attacked.subject is None else []
+    standing = found.robust.nonzero().squeeze(1)
+    if not any(cut.replaced for cut in cuts):
+        return found
+    name, robust, x_adv, logits = f"bpda ({', '.join(map(str, cuts))})", found.robust, found.x_adv, found.logits
+    counts = [0, 0]
+    if len(standing) and isinstance(model, nn.Module):
+        ids = standing.tolist() if sample_ids is None else [sample_ids[i] for i in standing.tolist()]
+        with identity_backward(model, cuts):
+            again = ensemble_engine(
+                model, x, threat=engine.threat, attacks=climbing, budget=engine.budget, shape=engine.shape,
+                seed=engine.seed, stop_when_broken=engine.stop_when_broken,
+            )  # fmt: skip
+            second = _one(again, climbing, x[standing], y[standing], ids, found.x_adv[standing])
+        robust, x_adv, logits = robust.clone(), x_adv.clone(), logits.clone()
+        robust[standing], x_adv[standing], logits[standing] = second.robust, second.x_adv, second.logits
+        counts = [second.n_forward, second.n_backward]
+    return replace(
+        found, robust=robust, survived={**found.survived, name: robust}, x_adv=x_adv, logits=logits,
+        n_forward=found.n_forward + counts[0], n_backward=found.n_backward + counts[1],
+    )  # fmt: skip
 
 
 def transferred_attack(

@@ -82,7 +82,7 @@ def attacks_in(version: str | None, attacks: Sequence[str] | None) -> Sequence[s
 
 def preset_attacks(
     preset: Preset, version: str | None, attacks: Sequence[str] | None, budget: AttackBudget | None
-) -> tuple[tuple[str, ...], AttackBudget]:
+) -> tuple[Sequence[str], AttackBudget]:
     """The attacks and the budget of a preset, and in place of each what is given.
 
     Raises:
@@ -100,7 +100,7 @@ def preset_attacks(
     if version is not None:
         raise InvalidInputError(f"version={version!r} and preset='fast' name two sets of attacks; leave one out")
     spent = {key: value for key, value in FAST.items() if key != "attacks"}
-    return tuple(FAST["attacks"] if attacks is None else attacks), budget or AttackBudget(**spent)
+    return (tuple(FAST["attacks"]) if attacks is None else attacks), budget or AttackBudget(**spent)
 
 
 def is_autoattack(evaluate: Mapping[str, Any]) -> bool:

@@ -53,7 +53,7 @@ class RoundTask(Task):
                 outcome = adaptive_autoattack(
                     mixed, x[tried], y[tried], threat=worker.spec.threat, attacks=self.attacks, mode=self.mode,
                     seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget, batch_size=worker.shape(x),
-                    sample_ids=[piece.start + i for i in tried.tolist()], arithmetic=worker.arithmetic,
+                    sample_ids=[piece.start + i for i in tried.tolist()], arithmetic=worker.arithmetic, bpda=False,
                     # The next choices have other cutoffs: a point that only just fools this one says little of them.
                     stop_when_broken=False,
                     progress=worker.progress(len(x), i, len(self.mixtures)),

@@ -1,0 +1,125 @@
+"""Gradients that are cut: the module is found, and the attack through it drops what a hand-written BPDA drops."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.cut_gradients import Cut, found_cuts, identity_backward
+from mixednuts_dist.threat import ThreatModel
+
+from .conftest import images, small_net
+
+SHAPE, OPTIONS = (3, 8, 8), {"threat": ThreatModel("Linf", 0.05), "attacks": ("apgd-ce", "apgd-t")}
+QUICK = AttackBudget(n_iter=15, n_target_classes=2)
+pytestmark = pytest.mark.filterwarnings("ignore:the gradient of the model is zero")
+
+
+def rounded(x: Tensor) -> Tensor:
+    return (16 * x).round() / 16
+
+
+def dct_matrix() -> Tensor:
+    k, n = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
+    rows = torch.cos(math.pi * k * (2 * n + 1) / 16) / 2
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
+def jpeg(x: Tensor) -> Tensor:
+    """8 x 8 blocks to frequencies, those rounded, coarser the higher they are, and back."""
+    d = dct_matrix()
+    steps = 0.05 * (1 + torch.arange(8.0)[:, None] + torch.arange(8.0))
+    return d.T @ ((d @ x @ d.T) / steps).round().mul(steps) @ d
+
+
+class Module(nn.Module):
+    """A layer of its own."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class InForward(nn.Module):
+    """The same as code of a wrapper's forward."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function, self.net = function, small_net(10, SHAPE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.function(x))
+
+
+class StraightThrough(nn.Module):
+    """What one writes by hand."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function, self.net = function, small_net(10, SHAPE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x + (self.function(x) - x).detach())
+
+
+@pytest.mark.parametrize("function", [rounded, jpeg], ids=["rounded pixels", "JPEG-like"])
+@pytest.mark.parametrize("written", ["module", "forward"])
+def test_nine_tenths_of_the_drop_of_a_hand_written_bpda(function, written: str) -> None:
+    model = nn.Sequential(Module(function), small_net(10, SHAPE)) if written == "module" else InForward(function)
+    x = images(24, SHAPE)
+    y = model(x).argmax(dim=1)
+    found = autoattack(model, x, y, budget=QUICK, **OPTIONS)
+    by_hand = autoattack(StraightThrough(function), x, y, budget=QUICK, **OPTIONS)
+    *_, blind, (name, left, _) = found.table()
+    assert name == ("bpda (0)" if written == "module" else "bpda (the classifier before net)")
+    drop = len(x) - int(by_hand.robust.sum())
+    assert drop > 12
+    assert len(x) - left >= 0.9 * drop
+    assert blind[1] - left >= 0.5 * drop, "the gradient was cut, and the plain attack blind"
+    assert torch.equal(found.robust, model(found.x_adv).argmax(dim=1) == y)
+    assert float((found.x_adv - x).abs().max()) <= 0.05 * (1 + 1e-5)
+    off = autoattack(model, x, y, budget=QUICK, bpda=False, **OPTIONS)
+    assert list(off.survived) == ["apgd-ce", "apgd-t"]
+    assert int(off.robust.sum()) == blind[1]
+
+
+def test_a_classifier_that_cuts_nothing_is_attacked_once(victim) -> None:
+    model, x, y = victim(n=6)
+    assert found_cuts(model, x[:2]) == []
+    with_it, without = (autoattack(model, x, y, budget=QUICK, bpda=bpda, **OPTIONS) for bpda in (True, False))
+    assert torch.equal(with_it.x_adv, without.x_adv)
+    assert (with_it.n_forward, with_it.n_backward) == (without.n_forward, without.n_backward)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_cuts_one_behind_the_other_are_all_found_and_the_hooks_leave_values_alone() -> None:
+    net = small_net(10, SHAPE)
+    model = nn.Sequential(Module(rounded), net[:2], Module(lambda x: (8 * x).round().div(8).detach()), net[2:])
+    x = images(3, SHAPE)
+    cuts = found_cuts(model, x)
+    assert sorted(map(str, cuts)) == ["0", "2"]
+    with identity_backward(model, cuts):
+        leaf = x.clone().requires_grad_()
+        logits = model(leaf)
+        (grad,) = torch.autograd.grad(logits[:, 0].sum(), leaf)
+        assert torch.equal(logits, model(x))
+    assert torch.equal(logits, model(x))
+    assert bool(grad.flatten(1).any(dim=1).all())
+
+
+def test_a_module_of_other_shapes_is_named_and_not_replaced() -> None:
+    def halved(x: Tensor) -> Tensor:
+        return (x[:, :, ::2, ::2] > 0.5).float()
+
+    model = nn.Sequential(Module(halved), small_net(10, (3, 4, 4)))
+    assert found_cuts(model, images(2, SHAPE)) == [Cut("0", replaced=False)]
+    y = model(images(2, SHAPE)).argmax(dim=1)
+    found = autoattack(model, images(2, SHAPE), y, budget=QUICK, **OPTIONS)
+    assert list(found.survived) == ["apgd-ce", "apgd-t"]
