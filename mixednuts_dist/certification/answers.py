@@ -109,6 +109,9 @@ class BoundedAnswers:
             raise InvalidInputError(
                 f"radius {radius:g} was not bounded; there are {', '.join(f'{known:g}' for known in self.radii)}"
             )
+        return certified_over_box(self.box(radius), self.labels_N, mixture)
+
+    def box(self, radius: float) -> LogitBox:
+        """What is known of rob's logits within the radius, which must be one that was bounded."""
         at = self.radii.index(radius)
-        box = LogitBox(self.lower_NRK[:, at], self.upper_NRK[:, at], self.leads_NRK[:, at])
-        return certified_over_box(box, self.labels_N, mixture)
+        return LogitBox(self.lower_NRK[:, at], self.upper_NRK[:, at], self.leads_NRK[:, at])

@@ -19,6 +19,7 @@ from ..register import STAGES
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
+from .choosing import grid_of
 from .runs import Run, read_search_result, require_complete
 from .stage import Certified, Outcome, Stage
 
@@ -253,7 +254,26 @@ class Certify(Stage):
             clean, _, total = counts[0]
             rows.append([name, mixture.alpha, (clean, total), *((certified, total) for _, certified, _ in counts)])
         columns = ["beta", "alpha", "clean", *(f"certified at {radius_words(radius)}" for radius in radii)]
-        return {f"certified, by beta: {self.words()}. {NOT_CLAIMED[self.keys.method]}": (columns, rows)}
+        title = f"certified, by beta: {self.words()}. {NOT_CLAIMED[self.keys.method]}"
+        return {title: (columns, rows), **(self._chosen(opened) if search and self.keys.method == "bounds" else {})}
+
+    def _chosen(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
+        """What the search's own grid has for each beta with certified margins in place of attacked ones."""
+        from ..certification.answers import ROB_ALONE, BoundedAnswers
+        from ..certification.certified_search import certified_selection
+
+        answers, rows, search = self.answers(opened), list[list[object]](), opened.config.search
+        assert isinstance(answers, BoundedAnswers)
+        for radius in answers.radii:
+            held = int(answers.certified(ROB_ALONE, radius).sum())
+            for choice in certified_selection(answers, radius, grid_of(search)).chosen if held else ():
+                if choice is not None:
+                    clean, certified, total = self._counts(answers, choice.mixture(), radius)
+                    parameters = [choice.scale, choice.power, choice.bias, choice.alpha]
+                    rows.append([radius_words(radius), choice.beta, *parameters, (clean, total), (certified, total)])
+        columns = ["radius", "beta", "s", "p", "c", "alpha", "clean", "certified"]
+        title = "chosen by certificates: the most clean images among mixtures certified on a share beta of rob's"
+        return {title: (columns, rows)} if rows else {}
 
     def _search(self, opened: Run) -> SearchResult | None:
         return read_search_result(opened) if opened.config.std is not None else None

@@ -108,7 +108,7 @@ class Choosing:
                 scores.append(score_candidates(criterion, grid, [max(1, k) for k in kept]))
             return scores
 
-        if by_rounds or work_of(_grid(search), criteria) < WORTH_TRIALS:
+        if by_rounds or work_of(grid_of(search), criteria) < WORTH_TRIALS:
             return here
         return self._executor.scoring(self._inputs, self._task) or here
 
@@ -149,7 +149,7 @@ def targeted(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> Search
     if search.robust is not None:
         beta = beta_of_robust(search.robust, n_robust=first.n_attacked, total=len(first.clean))
     elif search.clean is not None:
-        front = pareto_front((criterion, _grid(search, pair)) for pair, criterion in criteria.items())
+        front = pareto_front((criterion, grid_of(search, pair)) for pair, criterion in criteria.items())
         beta = most_kept_at_clean(front, search.clean, total=len(first.clean)).beta
     else:
         return search
@@ -175,7 +175,7 @@ def work_of(grid: Grid, criteria: Mapping[Pair, Criterion]) -> int:
 def _explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring) -> Exploration:
     """One grid after another, until the refinements end."""
     exploration = Exploration(search.pairs())
-    proposer = GridRefinements(_grid(search), search.beta, search.refine, search.widen or 0)
+    proposer = GridRefinements(grid_of(search), search.beta, search.refine, search.widen or 0)
     while grids := proposer.propose(exploration):
         found = zip(grids, scoring(grids), strict=True)
         exploration = exploration.with_parts(Selection.of(criteria[grid.pair], grid, scores) for grid, scores in found)
@@ -191,7 +191,7 @@ def _inputs(records: AttackRecords) -> SearchInputs:
     )
 
 
-def _grid(search: SearchConfig, pair: Pair | None = None) -> Grid:
+def grid_of(search: SearchConfig, pair: Pair | None = None) -> Grid:
     clamp, ln_k = pair or (search.clamp, search.ln_k)
     return Grid.checked(
         scales=grid_values(search.scales),
@@ -208,7 +208,7 @@ def _comparison_notes(search: SearchConfig, inputs: SearchInputs, exploration: E
     other, chosen = CRITERIA.get(search.criterion).compared_with, exploration.choice(search.beta)
     if other is None or chosen is None:
         return ()
-    deployed = replace(_grid(search), betas=(search.beta,))
+    deployed = replace(grid_of(search), betas=(search.beta,))
     try:
         found = search_grid(inputs.criterion(other, search.clamp, search.ln_k), deployed)
     except InvalidInputError as error:
