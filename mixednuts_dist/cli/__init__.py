@@ -56,10 +56,19 @@ def stage_command(entry: Entry) -> click.Command:
     def command(given: Invocation) -> None:
         from ..stages.stage import stage_of
 
-        given.on_ray(partial(stage_of(given.config, entry.name).run, given.config))
+        opened = given.on_ray(partial(stage_of(given.config, entry.name).run, given.config))
+        from ..reports.report import stage_tables
+        from ..reports.table import print_table
+
+        for title, table in stage_tables(opened, [entry.name]).items():
+            print_table(table, Console(), title)
 
     command.__name__, command.__doc__ = entry.name, f"{entry.describes[:1].upper()}{entry.describes[1:]}."
-    return run_command(f"{entry.name} mine.yaml", f"{entry.name} mine.yaml --address 10.0.0.7:6379")(command)
+    options = entry.facts.get("options", {})
+    shown = "".join(f" --{name} {example}" for name, example in options.items())
+    keys = {name: f"{entry.name}.{name}" for name in options}
+    example = f"{entry.name} mine.yaml{shown}"
+    return run_command(example, f"{example} --address 10.0.0.7:6379", short_for=keys)(command)
 
 
 STAGE_COMMANDS = {entry.name: stage_command(entry) for entry in STAGES.entries().values()}

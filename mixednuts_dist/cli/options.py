@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,12 @@ class Invocation:
 
 
 def run_command(
-    *shown: str, ray: bool = True, local: bool = True, as_json: bool = False, beta: bool = False
+    *shown: str,
+    ray: bool = True,
+    local: bool = True,
+    as_json: bool = False,
+    beta: bool = False,
+    short_for: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], click.Command]:
     """A command on a CONFIG: the function gets an `Invocation` and the options of its own.
 
@@ -102,6 +107,7 @@ def run_command(
     Args:
         shown: examples for its help.
         ray, local, as_json, beta: whether it takes --address, --local, --json and --beta.
+        short_for: further options that are short for a key: the option's name -> the key.
     """
     taken = {address_option: ray, local_option: ray and local, json_option: as_json, deployed_beta_option: beta}
 
@@ -113,13 +119,16 @@ def run_command(
         ) -> None:  # fmt: skip
             if local and address:
                 raise click.UsageError("--local uses no Ray cluster; leave --address out")
-            if beta is not None:
-                overrides = (*overrides, f"search.beta={beta}")
+            written = {"search.beta": beta, **{key: options.pop(name) for name, key in (short_for or {}).items()}}
+            overrides += tuple(f"{key}={value}" for key, value in written.items() if value is not None)
             with reported(verbose) as console:
                 function(Invocation(prepared(config, overrides, console), console, address, local), **options)
 
         for option in (verbose_option, *reversed([option for option, wanted in taken.items() if wanted])):
             command = option(command)
+        for name, key in (short_for or {}).items():
+            value = name.upper()
+            command = click.option(f"--{name}", metavar=value, help=f"Short for --set {key}={value}.")(command)
         return click.command(epilog=examples(*shown))(run_or_config_argument(set_option(command)))
 
     return make

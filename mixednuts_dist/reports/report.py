@@ -106,7 +106,7 @@ def _mixture_results(opened: Run) -> RunResults:
         measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         stages=_rows(opened, added),
-        tables=_tables(opened, ["evaluate", *added]),
+        tables=stage_tables(opened, ["evaluate", *added]),
         certified=_certified(opened, added),
         costs=stage_costs({**receipts, **added}, results.seconds),
         worst=worst,
@@ -147,7 +147,7 @@ def _autoattack_results(opened: Run) -> RunResults:
             *unfinished,
         ),
         stages=_rows(opened, added),
-        tables=_tables(opened, ["evaluate", *added]),
+        tables=stage_tables(opened, ["evaluate", *added]),
         certified=_certified(opened, added),
         costs=stage_costs({"evaluate": list(receipts.values()), **added}, description["seconds"]),
         provenance=_provenance(opened.config, opened.store),
@@ -181,7 +181,7 @@ def _rows_of(opened: Run, stage: Stage, receipts: Sequence[Receipt]) -> list[Acc
     return own or [AccuracyRow(name, *outcome_counts(receipts), stage.words())]
 
 
-def _tables(opened: Run, names: Iterable[str]) -> dict[str, Table]:
+def stage_tables(opened: Run, names: Iterable[str]) -> dict[str, Table]:
     """The tables of stages with a key of their own, by title."""
     found = {}
     for name in names:

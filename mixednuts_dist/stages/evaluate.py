@@ -210,7 +210,7 @@ def _clear_superseded(opened: Run, result: SearchResult) -> None:
     """Remove the rows of choices that a later round has replaced; their images are among that round's points."""
     superseded = {done.evaluated for done in result.rounds if done.evaluated}
     if superseded:
-        _delete_rows(opened.store, "evaluate", superseded.__contains__)
+        delete_rows(opened.store, "evaluate", superseded.__contains__)
 
 
 # --- where an evaluation may end early --------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def check(opened: Run, executor: Executor | None, progress: Progress) -> None:
         chosen=frozenset(standing[i * len(standing) // n] for i in range(n)),
     )
     # An opinion on another choice, or on other images, is replaced.
-    _delete_rows(opened.store, CHECK, lambda fingerprint: fingerprint != opinion.fingerprint)
+    delete_rows(opened.store, CHECK, lambda fingerprint: fingerprint != opinion.fingerprint)
     # Whole partitions: the package's noise depends on the batch.
     run_partitions(opened, opinion, executor, progress, smallest=opened.config.partition_size)
 
@@ -310,7 +310,7 @@ def check_fingerprint(opened: Run, evaluated: str) -> str:
     return digest({"evaluate": evaluated, "check": evaluate.check, "check_n": evaluate.check_n})
 
 
-def _delete_rows(store: Store, folder: str, unwanted: Callable[[str], bool]) -> None:
+def delete_rows(store: Store, folder: str, unwanted: Callable[[str], bool]) -> None:
     """Remove a folder's files of these fingerprints."""
 
     def look(name: str) -> None:

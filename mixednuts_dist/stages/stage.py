@@ -8,6 +8,7 @@ the configuration: `extensions: [my_stage.py]`); docs/inside.md has one in fifte
 - `compute(worker, piece)`: what a worker computes of a piece of the images, and `columns`, what these are called;
 - `passes`, for `estimate`; `words`, for the report's table.
 
+The decorator's fact `options={"key": "example"}` makes keys of its section options of its command.
 Then it is part of `mixednuts run`, a command of its own (`mixednuts NAME CONFIG`), and shown by `status`, `estimate`,
 `verify` and the report. Its rows lie in `<run>/<name>/`, a Parquet file a partition; they are computed on the pool and
 what is done is skipped. Its keys are part of its own fingerprint and not of the run id, so that a stage can be added to

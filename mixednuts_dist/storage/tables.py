@@ -129,7 +129,7 @@ def unusable_column(content: bytes) -> str | None:
 
 
 def _column(parquet: Any, field: Any) -> Tensor:
-    return _to_tensor(parquet.read(columns=[field.name]).column(field.name), field)
+    return to_tensor(parquet.read(columns=[field.name]).column(field.name), field)
 
 
 def unusable_values(name: str, values: Tensor) -> str | None:
@@ -266,7 +266,7 @@ def read_rows(
                 for sample_id in sample_ids:
                     if start <= sample_id < start + len(batch):
                         row = pa.Table.from_batches([batch.slice(sample_id - start, 1)])
-                        found[sample_id] = _to_tensor(row.column(column), field)
+                        found[sample_id] = to_tensor(row.column(column), field)
                 start += len(batch)
         return torch.cat([found[sample_id] for sample_id in sample_ids])
 
@@ -283,7 +283,7 @@ def _read_one(
             parquet = pq.ParquetFile(file, pre_buffer=True, **_CHECKED)
             check_footer(store.address(path), _footer(parquet.schema_arrow, store.address(path)), fingerprint)
             table = parquet.read(columns=list(columns))
-            values = {name: _to_tensor(table.column(name), table.schema.field(name)) for name in columns}
+            values = {name: to_tensor(table.column(name), table.schema.field(name)) for name in columns}
         expected = torch.arange(partition.start, partition.stop)
         if bad := next(filter(None, map(unusable_values, values, values.values())), None):
             raise ValueError(bad)
@@ -372,7 +372,8 @@ def _to_arrow(values: Tensor) -> Any:
     return array if values.dim() == 1 else pa.FixedSizeListArray.from_arrays(array, values[0].numel())
 
 
-def _to_tensor(column: Any, field: Any) -> Tensor:
+def to_tensor(column: Any, field: Any) -> Tensor:
+    """A column of a table that `encode_table` wrote, one row an image; KeyError where the schema has no shape of it."""
     import torch
 
     shape = json.loads(field.metadata[b"shape"])

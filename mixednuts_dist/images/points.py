@@ -1,0 +1,125 @@
+"""Attacked images that somebody hands in: x_adv in the order of the split, or with sample ids.
+
+Forms: .pt (a tensor, or a dict with `x_adv` or AutoAttack's `adv_complete`), .npy, .npz (the same
+names), and Parquet files or folders with the columns `sample_id` and `x_adv`, as runs leave them. Dicts and .npz may
+hold `sample_id`. Nothing in them is executed: pickled objects are refused.
+
+Shapes: N given points, B images asked for, C x H x W.
+"""
+
+import hashlib
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DatasetError
+
+_NAMES = ("x_adv", "adv_complete")  # ours and AutoAttack's
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class GivenPoints:
+    """Points as they were read; float32, or uint8 that counts 255ths."""
+
+    path: str
+    x_adv_NCHW: Tensor
+    rows: Mapping[int, int]  # sample id -> row
+
+    def of(self, sample_ids: Sequence[int], x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """The points of these images as float32, where there is none the image itself; and which have one, (B,) bool.
+
+        Raises:
+            DatasetError: where they have another shape than the images.
+        """
+        if self.x_adv_NCHW.shape[1:] != x_BCHW.shape[1:]:
+            raise DatasetError(
+                f"{self.path}: points have the shape {tuple(self.x_adv_NCHW.shape[1:])}, the run's images "
+                f"{tuple(x_BCHW.shape[1:])} (channels, height, width)"
+            )
+        given_B = torch.tensor([each in self.rows for each in sample_ids])
+        found_BCHW = x_BCHW.clone()
+        taken = self.x_adv_NCHW[[self.rows[each] for each in sample_ids if each in self.rows]]
+        found_BCHW[given_B] = (taken.float() / 255 if taken.dtype == torch.uint8 else taken.float()).to(x_BCHW.device)
+        return found_BCHW, given_B.to(x_BCHW.device)
+
+
+@cache
+def read_points_file(path: str) -> GivenPoints:
+    """Read and check a file of points, once a process.
+
+    Raises:
+        DatasetError: for a file that is missing, damaged, pickled, or holds no finite images.
+    """
+    try:
+        values, ids = _read(Path(path))
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise DatasetError(f"{path} holds no points that can be read (a tensor or an array x_adv): {reason}") from error
+    x_adv_NCHW = torch.as_tensor(values)
+    if x_adv_NCHW.dim() != 4 or not len(x_adv_NCHW) or len(x_adv_NCHW) != len(ids):
+        raise DatasetError(
+            f"{path}: points {tuple(x_adv_NCHW.shape)} with {len(ids)} sample ids are not N images (N, C, H, W)"
+        )
+    if x_adv_NCHW.dtype != torch.uint8 and not x_adv_NCHW.is_floating_point():
+        raise DatasetError(f"{path}: points are {x_adv_NCHW.dtype}; store floats in [0, 1], or uint8")
+    if not bool(torch.isfinite(x_adv_NCHW).all()):
+        raise DatasetError(f"{path}: some pixels are NaN or infinite")
+    if len(set(ids)) < len(ids):
+        raise DatasetError(f"{path}: {len(ids) - len(set(ids))} sample ids come more than once")
+    return GivenPoints(path, x_adv_NCHW, {each: row for row, each in enumerate(ids)})
+
+
+@cache
+def points_checksum(path: str) -> str:
+    """sha256 of the file, or of the Parquet files of a folder in order; DatasetError where there is none."""
+    files = _files(Path(path))
+    sha = hashlib.sha256()
+    for each in files:
+        with each.open("rb") as file:
+            while block := file.read(_BLOCK):
+                sha.update(block)
+    return sha.hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise DatasetError(f"{path}: there is no such file of points, nor a folder of Parquet files")
+    return files
+
+
+def _read(path: Path) -> tuple[Any, Sequence[int]]:
+    """Images and their sample ids: as written, else their places."""
+    suffix = _files(path)[0].suffix
+    if suffix == ".parquet":
+        return _read_parquet(path)
+    if suffix in (".pt", ".pth"):
+        held = torch.load(path, map_location="cpu", weights_only=True)
+    else:
+        held = np.load(path, allow_pickle=False)
+    if isinstance(held, torch.Tensor | np.ndarray):
+        return held, range(len(held))
+    name = next((name for name in _NAMES if name in held), None)
+    if name is None:
+        raise ValueError(f"it holds {sorted(map(str, held))[:10]}; name the images x_adv")
+    values = held[name]
+    ids = held["sample_id"] if "sample_id" in held else range(len(values))
+    return values, [int(each) for each in ids]
+
+
+def _read_parquet(path: Path) -> tuple[Any, Sequence[int]]:
+    import pyarrow.parquet as pq
+
+    from ..storage.tables import to_tensor
+
+    tables = [pq.read_table(each, columns=["sample_id", "x_adv"]) for each in _files(path)]
+    values = torch.cat([to_tensor(table.column("x_adv"), table.schema.field("x_adv")) for table in tables])
+    return values, [each for table in tables for each in table.column("sample_id").to_pylist()]

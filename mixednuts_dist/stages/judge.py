@@ -1,0 +1,166 @@
+"""The judge stage: attacked images that somebody hands in, held against the ball, the pixel range and the classifiers.
+
+Shapes: B images of a piece, N of the run, M classifiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from ..config import Section, digest
+from ..register import STAGES
+from ..storage.partitions import Partition
+from ..storage.tables import read_columns
+from .evaluate import delete_rows
+from .progress import Progress
+from .runs import Run, finished_partitions, require_complete
+from .stage import Outcome, Stage, stage_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..distributed.executor import Executor
+    from ..distributed.tasks import Columns, Summary
+    from ..distributed.workbench import Workbench
+
+_BORDER = 1e-5  # of the largest logit: float32 passes of one network on two kinds of CPU differ by less
+_MOST_NAMED = 20  # images at the border
+
+
+class JudgeKeys(Section):
+    """Whose points are judged."""
+
+    points: str = Field(
+        description="x_adv.pt, .npy, .npz or Parquet: attacked images in the order of the split, or with `sample_id`"
+    )
+
+
+@STAGES("judge", describes="attacked images of somebody else: which break the classifiers, by float32", order=5,
+        options={"points": "x_adv.pt"})  # fmt: skip
+class JudgePoints(Stage):
+    """Given points inside the ball and [0, 1] count; each of std, rob and the mixture is judged at them."""
+
+    Keys = JudgeKeys
+    keys: JudgeKeys
+    of_mixture = True
+
+    def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
+        import torch
+
+        from ..attacks.judge import Judge
+        from ..images.points import read_points_file
+        from ..norms.ball import ball_of
+
+        x, y = worker.images(piece)
+        x_adv, given = read_points_file(self.keys.points).of(range(piece.start, piece.stop), x)
+        ball, pixels = ball_of(worker.spec.threat), x_adv.flatten(1)
+        in_range = (pixels.amin(dim=1) >= 0) & (pixels.amax(dim=1) <= 1)
+        counts = given & in_range & ball.contains(x_adv, x)
+        tried = torch.where(counts[:, None, None, None], x_adv, x)
+        models = {**worker.networks, **({"mixed": worker.model} if self._mixed(worker) else {})}
+        judges = [Judge(model, worker.shape(x)) for model in models.values()]
+        clean = [judge.verdicts(x, y) for judge in judges]
+        found = [judge.verdicts(tried, y) for judge in judges]
+        right = torch.stack([~each.wrong for each in found], dim=1)
+        columns = {
+            "given": given.cpu(),
+            "in_range": in_range.cpu(),
+            "counts": counts.cpu(),
+            "distance": ball.length(x_adv - x).cpu().double(),
+            "clean_right": torch.stack([~each.wrong for each in clean], dim=1),
+            "right": right,
+            "at_border": torch.stack([_at_border(each.logits) for each in found], dim=1) & counts.cpu()[:, None],
+        }
+        robust_B = columns["clean_right"][:, -1] & right[:, -1]
+        n_forward = 2 * len(x) * len(worker.networks)
+        return columns, worker.summary(worker.model_name, clean[-1].logits, y.cpu(), robust_B, n_forward)
+
+    @staticmethod
+    def _mixed(worker: Workbench) -> bool:
+        return worker.model is not worker.rob
+
+    def fingerprint(self, opened: Run) -> str:
+        from ..images.points import points_checksum
+
+        return digest({"stage": super().fingerprint(opened), "points": points_checksum(self.keys.points)})
+
+    def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
+        """As of any stage; rows of other points that were judged before are replaced."""
+        fingerprint = self.fingerprint(opened)
+        delete_rows(opened.store, self.name, lambda found: found != fingerprint)
+        super().complete(opened, executor, progress)
+
+    def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
+        return {self.model_name(opened.config): (2, 0)}
+
+    def words(self) -> str:
+        return f"right at the points of {self.keys.points} too"
+
+    def _rows(self, opened: Run) -> dict[str, Tensor]:
+        fingerprint = self.fingerprint(opened)
+        require_complete(opened, self.name, fingerprint)
+        names = ["given", "in_range", "counts", "distance", "clean_right", "right", "at_border"]
+        return read_columns(opened.store, self.name, opened.partitions, fingerprint, names)
+
+    def _names(self, opened: Run) -> tuple[str, ...]:
+        return ("std", "rob", "mixed") if opened.config.std is not None else ("rob",)
+
+    def _standing(self, opened: Run) -> Tensor | None:
+        """What the evaluation has left of the deployed mixture (without std: of rob), (N,) bool; None before it."""
+        evaluation = stage_of(opened.config, "evaluate")
+        fingerprint = evaluation.fingerprint(opened)
+        if len(finished_partitions(opened, "evaluate", fingerprint)) < len(opened.partitions):
+            return None
+        return read_columns(opened.store, "evaluate", opened.partitions, fingerprint, ["robust"])["robust"]
+
+    def outcomes(self, opened: Run) -> list[Outcome]:
+        """What stands of each classifier at the points; of the last one after the evaluation and the points."""
+        rows, names, standing = self._rows(opened), self._names(opened), self._standing(opened)
+        robust = rows["clean_right"] & rows["right"]
+        if standing is not None:
+            robust[:, -1] &= standing
+        return [
+            Outcome(f"{name}, at given points", int(clean_N.sum()), int(robust_N.sum()), len(robust_N))
+            for name, clean_N, robust_N in zip(names, rows["clean_right"].T, robust.T, strict=True)
+        ]
+
+    def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
+        """The points themselves, and which images of each classifier they break."""
+        rows, names, standing = self._rows(opened), self._names(opened), self._standing(opened)
+        given, outside = rows["given"], rows["given"] & rows["in_range"] & ~rows["counts"]
+        n_given, threat = int(given.sum()), opened.config.threat
+        largest = float(rows["distance"][given].max()) if n_given else 0.0
+        about: list[list[object]] = [
+            ["given", n_given],
+            [f"in [0, 1] and within {threat.norm} {threat.eps:.5g}: they count", int(rows["counts"].sum())],
+            ["further away", int(outside.sum())],
+            ["outside [0, 1]", int((given & ~rows["in_range"]).sum())],
+            [f"largest distance ({threat.norm})", largest],
+        ]
+        judged: list[list[object]] = []
+        for column, name in enumerate(names):
+            clean, broken = rows["clean_right"][:, column], ~rows["right"][:, column]
+            new = (broken & standing) if standing is not None and name == names[-1] else None
+            border = rows["at_border"][:, column].nonzero().squeeze(1).tolist()
+            judged.append([
+                name, (int(clean.sum()), len(clean)), int((clean & broken & rows["counts"]).sum()),
+                None if new is None else int(new.sum()), None if new is None else _listed(new.nonzero().squeeze(1)),
+                f"{len(border)}: {_listed(border)}" if border else "0",
+            ])  # fmt: skip
+        columns = ["classifier", "clean", "broken", "of those robust before", "which", "at the border"]
+        return {f"points of {self.keys.points}": (["points", "count"], about), "judged in float32": (columns, judged)}
+
+
+def _at_border(logits_BK: Tensor) -> Tensor:
+    """Where the two largest logits are so close that another machine's rounding may swap them, (B,) bool."""
+    top_B2 = logits_BK.double().topk(2, dim=1).values
+    close_B: Tensor = top_B2[:, 0] - top_B2[:, 1] <= _BORDER * logits_BK.double().abs().amax(dim=1)
+    return close_B
+
+
+def _listed(ids: Tensor | list[int]) -> str:
+    shown = [str(int(each)) for each in ids]
+    return ", ".join(shown[:_MOST_NAMED]) + (", ..." if len(shown) > _MOST_NAMED else "")

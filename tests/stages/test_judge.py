@@ -1,0 +1,128 @@
+"""Somebody else's attacked images are held against the ball, the pixel range and the classifiers."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.cli import main
+from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.distributed.debug import DebugExecutor
+from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.images.points import read_points_file
+from mixednuts_dist.stages.runs import open_run
+from mixednuts_dist.stages.stage import stage_of
+from mixednuts_dist.storage.tables import read_columns
+from tests.conftest import tiny_content
+from tests.stages.test_stage import Watcher
+
+N, EPS = 24, 0.15
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    config = parse_config(tiny_content(tmp_path_factory.mktemp("judged")))
+    pipeline.run(config, executor=DebugExecutor())
+    return config
+
+
+def evaluated(config: RunConfig) -> dict[str, torch.Tensor]:
+    opened = open_run(config)
+    fingerprint = stage_of(config, "evaluate").fingerprint(opened)
+    return read_columns(opened.store, "evaluate", opened.partitions, fingerprint, ["robust", "x_adv", "mixed_clean"])
+
+
+def judged(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
+    asked = parse_config({**config.model_dump(mode="json", exclude_unset=True), "judge": {"points": str(points)}})
+    assert asked.run_id() == config.run_id()
+    stage = stage_of(asked, "judge")
+    opened = stage.run(asked, executor=DebugExecutor(), progress=Watcher())
+    about, verdicts = stage.tables(opened).values()
+    return stage.outcomes(opened), {"about": dict(about[1]), "judged": {row[0]: row[1:] for row in verdicts[1]}}
+
+
+def test_the_runs_own_points_break_what_the_evaluation_says_and_nothing_new(
+    finished: RunConfig, tmp_path: Path
+) -> None:
+    rows = evaluated(finished)
+    torch.save({"adv_complete": rows["x_adv"]}, tmp_path / "x_adv.pt")
+    outcomes, found = judged(finished, tmp_path / "x_adv.pt")
+    mixed = outcomes[-1]
+    assert mixed.name == "mixed, at given points"
+    assert (mixed.robust, mixed.total) == (int(rows["robust"].sum()), N)
+    clean, broken, new, which, _ = found["judged"]["mixed"]
+    assert broken == clean[0] - int(rows["robust"].sum())
+    assert (new, which) == (0, "")
+    assert found["about"]["given"] == N
+    assert found["about"]["further away"] == 0
+    assert 0 < found["about"]["largest distance (Linf)"] <= EPS * (1 + 1e-6)
+
+
+def test_a_new_break_is_named_and_the_table_moves_and_points_outside_do_not_count(
+    finished: RunConfig, tmp_path: Path
+) -> None:
+    """Of three handed-in points one breaks, one is too far away and one is outside the pixel range."""
+    rows = evaluated(finished)
+    x, y = open_dataset("digits").read(0, N)
+    standing = rows["robust"].nonzero().squeeze(1)
+    first, second, third = standing[:3].tolist()
+    wrong = int((y != y[first]).nonzero()[0])
+    points = torch.stack([x[wrong], x[wrong], x[third] + 2])
+    np.savez(tmp_path / "some.npz", x_adv=points.numpy(), sample_id=np.array([first, second, third]))
+    outcomes, found = judged(finished, tmp_path / "some.npz")
+    assert outcomes[-1].robust == int(rows["robust"].sum())  # all three are outside of the ball of .15
+    about = found["about"]
+    assert (about["given"], about["further away"], about["outside [0, 1]"]) == (3, 2, 1)
+
+
+def test_a_weaker_evaluation_is_corrected_by_points_of_a_stronger_one(
+    tiny: Callable[..., RunConfig],
+) -> None:
+    """A run with one iteration of APGD-CE, judged at the points of the run with all attacks, from its Parquet files."""
+    weak = tiny(std=None, attack={"n_iter": 1}, evaluate={"n_iter": 1, "attacks": ["apgd-ce"]})
+    strong = tiny(std=None, evaluate={"attacks": ["apgd-ce", "apgd-t"], "n_iter": 20})
+    counts = {}
+    for name, config in (("weak", weak), ("strong", strong)):
+        results = pipeline.run(config, executor=DebugExecutor()).to_json()
+        counts[name] = results["accuracy"]["rob"]["robust"]["correct"]
+    folder = Path(strong.storage) / strong.run_id() / "evaluate"
+    (rob,), found = judged(weak, folder)
+    assert rob.name == "rob, at given points"
+    assert counts["strong"] <= rob.robust <= counts["weak"]
+    new, which = found["judged"]["rob"][2:4]
+    assert new == counts["weak"] - rob.robust
+    assert len(which.split(", ")) == max(new, 1)
+    shown = CliRunner().invoke(main, ["judge", "nowhere.yaml", "--points", "x.pt"])
+    assert "nowhere.yaml" in shown.output
+    assert "Short for --set judge.points=POINTS" in CliRunner().invoke(main, ["judge", "--help"]).output
+
+
+def test_bad_files_are_refused(tmp_path: Path, tiny: Callable[..., RunConfig]) -> None:
+    def refused(path: Path, words: str) -> None:
+        with pytest.raises(DatasetError, match=words):
+            read_points_file(str(path))
+
+    (tmp_path / "evil.pt").write_bytes(pickle.dumps(print, protocol=2))
+    refused(tmp_path / "evil.pt", "holds no points that can be read")
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    refused(tmp_path / "objects.npy", "holds no points that can be read")
+    torch.save(torch.full((2, 1, 8, 8), torch.nan), tmp_path / "nan.pt")
+    refused(tmp_path / "nan.pt", "some pixels are NaN or infinite")
+    np.savez(tmp_path / "twice.npz", x_adv=np.zeros((2, 1, 8, 8)), sample_id=np.array([3, 3]))
+    refused(tmp_path / "twice.npz", "1 sample ids come more than once")
+    np.savez(tmp_path / "other.npz", pixels=np.zeros((2, 1, 8, 8)))
+    refused(tmp_path / "other.npz", r"it holds \['pixels'\]; name the images x_adv")
+    torch.save(torch.zeros(2, 3, 3), tmp_path / "three.pt")
+    refused(tmp_path / "three.pt", "are not N images")
+    refused(tmp_path / "absent.pt", "there is no such file of points")
+    torch.save(torch.zeros(N, 3, 32, 32), tmp_path / "cifar.pt")
+    config = tiny(std=None, judge={"points": str(tmp_path / "cifar.pt")})
+    with pytest.raises(Exception, match=r"points have the shape \(3, 32, 32\), the run's images \(1, 8, 8\)"):
+        stage_of(config, "judge").run(config, executor=DebugExecutor())
