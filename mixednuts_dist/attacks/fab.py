@@ -34,7 +34,9 @@ MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean imag
 PULL_BACK = 0.9  # beta: what is left of the way from the clean image after crossing the border
 
 _SHORTEST = 1e-8  # guards the ratio of two step lengths, as published
-_NEWTON_STEPS = 30  # of the projection; 3 to 6 are enough on images, and each costs six passes over the pixels
+# Of the projection, each six passes over the pixels. On gradients of a CIFAR-10 network 2 to 4 were enough, 10 for a
+# border thirty times as far. A CPU stops once nothing moves; an accelerator would have to wait for that, and takes 16.
+_NEWTON_STEPS, _STEPS_WITHOUT_ASKING = 30, 16
 _ROWS_ON_CPU = 32  # whose dozen arrays stay in the cache: of 120 images at once each takes four times as long
 
 
@@ -217,7 +219,7 @@ def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:
     every_B1 = gain_BD.sum(dim=1, keepdim=True)
     lam_B1 = torch.where(every_B1 > 0, target_B1 / every_B1, 0)  # all are free
     filled_BD, scratch_BD = gain_BD * limit_BD, torch.empty_like(gain_BD)
-    for _ in range(_NEWTON_STEPS):
+    for _ in range(_NEWTON_STEPS if gain_BD.device.type == "cpu" else _STEPS_WITHOUT_ASKING):
         free_B1 = torch.ge(limit_BD, lam_B1, out=scratch_BD).mul_(gain_BD).sum(dim=1, keepdim=True)
         arrived_B1 = torch.lt(limit_BD, lam_B1, out=scratch_BD).mul_(filled_BD).sum(dim=1, keepdim=True)
         further_B1 = torch.where(free_B1 > 0, (target_B1 - arrived_B1) / free_B1, missed)

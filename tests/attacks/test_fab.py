@@ -9,6 +9,7 @@ from pyautoattack.fab_projections import projection_l1, projection_l2, projectio
 from pyautoattack.fab_pt import FABAttack_PT
 from torch import Tensor, nn
 
+from mixednuts_dist.attacks import fab
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.fab import Fab, difference, next_iterate, project_on_plane
@@ -241,3 +242,17 @@ def test_untargeted_restarts_begin_at_random_points_in_half_of_the_ball() -> Non
     assert lengths[0] == 0
     assert all(0.03 < length <= 0.05 + 1e-6 for length in lengths[1:])
     assert not torch.equal(starts[1], starts[2])
+
+
+@pytest.mark.parametrize("norm", ["Linf", "L2"])
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.9, 0.999])
+def test_an_accelerators_newton_steps_end_where_a_cpus_do(norm: str, share: float, monkeypatch) -> None:
+    """Planes at shares of the way to the farthest corner, under heavy-tailed gradients: the same bits."""
+    generator = torch.Generator().manual_seed(0)
+    t, w = torch.rand(16, 3072, generator=generator), torch.randn(16, 3072, generator=generator) ** 3
+    reach = (w * torch.where(w > 0, t, t - 1)).sum(dim=1)  # how far <w, t> can fall
+    ended = project_on_plane(t, w, share * reach, norm)
+    monkeypatch.setattr(fab, "_NEWTON_STEPS", fab._STEPS_WITHOUT_ASKING)
+    assert torch.equal(project_on_plane(t, w, share * reach, norm), ended)
+    monkeypatch.setattr(fab, "_NEWTON_STEPS", 1)
+    assert share < 0.3 or not torch.equal(project_on_plane(t, w, share * reach, norm), ended)
