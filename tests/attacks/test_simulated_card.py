@@ -42,13 +42,16 @@ def subject(kind: str, n: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS.names())
-@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
 @pytest.mark.parametrize(
-    ("precision", "kind"),
+    ("threat", "precision", "kind"),
     [
-        ("fp32", "mixture"), ("bf16", "mixture"), ("fp32", "one classifier"),
-        pytest.param("bf16", "one classifier", marks=pytest.mark.slow),
+        (LINF, "fp32", "mixture"), (L2, "fp32", "mixture"), (LINF, "bf16", "mixture"), (LINF, "fp32", "one classifier"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((L2, "bf16", "mixture"), (L2, "fp32", "one classifier"), (LINF, "bf16", "one classifier"))
+        ),
     ],
+    ids=str,
 )  # fmt: skip
 def test_attacks_mix_no_devices_and_come_to_the_cpus_verdicts(attack: str, threat, precision, kind: str) -> None:
     """In float32 to its points, in bfloat16, where a card rounds elsewhere, to verdicts that hold on the CPU."""
