@@ -21,7 +21,9 @@ Shapes: B images of a piece, C x H x W, K classes.
 
 import json
 import logging
+import platform
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +50,9 @@ from ..storage.tables import read_columns
 from .worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
+
+_BEGUN = ".begun"  # beside a file that a worker has begun to measure for
+_MEASURED_SECONDS, _POLL_SECONDS = 120.0, 0.5  # a worker that measures is waited for so long; how often it is asked
 
 
 class Workbench:
@@ -229,9 +234,12 @@ class Workbench:
         kind = torch.cuda.get_device_name(x.device) if x.is_cuda else x.device.type
         path = f"acceleration/{re.sub('[^A-Za-z0-9]+', '-', kind)}.json"
         while True:
-            if not self.store.exists(path):
-                measured = self._measured(x)
-                self.store.create(path, json.dumps({**measured, "digest": digest(measured)}).encode())
+            if not self.store.exists(path) and not self._waited_for(path):
+                try:
+                    measured = self._measured(x)
+                    self.store.create(path, json.dumps({**measured, "digest": digest(measured)}).encode())
+                finally:
+                    self.store.delete(path + _BEGUN)
             try:
                 found: dict[str, Any] = json.loads(self.store.read(path))  # of the first worker that wrote it
                 if found.pop("digest", None) not in (None, digest(found)):  # none: of the release before
@@ -241,6 +249,21 @@ class Workbench:
                 set_aside_if_damaged(self.store, path)
             else:
                 return found
+
+    def _waited_for(self, path: str) -> bool:
+        """Whether another worker has begun to measure, and written what it found while this one waited for it.
+
+        Hundreds of workers start at once, and the copies of one are enough. One that was lost is not waited for longer
+        than `_MEASURED_SECONDS`; then whoever waited measures.
+        """
+        if self.store.create(path + _BEGUN, json.dumps({"node": platform.node()}).encode()):
+            if written := self.store.exists(path):  # between this worker's two questions
+                self.store.delete(path + _BEGUN)
+            return written
+        until = time.monotonic() + _MEASURED_SECONDS
+        while not (written := self.store.exists(path)) and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        return written
 
     def _measured(self, x: Tensor) -> dict[str, Any]:
         rows, model = self.spec.batch_size, self.rob

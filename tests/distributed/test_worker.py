@@ -4,6 +4,7 @@ import json
 import os
 import select
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
@@ -15,6 +16,7 @@ import torch
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.distributed import workbench
 from mixednuts_dist.distributed.ray_executor import end_with_parent
 from mixednuts_dist.distributed.workbench import Workbench
 from mixednuts_dist.distributed.worker import AttackWorker
@@ -182,3 +184,31 @@ def test_a_damaged_file_is_replaced(worker: AttackWorker, tmp_path: Path) -> Non
     footer = read_footer(Store(str(tmp_path)), f"attack/{partition.file_name}")
     assert footer is not None
     assert footer.receipt == receipt
+
+
+def test_workers_that_start_together_measure_once_and_a_lost_one_is_not_waited_for(
+    worker: AttackWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, _ = worker.dataset.read(0, 12)
+    spec = replace(worker.spec, batch_size="auto", precision="fp32")
+    measured: list[int] = []
+
+    def started(number: int) -> Workbench:
+        made = Workbench(spec, worker.bench.networks, worker.store, worker.dataset, worker.device)
+
+        def measure(_: torch.Tensor) -> dict[str, object]:
+            measured.append(number)
+            time.sleep(0.2)
+            return {"rows": 8 + number, "precision": {"std": "fp32", "rob": "fp32"}}
+
+        monkeypatch.setattr(made, "_measured", measure)
+        return made
+
+    with ThreadPoolExecutor() as pool:
+        rows = set(pool.map(lambda number: started(number).shape(x).rows, range(6)))
+    assert rows == {8 + measured[0]}
+    assert len(measured) == 1
+    assert [path.name for path in (tmp_path / "acceleration").iterdir()] == ["cpu.json"]
+    (tmp_path / "acceleration" / "cpu.json").rename(tmp_path / "acceleration" / "cpu.json.begun")
+    monkeypatch.setattr(workbench, "_MEASURED_SECONDS", 0.1)
+    assert started(7).shape(x).rows == 15
