@@ -163,6 +163,11 @@ class Certify(Stage):
 
     def _require_usable(self, config: RunConfig) -> None:
         """Refuse what cannot be certified before anything is computed."""
+        if config.evaluate.eot is not None:
+            raise InvalidInputError(
+                f"certify: evaluate.eot={config.evaluate.eot} admits a random classifier: bounds would hold for one of "
+                "its draws alone, and its votes would not come back. Certify a run without eot"
+            )
         if self.keys.method == "bounds" and config.threat.norm != "Linf":
             raise InvalidInputError(
                 f"certify: method bounds certifies Linf balls, this run's threat model is {config.threat.norm}. Use "

@@ -188,7 +188,7 @@ def test_the_whole_autoattack_contradicts_no_certificate_of_smoothing(tmp_path: 
     answers, radius = stage.answers(opened), 0.25
     assert isinstance(answers, SmoothedAnswers)
     safe = answers.certified(replace(ROB_ALONE, alpha=0.8, one_minus_alpha=0.2), radius)
-    safe[safe.nonzero().squeeze(1)[10:]] = False  # ten images are enough here; docs/certificates.md has all
+    safe[safe.nonzero().squeeze(1)[10:]] = False  # ten images are enough here
     assert int(safe.sum()) >= 5
     x, y = (values[safe] for values in open_dataset("digits").read(0, 24))
     std, rob = load_classifier("demo:std", "std"), load_classifier("demo:noisy", "rob")
@@ -311,6 +311,12 @@ def test_a_random_rob_is_refused_before_any_draw(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(RANDOM)
     with pytest.raises(BaseClassifierError, match="the forward is random"):
         certified(tmp_path, rob=f"py:{tmp_path / 'noisy.py'}:network")
+    evaluate = {"attacks": ["apgd-ce"], "eot": 4}  # a run that admits random classifiers has no certificates
+    for method in ("smoothing", "bounds"):
+        with pytest.raises(InvalidInputError, match="admits a random"):
+            certified(
+                tmp_path, rob=f"py:{tmp_path / 'noisy.py'}:network", evaluate=evaluate, certify={"method": method}
+            )
 
 
 @pytest.mark.slow
