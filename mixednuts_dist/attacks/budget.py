@@ -100,7 +100,9 @@ def preset_attacks(
     if version is not None:
         raise InvalidInputError(f"version={version!r} and preset='fast' name two sets of attacks; leave one out")
     spent = {key: value for key, value in FAST.items() if key != "attacks"}
-    return (tuple(FAST["attacks"]) if attacks is None else attacks), budget or AttackBudget(**spent)
+    named = FAST["attacks"] if attacks is None else attacks
+    # One string is no list of names, which the entry's checks say.
+    return (named if isinstance(named, str) else tuple(named)), budget or AttackBudget(**spent)
 
 
 def is_autoattack(evaluate: Mapping[str, Any]) -> bool:
