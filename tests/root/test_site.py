@@ -1,0 +1,61 @@
+"""The examples end in their pictures, and the site builds without a warning."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import mixednuts_dist
+from tests.conftest import MainJob
+
+ROOT = Path(mixednuts_dist.__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SHOWN = ROOT / "docs" / "figures" / "examples"
+
+
+def test_every_example_is_shown_with_its_picture() -> None:
+    page = (ROOT / "docs" / "examples.md").read_text()
+    assert len(EXAMPLES) >= 6
+    for example in EXAMPLES:
+        (picture,) = SHOWN.glob(f"{example.stem}.*")
+        assert f"`{example.name}`" in page
+        assert f"figures/examples/{picture.name}" in page
+        assert picture.stat().st_size < 100_000
+
+
+def test_no_page_has_the_name_of_one_that_sphinx_makes() -> None:
+    assert not {page.stem for page in (ROOT / "docs").glob("*.md")} & {"search", "genindex", "py-modindex"}
+
+
+def test_every_page_is_in_the_sites_contents() -> None:
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert pages <= set((ROOT / "docs" / "index.md").read_text().split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_ends_in_a_picture(example: Path, tmp_path: Path) -> None:
+    shown = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    (shown_picture,) = SHOWN.glob(f"{example.stem}.*")
+    assert (tmp_path / shown_picture.name).stat().st_size > 500
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("object_store")
+def test_the_site_builds_without_a_warning_and_holds_the_main_jobs_page(main_job: MainJob, tmp_path: Path) -> None:
+    storage, folder = fsspec.core.url_to_fs(main_job.storage)
+    (run,) = storage.glob(f"{folder}/digits-*")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", tmp_path / "site"]
+    environment = {**os.environ, "MIXEDNUTS_DEMO": f"s3://{run}"}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert (tmp_path / "site" / "demo-run" / "index.html").is_file()
+    assert "demo-run/index.html" in (tmp_path / "site" / "demo.html").read_text()
+    reference = (tmp_path / "site" / "reference.html").read_text()
+    assert not [name for name in mixednuts_dist.__all__ if f'id="mixednuts_dist.{name}"' not in reference]
