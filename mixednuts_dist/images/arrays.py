@@ -4,6 +4,7 @@ Torch is imported where tensors are made, so that missing files are found withou
 """
 
 import hashlib
+import logging
 import lzma
 import struct
 import tokenize
@@ -23,6 +24,8 @@ from ..uris import Missing, ResourceUri, with_missing
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 DigitsSplit = Literal["train", "test"]
 
@@ -258,7 +261,17 @@ def _check_arrays(uri: str, images: "np.ndarray[Any, Any] | StoredArray", labels
     if not whole or not 0 <= int(labels.min()) <= int(labels.max()) <= LARGEST_LABEL:
         found = f"{labels.dtype} from {labels.min()} to {labels.max()}" if whole else str(labels.dtype)
         raise DatasetError(f"{uri}: labels must be integers from 0 to {LARGEST_LABEL}; found {found}")
+    if images.ndim == 4 and images.shape[-1] == 4 and images.shape[1] > 4:
+        logger.warning(
+            "%s: images %s are taken as %d channels of %d x 4 pixels; where they are RGBA, store images[..., :3]",
+            uri, images.shape, images.shape[1], images.shape[2],
+        )  # fmt: skip
     if images.dtype == np.uint8:
+        if images[:_CHUNK].max() <= 1:
+            logger.warning(
+                "%s: pixels are uint8 and all 0 or 1, which counts as black (uint8 is divided by 255); where 1 is "
+                "white, store floats", uri,
+            )  # fmt: skip
         return
     if images.dtype.newbyteorder("=") not in _FLOATS:
         raise DatasetError(f"{uri}: pixels are {images.dtype}; store uint8, or floats in [0, 1]")
@@ -268,4 +281,4 @@ def _check_arrays(uri: str, images: "np.ndarray[Any, Any] | StoredArray", labels
         if np.isnan(low):
             raise DatasetError(f"{uri}: images {start}-{start + len(part) - 1} hold pixels that are NaN")
         if not (low >= 0 and high <= 1):
-            raise DatasetError(f"{uri}: pixels range over [{low:g}, {high:g}]; store them in [0, 1]")
+            raise DatasetError(f"{uri}: pixels range over [{low:.12g}, {high:.12g}]; store them in [0, 1]")

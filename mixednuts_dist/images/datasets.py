@@ -73,4 +73,4 @@ def check_images(images_BCHW: Tensor, labels_B: Tensor, uri: str) -> None:
         raise DatasetError(f"{uri}: some pixels are NaN or infinite")
     if images_BCHW.numel() and not (float(images_BCHW.min()) >= 0 and float(images_BCHW.max()) <= 1):
         low, high = float(images_BCHW.min()), float(images_BCHW.max())
-        raise DatasetError(f"{uri}: pixels range over [{low:g}, {high:g}]; they must lie in [0, 1]")
+        raise DatasetError(f"{uri}: pixels range over [{low:.9g}, {high:.9g}]; they must lie in [0, 1]")

@@ -1,5 +1,6 @@
 """Arrays in .npz files: read slice by slice, equal to the whole, whatever the compression."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +71,24 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 no more")
     with pytest.raises(DatasetError, match=r"a\.npz is damaged or no \.npz file"):
         open_npz(npz(tmp_path / "a.npz"))
+
+
+def test_a_pixel_a_hair_above_1_is_told_with_enough_digits() -> None:
+    with pytest.raises(DatasetError, match=r"range over \[0, 1\.000000001\]"):
+        ArrayImages("x", np.array([[[0.0, 1 + 1e-9]]]), np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        (np.ones((2, 6, 7), np.uint8), "uint8 and all 0 or 1, which counts as black"),
+        (np.full((2, 6, 7, 4), 9, np.uint8), r"taken as 6 channels of 7 x 4 pixels; where they are RGBA"),
+        (PIXELS, ""),
+        (np.ones((2, 4, 6, 7), np.float32), ""),
+    ],
+)
+def test_arrays_that_are_easily_meant_otherwise_are_warned_of(
+    images: np.ndarray, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ArrayImages("x", images, LABELS[: len(images)])
+    assert re.search(told, caplog.text) if told else not caplog.text
