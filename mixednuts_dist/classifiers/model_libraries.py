@@ -23,10 +23,6 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order in which timm asks for them
 
 
-def _missing_from_hub(uri: ResourceUri) -> Iterator[Missing]:
-    yield from missing_hub_files(uri.target, ("config.json",), _HUB_FILES)
-
-
 def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missing]:
     """Of each of the lists of `needed` one file must be in the local cache of the Hugging Face hub."""
     hub = import_quietly("huggingface_hub")
@@ -133,7 +129,7 @@ def load_timm(uri: ResourceUri) -> "Normalized":
 
 @CLASSIFIERS("hf", describes="a model of the Hugging Face hub that timm can build", order=5, forms=("hf:ORG/NAME",),
              target="repository", options={"num_classes": ("number", "of the last layer")}, downloads=True)  # fmt: skip
-@with_missing(_missing_from_hub)
+@with_missing(lambda uri: missing_hub_files(uri.target, ("config.json",), _HUB_FILES))
 def load_hub(uri: ResourceUri) -> "Normalized":
     """A model of the Hugging Face hub that timm can build, from the local cache or the network.
 

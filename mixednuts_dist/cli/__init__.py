@@ -84,7 +84,8 @@ def search(given: Invocation) -> None:
 
     result = given.on_ray(partial(stage.run, given.config))
     print_table(search_table(result), Console(), f"criterion {result.criterion}")
-    given.print_run()
+    line = f"run {given.config.run_id()} in {given.config.storage}"
+    given.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @run_command(

@@ -86,11 +86,6 @@ class Invocation:
             progress.doing("looking at the images, trying the classifiers on a few of them")
             return work(executor=executor, progress=progress)
 
-    def print_run(self) -> None:
-        """Which run this is, and where it lies."""
-        line = f"run {self.config.run_id()} in {self.config.storage}"
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
 
 def run_command(
     *shown: str,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import vl_convert
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..selection.choice import Choice
@@ -116,7 +116,7 @@ def _html(results: RunResults, wide: dict[str, Row], narrow: dict[str, Row], fil
             "splits": split_table(results.splits),
             "split_sentence": split_sentence(results.splits),
         }
-    return _environment().get_template("page.html.j2").render(content)
+    return templates("reports").get_template("page.html.j2").render(content)
 
 
 def slider_stops(results: RunResults) -> list[dict[str, Any]]:
@@ -234,14 +234,10 @@ def data_uri(name: str, content: bytes) -> str:
 
 
 @functools.cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("mixednuts_dist", "reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def templates(room: str) -> Environment:
+    """The page templates in the folder of a room, which may include those of the reports."""
+    loader = ChoiceLoader([PackageLoader("mixednuts_dist", folder) for folder in (room, "reports")])
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 @functools.cache

@@ -197,9 +197,9 @@ def _report(results: RunResults) -> Group:
         parts += [rounds.terminal(), Text()] if rounds.rows else []
     for title, table in results.tables.items():
         parts += [table.terminal(title), Text()]
-    return Group(
-        *parts, survival_table(results).terminal(), Text(), Text(f"Time: {_seconds_line(results)}"), *_notes(results)
-    )
+    times = [f"{stage} {seconds_text(seconds)}" for stage, seconds in results.seconds.items()]
+    time = ", ".join([*times, f"in all {seconds_text(sum(results.seconds.values()))}"])
+    return Group(*parts, survival_table(results).terminal(), Text(), Text(f"Time: {time}"), *_notes(results))
 
 
 def parameter_lines(results: RunResults) -> str:
@@ -212,11 +212,6 @@ def parameter_lines(results: RunResults) -> str:
         f"criterion {search.criterion}, clamp {search.clamp}, {layer_norm_text(search.ln_k)}\n"
         f"{candidates_sentence(search)} {rounds_sentence(results)}"
     )
-
-
-def _seconds_line(results: RunResults) -> str:
-    stages = [f"{stage} {seconds_text(seconds)}" for stage, seconds in results.seconds.items()]
-    return ", ".join([*stages, f"in all {seconds_text(sum(results.seconds.values()))}"])
 
 
 def _notes(results: RunResults) -> list[RenderableType]:

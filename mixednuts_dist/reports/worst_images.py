@@ -161,10 +161,6 @@ def _encoded(image_CHW: Tensor, resampling: Image.Resampling) -> bytes:
     if max(picture.size) > LARGEST_SIDE:
         scale = LARGEST_SIDE / max(picture.size)
         picture = picture.resize((round(picture.width * scale), round(picture.height * scale)), resampling)
-    return _png(picture)
-
-
-def _png(picture: Image.Image) -> bytes:
     sink = io.BytesIO()
     picture.save(sink, format="PNG", optimize=True)
     return sink.getvalue()

@@ -1,15 +1,13 @@
 """`studies/index.html`: every finished study of a run on one page, with its figure, findings and files."""
 
-import functools
 import json
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ..config import RunConfig
 from ..errors import MissingArtifact
 from ..register import STUDIES
 from ..reports.charts import PAPER
+from ..reports.page import templates
 from ..storage.store import Store
 
 INDEX = "studies/index.html"
@@ -24,12 +22,9 @@ def write_overview(store: Store, config: RunConfig) -> str:
     there = {name for name in store.names("studies") if name != INDEX.rpartition("/")[2]}
     known = [*(name for name in STUDIES.names() if name in there), *sorted(there - set(STUDIES.names()))]
     found = {name: content for name in known if (content := _study(store, name)) is not None}
-    page = (
-        _environment()
-        .get_template("overview.html.j2")
-        .render(run_id=config.run_id(), name=config.name, studies=found, files=_FILES)
-    )
-    store.write(INDEX, page.encode())
+    page = templates("studies").get_template("overview.html.j2")
+    rendered = page.render(run_id=config.run_id(), name=config.name, studies=found, files=_FILES)
+    store.write(INDEX, rendered.encode())
     return store.address(INDEX)
 
 
@@ -40,14 +35,3 @@ def _study(store: Store, name: str) -> dict[str, Any] | None:
     except (MissingArtifact, ValueError):
         return None
     return content if isinstance(content, dict) else None
-
-
-@functools.cache
-def _environment() -> Environment:
-    loader = PackageLoader("mixednuts_dist", "studies")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    css = PackageLoader("mixednuts_dist", "reports").get_source(environment, "page.css")[0]
-    environment.globals["css"] = css
-    return environment

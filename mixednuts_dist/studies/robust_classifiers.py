@@ -102,15 +102,13 @@ def base_choice(bench: Bench) -> Outcome:
 )
 def black_box(bench: Bench) -> Outcome:
     """Parameters for a rob without gradients: Square as MMAA, another model's, or a guess (appendix D.5)."""
-    white = _selected(bench, bench.first_rows)
     n_queries = bench.config.attack.n_queries if bench.full else min(bench.config.attack.n_queries, SQUARE_QUERIES)
     blind = bench.attacked("Square as MMAA", method="square", n_queries=n_queries)
-    square = _selected(bench, blind)
     guess = MixedNUTSParameters.published("cifar10")
     mixtures: dict[str, Mixture | None] = {
-        "MMAA with gradients": None if white is None else white.mixture(),
-        "Square as MMAA": None if square is None else square.mixture(),
-        **{f"transfer from {rob_name(rob)}": _transferred(bench, rob) for rob in bench.robs[1:]},
+        "MMAA with gradients": _mixture(bench, bench.first_rows),
+        "Square as MMAA": _mixture(bench, blind),
+        **{f"transfer from {rob_name(rob)}": _mixture(bench, bench.other_rows(rob)) for rob in bench.robs[1:]},
         "educated guess": guess.mixture(),
     }
     rows: list[tuple[Cell, ...]] = []
@@ -188,8 +186,8 @@ def _selected(bench: Bench, rows: AttackRecords) -> Choice | None:
         return None
 
 
-def _transferred(bench: Bench, rob: str) -> Mixture | None:
-    best = _selected(bench, bench.other_rows(rob))
+def _mixture(bench: Bench, rows: AttackRecords) -> Mixture | None:
+    best = _selected(bench, rows)
     return None if best is None else best.mixture()
 
 
