@@ -119,7 +119,9 @@ class ThreatConfig(Section):
     """The threat model, as `ThreatModel`."""
 
     norm: Annotated[str, Registered(NORMS)] = Field(default="Linf", description="norm of the perturbation")
-    eps: Annotated[float, BeforeValidator(read_fraction)] = Field(description="radius in [0, 1] pixels, e.g. 8/255")
+    eps: Annotated[float, BeforeValidator(read_fraction)] = Field(
+        description="radius in [0, 1] pixels, e.g. 8/255; or several"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "ThreatConfig":
@@ -731,6 +733,7 @@ def parse_config(
     if extensions is not None and _are_texts(extensions):
         load_extensions(extensions)
     content = _with_places(content, find, written) if find else content  # of URIs whose forms the extensions register
+    content = _with_radii(content, source)
     asked = [name for name in stages_with_keys() if name in content]
     content = {key: {} if key in asked and value is True else value for key, value in content.items()}
     config = _validated(config_with_stages(asked), content, f"{source}: ")
@@ -761,6 +764,19 @@ def _with_places(content: Mapping[str, Any], find: Callable[[str], str], written
     if files is not None and _are_texts(files):
         changed["extensions"] = [place(file, lambda file: find(file.removeprefix("py:"))) for file in files]
     return changed
+
+
+def _with_radii(content: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """A list under `threat.eps` is the largest radius, at which the search asks for beta, and `radii: {eps: list}`."""
+    threat = content.get("threat")
+    radii = threat.get("eps") if isinstance(threat, Mapping) else None
+    if not isinstance(threat, Mapping) or not isinstance(radii, list | tuple) or not radii:
+        return content
+    if content.get("radii"):
+        raise ConfigError(
+            f"{source}: threat.eps lists radii, and so does `radii`; give one radius or leave `radii` out"
+        )
+    return {**content, "threat": {**threat, "eps": radii[-1]}, "radii": {"eps": list(radii)}}
 
 
 def _validated(section: type[_AnySection], content: Mapping[str, Any], prefix: str = "") -> _AnySection:

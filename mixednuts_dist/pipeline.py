@@ -44,6 +44,7 @@ def run(
 
 
 def _complete(opened: Run, executor: Executor, progress: Progress, drawn: bool) -> RunResults:
+    asked = stages_of(opened.config)  # before any pass: a stage may refuse its keys
     if opened.config.std is not None:
         attack.complete(opened, executor, progress)
         write_interim(opened)
@@ -55,7 +56,7 @@ def _complete(opened: Run, executor: Executor, progress: Progress, drawn: bool) 
         evaluate.complete(opened, executor, progress)
     write_interim(opened)
     evaluate.check(opened, executor, progress)
-    for stage in stages_of(opened.config):
+    for stage in asked:
         if stage.name in opened.config.added_stages():
             stage.complete(opened, executor, progress)
     return report.run(opened.config, progress=progress) if drawn else report.collect(opened)

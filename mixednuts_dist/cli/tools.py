@@ -115,13 +115,13 @@ def study(
 
 
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48", "benchmark gpu"))
-@click.argument("name", type=click.Choice(["search", "attack", "certify", "gpu"]))
-@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); gpu: a folder.")
-@click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10, wrn-70-16, or a URI; certify: a URI.")
-@click.option("--eps", type=float, help="attack: Linf radius, for a model that is a classifier's URI.")
+@click.argument("name", type=click.Choice(["search", "attack", "certify", "gpu", "radii"]))
+@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); gpu: a folder; radii: a URI.")
+@click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10, wrn-70-16, or a URI; others: a URI.")
+@click.option("--eps", type=float, help="attack: Linf radius, for a classifier's URI; radii: the largest.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
 @click.option("--published", is_flag=True, default=None, help="attack: 100 iterations, 9 targets, not 50 and 4.")
-@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, certify: how many images.")
+@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, certify, radii: how many images.")
 @click.option("--draws", type=click.IntRange(min=50), help="certify: draws that bound a vote.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
 @click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")
