@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from ..attacks.budget import AttackBudget
 from ..config import RunConfig, Section, read_fraction
 from ..distributed.tasks import Columns, Summary
+from ..errors import InvalidInputError
 from ..register import STAGES
 from ..storage.partitions import Partition
 from ..storage.tables import read_columns
@@ -62,7 +63,12 @@ class Radii(Stage):
     of_mixture = True
 
     def asked(self, config: RunConfig) -> bool:
-        """As any stage; a radius that the norm does not have is refused here, before any pass."""
+        """As any stage; a radius that the norm does not have, or a random classifier, is refused before any pass."""
+        if config.evaluate.eot is not None:
+            raise InvalidInputError(
+                f"radii: evaluate.eot={config.evaluate.eot} admits a random classifier, whose verdicts are rates; a "
+                "curve holds yes or no. Run one radius at a time, without `radii`"
+            )
         return bool(self.threats(config))
 
     def threats(self, config: RunConfig) -> tuple[ThreatModel, ...]:

@@ -11,11 +11,12 @@ from mixednuts_dist import AttackBudget, ThreatModel, load_classifier, open_data
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.radius_curve import Reference, radius_curve
 from mixednuts_dist.config import RunConfig, parse_config
-from mixednuts_dist.errors import ConfigError, ThreatModelError
+from mixednuts_dist.errors import ConfigError, InvalidInputError, ThreatModelError
 from mixednuts_dist.stages.radii import Radii
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.tables import read_columns
+from mixednuts_dist.studies import study
 from tests.conftest import tiny_content
 
 N, ATTACKS, BUDGET = 60, ("apgd-ce", "apgd-t"), AttackBudget(n_iter=15, n_target_classes=3)
@@ -65,6 +66,9 @@ def test_a_list_of_radii_is_a_run_at_the_largest_and_a_curve_of_all(tmp_path: Pa
         assert counts == sorted(counts, reverse=True)
     assert (Path(opened.store.uri) / "report").exists()
     assert "robust accuracy over the radius" in (Path(opened.store.uri) / "report" / "index.html").read_text()
+    (drawn,) = study.run(config, "radius", executor=local_executor).values()
+    assert [list(row[1:]) for row in drawn.table.rows] == [list(row[1:]) for row in table.rows]
+    assert len(drawn.findings) == 4
 
 
 def test_a_lost_partition_comes_back_with_the_same_rows(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
@@ -93,6 +97,12 @@ def test_bad_radii_are_refused_with_the_next_step(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny(**changes)
+
+
+def test_a_random_classifier_is_refused_before_any_pass(tiny: Callable[..., RunConfig]) -> None:
+    config = tiny(radii={"eps": [0.1]}, evaluate={"eot": 2, "attacks": ["apgd-ce"]})
+    with pytest.raises(InvalidInputError, match=r"radii: evaluate\.eot=2 admits a random classifier"):
+        pipeline.run(config)
 
 
 def test_a_radius_that_the_norm_has_not_is_refused_before_any_pass(tiny: Callable[..., RunConfig]) -> None:
