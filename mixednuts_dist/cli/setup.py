@@ -94,14 +94,15 @@ def init(file: str, images: str, std: str, rob: str) -> None:
 def check(config: str, overrides: tuple[str, ...]) -> None:
     """All that is missing or wrong, at once, with the commands that fix it.
 
-    Nothing is written. Files are looked for first, in less than a second. Where they are all there, the images are
-    opened and the classifiers tried on a few of them.
+    Nothing is written. Files and the storage are looked for first: a second, or twenty where a bucket's server does
+    not answer. Where they are all there, the images are opened and the classifiers tried on a few of them.
     """
     with reported(verbose=False) as console:
         loaded = load_config(config, overrides)
         problems = [*_missing(loaded), *_storage_problems(loaded)]
         if not problems:
-            console.print("all files are there; trying the classifiers on a few images", highlight=False)
+            said = "all files are there; trying the classifiers on a few images"
+            console.print(said, highlight=False, soft_wrap=True)
             problems = list(_problems_of_use(loaded))
         for problem in problems:
             click.echo(problem)
@@ -148,8 +149,8 @@ def _missing(config: RunConfig) -> Iterator[str]:
 
 
 def _storage_problems(config: RunConfig) -> Iterator[str]:
-    """Of a local folder; a bucket is asked for with the classifiers, since that takes a connection."""
     if "://" in config.storage:
+        yield from _remote_storage_problems(config.storage)
         return
     folder = Path(config.storage).absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -159,14 +160,21 @@ def _storage_problems(config: RunConfig) -> Iterator[str]:
         yield f"storage: {there} cannot be written by this user"
 
 
-def _problems_of_use(config: RunConfig) -> Iterator[str]:
-    from ..stages.runs import inspect_inputs, run_store
+def _remote_storage_problems(uri: str) -> Iterator[str]:
     from ..storage.outages import FIRST_ANSWER_SECONDS
+    from ..storage.store import Store
 
     try:
-        run_store(config, FIRST_ANSWER_SECONDS).exists("run.yaml")
+        store = Store(uri, FIRST_ANSWER_SECONDS)
+        store.require_bucket()
+        store.exists("run.yaml")
     except MixedNutsError as error:
         yield f"storage: {error}"
+
+
+def _problems_of_use(config: RunConfig) -> Iterator[str]:
+    from ..stages.runs import inspect_inputs
+
     try:
         inputs = inspect_inputs(config)
         shape = " x ".join(map(str, inputs.image_shape))

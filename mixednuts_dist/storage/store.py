@@ -73,6 +73,7 @@ class Store:
         if s3:
             self._fs.retries = 1
             _read_dates_quickly(self._fs)
+        self._bucket = self._fs.split_path(self._root)[0] if s3 else None
         self._put_options = {"chunksize": _ONE_PUT} if s3 else {}
         self._local = isinstance(self._fs, LocalFileSystem)
         self._patience = 0.0 if self._local else patience_seconds
@@ -89,6 +90,21 @@ class Store:
 
     def exists(self, path: str) -> bool:
         return bool(self._call("exists", path))
+
+    def require_bucket(self) -> None:
+        """Ask for the bucket itself, on S3: a listing and `exists` answer the same for an absent and an empty one.
+
+        Raises:
+            StoreError: where it is not there, or not to be reached.
+        """
+        if self._bucket is None:
+            return
+        head = partial(self._fs.call_s3, "head_bucket", Bucket=self._bucket, timeout=_ANSWER_SECONDS)
+        address = f"s3://{self._bucket}"
+        try:
+            patiently(head, address, self._patience)
+        except FileNotFoundError as error:
+            raise StoreError(in_words(error, address)) from error
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, sorted; none where there is no such folder."""

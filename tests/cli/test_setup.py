@@ -16,6 +16,7 @@ from mixednuts_dist.config import load_config
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.uris import TWO_CHECKPOINTS, check_classifier_uri
 from tests.conftest import tiny_content
+from tests.object_store import ObjectStore
 
 
 def mixednuts(*arguments: str) -> tuple[int, str]:
@@ -82,6 +83,18 @@ def test_check_tells_a_wrong_uri_and_a_storage_that_is_no_folder_together(tmp_pa
     assert status == 1
     assert "rob='demo:bor'" in shown
     assert f"storage: {tmp_path / 'file'} is a file, not a folder" in shown
+
+
+def test_check_asks_for_the_bucket_before_anything_is_loaded(tmp_path: Path, object_store: ObjectStore) -> None:
+    content = tiny_content(tmp_path) | {"storage": "s3://no-such-bucket/runs"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"))
+    assert status == 1
+    assert "storage: s3://no-such-bucket: there is no such place" in shown
+    assert "Create the bucket or folder, or correct `storage`" in shown
+    assert "trying the classifiers" not in shown
+    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"), "--set", f"storage={object_store.uri('empty')}")
+    assert status == 0, shown
 
 
 def test_check_of_a_sound_configuration_says_what_it_saw_and_writes_nothing(tmp_path: Path) -> None:
