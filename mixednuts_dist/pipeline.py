@@ -59,4 +59,7 @@ def _complete(opened: Run, executor: Executor, progress: Progress, drawn: bool) 
     for stage in asked:
         if stage.name in opened.config.added_stages():
             stage.complete(opened, executor, progress)
-    return report.run(opened.config, progress=progress) if drawn else report.collect(opened)
+    if not drawn:
+        return report.collect(opened)
+    executor.report("drawing the tables, the figures and the page")
+    return report.run(opened.config, progress=progress)

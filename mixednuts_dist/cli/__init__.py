@@ -98,6 +98,7 @@ def report(given: Invocation, as_json: bool, otlp: str | None) -> None:
     from .terminal import TerminalProgress
 
     with TerminalProgress(given.console) as progress:
+        progress.doing("drawing the tables, the figures and the page")
         results = stage.run(given.config, progress=progress)
     print_result(results, as_json)
     if otlp:

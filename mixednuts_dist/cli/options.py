@@ -188,7 +188,7 @@ def reported(verbose: bool, interrupted: str = GOES_ON) -> Iterator[Console]:
             # In the middle of an import or inside of Ray an interrupt may come out as an error of any kind.
             if received or isinstance(error, KeyboardInterrupt):
                 with suppress(OSError):  # the terminal may be closed
-                    console.print(interrupted, highlight=False)
+                    console.print(interrupted, highlight=False, soft_wrap=True)
                 sys.exit(128 + (received[0] if received else signal.SIGINT))
             if not isinstance(error, MixedNutsError):
                 raise

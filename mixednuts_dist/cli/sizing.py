@@ -83,7 +83,8 @@ def _print_sizes(
     print_table(table, console, f"{config.run_id()}: {config.data.uri}, images {' x '.join(map(str, shape))}")
     std = "" if config.std is None else f"std: {config.std}\n"
     console.print(f"{std}rob: {config.rob}", highlight=False, markup=False, soft_wrap=True)
-    console.print("GFLOPs: one image, one pass; a multiply-accumulate counts as two (torch.utils.flop_counter).")
+    counted = "GFLOPs: one image, one pass; a multiply-accumulate counts as two (torch.utils.flop_counter)."
+    console.print(counted, soft_wrap=True)
 
 
 def estimate_json(estimate: "Estimate") -> dict[str, Any]:
@@ -103,7 +104,7 @@ def print_estimate(estimate: "Estimate", console: Console) -> None:
     """What was measured, then a line or two for each stage."""
     for name, seconds in estimate.pass_seconds.items():
         times = f"{1000 * seconds.forward:.3g} ms forward, {1000 * seconds.both:.3g} ms forward and backward"
-        console.print(f"{name:<8} {times}, an image in a full batch", highlight=False)
+        console.print(f"{name:<8} {times}, an image in a full batch", highlight=False, soft_wrap=True)
     for stage in estimate.stages:
         forward, backward = stage.passes
         console.print(

@@ -32,6 +32,7 @@ _COLUMNS, _STAGE_COLUMNS = 80, 8
 LINE_EVERY_SECONDS = 5.0
 LINE_UNDER_WAY_SECONDS = 20.0  # where images are decided and no piece is finished
 LINE_AT_LEAST_SECONDS = 60.0  # even where nothing is decided
+_SHARE_OF_ESTIMATE = 0.05  # of what is to be done: the images that break first say too little of the time of the others
 
 
 class StageTally:
@@ -46,6 +47,7 @@ class StageTally:
         self.n_under_way = 0  # decided images of pieces that are not finished
         for receipt in done:
             self._count(receipt)
+        self._n_to_do = n_images - self.n_done
 
     def add(self, receipt: Receipt) -> None:
         """One more partition, computed just now."""
@@ -61,9 +63,11 @@ class StageTally:
         self.classifier = receipt.classifier
 
     def images_per_second(self) -> float:
-        """Since the first worker began: how long Ray and PyTorch took to start says nothing of what is left."""
+        """Since the first worker began, as Ray's and PyTorch's start says nothing of what is left; 0 as yet unknown."""
         done = self.n_fresh + self.n_under_way
-        return done / max(time.monotonic() - self.began, 1e-9) if self.began is not None else 0.0
+        if self.began is None or done < _SHARE_OF_ESTIMATE * self._n_to_do:
+            return 0.0
+        return done / max(time.monotonic() - self.began, 1e-9)
 
     @property
     def n_decided(self) -> int:
@@ -217,4 +221,5 @@ class PreparationProgress(_Bar):
         overdue = time.monotonic() - self._last_line >= LINE_EVERY_SECONDS
         if not self.console.is_terminal and (overdue or self.n_done == n_images):
             self._last_line = time.monotonic()
-            self.console.print(f"[bold]prepare[/bold]  {self.n_done}/{n_images} images", highlight=False)
+            line = f"[bold]prepare[/bold]  {self.n_done}/{n_images} images"
+            self.console.print(line, highlight=False, soft_wrap=True)

@@ -58,7 +58,7 @@ def submit(config: str, overrides: tuple[str, ...], address: str, with_uv: bool,
         job = submit_job(
             address, ["run", travelling, *options], folder=Path.cwd(), run_id=loaded.run_id(), with_uv=with_uv
         )
-        console.print(f"run {loaded.run_id()} is job {job}", highlight=False)
+        console.print(f"run {loaded.run_id()} is job {job}", highlight=False, soft_wrap=True)
         for what in ("status", "logs --follow", "stop"):
             console.print(f"  ray job {what} --address {address} {job}", highlight=False, soft_wrap=True)
         sets = "".join(f" --set {shlex.quote(override)}" for override in overrides)
@@ -218,7 +218,7 @@ def prepare(
         with make_executor("ray", address) as executor, PreparationProgress(console) as progress:
             made = stage.run(uri, destination, n=n, part_size=part_size, seed=seed, executor=executor, on_part=progress)
         kept = f", {progress.n_kept} images were there already" if progress.n_kept else ""
-        console.print(f"{len(made.labels)} images in {len(made.parts)} parts{kept}", highlight=False)
+        console.print(f"{len(made.labels)} images in {len(made.parts)} parts{kept}", highlight=False, soft_wrap=True)
         click.echo(f"data: {{uri: parquet:{destination}}}")
 
 
@@ -256,20 +256,26 @@ def export(
 
         if hub is not None:
             require_token(hub)
+        doing = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+        doing(f"reading {run}")
         found = read_run(run, beta=beta)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary if hub is not None else destination)
             if robustbench:
                 from ..deployment.robustbench_submission import export_submission, missing_images
 
+                doing(f"writing {found.run_id}'s adversarial images and the forms")
                 written = export_submission(found, folder)
                 if missing := missing_images(found):
-                    console.print(
-                        f"the run left out {missing:,} images of the test set; RobustBench wants all", highlight=False
-                    )
+                    said = f"the run left out {missing:,} images of the test set; RobustBench wants all"
+                    console.print(said, highlight=False, soft_wrap=True)
             else:
+                graphs = f", then {' and '.join(formats)} graphs, each held against the classifier" if formats else ""
+                doing(f"loading the classifiers of {found.run_id}, writing weights, parameters and card{graphs}")
                 written = export_run(found, folder, formats=formats, address=destination)
             trust = ", trust_code=True" if has_code(folder) else ""
+            if hub is not None:
+                doing(f"uploading to hf:{hub}")
             place = upload(folder, hub) if hub is not None else str(folder)
         console.print(f"{place}: {', '.join(written)}", highlight=False, soft_wrap=True)
         if not robustbench:
@@ -308,8 +314,8 @@ def serve(
             raise ClusterError(f"serving needs {error.name}: pip install 'ray[serve]'") from error
         options = service.ServiceOptions(max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus)
         with make_executor("ray", address) as executor:
-            console.print(f"starting {found.run_id}, beta = {found.chosen.beta:g} ...", highlight=False)
+            console.print(f"starting {found.run_id}, beta = {found.chosen.beta:g} ...", highlight=False, soft_wrap=True)
             executor.start()
             with service.serving({"/": service.application(run, beta, options)}, host=host, port=port):
-                console.print(f"http://{host}:{port}/ answers; Ctrl-C ends it", highlight=False)
+                console.print(f"http://{host}:{port}/ answers; Ctrl-C ends it", highlight=False, soft_wrap=True)
                 signal.pause()

@@ -65,12 +65,19 @@ class Choosing:
     def __call__(self, points: Points | None) -> SearchResult:
         """Every beta's choice."""
         rows = self._inputs.rows()
-        if points is not None and len(points.image_P) > len(rows.labels_B):
+        n_more = 0 if points is None else len(points.image_P) - len(rows.labels_B)
+        if points is not None and n_more:
             rows = replace(rows, points=points.beyond(len(rows.labels_B)))
         criterion = CRITERIA.get(self._search.criterion)
         criteria: dict[Pair, Criterion] = {
             (clamp, ln_k): criterion.from_rows(rows, clamp=clamp, ln_k=ln_k) for clamp, ln_k in self._search.pairs()
         }
+        grid, found = grid_of(self._search), f", {n_more:,} more points of rounds" if n_more else ""
+        n_candidates = len(self._search.pairs()) * len(grid.scales) * len(grid.powers) * len(grid.biases)
+        self._executor.report(
+            f"searching {n_candidates:,} candidates (s, p, c) on the stored logits of {len(rows.labels_B):,} "
+            f"images{found}"
+        )
         search = targeted(self._search, criteria)
         scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
         exploration = _explored(search, criteria, scoring)

@@ -71,6 +71,21 @@ def test_images_of_unfinished_partitions_count_and_no_line_is_longer_than_a_term
     assert max(map(len, shown.getvalue().splitlines())) <= 80
 
 
+def test_the_time_left_is_said_once_a_twentieth_of_the_images_is_decided(
+    progress: TerminalProgress, shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(progress, WatchesWorkers)
+    monkeypatch.setattr(terminal, "LINE_UNDER_WAY_SECONDS", 0.0)
+    progress.stage_started("attack", 1000, [receipt(0, 200)])
+    progress.images_decided(39.0)
+    progress.images_decided(40.0)
+    before, after = shown.getvalue().splitlines()[-2:]
+    assert "239/1000" in before
+    assert " left" not in before
+    assert "240/1000" in after
+    assert " left · " in after
+
+
 def test_the_same_lines_are_records_with_their_stage(shown: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), LogProgress(Console(file=shown)) as progress:
         progress.stage_started("attack", 40, [receipt(0, 10)])

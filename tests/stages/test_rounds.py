@@ -119,16 +119,17 @@ def test_a_round_says_what_it_will_attack_and_takes_over_what_another_run_has_at
     with Reporting() as executor:
         first = search.run(config, executor=executor)
         n = first.rounds[0].tried[0]
-        assert (
-            f"round 1 of at most 3 attacks images: {n} next to the cutoff of beta 0.9"
-            in executor.said[-len(first.rounds)]
-        )
+        search_line, round_line, *_, last_line = executor.said
+        assert f"round 1 of at most 3 attacks images: {n} next to the cutoff of beta 0.9" in round_line
+        assert search_line.endswith(f"(s, p, c) on the stored logits of {N_IMAGES} images")
+        assert last_line.startswith((search_line, f"round {len(first.rounds)} of"))
     other = parse_config({**content, "partition_size": 16, "search": {**WIDE, "betas": [1.0, 0.9]}})
     assert other.run_id() != config.run_id()
     watcher = Computed()
     with Reporting() as executor:
         again = search.run(other, executor=executor, progress=watcher)
-        assert watcher.stages == executor.said == []
+        assert watcher.stages == []
+        assert all(said.startswith("searching") for said in executor.said)
     assert again.rounds == first.rounds
     assert again.deployed() == first.deployed()
 
