@@ -46,6 +46,10 @@ class StoreError(MixedNutsError):
     """The storage refused, or an address points outside of it."""
 
 
+class ReadOnlyStorage(StoreError):
+    """The storage takes no files: a folder without write permission, a file in a folder's place, no such bucket."""
+
+
 class FingerprintMismatch(StoreError):
     """A stored file belongs to another run, another schema version or other weights, or it is damaged."""
 

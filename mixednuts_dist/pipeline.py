@@ -4,13 +4,13 @@ import logging
 
 from .config import RunConfig
 from .distributed.executor import Executor, executing
-from .errors import DamagedFile, MissingArtifact
+from .errors import DamagedFile, MissingArtifact, ReadOnlyStorage
 from .reports import report
 from .reports.interim import write_interim
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
 from .stages.progress import Progress, Silent
-from .stages.runs import Run, open_run
+from .stages.runs import Run, open_run, reopen_run
 from .stages.stage import stages_of
 from .storage.damage import set_aside_if_damaged
 
@@ -28,9 +28,17 @@ def run(
 
     Without std there is neither attack nor search.
 
-    A file that a stage finds damaged is set aside; then all of them once more fill the gap.
+    A file that a stage finds damaged is set aside; then all of them once more fill the gap. Of a finished run on
+    storage that takes no files the results are read, and nothing is written.
     """
-    opened, watched = open_run(config), progress or Silent()
+    watched = progress or Silent()
+    try:
+        opened = open_run(config)
+    except ReadOnlyStorage as error:
+        try:
+            return report.run(config, progress=watched) if drawn else report.collect(reopen_run(config))
+        except MissingArtifact:  # there is something to compute
+            raise error from None
     with executing(executor, config.compute) as used:
         for _ in range(_REPAIRS):
             try:

@@ -16,7 +16,7 @@ from ..attacks.budget import attack_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config import RunConfig, fast_notes, parse_config
 from ..deployment.loading import loading_line
-from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, StoreError
+from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, ReadOnlyStorage, StoreError
 from ..images.datasets import open_dataset
 from ..stages.attack import siblings
 from ..stages.evaluate import CACHED, CHECK, check_fingerprint, evaluated_part
@@ -62,7 +62,7 @@ _LOGITS_AT_A_TIME = 1 << 21  # of each column: 8 MB; a few float64 copies are ma
 
 
 def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
-    """Write the report of a finished run and return its results.
+    """Write the report of a finished run and return its results; a storage that takes no files is told in one line.
 
     Raises:
         MissingArtifact: where a stage has not finished.
@@ -70,6 +70,11 @@ def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
     """
     opened = reopen_run(config)
     results = collect(opened)
+    try:
+        opened.store.require_writable()
+    except ReadOnlyStorage as error:
+        logger.warning("the page is not written: %s", error)
+        return results
     with stage_clock(opened.store, "report"):
         write_with_checksums(opened.store, "report", report_files(results))
     (progress or Silent()).stage_finished("report", opened.store.address("report/index.html"))

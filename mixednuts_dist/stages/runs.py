@@ -88,16 +88,17 @@ class Run:
 def open_run(config: RunConfig) -> Run:
     """Inspect the inputs, and write `run.yaml` or compare it with the one that is there.
 
-    A storage that cannot be reached or written raises here, before any accelerator is requested.
+    A storage that cannot be reached or written raises here, before the images and the classifiers are loaded.
 
     Raises:
         DatasetError, BaseClassifierError, ConfigError: where the inputs cannot be used.
         FingerprintMismatch: where the weights or images have changed since the run began.
-        StoreError: where the storage does not answer, or takes no files.
+        StoreError: where the storage does not answer, or (ReadOnlyStorage) takes no files.
     """
     check_uris(data=config.data.uri, std=config.std, rob=config.rob)
     impatient = run_store(config, FIRST_ANSWER_SECONDS)
-    impatient.exists(_RUN)  # a wrong address or key raises before the classifiers are loaded
+    impatient.exists(_RUN)  # a wrong address or key
+    impatient.require_writable()
     run = Run(config, run_store(config), inspect_inputs(config))
     _write_or_compare(impatient, run)
     run.store.sweep()

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ from typing import Any, BinaryIO, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from ..errors import MissingArtifact, StoreError, redacted
+from ..errors import MissingArtifact, ReadOnlyStorage, StoreError, redacted
 from .outages import PATIENCE_SECONDS, conditional_writes_unknown, in_words, patiently, precondition_failed
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,30 @@ class Store:
     def address(self, path: str) -> str:
         """The path as a person would type it."""
         return f"{self.uri}/{path}"
+
+    def require_writable(self) -> None:
+        """Write something and remove it again; nothing of it is left, no folder either.
+
+        Raises:
+            ReadOnlyStorage: where that cannot be done.
+        """
+        try:
+            if self._local:
+                patiently(self._try_folder, self.uri, self._patience)
+            else:
+                probe = f"{_TEMPORARY}{uuid.uuid4().hex}"
+                self.write(probe, b"")
+                self.delete(probe)
+        except StoreError as error:
+            raise ReadOnlyStorage(str(error)) from error
+        except FileNotFoundError as error:  # /proc takes none
+            raise ReadOnlyStorage(in_words(error, self.uri)) from error
+
+    def _try_folder(self) -> None:
+        """A file without a name in the root, or in the nearest folder above it that is there."""
+        root = Path(self._root)
+        with tempfile.TemporaryFile(dir=next(path for path in (root, *root.parents) if path.exists())):
+            pass
 
     def exists(self, path: str) -> bool:
         return bool(self._call("exists", path))

@@ -1,5 +1,7 @@
 """A finished run whose files are damaged afterwards: all of it is found, and that alone is computed again."""
 
+import errno
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -13,13 +15,15 @@ from click.testing import CliRunner
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.errors import DamagedFile, MissingArtifact
+from mixednuts_dist.errors import DamagedFile, MissingArtifact, ReadOnlyStorage
 from mixednuts_dist.reports import report
-from mixednuts_dist.stages import search
+from mixednuts_dist.stages import runs, search
 from mixednuts_dist.stages.attack import adopt_attack
 from mixednuts_dist.stages.runs import finished_partitions, open_run, reopen_run
 from mixednuts_dist.storage import manifest
+from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.store import Store
+from tests.conftest import Finished
 from tests.object_store import ObjectStore
 from tests.stages.test_pipeline import ATTACK, EVALUATE, Watcher, rows
 
@@ -160,3 +164,36 @@ def test_a_damaged_partition_is_not_taken_over(copied_run, tmp_path: Path, objec
     assert opened.store.read("attack/part-00000.parquet") == sibling.read("attack/part-00000.parquet")
     done = finished_partitions(opened, "attack", opened.attack_fingerprint)
     assert [partition.index for partition in done] == [0]
+
+
+def test_of_a_finished_run_on_read_only_storage_the_table_is_shown(
+    copied_run: Finished, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = {path: path.read_bytes() for path in copied_run.folder.rglob("*") if path.is_file()}
+    refuse_files(monkeypatch)
+    for command in (pipeline.run, report.run):
+        caplog.clear()
+        assert command(copied_run.config).to_json()["accuracy"] == copied_run.results["accuracy"]
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert line.startswith(f"the page is not written: {copied_run.folder}: access denied")
+    assert {path: path.read_bytes() for path in copied_run.folder.rglob("*") if path.is_file()} == before
+
+
+def test_an_unfinished_run_on_read_only_storage_is_refused_before_anything_is_loaded(
+    copied_run: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next(copied_run.folder.glob("evaluate/*.parquet")).unlink()
+    refuse_files(monkeypatch)
+    monkeypatch.setattr(runs, "inspect_inputs", lambda _config: pytest.fail("the inputs were loaded"))
+    with pytest.raises(ReadOnlyStorage, match="access denied"):
+        pipeline.run(copied_run.config)
+
+
+def refuse_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a disk that is mounted read-only does."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(store_module, "_opened", refuse)
+    monkeypatch.setattr(store_module.tempfile, "TemporaryFile", refuse)

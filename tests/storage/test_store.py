@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mixednuts_dist.errors import MissingArtifact, StoreError
+from mixednuts_dist.errors import MissingArtifact, ReadOnlyStorage, StoreError
 from mixednuts_dist.storage.outages import patiently
 from mixednuts_dist.storage.store import Store, concurrently
 
@@ -152,3 +152,16 @@ def test_a_relative_folder_is_pinned_to_where_it_was_opened(tmp_path: Path, monk
     store.write("x", b"1")
     assert (tmp_path / "runs" / "x").read_bytes() == b"1"
     assert Store(store.uri).read("x") == b"1"
+
+
+def test_whether_a_storage_takes_files_is_tried_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    Store(str(tmp_path / "runs" / "run-1")).require_writable()
+    Store("memory://writable/run-1").require_writable()
+    assert not list(tmp_path.iterdir())
+    assert not Store("memory://writable").all_files()
+
+
+def test_a_file_in_a_folders_place_takes_none(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("notes")
+    with pytest.raises(ReadOnlyStorage, match="runs/run-1: the storage refused .*Not a directory"):
+        Store(str(tmp_path / "runs" / "run-1")).require_writable()
