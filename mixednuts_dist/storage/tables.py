@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,7 +61,9 @@ def encode_table(columns: Mapping[str, Tensor], fingerprint: str, receipt: Recei
         arrays.append(array)
         fields.append(pa.field(name, array.type, nullable=False, metadata={"shape": shape}))
     told = {name: value for name, value in asdict(receipt).items() if name not in ("sha256", "n_bytes")}
-    footer = {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint, "receipt": told}
+    footer = {
+        "schema_version": SCHEMA_VERSION, "fingerprint": fingerprint, "receipt": told, "columns": _described(fields)
+    }  # fmt: skip
     schema = pa.schema(fields, metadata={FOOTER: json.dumps({**footer, "digest": digest(footer)})})
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd", write_page_checksum=True)
@@ -103,8 +105,7 @@ def is_whole(content: bytes) -> bool:
     """
     try:
         parquet = pq.ParquetFile(io.BytesIO(content), **_CHECKED)
-        for _ in parquet.iter_batches():
-            pass
+        parquet.read()  # batch by batch, a column that has lost its pages would not be noticed
         _footer(parquet.schema_arrow, "the file")
     except _UNREADABLE:
         return False
@@ -355,9 +356,21 @@ def _footer(schema: Any, address: str) -> Footer:
         )
     if content.pop("digest") != digest(content):
         raise ValueError("its footer is not the one that was written")
+    if "columns" in content and content["columns"] != _described(schema):  # older releases do not say
+        raise ValueError("its columns are not those that were written")
     known = Receipt.__dataclass_fields__  # a later release of the same schema may have said more
     receipt = Receipt(**{name: value for name, value in content["receipt"].items() if name in known})
     return Footer(content["fingerprint"], version, receipt)
+
+
+def _described(fields: Iterable[Any]) -> str:
+    """A checksum of the columns' names, types and shapes; Parquet has one of its pages alone."""
+    described = []
+    for field in fields:
+        is_list = pa.types.is_fixed_size_list(field.type)  # its text differs between releases of pyarrow
+        kind, n_each = (field.type.value_type, field.type.list_size) if is_list else (field.type, 1)
+        described.append([field.name, str(kind), n_each, json.loads(field.metadata[b"shape"])])
+    return digest({"columns": described})
 
 
 def _listed(versions: Sequence[int]) -> str:

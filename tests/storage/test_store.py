@@ -163,5 +163,5 @@ def test_whether_a_storage_takes_files_is_tried_and_nothing_of_it_is_left(tmp_pa
 
 def test_a_file_in_a_folders_place_takes_none(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("notes")
-    with pytest.raises(ReadOnlyStorage, match="runs/run-1: the storage refused .*Not a directory"):
+    with pytest.raises(ReadOnlyStorage, match=r"runs/run-1: the storage refused .*Not a directory"):
         Store(str(tmp_path / "runs" / "run-1")).require_writable()
