@@ -121,8 +121,10 @@ def test_a_whole_attack_waits_for_verdicts_alone(card) -> None:
     )  # fmt: skip
     waits = card.waits.copy()
     assert bool(found.robust.cpu().any())
-    # The checks of a call's model and images, and the probe that compares the bits of a smaller shape, run once.
-    once = {"attacks/entry.py", "attacks/red_flags.py", "acceleration/batch_shape.py"}
+    # The checks of a call's model, images and gradients, and the probe that compares the bits of a smaller shape, run
+    # once.
+    once = {"attacks/entry.py", "attacks/red_flags.py", "acceleration/batch_shape.py", "attacks/cut_gradients.py"}
+    once.add("attacks/adaptive.py")  # which images stand, for the check of gradients
     at_rest = {"attacks/judge.py", "attacks/tracks.py", *once}
     assert {line.partition(":")[0] for line in waits} <= at_rest
     assert waits.total() < n_passes / 4, waits
