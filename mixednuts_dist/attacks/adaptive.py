@@ -140,6 +140,8 @@ def autoattack(
         preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
         eot: for a random classifier: gradients are averaged over so many draws, in full passes, and `fooled` says how
             often each final point fools (`draws.py`); images that fool half of the time are neither robust nor broken.
+        bpda: where a module cuts the gradient, attack once more with the identity as its backward pass; `survived` has
+            both numbers (`cut_gradients.py`).
         seed: with `sample_ids` it fixes the random starts.
         sample_ids: B ids that key the noise; 0 .. B-1 by default.
         budget: iterations, targets and queries an image, in place of those of `preset`.

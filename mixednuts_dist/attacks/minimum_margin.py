@@ -67,7 +67,7 @@ def minimum_margin_attack(
         seed: with `sample_ids` it fixes the random starts.
         stop_when_broken: leave an image as soon as it is fooled; otherwise go on to the smallest margin.
         border_restarts: repeats of the whole plan, from other random starts, for images that survive with less than 5 %
-            of their clean margin: which of them break is the luck of one start. 0 gives the paper's budget.
+            of their clean margin; which of them break is the luck of one start. 0 gives the paper's budget.
         sample_ids: the B images' ids in their split; 0 .. B-1 by default.
         batch_size: rows of every pass, or the `BatchShape` of a run; 64 by default, and 128 for more images than that
             of a small network on a CPU. Halved where memory ends. An image's result is the same bits in any order and

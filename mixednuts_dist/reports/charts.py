@@ -141,7 +141,8 @@ def key(names: Sequence[str], frame: Frame, marks: Mapping[str, tuple[str, str]]
     drawn_as = own | {
         name: (shape, colour) for name, shape, colour in zip(others, shapes * 4, colours * 4, strict=False)
     }
-    columns = 2 if frame.narrow else 3
+    widest = frame.font * (0.55 * max(map(len, names), default=0) + 3)  # of an entry: its letters, its symbol
+    columns = max(1, min(2 if frame.narrow else 3, int(frame.width / widest)))
     legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=0) if len(names) > 1 else None
 
     def channel(kind: Any, which: int) -> Any:

@@ -11,7 +11,12 @@ from .bench import Bench
 from .study import Outcome
 
 
-@STUDIES("corruptions", describes="Common corruptions: whose accuracy does the mixture keep?", order=40)
+@STUDIES(
+    "corruptions",
+    describes="Common corruptions: whose accuracy does the mixture keep?",
+    section="not in the paper",
+    order=40,
+)
 def corruptions(bench: Bench) -> Outcome:
     """Accuracy over the severity of std, rob and the mixture, averaged over the corruptions.
 

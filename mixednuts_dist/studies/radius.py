@@ -11,7 +11,12 @@ from .bench import Bench
 from .study import Outcome
 
 
-@STUDIES("radius", describes="Robust accuracy over the radius of std, rob and the mixture", order=41)
+@STUDIES(
+    "radius",
+    describes="Robust accuracy over the radius of std, rob and the mixture",
+    section="not in the paper",
+    order=41,
+)
 def radius(bench: Bench) -> Outcome:
     """The curves of the stage `radii`, clean accuracy as radius 0.
 

@@ -47,7 +47,8 @@ def factory(tmp_path: Path) -> Path:
 
 
 def children() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "local import serve" in " ".join(one.cmdline())]
+    running = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    return [one for one in running if "local import serve" in " ".join(one.cmdline())]
 
 
 def test_a_whole_run_imports_no_ray_and_has_the_rows_and_the_choice_of_the_run_on_ray(

@@ -104,7 +104,12 @@ def test_keys_do_not_touch_the_global_generator() -> None:
 
 def test_attacks_declare_the_norms_that_they_have_mathematics_for() -> None:
     declared = {name: entry.facts.get("norms") for name, entry in ATTACKS.entries().items()}
-    assert {name for name, norms in declared.items() if norms is not None} == {"fab-t", "square", "square-margin"}
+    assert {name for name, norms in declared.items() if norms is not None} == {
+        "fab",
+        "fab-t",
+        "square",
+        "square-margin",
+    }
     assert set(declared["fab-t"]) == set(MOVES)
     assert set(declared["square"]) == set(declared["square-margin"]) == set(WINDOWS)
 

@@ -26,6 +26,7 @@ from mixednuts_dist.reports.charts import (
 from mixednuts_dist.reports.figures import caption, figures
 from mixednuts_dist.reports.margins import EDGES
 from mixednuts_dist.reports.results import RunResults
+from mixednuts_dist.stages.stage import Certified
 
 from .made_up_run import made_up_results
 
@@ -50,7 +51,14 @@ def spec_of(results: RunResults, name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def charts(results: RunResults) -> dict[str, Chart]:
-    return figures(results)
+    """Every chart: certificates are made up beside the run."""
+    betas = [entry.beta for entry in results.search.entries]
+    certified = Certified(
+        claim="made up", norm="Linf", radii={0.01: "0.01", 0.02: "0.02"}, by_beta=dict.fromkeys(betas, (90, 40)),
+        by_radius={name: [(0.005 * step, 120 - 12 * step) for step in range(10)] for name in ("rob", "mixed")},
+        reach=[0.01] * 300, total=300,
+    )  # fmt: skip
+    return figures(dataclasses.replace(results, certified=certified))
 
 
 @pytest.mark.parametrize("frame", [WIDE, NARROW, *PAPER], ids=lambda frame: frame.name)
