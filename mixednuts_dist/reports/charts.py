@@ -4,6 +4,7 @@ A chart is a function of the frame that it is drawn for, so that the same data f
 column or a page of a paper with text of the right size. On paper one pixel is one point (1/72 inch).
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -556,11 +557,16 @@ _FROM_ODDS = (
 )
 
 
+_MOST_TICKS = 12  # each has a line of the grid: at 468 decades they fill the panel
+
+
 def _whole_decades(edges: Sequence[float], *, odds: bool) -> list[float]:
-    """Where the axis has ticks."""
+    """Where the axis has ticks: at every decade, or where they are many at every second, fifth, tenth and so on."""
     ends = (edges[0], edges[-1]) if odds else (math.log10(edges[0]) - 1e-9, math.log10(edges[-1]))
     decades = range(math.ceil(ends[0]), math.floor(ends[1]) + 1)
-    return [float(n) if odds else 10.0**n for n in decades]
+    steps = (step * 10**k for k in itertools.count() for step in (1, 2, 5))
+    apart = next(step for step in steps if len(decades) / step <= _MOST_TICKS)
+    return [float(n) if odds else 10.0**n for n in decades if n % apart == 0]
 
 
 def _bins(group: Row, edges: Sequence[float]) -> list[Row]:

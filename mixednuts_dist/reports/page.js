@@ -57,6 +57,10 @@
     place.querySelectorAll("img").forEach((still) => { still.hidden = true; });
     place.querySelectorAll(".drawn").forEach((old) => old.remove());
     target.classList.add("drawn");
+    const svg = target.querySelector("svg"); // one picture with one text: its marks have roles and no names
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", place.querySelector("img").alt);
+    [...svg.children].forEach((part) => part.setAttribute("aria-hidden", "true"));
     place.append(target);
     return embedded.view;
   }

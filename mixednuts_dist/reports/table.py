@@ -87,11 +87,15 @@ class Table:
             title_justify="left", title_style="bold",
         )  # fmt: skip
         for index, name in enumerate(self.columns):
-            counted = any(isinstance(row[index], Count) for row in self.rows)
-            shown.add_column(Text(_heading(name)), justify="right" if index else "left", no_wrap=counted or index == 0)
+            cells = [row[index] for row in self.rows]
+            counts = [_with_count(cell, detail) for cell in cells if isinstance(cell, Count)]
+            widest = max(map(len, counts), default=None)  # a heading may break, a count may not
+            shown.add_column(
+                Text(_heading(name)), justify="right" if index else "left", no_wrap=index == 0, min_width=widest
+            )
         for row in self.rows:
-            cells = [Text(_with_count(cell, detail) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
-            shown.add_row(*cells, style="bold" if row[0] == self.bold else "")
+            texts = [Text(_with_count(cell, detail) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
+            shown.add_row(*texts, style="bold" if row[0] == self.bold else "")
         return shown
 
     def as_csv(self) -> str:
@@ -154,9 +158,13 @@ class Table:
         return {"columns": list(self.columns), "rows": self.to_json()}
 
     def _extras(self) -> list[Markup]:
-        """For each column, what hides it on a phone where it is not printed."""
+        """For each column, what hides it on a phone where it is not printed, and what sets sentences from the left."""
         shown = self.narrow or self.printed or self.columns
-        return [Markup("" if name in shown else ' class="more"') for name in self.columns]
+        classes = (
+            " ".join(["more"] * (name not in shown) + ["words"] * all(isinstance(row[i], str) for row in self.rows))
+            for i, name in enumerate(self.columns)
+        )
+        return [Markup(' class="{}"').format(own) if own else Markup("") for own in classes]
 
     def _html_row(self, row: Sequence[Cell]) -> Markup:
         first, *rest = row
@@ -248,7 +256,7 @@ def _latex_cell(cell: Cell) -> str:
 
 def _html_cell(cell: Cell) -> Markup:
     if isinstance(cell, Count) and cell.total:
-        return Markup('{} <span class="interval">{}</span> <span class="dim">{}/{}</span>').format(
-            percent_text(cell), interval_text(cell), cell.correct, cell.total
-        )
+        return Markup(
+            '<span class="pair">{} <span class="interval">{}</span></span> <span class="dim">{}/{}</span>'
+        ).format(percent_text(cell), interval_text(cell), cell.correct, cell.total)
     return escape(cell_text(None if isinstance(cell, Count) else cell))

@@ -179,7 +179,8 @@ def _report(results: RunResults) -> Group:
     std = f"std = {results.std}\n" if results.std else ""
     accuracy = accuracy_table(results).only(["classifier", "clean", "robust"])
     attacks = ", ".join(f"{row.attack} for {row.classifier}" for row in results.accuracy)
-    attacks += "".join(f"; {row.classifier}: {row.attack}" for row in results.stages)
+    for attack in dict.fromkeys(row.attack for row in results.stages):
+        attacks += f"; {' / '.join(row.classifier for row in results.stages if row.attack == attack)}: {attack}"
     parts: list[RenderableType] = [
         Text(f"{results.name}  ({results.run_id})", style="bold"),
         Text(setting),

@@ -96,9 +96,7 @@ class Radii(Stage):
         return stage_of(opened.config, "evaluate").passes(opened)
 
     def words(self) -> str:
-        return (
-            f"the attacks of `evaluate` at {len(self.keys.eps)} radii; robust are the images that stand at the largest"
-        )
+        return "the evaluation's attacks at this radius"
 
     def robust(self, opened: Run) -> dict[str, Tensor]:
         """Classifier -> which images stand at each radius, (N, R) bool, and under "clean" which are right unattacked.
