@@ -824,4 +824,4 @@ def _valid_keys(section: type[BaseModel], location: Sequence[Any]) -> list[str]:
     for part in location:
         found = section_in(model.model_fields[part].annotation) if part in model.model_fields else None
         model = found or RangeConfig
-    return sorted([*model.model_fields, *(stages_with_keys() if issubclass(model, RunConfig) else ())])
+    return sorted({*model.model_fields, *(stages_with_keys() if issubclass(model, RunConfig) else ())})
