@@ -268,7 +268,7 @@ def test_a_command_that_cannot_write_says_so_before_any_ray_starts(object_store:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert shown.returncode == 1
-    assert "StoreError" in shown.stderr
+    assert "ReadOnlyStorage" in shown.stderr
     assert "s3://no-such-bucket/x" in shown.stderr
     assert "Traceback" not in shown.stderr
     assert shown.stdout.strip() == "False"
