@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from ..config import load_config
-from ..errors import MixedNutsError
+from ..errors import MissingArtifact, MixedNutsError
 from ..register import STAGES, Entry
 from .laboratory import compare, runs
 from .options import (
@@ -60,8 +60,13 @@ def stage_command(entry: Entry) -> click.Command:
         from ..reports.report import stage_tables
         from ..reports.table import print_table
 
-        for title, table in stage_tables(opened, [entry.name]).items():
-            print_table(table, Console(), title)
+        try:
+            tables = stage_tables(opened, [entry.name])
+        except MissingArtifact as missing:  # the stage is done; what it says of the mixture waits for the search
+            given.console.print(f"no table yet: {missing}", highlight=False, markup=False, soft_wrap=True)
+        else:
+            for title, table in tables.items():
+                print_table(table, Console(), title)
 
     command.__name__, command.__doc__ = entry.name, f"{entry.describes[:1].upper()}{entry.describes[1:]}."
     options = entry.facts.get("options", {})

@@ -56,7 +56,9 @@ def test_every_study_leaves_its_files(
     monkeypatch.setattr(studies, "Bench", lambda *_, **__: bench)
     done = studies.run(bench.config, "all")
     shown = capsys.readouterr().out
-    assert list(done) == list(STUDIES.names())
+    without_keys = [name for name in STUDIES.names() if name not in ("corruptions", "radius")]  # of stages
+    assert list(done) == without_keys
+    assert "radius is left out: " in shown
     for name, outcome in done.items():
         assert set(bench.run.store.names(f"studies/{name}")) == FILES
         content = json.loads(bench.run.store.read(f"studies/{name}/study.json"))
