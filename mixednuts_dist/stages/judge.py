@@ -17,7 +17,7 @@ from ..storage.tables import read_columns
 from .evaluate import delete_rows
 from .progress import Progress
 from .runs import Run, finished_partitions, require_complete
-from .stage import Outcome, Stage, stage_of
+from .stage import Outcome, Stage, classifier_names, stage_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class JudgePoints(Stage):
         in_range = (pixels.amin(dim=1) >= 0) & (pixels.amax(dim=1) <= 1)
         counts = given & in_range & ball.contains(x_adv, x)
         tried = torch.where(counts[:, None, None, None], x_adv, x)
-        models = {**worker.networks, **({"mixed": worker.model} if self._mixed(worker) else {})}
+        models = {**worker.networks, worker.model_name: worker.model}
         judges = [Judge(model, worker.shape(x)) for model in models.values()]
         clean = [judge.verdicts(x, y) for judge in judges]
         found = [judge.verdicts(tried, y) for judge in judges]
@@ -77,10 +77,6 @@ class JudgePoints(Stage):
         robust_B = columns["clean_right"][:, -1] & right[:, -1]
         n_forward = 2 * len(x) * len(worker.networks)
         return columns, worker.summary(worker.model_name, clean[-1].logits, y.cpu(), robust_B, n_forward)
-
-    @staticmethod
-    def _mixed(worker: Workbench) -> bool:
-        return worker.model is not worker.rob
 
     def fingerprint(self, opened: Run) -> str:
         from ..images.points import points_checksum
@@ -105,9 +101,6 @@ class JudgePoints(Stage):
         names = ["given", "in_range", "counts", "distance", "clean_right", "right", "at_border"]
         return read_columns(opened.store, self.name, opened.partitions, fingerprint, names)
 
-    def _names(self, opened: Run) -> tuple[str, ...]:
-        return ("std", "rob", "mixed") if opened.config.std is not None else ("rob",)
-
     def _standing(self, opened: Run) -> Tensor | None:
         """What the evaluation has left of the deployed mixture (without std: of rob), (N,) bool; None before it."""
         evaluation = stage_of(opened.config, "evaluate")
@@ -118,7 +111,7 @@ class JudgePoints(Stage):
 
     def outcomes(self, opened: Run) -> list[Outcome]:
         """What stands of each classifier at the points; of the last one after the evaluation and the points."""
-        rows, names, standing = self._rows(opened), self._names(opened), self._standing(opened)
+        rows, names, standing = self._rows(opened), classifier_names(opened.config), self._standing(opened)
         robust = rows["clean_right"] & rows["right"]
         if standing is not None:
             robust[:, -1] &= standing
@@ -129,7 +122,7 @@ class JudgePoints(Stage):
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
         """The points themselves, and which images of each classifier they break."""
-        rows, names, standing = self._rows(opened), self._names(opened), self._standing(opened)
+        rows, names, standing = self._rows(opened), classifier_names(opened.config), self._standing(opened)
         given, outside = rows["given"], rows["given"] & rows["in_range"] & ~rows["counts"]
         n_given, threat = int(given.sum()), opened.config.threat
         largest = float(rows["distance"][given].max()) if n_given else 0.0

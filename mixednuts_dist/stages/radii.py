@@ -24,7 +24,7 @@ from ..storage.tables import read_columns
 from ..threat import ThreatModel
 from .evaluate import EvaluateTask
 from .runs import Run, require_complete
-from .stage import Outcome, Stage, budget_of, stage_of
+from .stage import Outcome, Stage, budget_of, classifier_names, stage_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +104,7 @@ class Radii(Stage):
         Raises:
             MissingArtifact: where the stage has not finished.
         """
-        fingerprint, names = self.fingerprint(opened), self._names(opened.config)
+        fingerprint, names = self.fingerprint(opened), classifier_names(opened.config)
         require_complete(opened, self.name, fingerprint)
         columns = [f"{name}_{what}" for name in names for what in ("clean", "robust")]
         return read_columns(opened.store, self.name, opened.partitions, fingerprint, columns)
@@ -116,7 +116,7 @@ class Radii(Stage):
             Outcome(
                 f"{name}, {threat}", int(rows[f"{name}_clean"].sum()), int(robust_N.sum()), len(robust_N)
             )
-            for name in self._names(opened.config)
+            for name in classifier_names(opened.config)
             for threat, robust_N in zip(
                 self.threats(opened.config), rows[f"{name}_robust"].unbind(dim=1), strict=True
             )
@@ -125,7 +125,7 @@ class Radii(Stage):
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
         """A row a radius."""
-        rows, names = self.robust(opened), self._names(opened.config)
+        rows, names = self.robust(opened), classifier_names(opened.config)
         total = len(rows[f"{names[0]}_clean"])
         clean: list[object] = ["0", *((int(rows[f"{name}_clean"].sum()), total) for name in names)]
         robust: list[list[object]] = [
@@ -133,9 +133,6 @@ class Radii(Stage):
             for i, threat in enumerate(self.threats(opened.config))
         ]
         return {f"robust accuracy over the radius, {opened.config.threat.norm}": (["eps", *names], [clean, *robust])}
-
-    def _names(self, config: RunConfig) -> tuple[str, ...]:
-        return ("rob",) if config.std is None else ("std", "rob", "mixed")
 
 
 @dataclass(frozen=True, kw_only=True)

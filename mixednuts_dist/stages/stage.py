@@ -179,6 +179,11 @@ class _StageTask(Task):
         return columns, summary
 
 
+def classifier_names(config: RunConfig) -> tuple[str, ...]:
+    """What a run has to say something of: its two classifiers and the mixture, or rob alone."""
+    return ("rob",) if config.std is None else ("std", "rob", "mixed")
+
+
 def stages_of(config: RunConfig) -> list[Stage]:
     """The stages that a configuration asks for, in the order of the register."""
     found = [stage_of(config, name) for name in STAGES.names() if config.section(name) is not None]
