@@ -18,6 +18,7 @@ import yaml
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config import parse_config
+from mixednuts_dist.stages.runs import RESULTS
 from tests.conftest import tiny_content
 from tests.distributed.local_head import ONE_MACHINE, Head, local_head
 from tests.object_store import ObjectStore
@@ -141,7 +142,7 @@ def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_executor: Any, 
     last = Driver(*given, tmp_path / "report", "--local", environment=environment)
     last.wait_until(sign.exists)
     stopped(last, "evaluate", 8, signal.SIGINT)
-    assert not list((tmp_path / "runs").rglob("report/index.html"))
+    assert not list((tmp_path / "runs").rglob(RESULTS))
     job = [sys.executable, str(ROOT / "jobs" / "run.py"), str(undisturbed.config), "--json", f"--set=storage={storage}"]
     again = subprocess.run(job, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
