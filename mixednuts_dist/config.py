@@ -508,6 +508,11 @@ class RunConfig(Section):
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    bpda: bool = Field(
+        default=True,
+        description="where a module of a classifier cuts the gradient, attack and evaluate attack once more with the "
+        "identity as its backward pass (docs/threats.md)",
+    )
     extensions: tuple[str, ...] = Field(
         default=(), description="Python files of yours that register attacks, losses, clamps, data sets and so on"
     )
@@ -630,6 +635,8 @@ class RunConfig(Section):
         }
         values = self.as_written(exclude=left_out)
         values["search"] |= _GONE_FROM_SEARCH
+        if values["bpda"]:  # as in releases without it; what is cut is part of the inputs' checksums
+            del values["bpda"]
         for key in ("version", "eot"):  # as in releases without them
             if values["evaluate"][key] is None:
                 del values["evaluate"][key]

@@ -30,6 +30,7 @@ from .outcome import AttackOutcome
 from .progress import Progress, shown_or
 
 TRANSFER = "transfer"  # the name of the only attack on a classifier without gradients
+BPDA = "bpda"  # and of those along a backward pass that is put in the place of a cut one
 
 
 def adaptive_autoattack(
@@ -103,7 +104,7 @@ def adaptive_autoattack(
         stop_when_broken=stop_when_broken, progress=shown_or(progress, verbose),
     )  # fmt: skip
     found = _one(engine, attacks, x_BCHW, y_B, sample_ids, cached_BCHW)
-    return through_cuts(engine, attacks, x_BCHW, y_B, sample_ids, found) if bpda else found
+    return through_cuts(engine, attacks, x_BCHW, y_B, sample_ids, found, mode) if bpda else found
 
 
 def autoattack(
@@ -279,34 +280,61 @@ def _with_rates(outcome: AttackOutcome, draws: Draws, y_B: Tensor, rows: int) ->
 
 
 def through_cuts(
-    engine: Engine, attacks: Sequence[str], x: Tensor, y: Tensor, sample_ids: Sequence[int] | None, found: AttackOutcome
+    engine: Engine,
+    attacks: Sequence[str],
+    x: Tensor,
+    y: Tensor,
+    sample_ids: Sequence[int] | None,
+    found: AttackOutcome,
+    mode: AttackMode = "transfer",
 ) -> AttackOutcome:
     """Where the classifier's gradient is cut: the attacks that follow it once more, with a backward pass in its place.
 
-    On the images that stand, in float32; the outcome has one more step, "bpda" with the module's name. A classifier
-    that cuts nothing costs one gradient of two images.
+    The outcome has one more step, "bpda" with the module's name. A classifier that cuts nothing costs one gradient of
+    two images.
     """
     model = engine.attacked.model
-    climbing = [name for name in attacks if ATTACKS.get(name).takes_gradient]
-    cuts = found_cuts(model, x[:2]) if climbing and engine.attacked.subject is None else []
-    standing = found.robust.nonzero().squeeze(1)
-    if not any(cut.replaced for cut in cuts):
+    followed = any(ATTACKS.get(name).takes_gradient for name in attacks) and engine.attacked.subject is None
+    cuts = found_cuts(model, x[:2]) if followed else []
+    if not isinstance(model, nn.Module) or not any(cut.replaced for cut in cuts):
         return found
-    name, robust, x_adv, logits = f"bpda ({', '.join(map(str, cuts))})", found.robust, found.x_adv, found.logits
+    with identity_backward(model, cuts):
+        return attacked_again(
+            engine, model, attacks, x, y, sample_ids, found, mode=mode, step=f"{BPDA} ({', '.join(map(str, cuts))})"
+        )
+
+
+def attacked_again(
+    engine: Engine,
+    model: nn.Module,
+    attacks: Sequence[str],
+    x: Tensor,
+    y: Tensor,
+    sample_ids: Sequence[int] | None,
+    found: AttackOutcome,
+    *,
+    mode: AttackMode = "transfer",
+    step: str = BPDA,
+) -> AttackOutcome:
+    """Those of the attacks that follow a gradient once more, along that of `model`, on the images that stand.
+
+    In float32. The values of `model` are those of the engine's classifier; the outcome has one more step.
+    """
+    climbing = [name for name in attacks if ATTACKS.get(name).takes_gradient]
+    standing = found.robust.nonzero().squeeze(1)
+    robust, x_adv, logits = found.robust.clone(), found.x_adv.clone(), found.logits.clone()
     counts = [0, 0]
-    if len(standing) and isinstance(model, nn.Module):
+    if len(standing) and climbing:
         ids = standing.tolist() if sample_ids is None else [sample_ids[i] for i in standing.tolist()]
-        with identity_backward(model, cuts):
-            again = ensemble_engine(
-                model, x, threat=engine.threat, attacks=climbing, budget=engine.budget, shape=engine.shape,
-                seed=engine.seed, stop_when_broken=engine.stop_when_broken,
-            )  # fmt: skip
-            second = _one(again, climbing, x[standing], y[standing], ids, found.x_adv[standing])
-        robust, x_adv, logits = robust.clone(), x_adv.clone(), logits.clone()
+        again = ensemble_engine(
+            model, x, threat=engine.threat, attacks=climbing, budget=engine.budget, shape=engine.shape,
+            seed=engine.seed, mode=mode, stop_when_broken=engine.stop_when_broken,
+        )  # fmt: skip
+        second = _one(again, climbing, x[standing], y[standing], ids, found.x_adv[standing])
         robust[standing], x_adv[standing], logits[standing] = second.robust, second.x_adv, second.logits
         counts = [second.n_forward, second.n_backward]
     return replace(
-        found, robust=robust, survived={**found.survived, name: robust}, x_adv=x_adv, logits=logits,
+        found, robust=robust, survived={**found.survived, step: robust}, x_adv=x_adv, logits=logits,
         n_forward=found.n_forward + counts[0], n_backward=found.n_backward + counts[1],
     )  # fmt: skip
 

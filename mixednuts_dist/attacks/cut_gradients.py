@@ -7,7 +7,7 @@ of the same shape sees it, the values stay and the backward pass becomes the ide
 
 What can be found: modules, and code between a module's input and its first child's. What cannot: code after a child;
 gradients that are small and not zero; thresholds that cut some entries of a tensor (MeanSparse); a function that is no
-torch module. A module of other shapes is named and not replaced.
+torch module. A module of other shapes is named, with both shapes, and not replaced.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -30,12 +30,16 @@ class Cut:
 
     module: str  # its name in the classifier; empty for the classifier itself
     child: str = ""
-    replaced: bool = True  # False where the shapes differ
+    obstacle: str = ""  # why no backward pass can be put in its place
 
     def __str__(self) -> str:
         """For tables."""
         where = self.module or "the classifier"
         return f"{where} before {self.child}" if self.child else where
+
+    @property
+    def replaced(self) -> bool:
+        return not self.obstacle
 
 
 @dataclass
@@ -100,6 +104,21 @@ def identity_backward(model: nn.Module, cuts: Sequence[Cut]) -> Iterator[None]:
             handle.remove()
 
 
+class Uncut(nn.Module):
+    """A classifier with the identity as the backward pass of its cuts; its values are the same bits."""
+
+    def __init__(self, network: nn.Module, cuts: Sequence[Cut]) -> None:
+        super().__init__()
+        self.network, self._cuts = network, tuple(cuts)
+        self.eval()
+
+    @torch.compiler.disable  # the hooks come and go with each pass
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        with identity_backward(self.network, self._cuts):
+            logits_BK: Tensor = self.network(x_BCHW)
+        return logits_BK
+
+
 def _passed_through(given: Tensor, value: Tensor) -> Tensor:
     """The value, with the gradient of what was given."""
     return value.detach() + (given - given.detach()) if torch.is_grad_enabled() and given.requires_grad else value
@@ -156,8 +175,8 @@ def _cut_at(name: str, traces: dict[str, _Trace]) -> Cut:
     for child, inner in traces.items():
         if _is_within(child, name) and inner.given.shape == trace.given.shape:
             return Cut(name, child)
-    same = trace.out is not None and trace.out.shape == trace.given.shape
-    return Cut(name, replaced=same)
+    given, out = (" x ".join(map(str, each.shape[1:])) for each in (trace.given, trace.out) if each is not None)
+    return Cut(name, obstacle="" if given == out else f"its input is {given} and its output {out}")
 
 
 def _is_within(name: str, outer: str) -> bool:

@@ -167,6 +167,18 @@ def near_border_only(phase: Phase) -> Phase:
     return replace(phase, wanted=wanted)
 
 
+def with_rows(found: MinimumMarginResult, rows: Tensor, second: MinimumMarginResult) -> MinimumMarginResult:
+    """The first result with the second's in these rows, and the passes of both."""
+    changed = {}
+    for name, values in vars(found).items():
+        if isinstance(values, Tensor):
+            changed[name] = values.clone()
+            changed[name][rows] = getattr(second, name)
+        else:
+            changed[name] = values + getattr(second, name)
+    return MinimumMarginResult(**changed)
+
+
 def margin_result(engine: Engine, finished: Finished) -> MinimumMarginResult:
     """What the engine has found, evaluated once more in float32; this pass is counted."""
     group = finished.group

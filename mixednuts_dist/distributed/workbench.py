@@ -5,6 +5,7 @@ A stage's `compute(worker, piece)` gets a `Workbench`::
     x, y = worker.images(piece)        images (B, C, H, W) in [0, 1] and labels (B,), on the device
     worker.rob, worker.std             the run's classifiers on the device
     worker.model                       what the stage is about: the run's mixture, or rob
+    worker.uncut, worker.uncut_model   the same with a backward pass in the place of one that is cut (BPDA)
     worker.logits(model, x)            (B, K) in float32, whatever arithmetic the attacks take gradients in
     worker.stored(piece, stage, fingerprint, column)   the piece's rows of a column of an earlier stage
     worker.attacked(piece, make)       the piece's images at the end of an engine of attacks
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, Precision
 from ..acceleration.batch_shape import BatchShape
+from ..attacks.cut_gradients import Cut, Uncut
 from ..attacks.engine import Engine, Finished, Group
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.judge import Judge
@@ -67,6 +69,8 @@ class Workbench:
     ) -> None:
         self.spec, self.networks, self.store, self.device = spec, networks, store, device
         self.arithmetic = Arithmetic(spec.precision, compile=spec.compile)
+        cuts = {role: [Cut(**each) for each in found] for role, found in spec.cuts.items()}
+        self.uncut = {role: Uncut(net, cuts[role]) if self.cuts(role) else net for role, net in networks.items()}
         self.decided = 0.0  # images of unfinished pieces, a share for each attack that is done
         self.on_decided: Callable[[float], None] | None = None  # reports it in the same process
         self._dataset = dataset
@@ -76,6 +80,7 @@ class Workbench:
         self._task: tuple[str, str] | None = None  # its stage and fingerprint
         self._mixture: Mixture | None = None  # what it is about
         self._model: MixedClassifier | None = None
+        self._uncut_model: MixedClassifier | None = None
         self._prefetched: Sequence[Partition] = ()
 
     # --- for stages ---------------------------------------------------------------------------------------------------
@@ -111,14 +116,29 @@ class Workbench:
         self._model = self._model or self.mixed(self._mixture)
         return self._model
 
+    def cuts(self, role: str) -> bool:
+        """Whether "std" or "rob" cuts its gradient where a backward pass can be put in."""
+        return any(not cut["obstacle"] for cut in self.spec.cuts.get(role, ()))
+
+    @property
+    def uncut_model(self) -> nn.Module:
+        """`model` with the networks of `uncut`; itself where nothing is cut."""
+        if self._mixture is None:
+            return self.uncut["rob"]
+        if not any(map(self.cuts, self.networks)):
+            return self.model
+        self._uncut_model = self._uncut_model or self.mixed(self._mixture, uncut=True)
+        return self._uncut_model
+
     @property
     def model_name(self) -> str:
         """What receipts and columns call it: "mixed" or "rob"."""
         return "rob" if self._mixture is None else "mixed"
 
-    def mixed(self, mixture: Mixture) -> MixedClassifier:
+    def mixed(self, mixture: Mixture, *, uncut: bool = False) -> MixedClassifier:
         """A mixture of the run's two classifiers, on the device."""
-        return MixedClassifier.from_mixture(self.std, self.rob, mixture).to(self.device)
+        networks = self.uncut if uncut else self.networks
+        return MixedClassifier.from_mixture(networks["std"], networks["rob"], mixture).to(self.device)
 
     def logits(self, model: Any, x: Tensor) -> Tensor:
         """(B, K) in float32, in passes of the run's batch shape."""
@@ -188,7 +208,7 @@ class Workbench:
         """In here a task's rows of a piece are computed; engines take in the prefetched pieces as slots empty."""
         if (stage, fingerprint) != self._task:
             self._streams, self._task = {}, (stage, fingerprint)
-            self._mixture, self._model = mixture, None
+            self._mixture, self._model, self._uncut_model = mixture, None, None
         self._read = {each: images for each, images in self._read.items() if each in (piece, *prefetched)}
         self._prefetched, self.decided = prefetched, 0.0
         try:
@@ -225,6 +245,7 @@ class Workbench:
             given = self.spec.batch_size, self.spec.precision
             found = self._measured(x) if "auto" not in given else self._first_measured(x)
             for role, network in self.networks.items():
+                self.arithmetic.decide(self.uncut[role], "fp32")
                 self.arithmetic.decide(network, found["precision"][role])
             shape = BatchShape(found["rows"], float32_rows=found.get("float32_rows"))
             self._settled = shape, found["precision"], found.get("repeatable", True)

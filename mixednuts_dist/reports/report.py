@@ -19,11 +19,12 @@ from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, ReadOnlyStorage, StoreError
 from ..images.datasets import open_dataset
 from ..stages.attack import siblings
-from ..stages.evaluate import CACHED, CHECK, check_fingerprint, evaluated_part
+from ..stages.evaluate import CHECK, check_fingerprint, evaluated_part, steps_of
 from ..stages.progress import Progress, Silent
 from ..stages.runs import (
     Run,
     autoattack_fingerprint,
+    cut_name,
     evaluate_fingerprint,
     finished_partitions,
     read_search_result,
@@ -122,16 +123,16 @@ def _mixture_results(opened: Run) -> RunResults:
 
 def _autoattack_results(opened: Run) -> RunResults:
     """The attacks on rob alone, where the run has no std."""
-    fingerprint, attacks = autoattack_fingerprint(opened), opened.config.evaluate.attacks
+    fingerprint, steps = autoattack_fingerprint(opened), steps_of(opened)
     opened, screened = evaluated_part(opened, fingerprint)
     receipts = require_complete(opened, "evaluate", fingerprint)
-    columns = ["label", "rob_clean", "robust", *(f"{SURVIVED}{attack}" for attack in attacks)]
+    columns = ["label", "rob_clean", "robust", *(f"{SURVIVED}{step}" for step in steps)]
     standing, n_robust, n_images = Counter[str](), 0, sum(map(len, opened.partitions))
     for partitions in _parts(opened):
         rows = read_columns(opened.store, "evaluate", partitions, fingerprint, columns)
-        survived = {attack: rows[f"{SURVIVED}{attack}"] for attack in attacks}
-        steps = survival_steps(rows["rob_clean"].argmax(dim=1) == rows["label"], survived)
-        standing.update({step.step: step.standing.correct for step in steps})
+        survived = {step: rows[f"{SURVIVED}{step}"] for step in steps}
+        left = survival_steps(rows["rob_clean"].argmax(dim=1) == rows["label"], survived)
+        standing.update({each.step: each.standing.correct for each in left})
         n_robust += int(rows["robust"].sum())
     survival = survival_of(standing, n_images)
     notes = square_note(survival)
@@ -240,7 +241,7 @@ def _parts(opened: Run) -> Iterator[list[Partition]]:
 
 
 def _batches(opened: Run, fingerprint: str) -> Iterator[tuple[AttackRecords, EvaluateRecords]]:
-    steps = [CACHED, *opened.config.evaluate.attacks]
+    steps = steps_of(opened)
     for partitions in _parts(opened):
         yield (
             read_attack_records(opened.store, partitions, opened.attack_fingerprint),
@@ -268,6 +269,13 @@ def _red_flags(opened: Run, fingerprint: str, classifier: str) -> tuple[str, ...
             f"{classifier} gave the same logits twice on every image: evaluate.eot = {eot} changed nothing but the "
             "cost; leave it out."
         )
+    found += [
+        f"The gradient of {role} stops at {cut_name(role, cut)}, and no backward pass is put in its place: "
+        f"{cut['obstacle']}. Attacks that follow it are blind there."
+        for role, cuts in opened.inputs.cuts.items()
+        for cut in cuts
+        if cut["obstacle"]
+    ]
     return (*found, *findings(raised, opened.inputs.n_classes, classifier))
 
 

@@ -28,7 +28,7 @@ from .runs import Run, finished_partitions
 from .stage import Stage, attack_passes, budget_of, stage_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ..attacks.engine import Engine
     from ..attacks.minimum_margin import MinimumMarginResult
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
+BEFORE_BPDA = "_broken_before_bpda"  # end of a column's name: broken while the gradient was cut
 
 
 @STAGES("attack", describes="the minimum-margin attack (MMAA) on the robust classifier", order=1)
@@ -96,8 +97,12 @@ class AttackTask(Task):
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         x, y = worker.images(piece)
         found = self._minimum_margins(worker, piece)
+        columns = dict[str, "Tensor"]()
+        if self.method == "apgd" and worker.cuts("rob"):
+            columns[f"rob{BEFORE_BPDA}"] = found.broken
+            found = self._margins_again(worker, piece, found)
         rob_clean = worker.logits(worker.rob, x)
-        columns = {
+        columns |= {
             "rob_clean": rob_clean,
             "rob_attacked": worker.logits(worker.rob, found.x_adv),
             "margin": found.margin,
@@ -110,20 +115,19 @@ class AttackTask(Task):
             std = self._std_attacked(worker, piece, found.x_adv)
             std_clean = worker.logits(worker.std, x)
             columns |= {"std_clean": std_clean, "std_attacked": std.logits, "std_broken": ~std.robust}
+            if worker.cuts("std"):
+                columns[f"std{BEFORE_BPDA}"] = ~std.survived[STD_ATTACKS[-1]]
             columns["std_at_rob_attacked"] = worker.logits(worker.std, found.x_adv)
             summary["n_forward"] += std.n_forward
             summary["n_backward"] += std.n_backward
         return columns, summary
 
     def _minimum_margins(self, worker: Workbench, piece: Partition) -> MinimumMarginResult:
-        from torch import nn
-
         from ..attacks.minimum_margin import black_box_margin_attack, margin_engine, margin_result
-        from ..mixing.transforms import LayerNormTransform
 
         x, y = worker.images(piece)
         spec, n_networks = worker.spec, len(worker.networks)
-        rob = nn.Sequential(worker.rob, self.logit_map or LayerNormTransform(spec.ln_k))
+        rob = self._mapped(worker, worker.rob)
         if self.method == "square":
             return black_box_margin_attack(
                 rob, x, y, threat=spec.threat, n_queries=self.budget.n_queries, seed=spec.seed,
@@ -139,8 +143,34 @@ class AttackTask(Task):
 
         return margin_result(*worker.attacked(piece, make, name="rob", share=n_networks))
 
+    def _mapped(self, worker: Workbench, rob: nn.Module) -> nn.Module:
+        from torch import nn
+
+        from ..mixing.transforms import LayerNormTransform
+
+        return nn.Sequential(rob, self.logit_map or LayerNormTransform(worker.spec.ln_k))
+
+    def _margins_again(self, worker: Workbench, piece: Partition, found: MinimumMarginResult) -> MinimumMarginResult:
+        """MMAA along the backward pass that is put in the place of rob's cut one, from the points found without it."""
+        import torch
+
+        from ..attacks.engine import Group
+        from ..attacks.minimum_margin import margin_engine, margin_result, with_rows
+
+        x, y = worker.images(piece)
+        wanted = ~found.broken if self.stop_when_broken else torch.ones_like(found.broken)
+        rows = wanted.nonzero().squeeze(1)
+        if not len(rows):
+            return found
+        engine = margin_engine(
+            self._mapped(worker, worker.uncut["rob"]), x, threat=worker.spec.threat, budget=self.budget,
+            seed=worker.spec.seed, stop_when_broken=self.stop_when_broken, shape=worker.shape(x),
+        )  # fmt: skip
+        group = Group(x[rows], y[rows], [piece.start + row for row in rows.tolist()], found.x_adv[rows])
+        return with_rows(found, rows, margin_result(engine, engine.run_one(group)))
+
     def _std_attacked(self, worker: Workbench, piece: Partition, rob_x_adv: Tensor) -> AttackOutcome:
-        from ..attacks.adaptive import ensemble_engine, ensemble_outcome, transferred_attack
+        from ..attacks.adaptive import attacked_again, ensemble_engine, ensemble_outcome, transferred_attack
 
         x, y = worker.images(piece)
         spec = worker.spec
@@ -154,7 +184,11 @@ class AttackTask(Task):
             )  # fmt: skip
 
         engine, finished = worker.attacked(piece, make, name="std", share=len(worker.networks))
-        return ensemble_outcome(engine, STD_ATTACKS, finished)
+        outcome = ensemble_outcome(engine, STD_ATTACKS, finished)
+        if not worker.cuts("std"):
+            return outcome
+        ids = range(piece.start, piece.stop)
+        return attacked_again(engine, worker.uncut["std"], STD_ATTACKS, x, y, ids, outcome)
 
 
 def attack_task(opened: Run) -> AttackTask:

@@ -43,7 +43,7 @@ class RoundTask(Task):
         points, columns, standing = read_points(worker, piece, self.points), dict[str, Tensor](), kept
         n_forward = n_backward = 0
         for i, (mixture, reach) in enumerate(zip(self.mixtures, self.reaches, strict=True)):
-            mixed = worker.mixed(mixture)
+            mixed = worker.mixed(mixture, uncut=True)
             hardest = hardest_points(worker, mixed, y, points)
             standing = kept & _right(worker, mixed, x, y) & _right(worker, mixed, hardest, y)
             near = standing & (_largest_gap(worker, mixture, y, points) >= reach)

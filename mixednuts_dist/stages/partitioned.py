@@ -132,5 +132,6 @@ def worker_spec(opened: Run) -> WorkerSpec:
         n_threads=max(1, int(config.compute.num_cpus)),
         n_classes=opened.inputs.n_classes,
         working_folder=str(Path.cwd()),
+        cuts=opened.inputs.cuts,
         extensions=load_extensions(config.extensions),
     )

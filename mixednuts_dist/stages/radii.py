@@ -150,8 +150,8 @@ class RadiiTask(EvaluateTask):
 
         x, y = worker.images(piece)
         columns, n_forward, n_backward = dict[str, "Tensor"](), 0, 0
-        subjects = [(name, network) for name, network in worker.networks.items() if self.mixture is not None]
-        for done, (name, model) in enumerate([*subjects, (worker.model_name, worker.model)]):
+        subjects = [(name, network) for name, network in worker.uncut.items() if self.mixture is not None]
+        for done, (name, model) in enumerate([*subjects, (worker.model_name, worker.uncut_model)]):
             deployed = name == worker.model_name
             curve = radius_curve(
                 model, x, y, threats=self.threats, attacks=self.attacks if deployed else self.base_attacks,

@@ -8,9 +8,9 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import yaml
@@ -31,7 +31,7 @@ from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, split_images
 from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store
-from ..uris import check_uris
+from ..uris import check_uris, is_black_box
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from torch import Tensor
@@ -61,7 +61,8 @@ class Inputs:
     n_images: int
     n_classes: int
     image_shape: tuple[int, ...]
-    checksums: dict[str, str]  # sha256 of "data", "labels", "std" (if there is one) and "rob"
+    checksums: dict[str, str]  # sha256 of "data", "labels", "std" (if there is one) and "rob"; of `cuts` if any matter
+    cuts: dict[str, list[dict[str, str]]] = field(default_factory=dict)  # role -> `attacks.cut_gradients.Cut`s
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         DatasetError, BaseClassifierError: where they cannot be used.
         ConfigError: for a second opinion that cannot attack so few classes.
     """
+    from ..attacks.cut_gradients import Uncut, found_cuts
     from ..attacks.red_flags import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
     from ..images.datasets import check_images, labels_checksum, open_dataset
@@ -175,15 +177,19 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
     check_images(images, labels, config.data.uri)
     checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset)}
-    n_classes = {}
+    n_classes, cuts = {}, {}
     for role, uri in (("std", config.std), ("rob", config.rob)):
         if uri is None:
             continue
         model = load_classifier(uri, role)
         n_classes[role] = check_classifier(model, images, role, random=config.evaluate.eot is not None)
-        if role == "rob" and config.attack.method == "apgd" and not has_gradient(model, images):
+        by_gradient = role == "rob" and config.attack.method == "apgd"
+        if config.bpda and config.evaluate.eot is None and (by_gradient or (role == "std" and not is_black_box(uri))):
+            cuts[role] = found_cuts(model, images[:2])
+        if by_gradient and not has_gradient(Uncut(model, cuts.get(role, ())), images):
+            where = "".join(f" ({cut}: {cut.obstacle})" for cut in cuts.get(role, ()) if cut.obstacle)
             raise BaseClassifierError(
-                f"rob={uri!r} has no gradient; set attack.method: square for margins from its answers alone"
+                f"rob={uri!r} has no gradient{where}; set attack.method: square for margins from its answers alone"
             )
         checksums[role] = classifier_checksum(model, uri)
     if n_classes.get("std", n_classes["rob"]) != n_classes["rob"]:
@@ -196,7 +202,10 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     largest = int(dataset.labels[:n_images].max())
     if largest >= n_classes["rob"]:
         raise DatasetError(f"{config.data.uri} holds label {largest}; the classifiers have {n_classes['rob']} classes")
-    return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums)
+    found_in = {role: [asdict(cut) for cut in found] for role, found in cuts.items() if found}
+    if any(cut.replaced for found in cuts.values() for cut in found):
+        checksums["cuts"] = digest(found_in)
+    return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums, found_in)
 
 
 def _n_images(config: RunConfig, dataset: Dataset) -> int:
@@ -275,6 +284,21 @@ def record_devices(run: Run, receipts: Sequence[Receipt]) -> None:
             device: [dict(zip(_DEVICE_KEYS, one, strict=True)) for one in used] for device, used in noted.items()
         }
         run.store.write(_RUN, yaml.safe_dump({**content, _LAST_KEY: versions}, sort_keys=False).encode())
+
+
+def cut_in(run: Run) -> dict[str, str]:
+    """Classifier -> its modules that cut the gradient and get another backward pass; only classifiers with such."""
+    found = {
+        role: ", ".join(cut_name(role, cut) for cut in cuts if not cut["obstacle"])
+        for role, cuts in run.inputs.cuts.items()
+    }
+    return {role: names for role, names in found.items() if names}
+
+
+def cut_name(role: str, cut: Mapping[str, str]) -> str:
+    """rob.quantise, or rob before rob.net."""
+    module, child = (f"{role}.{cut[what]}" if cut[what] else "" for what in ("module", "child"))
+    return f"{module or role} before {child}" if child else module or role
 
 
 def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:

@@ -175,7 +175,7 @@ class Bench:
         mixture = replace(used, surrogate_alpha=self.search.surrogate_alpha, rd=evaluate.rd)
         task = replace(task, mixture=mixture, fingerprint=key, stage=f"studies/rows/{key}")
         self._complete(part, task, label)
-        steps = [evaluate_stage.CACHED, *evaluate.attacks]
+        steps = evaluate_stage.steps_of(part)
         records = read_evaluate_records(part.store, part.partitions, key, steps, stage=task.stage)
         clean_N = records.mixed_clean_NK.argmax(dim=1) == records.labels_N
         return Measured(clean_N, records.robust_N, records.survived)

@@ -119,7 +119,7 @@ def test_a_module_of_other_shapes_is_named_and_not_replaced() -> None:
         return (x[:, :, ::2, ::2] > 0.5).float()
 
     model = nn.Sequential(Module(halved), small_net(10, (3, 4, 4)))
-    assert found_cuts(model, images(2, SHAPE)) == [Cut("0", replaced=False)]
+    assert found_cuts(model, images(2, SHAPE)) == [Cut("0", obstacle="its input is 3 x 8 x 8 and its output 3 x 4 x 4")]
     y = model(images(2, SHAPE)).argmax(dim=1)
     found = autoattack(model, images(2, SHAPE), y, budget=QUICK, **OPTIONS)
     assert list(found.survived) == ["apgd-ce", "apgd-t"]
