@@ -4,7 +4,6 @@ Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -12,14 +11,13 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import BatchShape
-from ..acceleration.tf32 import tf32_allowed
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
 from ..threat import ThreatModel, check_norm
 from ..versions import version_named
 from .apgd import float32_phases
 from .attack import Phase, Setting, phases_of
-from .budget import STANDARD_ATTACKS, AttackBudget, Preset, preset_attacks
+from .budget import AttackBudget, Preset, preset_attacks
 from .cut_gradients import found_cuts, identity_backward
 from .draws import Draws, fooling_rates
 from .engine import CACHED, CLEAN, Engine, Finished, Group
@@ -361,54 +359,6 @@ def transferred_attack(
         unconfirmed=torch.zeros_like(robust_B),
         decided=torch.ones_like(robust_B),
     )
-
-
-def pyautoattack_images(
-    model: nn.Module,
-    x_BCHW: Tensor,
-    y_B: Tensor,
-    *,
-    threat: ThreatModel,
-    budget: AttackBudget,
-    seed: int,
-    batch_size: int,
-    attacks: Sequence[str] = STANDARD_ATTACKS,
-    strict: bool = True,
-) -> tuple[Tensor, int, int]:
-    """The images that the unmodified pyautoattack returns, and its (forward, backward) passes.
-
-    In full float32; without `strict` in TF32 where torch allows it.
-
-    The attacks are those of its standard version, with the iterations, targets and queries of `budget`. It
-    differentiates the logits, so a mixture is passed as `MixedClassifier.as_bypass()`. Its random numbers depend on the
-    composition of the batch.
-    """
-    from pyautoattack import AutoAttack  # here, because nothing else needs the package
-
-    passes = {False: 0, True: 0}  # images passed, with a gradient or without
-
-    class Counted(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            passes[images.requires_grad and torch.is_grad_enabled()] += len(images)
-            logits: Tensor = model(images)
-            return logits
-
-    with tf32_allowed(False) if strict else nullcontext(), torch.random.fork_rng():
-        package = AutoAttack(
-            Counted().eval(), norm=threat.norm, eps=threat.eps, attacks=list(attacks), version="custom", seed=seed,
-            device=x_BCHW.device,
-        )  # fmt: skip
-        with torch.no_grad():
-            n_targets = budget.n_targets(model(x_BCHW[:1]).shape[1])
-        for each in (package.apgd, package.apgd_targeted, package.fab):
-            each.n_restarts, each.n_iter = 1, budget.n_iter
-        for each in (package.apgd, package.apgd_targeted):  # the package has derived them from 100 iterations
-            each.n_iter_2, each.n_iter_min = max(int(0.22 * budget.n_iter), 1), max(int(0.06 * budget.n_iter), 1)
-            each.size_decr = max(int(0.03 * budget.n_iter), 1)
-        package.apgd_targeted.n_target_classes = package.fab.n_target_classes = n_targets
-        package.square.n_queries = budget.n_queries
-        x_adv_BCHW = package.run_standard_evaluation(x_BCHW, y_B, batch_size=batch_size)[0]
-    return x_adv_BCHW.to(x_BCHW.device), passes[False] + passes[True], passes[True]
 
 
 def _one(

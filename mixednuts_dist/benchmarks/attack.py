@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.gradient_copy import folded
 from ..acceleration.tf32 import tf32_allowed
-from ..attacks.adaptive import adaptive_autoattack, autoattack, pyautoattack_images
+from ..attacks.adaptive import adaptive_autoattack, autoattack
 from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
 from ..attacks.losses import ce_loss
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from ..attacks.outcome import AttackOutcome
+from ..attacks.published import pyautoattack_images
 from ..mixing.classifier import MixedClassifier
 from ..threat import ThreatModel
 from .attack_subjects import Subject, subject
@@ -277,16 +278,25 @@ def run_whole(
 
 
 def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> AttackOutcome:
-    model, x, y, threat = attacked.network, attacked.x, attacked.y, ThreatModel("Linf", attacked.eps)
-    rows = _rows(attacked)
+    return attacked_here(
+        attacked.network, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps), budget=budget,
+        batch_size=_rows(attacked), arithmetic=arithmetic,
+    )  # fmt: skip
+
+
+def attacked_here(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AttackOutcome:
+    """What `autoattack` leaves; of a mixture the adaptive one, in the mode in which pyautoattack can follow."""
     if isinstance(model, MixedClassifier):
-        outcome = adaptive_autoattack(
-            model, x, y, threat=threat, mode="bypass", budget=budget, batch_size=rows, arithmetic=arithmetic
-        )
+        outcome = adaptive_autoattack(model, x, y, mode="bypass", **options)
     else:
-        outcome = autoattack(model, x, y, threat=threat, budget=budget, batch_size=rows, arithmetic=arithmetic)
+        outcome = autoattack(model, x, y, **options)
     _require_whole(outcome.decided)
     return outcome
+
+
+def differentiable(model: nn.Module) -> nn.Module:
+    """What pyautoattack is given: the classifier, or a mixture with its surrogate's gradient."""
+    return model.as_bypass() if isinstance(model, MixedClassifier) else model
 
 
 def _require_whole(decided: Tensor) -> None:
@@ -301,8 +311,8 @@ def _standing_theirs(attacked: Subject, attacks: Sequence[str], rows: Tensor, bu
         return rows
     x, y, network = attacked.x[rows], attacked.y[rows], attacked.network
     x_adv, _, _ = pyautoattack_images(
-        network.as_bypass() if isinstance(network, MixedClassifier) else network, x, y,
-        threat=ThreatModel("Linf", attacked.eps), budget=budget, seed=0, batch_size=len(x), attacks=attacks,
+        differentiable(network), x, y, threat=ThreatModel("Linf", attacked.eps), budget=budget, seed=0,
+        batch_size=len(x), attacks=attacks,
     )  # fmt: skip
     with tf32_allowed(False), torch.no_grad():
         return rows[(network(x_adv).argmax(dim=1) == y).cpu()]

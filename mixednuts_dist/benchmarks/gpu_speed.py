@@ -15,10 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..acceleration.arithmetic import Arithmetic
 from ..acceleration.batch_shape import BatchShape, fastest_of_three, repeated
 from ..acceleration.gradient_copy import input_gradient
-from ..attacks.adaptive import autoattack, ensemble_engine, pyautoattack_images
+from ..attacks.adaptive import autoattack, ensemble_engine
 from ..attacks.budget import STANDARD_ATTACKS
 from ..attacks.engine import Group
 from ..attacks.judge import Judge
+from ..attacks.published import pyautoattack_images
 from .gpu_checks import WARM_UP, Found, Place, made_up
 
 _LEAST_SPEEDUP, _LEAST_SHARE, _MOST_FLOAT32 = 4.0, 0.4, 0.25  # what is aimed at on a card

@@ -115,23 +115,30 @@ def study(
 
 
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48", "benchmark gpu"))
-@click.argument("name", type=click.Choice(["search", "attack", "certify", "gpu", "radii"]))
-@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); gpu: a folder; radii: a URI.")
+@click.argument("name", type=click.Choice(["search", "attack", "certify", "gpu", "radii", "threats"]))
+@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); gpu: a folder; others: a URI.")
 @click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10, wrn-70-16, or a URI; others: a URI.")
 @click.option("--eps", type=float, help="attack: Linf radius, for a classifier's URI; radii: the largest.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
 @click.option("--published", is_flag=True, default=None, help="attack: 100 iterations, 9 targets, not 50 and 4.")
-@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, certify, radii: how many images.")
+@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, certify, radii, threats: how many images.")
 @click.option("--draws", type=click.IntRange(min=50), help="certify: draws that bound a vote.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
 @click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")
+@click.option("--threat", "threats", metavar="NORM:EPS", multiple=True, help="threats: L1:12, L2:0.5 ...; several.")
+@click.option("--version", "versions", multiple=True, help="threats: standard, plus, rand; several.")
+@click.option("--individual", is_flag=True, default=None, help="threats: each attack of a version by itself, too.")
+@click.option("--behind", metavar="KIND:STRENGTH", help="threats: a defence: noise, dropout, rounded, jpeg.")
+@click.option("--n-iter", type=click.IntRange(min=1), help="threats: iterations of each attack.")
+@click.option("--n-targets", "n_target_classes", type=click.IntRange(min=1), help="threats: targets, at most.")
+@click.option("--n-queries", type=click.IntRange(min=1), help="threats: queries of Square.")
 def benchmark(name: str, whole: bool, **options: Any) -> None:
     """Our code beside a plain one in the same process, as ratios, in JSON."""
     if whole and name != "attack":
         raise click.UsageError(f"benchmark {name} does not take whole")
     module = importlib.import_module(f"..benchmarks.{name}", __package__)
     run = module.run_whole if whole else module.run
-    given = {option: value for option, value in options.items() if value is not None}
+    given = {option: value for option, value in options.items() if value is not None and value != ()}
     taken = inspect.signature(run).parameters
     if unknown := sorted(given.keys() - taken.keys()):
         raise click.UsageError(f"benchmark {name} does not take {', '.join(unknown)}")

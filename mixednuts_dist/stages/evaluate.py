@@ -293,7 +293,7 @@ class CheckTask(Task):
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         import torch
 
-        from ..attacks.adaptive import pyautoattack_images
+        from ..attacks.published import pyautoattack_images
 
         x, y = worker.images(piece)
         model, name = worker.model, worker.model_name

@@ -1,0 +1,274 @@
+"""What we leave of a classifier beside what pyautoattack leaves: any norm, version and defence, in one process.
+
+Run: `mixednuts benchmark threats`. Tables go to stderr in Markdown, all numbers as JSON to stdout. Both sides have the
+same images, radius, version, iterations, targets and queries; the float32 judge decides at the points of both, and a
+point of theirs outside the ball counts as none. A pass is an image through the network, forward or backward.
+
+Shapes: B images of C x H x W.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks.budget import AttackBudget
+from ..attacks.draws import Draws, FoolingRates, fooling_rates
+from ..attacks.gradient_model import shape_of
+from ..attacks.judge import Judge
+from ..attacks.published import published, pyautoattack_images
+from ..classifiers.base_classifiers import load_classifier
+from ..config import read_fraction
+from ..errors import InvalidInputError
+from ..images.datasets import open_dataset
+from ..norms.ball import ball_of
+from ..reports.table import Cell, Table
+from ..threat import ThreatModel
+from ..versions import version_named
+from .attack import attacked_here, differentiable, say
+from .defences import Defence, defence_named
+
+SEEDS = (0, 1)  # of a random classifier's attacks
+_HERE, _THERE = "here", "pyautoattack"
+_COLUMNS = [
+    "threat", "attacks", "clean", _HERE, _THERE, "stands here only", f"stands at {_THERE} only",
+    f"passes an image, {_HERE}", f"passes, {_THERE}", "ratio",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What both sides attack, and with what."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    clean: Tensor  # (B,) bool: right without an attack; of a random classifier unknown, and all
+    threat: ThreatModel
+    budget: AttackBudget
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What an attack of either side is called with."""
+        return {"threat": self.threat, "budget": self.budget, "seed": SEEDS[0]}
+
+    def standing(self, x_adv: Tensor) -> Tensor:
+        """(B,) bool: right without an attack, and at its point too where that is in the ball."""
+        right = ~Judge(self.model, shape_of(None, self.model, self.x)).verdicts(x_adv, self.y).wrong
+        inside = ball_of(self.threat).contains(x_adv, self.x) & (x_adv >= 0).flatten(1).all(dim=1)
+        return self.clean & (right | ~(inside & (x_adv <= 1).flatten(1).all(dim=1)))
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one side leaves."""
+
+    standing: Tensor  # (B,) bool
+    n_passes: int
+
+
+def run(
+    *,
+    model: str = "demo:rob",
+    data: str = "digits",
+    n_images: int = 100,
+    threats: Sequence[str] = ("Linf:0.12",),
+    versions: Sequence[str] = ("standard",),
+    individual: bool = False,
+    behind: str | None = None,
+    n_iter: int = 100,
+    n_target_classes: int = 9,
+    n_queries: int = 5000,
+) -> dict[str, Any]:
+    """Counts side by side, which images only one side breaks, and the passes of each.
+
+    Args:
+        model, data: URIs.
+        n_images: the first of `data`.
+        threats: norms and radii, e.g. `L1:12` or `Linf:8/255`.
+        versions: of AutoAttack; `rand` for random classifiers, whose verdicts are rates of fresh draws.
+        individual: each attack of a version on all images by itself, too.
+        behind: a defence before the classifier and its strength, e.g. `noise:0.1` (`defences.py`). Where it cuts the
+            gradient, attacks through a backward pass that is written by hand are compared too.
+        n_iter, n_target_classes, n_queries: budgets, at most; the published ones by default.
+
+    Raises:
+        InvalidInputError: for a threat, version or defence that is none.
+    """
+    network, (x, y) = load_classifier(model, "rob"), open_dataset(data).read(0, n_images)
+    defence, strength = defence_named(behind) if behind else (Defence(lambda net, _: net), 0.0)
+    attacked, budget = defence.behind(network, strength).eval(), AttackBudget(n_iter, n_target_classes, n_queries)
+    contests = [
+        Contest(attacked, x, y, torch.ones_like(y, dtype=torch.bool), threat, budget)
+        for threat in map(_threat, threats)
+    ]
+    say(
+        f"{model}{f' behind {behind}' if behind else ''}, the first {n_images} images of {data}; {n_iter} iterations, "
+        f"{n_target_classes} targets, {n_queries} queries"
+    )
+    tables: dict[str, list[list[Cell]]] = {}
+
+    def add(kind: str, rows: list[list[Cell]]) -> None:
+        for row in rows:
+            say("  ".join(str(cell) for cell in row))
+        tables.setdefault(kind, []).extend(rows)
+
+    for given in contests:
+        for version in versions:
+            if version_named(version).eot is not None:
+                add("random", _random(given, version))
+                continue
+            contest = replace(given, clean=given.standing(x))
+            if defence.by_hand is None:
+                add("versions", [_versions(contest, version)])
+            else:
+                add("cut gradients", _through_cuts(contest, version, defence.by_hand(network, strength).eval()))
+            if individual:
+                add("individual", _individual(contest, version))
+    shown = {kind: Table(_HEADS.get(kind, _COLUMNS), rows) for kind, rows in tables.items()}
+    say("\n" + "\n\n".join(table.as_markdown() for table in shown.values()))
+    return {kind: [dict(zip(table.columns, row, strict=True)) for row in table.rows] for kind, table in shown.items()}
+
+
+def _threat(text: str) -> ThreatModel:
+    norm, _, radius = text.partition(":")
+    try:
+        eps = float(str(read_fraction(radius)))
+    except ValueError:
+        raise InvalidInputError(f"threat={text!r} is no norm and radius; write Linf:8/255, L2:0.5 or L1:12") from None
+    return ThreatModel(norm, eps)
+
+
+def _versions(contest: Contest, version: str) -> list[Cell]:
+    here, there = _here(contest, contest.model, version=version), _there(contest, contest.model, version)
+    return _row(contest, version, here, there)
+
+
+def _row(contest: Contest, attacks: str, here: Side, there: Side) -> list[Cell]:
+    n = len(contest.y)
+    only_here, only_there = here.standing & ~there.standing, there.standing & ~here.standing
+    return [
+        str(contest.threat), attacks, int(contest.clean.sum()), int(here.standing.sum()), int(there.standing.sum()),
+        _ids(only_here), _ids(only_there), here.n_passes / n, there.n_passes / n, here.n_passes / there.n_passes,
+    ]  # fmt: skip
+
+
+def _ids(chosen: Tensor) -> str:
+    return ", ".join(map(str, chosen.nonzero().squeeze(1).tolist())) or "none"
+
+
+def _here(contest: Contest, model: nn.Module, **options: Any) -> Side:
+    found = attacked_here(model, contest.x, contest.y, **{**contest.settings, **options})
+    return Side(contest.standing(found.x_adv), found.n_forward + found.n_backward)
+
+
+def _there(contest: Contest, model: nn.Module, version: str) -> Side:
+    x_adv, n_forward, n_backward = pyautoattack_images(
+        differentiable(model), contest.x, contest.y, version=version, batch_size=len(contest.x), **contest.settings
+    )
+    return Side(contest.standing(x_adv), n_forward + n_backward)
+
+
+def _individual(contest: Contest, version: str) -> list[list[Cell]]:
+    """A row an attack, and one for the images that stand after each of them."""
+    budget = contest.budget.in_version(version, contest.threat.norm)
+    rows, left = [], [Side(contest.clean, 0), Side(contest.clean, 0)]
+    for attack in version_named(version).attacks:
+        sides = [
+            _here(contest, contest.model, attacks=(attack,), budget=budget),
+            _there_alone(contest, version, attack),
+        ]
+        rows.append(_row(contest, f"{attack} alone", *sides))
+        left = [
+            Side(before.standing & side.standing, before.n_passes + side.n_passes)
+            for before, side in zip(left, sides, strict=True)
+        ]
+    return [*rows, _row(contest, f"all of {version}", *left)]
+
+
+def _there_alone(contest: Contest, version: str, attack: str) -> Side:
+    with published(differentiable(contest.model), contest.x, version=version, **contest.settings) as theirs:
+        theirs.package.attacks_to_run = [attack]
+        found = theirs.package.run_standard_evaluation_individual(contest.x, contest.y, batch_size=len(contest.x))
+    return Side(contest.standing(found[attack][0]), theirs.n_forward + theirs.n_backward)
+
+
+def _through_cuts(contest: Contest, version: str, by_hand: nn.Module) -> list[list[Cell]]:
+    """What stands where nothing is done about the gradient, where we do, and where somebody wrote a backward pass.
+
+    The drop is that of the better of both sides by hand, from what our attack leaves that does nothing about it.
+    """
+    sides = {
+        _THERE: _there(contest, contest.model, version),
+        f"{_HERE}, bpda off": _here(contest, contest.model, version=version, bpda=False),
+        _HERE: _here(contest, contest.model, version=version),
+        f"{_HERE}, by hand": _here(contest, by_hand, version=version),
+        f"{_THERE}, by hand": _there(contest, by_hand, version),
+    }
+    left = {name: int(side.standing.sum()) for name, side in sides.items()}
+    blind, by_hand_left = left[f"{_HERE}, bpda off"], min(n for name, n in left.items() if "by hand" in name)
+    return [
+        [
+            str(contest.threat), f"{version}: {name}", int(contest.clean.sum()), left[name],
+            100 * (blind - left[name]) / max(1, blind - by_hand_left), side.n_passes / len(contest.y),
+        ]
+        for name, side in sides.items()
+    ]  # fmt: skip
+
+
+def _random(contest: Contest, version: str) -> list[list[Cell]]:
+    """Fresh draws at the points of our attack under two seeds, and at theirs."""
+    threat, y, n = str(contest.threat), contest.y, len(contest.y)
+    rows = shape_of(None, contest.model, contest.x).rows
+    eot = version_named(version).eot or 1
+
+    def rates(x_adv: Tensor) -> FoolingRates:
+        return fooling_rates(Draws(contest.model, eot, SEEDS[0]), x_adv, y, rows=max(1, rows // eot))
+
+    def ours(seed: int) -> tuple[FoolingRates, int]:
+        found = attacked_here(contest.model, contest.x, y, **{**contest.settings, "version": version, "seed": seed})
+        return found.fooled or rates(found.x_adv), found.n_forward + found.n_backward
+
+    def theirs() -> tuple[FoolingRates, int]:
+        x_adv, *passes = pyautoattack_images(
+            differentiable(contest.model), contest.x, y, version=version, batch_size=n, **contest.settings
+        )
+        return rates(x_adv), sum(passes)
+
+    sides = {}
+    with _seeded(SEEDS[0]):
+        clean = rates(contest.x)
+    for seed in SEEDS:
+        with _seeded(seed):
+            sides[f"{_HERE}, seed {seed}"] = ours(seed)
+    with _seeded(SEEDS[0]):
+        sides[_THERE] = theirs()
+    first = next(iter(sides.values()))[0]
+    return [
+        [
+            threat, name, int(clean.robust.sum()), *(int(each.sum()) for each in (found.robust, found.broken)),
+            int(found.undecided.sum()), int(((found.low <= first.high) & (first.low <= found.high)).sum()),
+            int(((found.robust & first.broken) | (found.broken & first.robust)).sum()), n_passes / n,
+        ]
+        for name, (found, n_passes) in sides.items()
+    ]  # fmt: skip
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """What a classifier draws from torch's generator repeats with the command."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+_HEADS = {
+    "cut gradients": ["threat", "attack", "clean", "standing", "percent of the drop by hand", "passes an image"],
+    "random": [
+        "threat", "attack", "clean", "robust", "broken", "undecided", "intervals that meet those of the first row",
+        "opposite verdicts to it", "passes an image",
+    ],
+}  # fmt: skip

@@ -1,0 +1,75 @@
+"""Counts beside pyautoattack's, on the digits: versions, each attack by itself, random defences and cut gradients."""
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mixednuts_dist.benchmarks import threats
+from mixednuts_dist.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:the gradient of the model is zero")
+
+SMALL = {"n_iter": 10, "n_target_classes": 2, "n_queries": 30}
+
+
+def by(column: str, rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    return {row[column]: row for row in rows}
+
+
+def test_the_command_prints_counts_of_both_sides_and_a_table_in_markdown() -> None:
+    given = ["--threat", "Linf:0.12", "--threat", "L1:1", "--individual", "-n", "20"]
+    result = CliRunner().invoke(
+        main, ["benchmark", "threats", *given, "--n-iter", "10", "--n-targets", "2", "--n-queries", "30"]
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [row["threat"] for row in found["versions"]] == ["Linf, eps = 0.12", "L1, eps = 1"]
+    for row in found["versions"]:
+        assert 0 < row["here"] < row["clean"] < 20
+        assert row["here"] <= row["pyautoattack"]
+        assert row["ratio"] == row["passes an image, here"] / row["passes, pyautoattack"]
+    alone = [row["attacks"] for row in found["individual"] if row["threat"] == "L1, eps = 1"]
+    assert alone == [*(f"{name} alone" for name in ("apgd-ce", "apgd-t", "fab-t", "square")), "all of standard"]
+    for row in found["individual"]:
+        assert row["here"] <= row["pyautoattack"] + row["attacks"].startswith("square")  # whose windows are other ones
+    assert "| Linf, eps = 0.12 | standard |" in result.stderr
+
+
+def test_plus_is_beside_the_packages_plus() -> None:
+    (row,) = threats.run(n_images=12, threats=["L2:0.8"], versions=["plus"], **SMALL)["versions"]
+    assert row["attacks"] == "plus"
+    assert 0 < row["here"] <= row["pyautoattack"] < row["clean"]
+
+
+def test_two_seeds_agree_on_a_random_defence_and_break_what_the_package_breaks() -> None:
+    rows = threats.run(behind="dropout:0.2", threats=["Linf:0.1"], versions=["rand"], n_images=16, n_iter=10)["random"]
+    first, second, package = rows
+    assert first["robust"] + first["broken"] + first["undecided"] == 16
+    assert second["intervals that meet those of the first row"] >= 15
+    assert second["opposite verdicts to it"] <= 1
+    assert first["broken"] >= package["broken"] - 1
+    assert 0 < first["robust"] < first["clean"]
+
+
+def test_cut_gradients_are_passed_as_one_written_by_hand_passes_them() -> None:
+    budget = {"n_iter": 20, "n_target_classes": 2, "n_queries": 5}
+    rows = threats.run(behind="jpeg:0.1", threats=["Linf:0.12"], n_images=32, **budget)
+    found = by("attack", rows["cut gradients"])
+    assert found["standard: here, bpda off"]["standing"] - found["standard: here"]["standing"] >= 2
+    assert found["standard: here"]["percent of the drop by hand"] >= 90
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"threats": ["L1"]}, r"threat='L1' is no norm and radius; write Linf:8/255, L2:0.5 or L1:12"),
+        ({"threats": ["Linf:8"]}, r"eps=8.0 exceeds the pixel range"),
+        ({"behind": "fog:1"}, r"behind='fog:1' is not known; valid: noise:STRENGTH, dropout:STRENGTH"),
+        ({"versions": ["plsu"]}, r"version 'plsu' is not known; did you mean 'plus'"),
+    ],
+)
+def test_what_is_no_threat_defence_or_version_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        threats.run(n_images=2, **options)
