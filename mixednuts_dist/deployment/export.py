@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import yaml
 
 from ..config import fast_notes
 from ..errors import InvalidInputError, StoreError
+from ..reports.templates import rendered
 from ..storage.code_files import code_of
 from ..uris import code_files, is_black_box
 from .graphs import export_graphs
@@ -17,13 +18,6 @@ from .loading import ROLES, DeployedRun, StoredBase, write_folder
 
 CARD = "README.md"
 _RESULTS = "report/results.json"
-_INTERVALS = "Intervals are 95 % Wilson intervals of the shares."
-_CITATION = """@article{bai2024mixednuts,
-  title   = {{MixedNUTS}: Training-Free Accuracy-Robustness Balance via Nonlinearly Mixed Classifiers},
-  author  = {Bai, Yatong and Zhou, Mo and Patel, Vishal M. and Sojoudi, Somayeh},
-  journal = {Transactions on Machine Learning Research},
-  year    = {2024}
-}"""
 _CURVE = "tradeoff.png"
 _CURVE_SOURCES = ("report/tradeoff-5.5in.png", "report/tradeoff.png")  # the second of the release before
 
@@ -131,18 +125,14 @@ def model_card(run: DeployedRun, *, address: str, differences: Mapping[str, floa
         curve: the trade-off figure's file name, if there is one.
     """
     results = measured_results(run)
-    return "\n".join([
-        "---",
-        yaml.safe_dump(_front_matter(run, results), sort_keys=False, allow_unicode=True).strip(),
-        "---",
-        *_introduction(run, address),
-        *_measured(run, results),
-        *_trade_off(run, curve),
-        *_parameters(run),
-        *_graphs(differences),
-        *_limits(run, results is not None),
-        "", "## Citation", "", "```bibtex", _CITATION, "```", "",
-    ])  # fmt: skip
+    front = yaml.safe_dump(_front_matter(run, results), sort_keys=False, allow_unicode=True).strip()
+    files = [name for name in dict.fromkeys(_code(run, role) for role in ROLES) if name]
+    elsewhere = any(run.config[role].startswith("py:") and not _kept_code(run, role) for role in ROLES)
+    return rendered(
+        "deployment", "model_card.md",
+        run=run, results=results, front=front, address=json.dumps(address), differences=differences, curve=curve,
+        code=files, code_elsewhere=elsewhere, fast_notes=fast_notes(run.config["evaluate"]),
+    )  # fmt: skip
 
 
 def measured_results(run: DeployedRun) -> dict[str, Any] | None:
@@ -170,96 +160,3 @@ def _front_matter(run: DeployedRun, results: dict[str, Any] | None) -> dict[str,
         result = {"task": task, "dataset": {"name": dataset, "type": dataset.partition(":")[0]}, "metrics": metrics}
         content["model-index"] = [{"name": run.run_id, "results": [result]}]
     return content
-
-
-def _introduction(run: DeployedRun, address: str) -> Iterator[str]:
-    shape = " x ".join(map(str, run.image_shape))
-    yield from (
-        "", f"# {run.config['name']}: a MixedNUTS classifier", "",
-        "Two classifiers as one: a standard one, accurate on clean images, and a robust one, whose logits go through a "
-        "nonlinear transformation before both are mixed. Nothing was trained.", "",
-        f"- standard: `{run.config['std']}`", f"- robust: `{run.config['rob']}`",
-        f"- images: {shape}, values in [0, 1]; {run.n_classes} classes",
-        f"- threat model: {run.threat}", f"- run: `{run.run_id}`, beta = {run.chosen.beta:g}", "",
-        "```python", "from mixednuts_dist import MixedClassifier", "",
-        f"mixed = MixedClassifier.from_pretrained({json.dumps(address)}{_trust(run)})",
-        "classes = mixed.predict(images)  # asks the standard classifier only where it can change the answer", "```",
-    )  # fmt: skip
-
-
-def _measured(run: DeployedRun, results: dict[str, Any] | None) -> Iterator[str]:
-    yield from ("", "## Measured accuracy", "")
-    if results is None:
-        yield "This beta has not been attacked: what is known of it is predicted, in the next section."
-        return
-    yield from (f"{results['n_images']} images of `{run.config['data']['uri']}`. {_INTERVALS}", "")
-    yield from ("| classifier | clean (%) | robust (%) | robust under |", "| --- | ---: | ---: | --- |")
-    for name, row in results["accuracy"].items():
-        yield f"| {name} | {_share(row['clean'])} | {_share(row['robust'])} | {row['attack']} |"
-    for note in fast_notes(run.config["evaluate"]):
-        yield from ("", note)
-
-
-def _share(count: Mapping[str, Any]) -> str:
-    return f"{count['percent']:.2f} [{count['low']:.2f}, {count['high']:.2f}]"
-
-
-def _trade_off(run: DeployedRun, curve: str | None) -> Iterator[str]:
-    yield from (
-        "", "## Trade-off", "",
-        "What the search predicts for each beta, the share of the robust classifier's robust images that are to stay "
-        "right: clean accuracy exactly, robust accuracy under the perturbations that the run has stored.", "",
-        "| beta | clean (%) | robust under the stored perturbations (%) |", "| ---: | ---: | ---: |",
-    )  # fmt: skip
-    for entry in run.searched.entries:
-        mark = " (this one)" if entry.beta == run.chosen.beta else ""
-        clean, robust = (f"{100 * n / entry.total:.2f}" for n in (entry.clean_correct, entry.kept_predicted))
-        yield f"| {entry.beta:g}{mark} | {clean} | {robust} |"
-    if curve is not None:
-        yield from ("", f"![Clean against robust accuracy]({curve})")
-
-
-def _parameters(run: DeployedRun) -> Iterator[str]:
-    chosen = run.chosen
-    yield from (
-        "", "## Parameters", "",
-        f"s = {chosen.scale:.6g}, p = {chosen.power:.6g}, c = {chosen.bias:.6g}, clamp {chosen.clamp}, "
-        f"alpha = {chosen.alpha:.10g} (1 - alpha = {chosen.one_minus_alpha:.6g}); standard classifier one-hot. "
-        "`mixed_classifier.json` has them to the last digit.",
-    )  # fmt: skip
-
-
-def _graphs(differences: Mapping[str, float]) -> Iterator[str]:
-    if not differences:
-        return
-    yield from (
-        "", "## Graphs", "",
-        "`mixed` takes images and gives logits. `rob` and `std` are the lazy pair: `rob` gives the robust classifier's "
-        "logits, the class, and whether that class is decided; where it is not, `std` takes those images and logits "
-        "and gives the mixture's logits. The number of images is free.", "",
-        "| file | largest difference from the classifier |", "| --- | ---: |",
-    )  # fmt: skip
-    for name, difference in differences.items():
-        yield f"| `{name}` | {difference:.1e} |"
-
-
-def _limits(run: DeployedRun, was_attacked: bool) -> Iterator[str]:
-    measured = (
-        f"Robustness was measured against {run.threat} with the attacks named above; nothing is proved, and other "
-        "threats were not tried." if was_attacked else "Robustness at this beta was not measured."
-    )  # fmt: skip
-    yield from (
-        "", "## Limits", "",
-        f"{measured} The weights keep the licences of their sources.",
-    )  # fmt: skip
-    if _trust(run):
-        files = ", ".join(f"`{name}`" for name in dict.fromkeys(_code(run, role) for role in ROLES) if name)
-        yield from ("", f"Base classifiers are built by Python files of this folder ({files}): read them before you "
-                    "pass `trust_code=True`, which runs them.")  # fmt: skip
-    if any(run.config[role].startswith("py:") and not _kept_code(run, role) for role in ROLES):
-        yield from ("", "A base classifier is built by a Python function (`py:`), whose code is not in this folder.")
-
-
-def _trust(run: DeployedRun) -> str:
-    """What the reader has to add to load a folder with code."""
-    return ", trust_code=True" if any(_kept_code(run, role) for role in ROLES) else ""

@@ -21,6 +21,7 @@ from ..errors import InvalidInputError, MissingArtifact
 from ..images.datasets import open_dataset
 from ..images.parquet_images import ParquetImages, read_part
 from ..norms.ball import ball_of
+from ..reports.templates import rendered
 from ..storage.partitions import Partition, split_images
 from ..storage.tables import read_columns, read_footer
 from ..threat import ThreatModel
@@ -62,8 +63,12 @@ def export_submission(run: DeployedRun, folder: Path) -> list[str]:
     found = _evaluated(run)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(found.x_adv_NCHW, folder / TENSOR)
-    (folder / EVALUATION).write_text(_evaluation_form(run, found), encoding="utf-8")
-    (folder / NEW_MODEL).write_text(_model_form(run, found), encoding="utf-8")
+    content = {
+        "run": run, "tensor": TENSOR, "leaderboard": _source(run).partition(":")[0], "attacks": _attacks(run),
+        "clean": _percent(found.n_clean, found.total), "robust": _percent(found.n_robust, found.total),
+    }  # fmt: skip
+    for form in (EVALUATION, NEW_MODEL):
+        (folder / form).write_text(rendered("deployment", form, **content), encoding="utf-8")
     return [TENSOR, EVALUATION, NEW_MODEL]
 
 
@@ -153,48 +158,3 @@ def _attacks(run: DeployedRun) -> str:
 
 def _percent(count: int, total: int) -> str:
     return f"{100 * count / total:.2f} % ({count} of {total} images)"
-
-
-def _evaluation_form(run: DeployedRun, found: Evaluated) -> str:
-    scheme = _source(run).partition(":")[0]
-    return "\n".join([
-        "## Target model",
-        f"+ **Model identifier(s):** {_identifier(run)}",
-        f"+ **Leaderboard(s):** {scheme}, {run.threat}",
-        "",
-        "## New evaluation",
-        f"+ **Link to adversarial images:** <where you have put {TENSOR}>",
-        f"+ **Robust accuracy:** {_percent(found.n_robust, found.total)}",
-        "+ **Author(s):** <you>",
-        f"+ **Description of the method used:** {_attacks(run)}",
-        "",
-    ])  # fmt: skip
-
-
-def _identifier(run: DeployedRun) -> str:
-    """The zoo has one mixture of this kind, and its name covers the published pairs alone."""
-    if "Bai2024MixedNUTS" in run.config["std"]:
-        return "Bai2024MixedNUTS"
-    return f"<as in the Model Zoo> (a MixedNUTS mixture of {run.config['std']} and {run.config['rob']})"
-
-
-def _model_form(run: DeployedRun, found: Evaluated) -> str:
-    threat = run.config["threat"]
-    return "\n".join([
-        "# Paper Information", "",
-        "- **Paper Title**: <title>", "- **Paper URL**: <URL>", "- **Paper authors**: <authors>", "",
-        "# Leaderboard Claim(s)", "", "## Model 1", "",
-        f"- **Architecture**: MixedNUTS of {run.config['std']} and {run.config['rob']}",
-        f"- **Threat Model**: {threat['norm']}",
-        f"- **eps**: {str(run.threat).partition('eps = ')[2]}",
-        f"- **Clean accuracy**: {_percent(found.n_clean, found.total)}",
-        f"- **Robust accuracy**: {_percent(found.n_robust, found.total)}",
-        "- **Additional data**: <true or false, of either base classifier>",
-        f"- **Evaluation method**: {_attacks(run)}",
-        "- **Checkpoint and code**: <URL of the folder that `mixednuts export --to` writes>", "",
-        "# Model Zoo:", "",
-        "- [ ] I want to add my models to the Model Zoo (check if true)",
-        "- [ ] I use an architecture that is **not** included among those of the zoo (check if true)",
-        "- [ ] I agree to release my model(s) under MIT license (check if true) **OR**",
-        "- [ ] I want my models to be released under a custom license, located here: <URL>", "",
-    ])  # fmt: skip

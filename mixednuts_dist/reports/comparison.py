@@ -5,13 +5,12 @@ Shapes: N images of the runs.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import Any
 
 import torch
-from markupsafe import Markup
 from torch import Tensor
 
 from ..errors import DatasetError, InvalidInputError
@@ -20,15 +19,12 @@ from ..stages.runs import Run, require_complete
 from ..stages.stage import stage_of
 from ..storage.tables import read_columns, read_rows
 from .counts import Z_95, difference_interval, minus
-from .page import data_uri
 from .table import Cell, Table
+from .templates import data_uri, rendered
 from .worst_images import png
 
 MOST_PICTURES = 24
 _POWER = 0.841621233572914  # 80 % quantile of the standard normal distribution
-_STYLE = (
-    "body{font:15px system-ui;margin:2rem;max-width:70rem}td,th{padding:.2rem .7rem;text-align:right}img{width:7rem}"
-)
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,13 @@ class Answers:
         require_complete(run, stage.name, fingerprint)
         rows = read_columns(run.store, stage.name, run.partitions, fingerprint, ["label", logits, "robust"])
         return cls(run, rows[logits].argmax(dim=1) == rows["label"], rows["robust"])
+
+    def attacked_picture(self, sample_id: int) -> str:
+        """What the run's adaptive attack made of an image, as an address that holds it."""
+        run, stage = self.run, stage_of(self.run.config, "evaluate")
+        partition = run.partitions[sample_id // run.config.partition_size]
+        attacked = read_rows(run.store, stage.name, partition, stage.fingerprint(run), "x_adv", [sample_id])[0]
+        return data_uri("a.png", png(attacked))
 
 
 @dataclass(frozen=True)
@@ -138,16 +141,11 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """`runs`, and a list `pairs` with counts, interval, `p`, `p_holm` and `detectable_points`."""
         pairs = [
-            {**vars(pair) | {"interval": list(pair.interval)}, "difference_points": pair.difference,
-             "p": pair.p_value, "p_holm": p, "detectable_points": pair.detectable}
+            {**asdict(pair), "difference_points": pair.difference, "p": pair.p_value, "p_holm": p,
+             "detectable_points": pair.detectable}
             for pair, p in zip(self.pairs, self.adjusted, strict=True)
         ]  # fmt: skip
-        dropped = ("p_value",)  # cached beside the fields
-        return {
-            "format": "mixednuts-comparison/1",
-            "runs": [one.name for one in self.answers],
-            "pairs": [{name: value for name, value in pair.items() if name not in dropped} for pair in pairs],
-        }
+        return {"format": "mixednuts-comparison/1", "runs": [one.name for one in self.answers], "pairs": pairs}
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
@@ -172,13 +170,10 @@ def exact_mcnemar(only_first: int, only_second: int) -> float:
     >>> exact_mcnemar(0, 0), round(exact_mcnemar(6, 0), 6)
     (1.0, 0.03125)
     """
-    n, fewer = only_first + only_second, min(only_first, only_second)
-    if 2 * fewer == n:
-        return 1.0
-    k = torch.arange(fewer + 1, dtype=torch.float64)
-    whole = torch.tensor(n + 1.0, dtype=torch.float64)
-    logs = whole.lgamma() - (k + 1).lgamma() - (whole - k).lgamma() - n * math.log(2)
-    return min(1.0, 2 * float(logs.logsumexp(dim=0).exp()))
+    from scipy.stats import binomtest  # takes most of a second to import
+
+    n = only_first + only_second
+    return float(binomtest(only_first, n).pvalue) if n else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -217,11 +212,19 @@ def detectable_difference(n_images: int, discordant: float) -> float:
 
 def page(comparison: Comparison) -> str:
     """One HTML file: the table, and the images that are robust in some of the runs only, with each run's attack."""
-    told = Markup("").join(Markup("<p>{}</p>").format(sentence) for sentence in comparison.sentences())
-    return Markup(
-        '<!doctype html><meta charset="utf-8"><title>Runs compared</title><style>{}</style><h1>Runs compared</h1>{}{}'
-        "<h2>Images that differ under attack</h2>{}"
-    ).format(Markup(_STYLE), told, comparison.table().as_html(), _pictures(comparison))
+    robust_RN = torch.stack([one.robust_N for one in comparison.answers])
+    differ = (robust_RN.any(dim=0) & ~robust_RN.all(dim=0)).nonzero().squeeze(1).tolist()
+    rows, missing = [], ""
+    try:
+        dataset = open_dataset(comparison.answers[0].run.config.data.uri)
+        for i in differ[:MOST_PICTURES]:
+            attacked = [(one.attacked_picture(i), bool(one.robust_N[i])) for one in comparison.answers]
+            rows.append((i, data_uri("a.png", png(dataset.read(i, i + 1)[0][0])), attacked))
+    except DatasetError as error:
+        missing = str(error)
+    return rendered(
+        "reports", "comparison.html", comparison=comparison, rows=rows, n_differ=len(differ), missing=missing
+    )
 
 
 def _require_comparable(first: Run, second: Run) -> None:
@@ -249,33 +252,3 @@ def _pair(what: str, first: Answers, second: Answers) -> Pair:
         only_second=int((second_N & ~first_N).sum()), neither=int((~first_N & ~second_N).sum()),
         interval=difference_interval(first_N, second_N),
     )  # fmt: skip
-
-
-def _pictures(comparison: Comparison) -> Markup:
-    robust_RN = torch.stack([one.robust_N for one in comparison.answers])
-    chosen = (robust_RN.any(dim=0) & ~robust_RN.all(dim=0)).nonzero().squeeze(1).tolist()
-    try:
-        dataset = open_dataset(comparison.answers[0].run.config.data.uri)
-        rows = [_picture_row(comparison, i, dataset.read(i, i + 1)[0][0]) for i in chosen[:MOST_PICTURES]]
-    except DatasetError as error:
-        return Markup("<p>No images are shown: {}</p>").format(error)
-    heads = Markup("").join(Markup("<th>{}</th>").format(f"attacked in {one.name}") for one in comparison.answers)
-    said = f"{len(chosen)} images differ" + (
-        f"; the first {MOST_PICTURES} are shown" if len(chosen) > len(rows) else ""
-    )
-    return Markup("<p>{}.</p><table><tr><th>image</th><th>clean</th>{}</tr>{}</table>").format(
-        said, heads, Markup("").join(rows)
-    )
-
-
-def _picture_row(comparison: Comparison, sample_id: int, clean_CHW: Tensor) -> Markup:
-    cells = [Markup('<td><img src="{}" alt="clean"></td>').format(data_uri("a.png", png(clean_CHW)))]
-    for one in comparison.answers:
-        run, stage = one.run, stage_of(one.run.config, "evaluate")
-        partition = run.partitions[sample_id // run.config.partition_size]
-        attacked = read_rows(run.store, stage.name, partition, stage.fingerprint(run), "x_adv", [sample_id])[0]
-        verdict = "right" if one.robust_N[sample_id] else "wrong"
-        cells.append(
-            Markup('<td><img src="{}" alt="attacked"><br>{}</td>').format(data_uri("a.png", png(attacked)), verdict)
-        )
-    return Markup("<tr><th>{}</th>{}</tr>").format(sample_id, Markup("").join(cells))

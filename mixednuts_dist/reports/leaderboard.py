@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from ..errors import InvalidInputError, MissingArtifact, MixedNutsError
 from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, read_search_result, stored_run
 from ..stages.stage import stages_of
@@ -14,18 +12,10 @@ from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.store import Store
 from .charts import WIDE, accuracy_scatter, drawn
 from .counts import Count, device_hours, outcome_counts
-from .page import data_uri
 from .table import Cell, Table, cell_text
+from .templates import data_uri, rendered
 
 COLUMNS = ("run", "data", "threat", "clean", "robust", "beta", "GPU-hours", "core-hours", "finished", "state")
-_STYLE = "body{font:15px system-ui;margin:2rem}td,th{padding:.2rem .7rem;text-align:left}th{cursor:pointer}"
-_SORT = """document.querySelectorAll("thead th").forEach((head, column) => head.onclick = () => {
-  const body = head.closest("table").tBodies[0], number = (row) => parseFloat(row.cells[column].dataset.value);
-  const rows = [...body.rows], up = head.dataset.up = head.dataset.up === "1" ? "" : "1";
-  const order = (a, b) => isNaN(number(a) - number(b)) ? a.cells[column].textContent.localeCompare(
-    b.cells[column].textContent) : number(a) - number(b);
-  rows.sort((a, b) => up ? order(a, b) : -order(a, b)).forEach((row) => body.append(row));
-})"""
 
 
 @dataclass(frozen=True)
@@ -91,12 +81,11 @@ def table(found: Sequence[Entry]) -> Table:
 
 def page(found: Sequence[Entry], storage: str) -> str:
     """One HTML file, which needs no network: the plane of all evaluated runs, and a table that a click sorts."""
-    heads = Markup("").join(Markup("<th>{}</th>").format(name) for name in COLUMNS)
-    rows = Markup("\n").join(Markup("<tr>{}</tr>").format(_html_cells(entry)) for entry in found)
-    return Markup(
-        '<!doctype html><meta charset="utf-8"><title>Runs of {}</title><style>{}</style><h1>Runs of {}</h1>{}'
-        "<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table><script>{}</script>"
-    ).format(storage, Markup(_STYLE), storage, _plane(found), heads, rows, Markup(_SORT))
+    return rendered(
+        "reports", "runs.html",
+        storage=storage, plane=_plane(found), columns=COLUMNS, rows=[entry.cells() for entry in found], key=_key,
+        text=cell_text,
+    )  # fmt: skip
 
 
 def _entry(store: Store, name: str) -> Entry:
@@ -133,23 +122,13 @@ def _entry_of(run: Run, name: str) -> Entry:
     )
 
 
-def _plane(found: Sequence[Entry]) -> Markup:
+def _plane(found: Sequence[Entry]) -> str:
+    """The trade-off plane of the evaluated runs as an address; empty where there is none."""
     series: dict[str, list[tuple[str, Count, Count]]] = {}
     for entry in found:
         if entry.clean is not None and entry.robust is not None:
             series.setdefault(f"{entry.data}, {entry.threat}", []).append((entry.run, entry.clean, entry.robust))
-    if not series:
-        return Markup("")
-    _, picture = drawn(accuracy_scatter(series), WIDE)
-    return Markup('<img src="{}" alt="clean against robust accuracy of all runs">').format(
-        data_uri("runs.svg", picture)
-    )
-
-
-def _html_cells(entry: Entry) -> Markup:
-    return Markup("").join(
-        Markup('<td data-value="{}">{}</td>').format(_key(cell), cell_text(cell)) for cell in entry.cells()
-    )
+    return data_uri("runs.svg", drawn(accuracy_scatter(series), WIDE)[1]) if series else ""
 
 
 def _key(cell: Cell) -> Any:

@@ -1,13 +1,11 @@
 """The report page: one HTML file that opens without a network, and its figures and tables as files beside it."""
 
-import base64
 import functools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 import vl_convert
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..selection.choice import Choice
@@ -28,6 +26,7 @@ from .results import (
     same_mixture,
 )
 from .tables import accuracy_table, cost_table, file_name, search_table, survival_table, table_files
+from .templates import data_uri, rendered
 from .worst_images import Reason, WorstImage, class_text, perturbation_png, pixels_of, png
 
 # The page may run what is written in it and show what is written in it; it may fetch nothing, from anywhere.
@@ -38,14 +37,6 @@ CONTENT_SECURITY_POLICY = (
 # Charts with a place of their own on the page.
 PLACED = ("tradeoff", "rounds", "margins", "sensitivity", "survival", "certified")
 _GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
-_MEDIA_TYPES = {
-    "csv": "text/csv",
-    "json": "application/json",
-    "pdf": "application/pdf",
-    "png": "image/png",
-    "svg": "image/svg+xml",
-    "tex": "application/x-tex",
-}
 _REASONS: dict[Reason, tuple[str, str]] = {
     "lost": (
         "Lost, though both are right on the clean image",
@@ -116,7 +107,7 @@ def _html(results: RunResults, wide: dict[str, Row], narrow: dict[str, Row], fil
             "splits": split_table(results.splits),
             "split_sentence": split_sentence(results.splits),
         }
-    return templates("reports").get_template("page.html.j2").render(content)
+    return rendered("reports", "page.html", **content)
 
 
 def slider_stops(results: RunResults) -> list[dict[str, Any]]:
@@ -225,19 +216,6 @@ def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> d
             for verdict in (*before, after)
         ],
     }  # fmt: skip
-
-
-def data_uri(name: str, content: bytes) -> str:
-    """The content as an address that fetches nothing; its kind by the name's ending."""
-    media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
-    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
-
-
-@functools.cache
-def templates(room: str) -> Environment:
-    """The page templates in the folder of a room, which may include those of the reports."""
-    loader = ChoiceLoader([PackageLoader("mixednuts_dist", folder) for folder in (room, "reports")])
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 @functools.cache

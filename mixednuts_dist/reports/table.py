@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from rich import box
 from rich import table as rich_table
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
@@ -17,6 +17,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from .counts import Count, Seconds, interval_text, minus, percent_text, seconds_text
+from .templates import rendered
 
 Cell = str | int | float | Count | None
 
@@ -135,19 +136,11 @@ class Table:
             return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
         head = [line([_heading(name) for name in self.columns]), line(["---"] * len(self.columns))]
-        return "\n".join([*head, *(line([_words(cell) for cell in row]) for row in self.rows)])
+        return "\n".join([*head, *(line([cell_text(cell) for cell in row]) for row in self.rows)])
 
     def as_html(self, caption: str = "", css: str = "stack") -> Markup:
         """A `<table>` of the page; every text in it is escaped."""
-        heads = Markup("").join(
-            Markup('<th scope="col"{}>{}</th>').format(extra, _heading(name))
-            for extra, name in zip(self._extras(), self.columns, strict=True)
-        )
-        body = Markup("\n").join(self._html_row(row) for row in self.rows)
-        shown = Markup("<caption><span>{}</span></caption>").format(caption) if caption else ""
-        return Markup('<table class="{}">{}<thead><tr>{}</tr></thead>\n<tbody>{}</tbody></table>').format(
-            css, shown, heads, body
-        )
+        return rendered("reports", "table.html", table=self, caption=caption, css=css, kinds=self._kinds(), **_CELLS)
 
     def to_json(self) -> list[list[Any]]:
         """The rows as plain values."""
@@ -157,23 +150,13 @@ class Table:
         """Columns and rows as plain values."""
         return {"columns": list(self.columns), "rows": self.to_json()}
 
-    def _extras(self) -> list[Markup]:
-        """For each column, what hides it on a phone where it is not printed, and what sets sentences from the left."""
+    def _kinds(self) -> list[str]:
+        """CSS classes of each column: `more` is hidden on a phone, `words` are sentences, set from the left."""
         shown = self.narrow or self.printed or self.columns
-        classes = (
+        return [
             " ".join(["more"] * (name not in shown) + ["words"] * all(isinstance(row[i], str) for row in self.rows))
             for i, name in enumerate(self.columns)
-        )
-        return [Markup(' class="{}"').format(own) if own else Markup("") for own in classes]
-
-    def _html_row(self, row: Sequence[Cell]) -> Markup:
-        first, *rest = row
-        own = Markup(' class="own"') if first == self.bold else ""
-        cells = Markup("").join(
-            Markup("<td{}>{}</td>").format(extra, _html_cell(cell))
-            for extra, cell in zip(self._extras()[1:], rest, strict=True)
-        )
-        return Markup('<tr{}><th scope="row">{}</th>{}</tr>').format(own, cell_text(first), cells)
+        ]
 
 
 def cell_text(cell: Cell) -> str:
@@ -181,7 +164,7 @@ def cell_text(cell: Cell) -> str:
     if cell is None:
         return "–"
     if isinstance(cell, Count):
-        return _words(cell)
+        return f"{cell.correct}/{cell.total} {percent_text(cell)} % {interval_text(cell)}" if cell.total else "–"
     if isinstance(cell, Seconds):
         return seconds_text(cell)
     if isinstance(cell, float):
@@ -225,12 +208,6 @@ def _latex_heading(name: str) -> str:
     return latex_text(words[:1].upper() + words[1:])
 
 
-def _words(cell: Cell) -> str:
-    if not isinstance(cell, Count):
-        return cell_text(cell)
-    return f"{cell.correct}/{cell.total} {percent_text(cell)} % {interval_text(cell)}" if cell.total else "–"
-
-
 def _with_count(cell: Count, detail: int) -> str:
     """`566/609 92.9 [90.6, 94.7]`, as wide for every count of a column where the images are as many."""
     if not cell.total:
@@ -254,9 +231,4 @@ def _latex_cell(cell: Cell) -> str:
     return "--" if cell is None else latex_text(cell_text(cell))
 
 
-def _html_cell(cell: Cell) -> Markup:
-    if isinstance(cell, Count) and cell.total:
-        return Markup(
-            '<span class="pair">{} <span class="interval">{}</span></span> <span class="dim">{}/{}</span>'
-        ).format(percent_text(cell), interval_text(cell), cell.correct, cell.total)
-    return escape(cell_text(None if isinstance(cell, Count) else cell))
+_CELLS = {"heading": _heading, "text": cell_text, "percent": percent_text, "interval": interval_text}

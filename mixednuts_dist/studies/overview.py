@@ -7,7 +7,7 @@ from ..config import RunConfig
 from ..errors import MissingArtifact
 from ..register import STUDIES
 from ..reports.charts import PAPER
-from ..reports.page import templates
+from ..reports.templates import rendered
 from ..storage.store import Store
 
 INDEX = "studies/index.html"
@@ -22,9 +22,8 @@ def write_overview(store: Store, config: RunConfig) -> str:
     there = {name for name in store.names("studies") if name != INDEX.rpartition("/")[2]}
     known = [*(name for name in STUDIES.names() if name in there), *sorted(there - set(STUDIES.names()))]
     found = {name: content for name in known if (content := _study(store, name)) is not None}
-    page = templates("studies").get_template("overview.html.j2")
-    rendered = page.render(run_id=config.run_id(), name=config.name, studies=found, files=_FILES)
-    store.write(INDEX, rendered.encode())
+    page = rendered("studies", "overview.html", run_id=config.run_id(), name=config.name, studies=found, files=_FILES)
+    store.write(INDEX, page.encode())
     return store.address(INDEX)
 
 
