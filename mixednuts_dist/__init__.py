@@ -7,52 +7,37 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .acceleration.arithmetic import Arithmetic
-    from .acceleration.batch_shape import BatchShape
-    from .attacks.adaptive import adaptive_autoattack, autoattack
-    from .attacks.budget import AttackBudget
-    from .attacks.minimum_margin import minimum_margin_attack
-    from .attacks.outcome import AttackOutcome
-    from .certification.smoothed_mixture import SmoothedMixture
-    from .classifiers.base_classifiers import load_classifier
-    from .config import RunConfig, load_config
-    from .errors import MixedNutsError
-    from .images.datasets import open_dataset
-    from .mixing.classifier import MixedClassifier
-    from .mixing.margins import signed_margin, top2_margin
-    from .mixing.transforms import LogitTransform
-    from .notebook import mix
-    from .selection.choice import MixedNUTSParameters
-    from .selection.selection import Selection, select_parameters, select_parameters_exact
-    from .threat import ThreatModel
+    from .acceleration.arithmetic import Arithmetic as Arithmetic
+    from .acceleration.batch_shape import BatchShape as BatchShape
+    from .attacks.adaptive import adaptive_autoattack as adaptive_autoattack
+    from .attacks.adaptive import autoattack as autoattack
+    from .attacks.budget import AttackBudget as AttackBudget
+    from .attacks.minimum_margin import minimum_margin_attack as minimum_margin_attack
+    from .attacks.outcome import AttackOutcome as AttackOutcome
+    from .certification.smoothed_mixture import SmoothedMixture as SmoothedMixture
+    from .classifiers.base_classifiers import load_classifier as load_classifier
+    from .config import RunConfig as RunConfig
+    from .config import load_config as load_config
+    from .errors import MixedNutsError as MixedNutsError
+    from .images.datasets import open_dataset as open_dataset
+    from .mixing.classifier import MixedClassifier as MixedClassifier
+    from .mixing.margins import signed_margin as signed_margin
+    from .mixing.margins import top2_margin as top2_margin
+    from .mixing.transforms import LogitTransform as LogitTransform
+    from .notebook import mix as mix
+    from .selection.choice import MixedNUTSParameters as MixedNUTSParameters
+    from .selection.selection import (
+        Selection as Selection,
+    )
+    from .selection.selection import (
+        select_parameters as select_parameters,
+    )
+    from .selection.selection import (
+        select_parameters_exact as select_parameters_exact,
+    )
+    from .threat import ThreatModel as ThreatModel
 
 __version__ = "0.3.0"
-
-__all__ = [
-    "Arithmetic",
-    "AttackBudget",
-    "AttackOutcome",
-    "BatchShape",
-    "LogitTransform",
-    "MixedClassifier",
-    "MixedNUTSParameters",
-    "MixedNutsError",
-    "RunConfig",
-    "Selection",
-    "SmoothedMixture",
-    "ThreatModel",
-    "adaptive_autoattack",
-    "autoattack",
-    "load_classifier",
-    "load_config",
-    "minimum_margin_attack",
-    "mix",
-    "open_dataset",
-    "select_parameters",
-    "select_parameters_exact",
-    "signed_margin",
-    "top2_margin",
-]
 
 _HOMES = {
     "Arithmetic": ".acceleration.arithmetic",
@@ -79,6 +64,7 @@ _HOMES = {
     "signed_margin": ".mixing.margins",
     "top2_margin": ".mixing.margins",
 }
+__all__ = list(_HOMES)  # for type checkers the imports above say it, by `as`
 
 
 def __getattr__(name: str) -> Any:

@@ -36,25 +36,8 @@ _SHORT = 80  # characters of a value that a message shows
 
 _WEIGHTS = (".pth", ".pt", ".ckpt", ".safetensors", ".bin", ".tar", ".th")  # what checkpoints end in
 
-TWO_CHECKPOINTS = """\
-import torch, torchvision
-from pathlib import Path
-from torchvision.transforms import Normalize
-
-def load(file):
-    network = torchvision.models.resnet18(num_classes=10)  # the architecture that the file's weights are of
-    if file:  # None asks for the architecture alone
-        network.load_state_dict(torch.load(Path(__file__).parent / file, map_location="cpu", weights_only=True))
-    normalise = Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2471, 0.2435, 0.2616))  # as in its training
-    return torch.nn.Sequential(normalise, network)  # images in [0, 1] in, logits out
-
-def std(weights="std.pth"):
-    return load(weights)
-
-def rob(weights="rob.pth"):
-    return load(weights)
-"""
-"""Two checkpoints as two functions: what `mixednuts init` writes as nets.py."""
+# Two checkpoints as two functions: what `mixednuts init` writes as nets.py.
+TWO_CHECKPOINTS = Path(__file__).with_name("nets.py.txt").read_text(encoding="utf-8")
 
 Opener = TypeVar("Opener", bound=Callable[..., Any])
 

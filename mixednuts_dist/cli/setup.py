@@ -32,37 +32,7 @@ from .options import config_argument, examples, reported, set_option
 _WORKER_BYTES = 0.6e9  # of a worker with torch, measured; its classifiers and images come on top
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
 
-TEMPLATE = """\
-# A run of mixednuts: `mixednuts check {file}` says what is missing, `mixednuts run {file}` does it.
-# All keys: `mixednuts schema --markdown`.
-name: {name}
-
-# Images in [0, 1] with labels: npz:FILE (arrays `images` and `labels`), folder:ROOT (a sub-folder a class),
-# imagenet:ROOT, cifar10, cifar100, parquet:URI (what `mixednuts prepare` wrote), or digits.
-data:
-  uri: {images}
-  # n: 1000                # only the first 1000
-
-# The accurate classifier and the robust one: timm:NAME, torchvision:NAME?weights=DEFAULT, hf:ORG/NAME,
-# robustbench:NAME?dataset=cifar10&threat=Linf, py:FILE.py:FUNCTION (returns a torch module), demo:std, demo:rob.
-# They take images in [0, 1] and give logits; leave std out for plain AutoAttack on rob.
-std: {std}
-rob: {rob}
-
-# The attacker: every pixel may move by eps (Linf), or all of them together by eps (L2, L1).
-threat:
-  norm: Linf
-  eps: 4/255
-
-# Keep this share of the attacked images that rob gets right; the mixture is as accurate as that allows.
-search:
-  beta: 0.985
-
-# evaluate: {{preset: fast}}      # for a first look; AutoAttack by default
-
-# storage: s3://BUCKET/PREFIX   # a folder `runs` by default
-# compute: {{num_workers: 8}}     # one a GPU, or one a core, by default
-"""
+TEMPLATE = Path(__file__).with_name("mixednuts.yaml.txt").read_text(encoding="utf-8")
 
 
 @click.command(epilog=examples("init mine.yaml --images folder:photos --rob py:nets.py:robust"))
