@@ -8,6 +8,7 @@ import yaml
 
 from .errors import ConfigError, redacted
 
+_DEEPEST_KEY = 8  # parts of a key.path
 _LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # of PyYAML on `!!int ''` and such
 
@@ -74,6 +75,22 @@ def read_yaml(text: str, source: str) -> Any:
         raise ConfigError(
             f"{source}: not readable as YAML: character {error.position + 1} is {error.character:#x}, which is no text"
         ) from error
+
+
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Put the value of `key.path=value`, which is YAML, into the content of a file; errors as in `read_yaml_file`."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts) or len(parts) > _DEEPEST_KEY:
+        raise ConfigError(f"--set {shortened(override)} is not of the form key.path=value, e.g. --set search.beta=0.97")
+    *parents, last = parts
+    node = content
+    for parent in parents:
+        child = node.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {shortened(override)}: {parent!r} holds the value {shortened(child)}, not keys")
+        node = child
+    node[last] = read_yaml(text, f"--set {shortened(override)}")
 
 
 class _Loader(yaml.SafeLoader):

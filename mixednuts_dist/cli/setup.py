@@ -15,17 +15,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
-from ..config import (
-    RangeConfig,
-    Registered,
-    RunConfig,
-    config_with_stages,
-    load_config,
-    section_in,
-    stages_with_keys,
-)
+from ..config import RunConfig, config_with_stages, load_config, stages_with_keys
 from ..errors import ConfigError, MixedNutsError
 from ..register import REGISTERS
+from ..search_config import RangeConfig
+from ..section import Registered, section_in
 from ..uris import TWO_CHECKPOINTS, code_files, missing_input, missing_inputs
 from .options import config_argument, examples, reported, set_option
 

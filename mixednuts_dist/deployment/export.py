@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from ..config import fast_notes
 from ..errors import InvalidInputError, StoreError
 from ..reports.templates import rendered
 from ..storage.code_files import code_of
 from ..uris import code_files, is_black_box
+from ..versions import fast_notes
 from .graphs import export_graphs
 from .loading import ROLES, DeployedRun, StoredBase, write_folder
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..config import ComputeConfig
+from ..compute_config import ComputeConfig
 from ..register import EXECUTORS
 from .executor import Executor, PoolSettings
 from .worker import AttackWorker

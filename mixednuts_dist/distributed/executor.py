@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from ..config import ComputeConfig
+from ..compute_config import ComputeConfig
 from ..errors import ClusterError, MixedNutsError
 from ..register import EXECUTORS
 from ..selection.criteria import Scores

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import torch
 
-from ..config import ComputeConfig
+from ..compute_config import ComputeConfig
 from ..register import EXECUTORS
 from .executor import Executor, PoolSettings, WorkerLost
 from .worker import AttackWorker

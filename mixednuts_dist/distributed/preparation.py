@@ -16,7 +16,8 @@ import ray.data
 from ray.exceptions import RayError
 
 from .. import errors
-from ..config import ComputeConfig, digest
+from ..compute_config import ComputeConfig
+from ..config import digest
 from ..errors import ClusterError, DatasetError, MixedNutsError
 from ..images.arrays import ArrayImages
 from ..images.datasets import Dataset, open_dataset

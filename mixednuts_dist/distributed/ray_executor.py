@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from ..config import ComputeConfig
+from ..compute_config import ComputeConfig
 from ..errors import ClusterError, log_json
 from ..register import EXECUTORS
 from ..storage.records import Receipt

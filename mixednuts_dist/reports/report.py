@@ -14,7 +14,7 @@ import yaml
 
 from ..attacks.budget import attack_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
-from ..config import RunConfig, fast_notes, parse_config
+from ..config import RunConfig, parse_config
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, ReadOnlyStorage, StoreError
 from ..images.datasets import open_dataset
@@ -40,6 +40,7 @@ from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
 from ..storage.store import Store
 from ..storage.tables import FLAG, SURVIVED, read_attack_records, read_columns, read_evaluate_records, read_rows
+from ..versions import fast_notes
 from .counts import Count, outcome_counts
 from .page import report_files
 from .results import (

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ..config import Positive, RunConfig, Section, read_fraction
+from ..config import RunConfig
 from ..errors import InvalidInputError
 from ..register import STAGES
+from ..section import Positive, Section, read_fraction
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns

@@ -6,11 +6,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..config import SearchConfig, digest, grid_values
+from ..config import digest
 from ..distributed.executor import Executor
 from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
 from ..errors import InvalidInputError
 from ..register import CRITERIA, load_extensions
+from ..search_config import SearchConfig, grid_values
 from ..selection.choice import Choice
 from ..selection.criteria import Criterion, Scores
 from ..selection.exploration import Exploration, GridRefinements, Selection

@@ -14,10 +14,11 @@ from urllib.parse import urlencode
 
 from pydantic import Field, field_validator
 
-from ..config import Section, digest
+from ..config import digest
 from ..errors import DatasetError
 from ..images.corruptions import SEVERITIES, Suite
 from ..register import DATASETS, STAGES
+from ..section import Section
 from ..storage.partitions import Partition
 from ..storage.tables import read_columns
 from .progress import Progress

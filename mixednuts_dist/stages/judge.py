@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from ..config import Section, digest
+from ..config import digest
 from ..register import STAGES
+from ..section import Section
 from ..storage.partitions import Partition
 from ..storage.tables import read_columns
 from .evaluate import delete_rows

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BeforeValidator, Field, field_validator
 
 from ..attacks.budget import AttackBudget
-from ..config import RunConfig, Section, read_fraction
+from ..config import RunConfig
 from ..distributed.tasks import Columns, Summary
 from ..errors import InvalidInputError
 from ..register import STAGES
+from ..section import Section, read_fraction
 from ..storage.partitions import Partition
 from ..storage.tables import read_columns
 from ..threat import ThreatModel

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import EvaluateConfig, RunConfig, digest, grid_values
+from ..attack_config import EvaluateConfig
+from ..config import RunConfig, digest
 from ..distributed.executor import Executor
 from ..distributed.tasks import Task
 from ..errors import ConfigError
@@ -25,6 +26,7 @@ from ..mixing.transforms import LogitMap
 from ..register import CRITERIA
 from ..reports.report import collect
 from ..reports.results import RunResults
+from ..search_config import grid_values
 from ..selection.choice import Choice
 from ..selection.exploration import Selection
 from ..selection.grid import Grid, kept_images

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import torch
 
-from ..config import RangeConfig
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
@@ -16,6 +15,7 @@ from ..reports.counts import compared, count, points_text
 from ..reports.results import predicted
 from ..reports.table import Cell, Table
 from ..reports.tables import search_table
+from ..search_config import RangeConfig
 from ..selection.criteria import PaperCriterion
 from ..selection.exploration import Selection
 from ..selection.selection import search_grid

@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
-from mixednuts_dist.config import ComputeConfig
+from mixednuts_dist.compute_config import ComputeConfig
 from mixednuts_dist.distributed import gpus
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.distributed.worker_spec import WorkerSpec

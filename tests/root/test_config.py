@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from mixednuts_dist.config import FAST, RangeConfig, RunConfig, fast_notes, load_config, parse_config
+from mixednuts_dist.config import RunConfig, load_config, parse_config
 from mixednuts_dist.errors import ConfigError, ThreatModelError
+from mixednuts_dist.search_config import RangeConfig
 from mixednuts_dist.threat import ThreatModel
+from mixednuts_dist.versions import FAST, fast_notes
 from tests.conftest import tiny_content
 
 MINIMAL: dict[str, Any] = {

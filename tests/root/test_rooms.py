@@ -13,7 +13,8 @@ import mixednuts_dist
 
 PACKAGE = Path(mixednuts_dist.__file__).parent
 LAYERS = [
-    {"errors", "threat", "register", "uris", "versions", "config", "config_file", "__init__"},
+    {"errors", "threat", "register", "uris", "versions", "__init__"}
+    | {"section", "attack_config", "search_config", "compute_config", "config", "config_file"},
     {"mixing", "norms"},
     {"selection", "acceleration"},
     {"attacks"},

@@ -1,0 +1,188 @@
+"""The keys of the search: the grid of candidates, and what is asked of the choice."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from .config_file import shortened
+from .register import CLAMPS, CRITERIA
+from .section import Positive, Registered, Repeats, Section
+
+Width = Annotated[int, Field(ge=2, le=1_000_000)]
+Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
+_MOST_OF_ONE = 1000  # candidate values of s, p or c
+_MOST_TOGETHER = 1_000_000  # candidates (s, p, c); the paper has 512
+
+
+class RangeConfig(Section):
+    """`count` values from `min` to `max`, both included, evenly spaced or evenly in the logarithm."""
+
+    min: Finite
+    max: Finite
+    count: int = Field(default=8, gt=0, le=_MOST_OF_ONE)
+    spacing: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _check(self) -> "RangeConfig":
+        if self.min > self.max:
+            raise ValueError(f"min={self.min:g} is above max={self.max:g}")
+        if self.spacing == "log" and self.min <= 0:
+            raise ValueError(f"min={self.min:g} has no logarithm; use spacing: linear")
+        return self
+
+    def values(self) -> tuple[float, ...]:
+        if self.count == 1:
+            return (self.min,)
+        if self.spacing == "log":
+            low, high = math.log(self.min), math.log(self.max)
+            inner = [math.exp(low + (high - low) * i / (self.count - 1)) for i in range(1, self.count - 1)]
+        else:
+            inner = [self.min + (self.max - self.min) * i / (self.count - 1) for i in range(1, self.count - 1)]
+        return (self.min, *inner, self.max)
+
+
+def _some(grid: "Grid") -> "Grid":
+    if not grid_values(grid):
+        raise ValueError("the list of candidates is empty")
+    return grid
+
+
+def _grid_form(value: object) -> str:
+    return "range" if isinstance(value, Mapping | RangeConfig) else "list"
+
+
+Grid = Annotated[
+    Annotated[RangeConfig, Tag("range")] | Annotated[tuple[Finite, ...], Field(max_length=_MOST_OF_ONE), Tag("list")],
+    Discriminator(_grid_form),
+    AfterValidator(_some),
+]
+
+
+def grid_values(grid: Grid) -> tuple[float, ...]:
+    """The candidate values of a range or of an explicit list."""
+    return grid.values() if isinstance(grid, RangeConfig) else grid
+
+
+def _positive(grid: Grid) -> Grid:
+    if min(grid_values(grid)) <= 0:
+        raise ValueError(f"holds {min(grid_values(grid)):g}; every candidate must be positive")
+    return grid
+
+
+Beta = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+ClampName = Annotated[str, Registered(CLAMPS)]
+CriterionName = Annotated[str, Registered(CRITERIA)]
+
+
+_WIDENINGS = 3  # from 8 values an axis to 20: 16 times the candidates, a minute at K = 1,000 and 5,000 images
+# Keys that earlier releases wrote into every run.yaml: their defaults are read, and stay in the run id.
+GONE_FROM_SEARCH = {"sampler": "grid", "n_trials": 64}
+
+
+class SearchConfig(Section):
+    """Algorithm 1 over the cached logits."""
+
+    criterion: CriterionName = Field(
+        default="exact", description="exact: signed margins and exact clean accuracy; paper: Algorithm 1 to the letter"
+    )
+    clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation")
+    clamps: tuple[ClampName, ...] = Field(default=(), description="clamps to try beside `clamp`, which ties prefer")
+    ln_k: Width | None = Field(
+        default=None, description="LayerNorm over the top ln_k logits, also under attack; 250 where K > 250"
+    )
+    ln_ks: tuple[Width, ...] = Field(
+        default=(), description="LayerNorm widths to try beside `ln_k`, on the logits that were attacked under `ln_k`"
+    )
+    scales: Annotated[Grid, AfterValidator(_positive)] = Field(
+        default=RangeConfig(min=0.05, max=5, spacing="log"), description="candidates of s: a range or a list"
+    )
+    powers: Annotated[Grid, AfterValidator(_positive)] = Field(
+        default=RangeConfig(min=1, max=4), description="candidates of p: a range or a list"
+    )
+    biases: Grid = Field(default=RangeConfig(min=-2.5, max=0), description="candidates of c: a range or a list")
+    betas: tuple[Beta, ...] = Field(
+        default=(1.0, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5),
+        min_length=1,
+        max_length=1000,
+        description="shares of rob's attacked images to keep; each gets its parameters and predictions",
+    )
+    beta: Beta = Field(default=0.985, description="the beta whose parameters are deployed and attacked")
+    keep: Beta | None = Field(
+        default=None, exclude=True, description="another word for `beta`: the share of rob's robust images to keep"
+    )
+    robust: Share | None = Field(
+        default=None, description="in place of `beta`: the measured robust accuracy to reach, as a share of all images"
+    )
+    clean: Share | None = Field(
+        default=None, description="in place of `beta`: the least clean accuracy; the choice that keeps most is deployed"
+    )
+    sample: Positive | Literal["auto"] = Field(
+        default="auto",
+        description="images that the search reads, drawn at random where the run has more; auto: 5 million logits of "
+        "one classifier (5,000 images at 1,000 classes), and at most 50,000 images",
+    )
+    rounds: Repeats = Field(
+        default=8,
+        description="rounds, at most, of attacking the choice and choosing again with what was found, until the "
+        "measured share reaches `beta`; 0: the paper",
+    )
+    measure: tuple[Beta, ...] | Literal["all"] = Field(
+        default=(), description="betas, beside `beta`, whose choices the rounds attack as well; all: every one"
+    )
+    surrogate_beta: Beta | None = Field(default=None, description="beta of alpha_d; `beta` by default")
+    refine: Repeats = Field(
+        default=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
+    )
+    widen: Repeats | None = Field(
+        default=None,
+        description="times, at most, that the grid grows beyond an edge on which the best candidate at `beta` lies, "
+        "within scales 0.001 to 1000, powers 0.25 to 16, biases -4 to 4; by default 3, and 0 where scales, powers or "
+        "biases are given",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_target(cls, content: Any) -> Any:
+        """`keep` becomes `beta`; two targets, and values of keys that are gone, are refused."""
+        if not isinstance(content, Mapping):
+            return content
+        for name, default in GONE_FROM_SEARCH.items():
+            if content.get(name, default) != default:
+                raise ValueError(
+                    f"{name} is gone: a grid takes seconds, so none is sampled any more. Do leave search.sampler and "
+                    "search.n_trials out; clamps, ln_ks and refine try more than one grid"
+                )
+        content = {name: value for name, value in content.items() if name not in GONE_FROM_SEARCH}
+        given = [name for name in ("beta", "keep", "robust", "clean") if content.get(name) is not None]
+        # A resolved configuration names the default beta beside its target.
+        targets = [name for name in given if name != "beta" or content[name] != cls.model_fields["beta"].default]
+        if len(targets) > 1:
+            values = ", ".join(f"{name}: {shortened(content[name])}" for name in targets)
+            raise ValueError(f"{values} are {len(targets)} targets; a search has one of beta, keep, robust and clean")
+        if content.get("widen") is None:  # a grid that is given, also one of a released run.yaml, stays as it is
+            content["widen"] = 0 if {"scales", "powers", "biases"} & content.keys() else _WIDENINGS
+        return {**content, "beta": content["keep"]} if "keep" in targets else content
+
+    @model_validator(mode="after")
+    def _check(self) -> "SearchConfig":
+        if (self.robust or self.clean) and not CRITERIA.get(self.criterion).inequality:
+            raise ValueError(f"criterion {self.criterion!r} fixes the cutoff by beta: robust and clean need exact")
+        together = math.prod(len(grid_values(grid)) for grid in (self.scales, self.powers, self.biases))
+        if together > _MOST_TOGETHER:
+            raise ValueError(
+                f"scales, powers and biases make {together:,} candidates; at most {_MOST_TOGETHER:,} are possible"
+            )
+        return self
+
+    def pairs(self) -> tuple[tuple[ClampName, int | None], ...]:
+        """Every clamp with every LayerNorm width, the configured ones first."""
+        clamps, widths = dict.fromkeys((self.clamp, *self.clamps)), dict.fromkeys((self.ln_k, *self.ln_ks))
+        return tuple((clamp, ln_k) for clamp in clamps for ln_k in widths)
+
+    def all_betas(self) -> tuple[float, ...]:
+        """Every beta to answer for, the deployed one included, largest first."""
+        measured = () if self.measure == "all" else self.measure
+        return tuple(sorted({*self.betas, *measured, self.beta}, reverse=True))

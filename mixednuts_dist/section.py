@@ -1,0 +1,142 @@
+"""A section of the configuration: frozen keys, checked types, and what is wrong with them in one line each."""
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Self, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from .config_file import shortened
+from .errors import ConfigError
+from .register import Register
+
+_MOST_LINES = 12  # of a message; a list of ten thousand wrong values is one mistake
+_FORMS = {"range", "list"}  # of a key that takes either, in the places of pydantic's errors
+
+
+def read_fraction(value: object) -> object:
+    """Read "8/255" or "0.5/255" as a number; anything else is left to the type check."""
+    if isinstance(value, str) and value.count("/") == 1:
+        above, _, below = value.partition("/")
+        try:
+            read = float(above) / float(below)
+        except (ValueError, ArithmeticError):
+            return value
+        return read if math.isfinite(read) else value
+    return value
+
+
+def _holds_truth_value(value: object) -> bool:
+    """Whether `value` is true or false, or a list with one in it; Python would take them for 1 and 0."""
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_holds_truth_value, value)))
+
+
+Positive = Annotated[int, Field(gt=0, le=10_000_000)]
+Repeats = Annotated[int, Field(ge=0, le=1000)]
+
+
+class Section(BaseModel):
+    """Keys of the configuration: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=4096)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: object, info: ValidationInfo) -> object:
+        """true and false only where they belong, and text that can be printed."""
+        takes = cls.model_fields[str(info.field_name)].annotation
+        if takes is not bool and _holds_truth_value(value):
+            raise ValueError("takes no true or false; text such as yes, no, on and off needs quotes in YAML")
+        if isinstance(value, str) and not value.isprintable():
+            raise ValueError("holds characters that cannot be printed")
+        return value
+
+    def with_changes(self, **changes: Any) -> Self:
+        """The same section with some keys changed, checked as the file is.
+
+        Raises:
+            ConfigError: for a value that the file could not have either.
+        """
+        return self.checked({**{key: getattr(self, key) for key in type(self).model_fields}, **changes})
+
+    @classmethod
+    def checked(cls, content: Mapping[str, Any], prefix: str = "") -> Self:
+        """The section with these values.
+
+        Raises:
+            ConfigError: a line for each mistake, which begins with `prefix` and the key.
+        """
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            lines = list(dict.fromkeys(cls._explain(dict(detail)) for detail in error.errors(include_url=False)))
+            more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+            raise ConfigError("\n".join(f"{prefix}{line}" for line in (*lines[:_MOST_LINES], *more))) from error
+
+    @classmethod
+    def valid_keys(cls) -> list[str]:
+        """What may stand in it."""
+        return sorted(cls.model_fields)
+
+    @classmethod
+    def _explain(cls, detail: dict[str, Any]) -> str:
+        """One line an error: the key, what is wrong, the value, the valid ones."""
+        location = [part for part in detail["loc"] if part not in _FORMS]
+        key = ".".join(str(part) if re.fullmatch(r"\w{1,40}", str(part)) else shortened(part, 40) for part in location)
+        if detail["type"] == "extra_forbidden":
+            valid = cls._keys_at(location[:-1])
+            close = difflib.get_close_matches(str(location[-1])[:80], valid, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            return f"{key}: unknown key (value {shortened(detail['input'])}).{hint} Valid keys here: {', '.join(valid)}"
+        if detail["type"] == "missing":
+            return f"{key}: this key is required and missing"
+        message = str(detail["msg"]).removeprefix("Value error, ")
+        return f"{key}: {message[:1].lower()}{message[1:]} (value {shortened(detail['input'])})"
+
+    @classmethod
+    def _keys_at(cls, location: Sequence[Any]) -> list[str]:
+        """The valid keys of the section at `location`."""
+        section: type[Section] = cls
+        for part in location:
+            field = section.model_fields.get(part)
+            section = next(_sections_in(field.annotation), section) if field else section
+        return section.valid_keys()
+
+
+class Registered:
+    """Text that must be a name in a register: `Annotated[str, Registered(CLAMPS)]`; the schema lists the names."""
+
+    def __init__(self, register: Register[Any]) -> None:
+        self.register = register
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.register.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "enum": list(self.register.names())}
+
+
+def section_in(annotation: Any) -> type[Section] | None:
+    """The section that a key holds, where it holds one, required or not."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Section]]:
+    """Every section that a key may hold, also where it takes other forms."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections_in(inner)
