@@ -5,8 +5,9 @@ from typing import Any
 import altair as alt
 
 from ..register import CHARTS
-from .charts import Chart, Frame, Row, beside, described, layered, lines, values
+from .charts import beside, lines
 from .counts import Count, percent_text
+from .drawing import Chart, Frame, Row, described, layered, values
 from .figures import SELECTED_BETA
 from .results import RunResults, predicted
 

@@ -10,7 +10,9 @@ from typing import Any
 import altair as alt
 
 from ..register import CHARTS, CRITERIA
-from .charts import (
+from .charts import bars, beside, lines, maps
+from .counts import Count, percent_text
+from .drawing import (
     CLASSIFIER_COLOURS,
     CLASSIFIER_MARKS,
     PALETTE,
@@ -19,22 +21,14 @@ from .charts import (
     Frame,
     Row,
     Span,
-    accuracy_axis,
-    bars,
-    beside,
     described,
     key,
-    lines,
-    maps,
     panelled,
-    point,
-    scatter_panel,
     values,
-    window,
 )
-from .counts import Count, percent_text
 from .margins import split_histograms
 from .results import RunResults, kept_by_rounds, kept_predicted, parameter_values, predicted, rounds_table
+from .scatter import accuracy_axis, point, scatter_panel, window
 from .tables import sensitivity_rows
 
 SELECTED_BETA = "selected_beta"  # the signal that the page's slider sets

@@ -10,8 +10,9 @@ from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, read_sear
 from ..stages.stage import stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.store import Store
-from .charts import WIDE, accuracy_scatter, drawn
 from .counts import Count, device_hours, outcome_counts
+from .drawing import WIDE, drawn
+from .scatter import accuracy_scatter
 from .table import Cell, Table, cell_text
 from .templates import data_uri, rendered
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import LogitTransform, layer_norm_logits
 from ..storage.records import AttackRecords
-from .charts import RIGHT_AND_WRONG, Chart, Panel, histograms
+from .charts import RIGHT_AND_WRONG, Panel, histograms
 from .counts import Count, percent_text
+from .drawing import Chart
 from .table import Cell, Table
 
 _Numbers = np.ndarray[Any, np.dtype[np.float64]]

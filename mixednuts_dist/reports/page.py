@@ -11,7 +11,7 @@ from markupsafe import Markup
 from ..selection.choice import Choice
 from ..stages.stage import Certified
 from . import counts
-from .charts import NARROW, WIDE, Row, chart_files, drawn, vega_config
+from .drawing import NARROW, WIDE, Row, chart_files, drawn, vega_config
 from .figures import SELECTED_BETA, caption, figures
 from .margins import split_sentence, split_table
 from .results import (

@@ -12,8 +12,9 @@ from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import layer_norm_logits
 from ..register import STUDIES
-from ..reports.charts import PALETTE, Chart, Frame, bars, layered, values
+from ..reports.charts import bars
 from ..reports.counts import count
+from ..reports.drawing import PALETTE, Chart, Frame, layered, values
 from ..reports.margins import CLASSIFIERS, margin_groups, margin_histograms, margin_ratio, medians_table, ratio_sentence
 from ..reports.table import Cell, Table, cell_text
 from .bench import Bench

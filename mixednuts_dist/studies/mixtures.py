@@ -9,8 +9,10 @@ from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap, LogitTransform
 from ..register import STUDIES
-from ..reports.charts import Chart, accuracy_scatter, bars, count_bars
+from ..reports.charts import bars, count_bars
 from ..reports.counts import Count, compared, count, minus, points_text, share_text
+from ..reports.drawing import Chart
+from ..reports.scatter import accuracy_scatter
 from ..reports.table import Cell, Table
 from .bench import Bench, Measured, at_clean_accuracy, clean_correct, robust_bound, select, subset, weighted
 from .robust_classifiers import rob_name

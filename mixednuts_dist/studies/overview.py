@@ -6,7 +6,7 @@ from typing import Any
 from ..config import RunConfig
 from ..errors import MissingArtifact
 from ..register import STUDIES
-from ..reports.charts import PAPER
+from ..reports.drawing import PAPER
 from ..reports.templates import rendered
 from ..storage.store import Store
 

@@ -9,10 +9,12 @@ from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
 from ..register import STUDIES
-from ..reports.charts import Chart, accuracy_scatter, bars, count_bars, maps
+from ..reports.charts import bars, count_bars, maps
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count, points_text
+from ..reports.drawing import Chart
 from ..reports.results import predicted
+from ..reports.scatter import accuracy_scatter
 from ..reports.table import Cell, Table
 from ..reports.tables import search_table
 from ..search_config import RangeConfig

@@ -20,7 +20,7 @@ from ..config import RunConfig
 from ..distributed.executor import Executor
 from ..errors import InvalidInputError
 from ..register import STUDIES
-from ..reports.charts import Chart, chart_files
+from ..reports.drawing import Chart, chart_files
 from ..reports.table import Cell, Table, print_table
 from ..stages.progress import Progress
 from .bench import Bench

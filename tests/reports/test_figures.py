@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from mixednuts_dist.register import CHARTS, load_extensions
-from mixednuts_dist.reports.charts import (
+from mixednuts_dist.reports.charts import RIGHT_AND_WRONG, bars
+from mixednuts_dist.reports.drawing import (
     CLASSIFIER_COLOURS,
     NARROW,
     PAPER,
-    RIGHT_AND_WRONG,
     WIDE,
     Chart,
     Frame,
-    bars,
     chart_files,
     drawn,
     vega_config,

@@ -3,8 +3,9 @@
 from itertools import combinations
 from typing import Any
 
-from mixednuts_dist.reports.charts import WIDE, accuracy_scatter, drawn
 from mixednuts_dist.reports.counts import Count
+from mixednuts_dist.reports.drawing import WIDE, drawn
+from mixednuts_dist.reports.scatter import accuracy_scatter
 
 
 def labels(counts: dict[str, tuple[int, int]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
