@@ -23,7 +23,6 @@ from ..stages.evaluate import CHECK, check_fingerprint, evaluated_part, steps_of
 from ..stages.progress import Progress, Silent
 from ..stages.runs import (
     Run,
-    autoattack_fingerprint,
     cut_name,
     evaluate_fingerprint,
     finished_partitions,
@@ -34,7 +33,7 @@ from ..stages.runs import (
     stage_seconds,
 )
 from ..stages.search import read_candidates
-from ..stages.stage import Certified, Stage, stage_of
+from ..stages.stage import Certified, Stage, require_needs, stage_of
 from ..storage.manifest import write_with_checksums
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
@@ -51,8 +50,8 @@ from .results import (
     gather_results,
     square_note,
     stage_costs,
+    standing_after,
     survival_of,
-    survival_steps,
 )
 from .table import Cell, Table
 from .worst_images import WorstImage, with_pixels
@@ -85,80 +84,68 @@ def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
 
 def collect(opened: Run) -> RunResults:
     """The results of a finished run, read from its files alone; errors as in `run`."""
-    return _autoattack_results(opened) if opened.config.std is None else _mixture_results(opened)
-
-
-def _mixture_results(opened: Run) -> RunResults:
-    config, store = opened.config, opened.store
-    receipts = {"attack": list(require_complete(opened, "attack", opened.attack_fingerprint).values())}
-    search = read_search_result(opened)
-    fingerprint = evaluate_fingerprint(opened, search)
-    opened, screened = evaluated_part(opened, fingerprint)
-    receipts["evaluate"] = list(require_complete(opened, "evaluate", fingerprint).values())
-    evaluate = config.evaluate.model_dump(mode="json")
-    results = gather_results(
-        _batches(opened, fingerprint), search=search, mixed_attack=f"adaptive {attack_words(evaluate)}",
-        **_description(opened),
-    )  # fmt: skip
+    config, stage = opened.config, stage_of(opened.config, "evaluate")
+    require_needs(stage, opened)
+    fingerprint = stage.fingerprint(opened)
+    evaluated, screened = evaluated_part(opened, fingerprint)
+    counted = _rob_results(evaluated, fingerprint) if config.std is None else _mixture_results(evaluated, fingerprint)
+    receipts = {stage.name: list(require_complete(evaluated, stage.name, fingerprint).values())}
+    if config.std is not None:
+        attacked = require_complete(opened, "attack", opened.attack_fingerprint)
+        receipts = {"attack": list(attacked.values()), **receipts}
     added, unfinished = _added_stages(opened)
-    worst, class_names, missing = _pictures(opened, results.worst, fingerprint)
-    survival, opinion = _second_opinion(opened, fingerprint, results.survival)
+    survival, opinion = _second_opinion(evaluated, fingerprint, counted.survival)
     return replace(
-        results,
+        counted,
         survival=survival,
         notes=(
-            *screened, *fast_notes(evaluate), *_bits_notes(*receipts.values()), *results.notes, *opinion,
-            *_red_flags(opened, fingerprint, "the mixture"), *missing, *unfinished,
+            *screened, *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*receipts.values()),
+            *counted.notes, *opinion, *_red_flags(evaluated, fingerprint), *unfinished,
         ),
-        measured=measured_points(opened),
-        candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         stages=_rows(opened, added),
-        tables=stage_tables(opened, ["evaluate", *added]),
+        tables=stage_tables(opened, [stage.name, *added]),
         certified=_certified(opened, added),
-        costs=stage_costs({**receipts, **added}, results.seconds),
-        worst=worst,
-        class_names=class_names,
-        provenance=_provenance(config, store),
+        costs=stage_costs({**receipts, **added}, counted.seconds),
+        provenance=_provenance(config, opened.store),
     )  # fmt: skip
 
 
-def _autoattack_results(opened: Run) -> RunResults:
+def _mixture_results(opened: Run, fingerprint: str) -> RunResults:
+    """What the rows of attack and evaluate say, with the pictures of some."""
+    results = gather_results(
+        _batches(opened, fingerprint), search=read_search_result(opened),
+        mixed_attack=f"adaptive {_attack_words(opened)}", **_description(opened),
+    )  # fmt: skip
+    worst, class_names, missing = _pictures(opened, results.worst, fingerprint)
+    return replace(
+        results,
+        notes=(*results.notes, *missing),
+        measured=measured_points(opened),
+        candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
+        worst=worst,
+        class_names=class_names,
+    )
+
+
+def _rob_results(opened: Run, fingerprint: str) -> RunResults:
     """The attacks on rob alone, where the run has no std."""
-    fingerprint, steps = autoattack_fingerprint(opened), steps_of(opened)
-    opened, screened = evaluated_part(opened, fingerprint)
-    receipts = require_complete(opened, "evaluate", fingerprint)
+    steps, standing, n_robust = steps_of(opened), Counter[str](), 0
     columns = ["label", "rob_clean", "robust", *(f"{SURVIVED}{step}" for step in steps)]
-    standing, n_robust, n_images = Counter[str](), 0, sum(map(len, opened.partitions))
     for partitions in _parts(opened):
         rows = read_columns(opened.store, "evaluate", partitions, fingerprint, columns)
         survived = {step: rows[f"{SURVIVED}{step}"] for step in steps}
-        left = survival_steps(rows["rob_clean"].argmax(dim=1) == rows["label"], survived)
-        standing.update({each.step: each.standing.correct for each in left})
+        standing.update(standing_after(rows["rob_clean"].argmax(dim=1) == rows["label"], survived))
         n_robust += int(rows["robust"].sum())
+    n_images = sum(map(len, opened.partitions))
     survival = survival_of(standing, n_images)
-    notes = square_note(survival)
-    survival, opinion = _second_opinion(opened, fingerprint, survival)
-    description, evaluate = _description(opened), opened.config.evaluate.model_dump(mode="json")
-    added, unfinished = _added_stages(opened)
+    accuracy = AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), _attack_words(opened))
     return RunResults(
-        **description,
-        accuracy=(AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), attack_words(evaluate)),),
-        survival=survival,
-        notes=(
-            *screened,
-            *fast_notes(evaluate),
-            *_bits_notes(receipts.values()),
-            *notes,
-            *opinion,
-            *_red_flags(opened, fingerprint, "rob"),
-            *unfinished,
-        ),
-        stages=_rows(opened, added),
-        tables=stage_tables(opened, ["evaluate", *added]),
-        certified=_certified(opened, added),
-        costs=stage_costs({"evaluate": list(receipts.values()), **added}, description["seconds"]),
-        provenance=_provenance(opened.config, opened.store),
+        **_description(opened), accuracy=(accuracy,), survival=survival, notes=tuple(square_note(survival))
     )
+
+
+def _attack_words(opened: Run) -> str:
+    return attack_words(opened.config.evaluate.model_dump(mode="json"))
 
 
 def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...]]:
@@ -260,7 +247,8 @@ def _bits_notes(*stages: Iterable[Receipt]) -> tuple[str, ...]:
     )
 
 
-def _red_flags(opened: Run, fingerprint: str, classifier: str) -> tuple[str, ...]:
+def _red_flags(opened: Run, fingerprint: str) -> tuple[str, ...]:
+    classifier = "rob" if opened.config.std is None else "the mixture"
     columns = [f"{FLAG}{flag}" for flag in FLAGS]
     flags = read_columns(opened.store, "evaluate", opened.partitions, fingerprint, columns)
     raised, eot = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}, opened.config.evaluate.eot

@@ -291,7 +291,7 @@ def gather_results(  # the run's own description and one argument a stage
             )
         hits.update(_hits(attack, evaluate))
         mixed_right_N = evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N
-        steps.update(_standing(mixed_right_N, evaluate.survived))
+        steps.update(standing_after(mixed_right_N, evaluate.survived))
         margins.add(attack)
         worst.add(attack, evaluate)
     if not hits["images"]:
@@ -333,7 +333,7 @@ def _hits(attack: AttackRecords, evaluate: EvaluateRecords) -> dict[str, int]:
     return {"images": labels_N.numel(), **{name: int(hits_N.sum()) for name, hits_N in found.items()}}
 
 
-def _standing(standing_N: Tensor, survived: Mapping[str, Tensor]) -> dict[str, int]:
+def standing_after(standing_N: Tensor, survived: Mapping[str, Tensor]) -> dict[str, int]:
     """Images standing after each step, from those right on the clean image on."""
     found = {"clean": int(standing_N.sum())}
     for step, alive_N in survived.items():
@@ -349,11 +349,6 @@ def survival_of(standing: Mapping[str, int], n_images: int) -> tuple[SurvivalSte
         SurvivalStep(step, Count(n, n_images), was - n)
         for (step, n), was in zip(standing.items(), before, strict=False)
     )
-
-
-def survival_steps(standing_N: Tensor, survived: Mapping[str, Tensor]) -> tuple[SurvivalStep, ...]:
-    """Counts after each step, from the images right when clean and those that survived each attack."""
-    return survival_of(_standing(standing_N, survived), standing_N.numel())
 
 
 def stage_costs(receipts: Mapping[str, Sequence[Receipt]], seconds: Mapping[str, float]) -> tuple[StageCost, ...]:
