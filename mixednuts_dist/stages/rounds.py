@@ -117,15 +117,21 @@ class Rounds:
         """
         result = self._attacked(self._choose(self._points), executor, progress)
         while self._is_there(task := self._evaluation_task(result, evaluate_fingerprint(self._opened, result))):
-            result = self._attacked(self._learnt(result, task, executor, progress), executor, progress)
+            learnt = self._learnt(result, task, executor, progress)
+            if learnt is None:
+                break
+            result = learnt
         return result
 
-    def learn(self, result: SearchResult, executor: Executor | None, progress: Progress) -> SearchResult:
-        """One more round from the images that the evaluation of `result` ended on, and rounds of attack after it."""
+    def learn(self, result: SearchResult, executor: Executor | None, progress: Progress) -> SearchResult | None:
+        """One more round from the images that the evaluation of `result` ended on, and rounds of attack after it.
+
+        None where the same mixture is chosen again: no other one keeps more, and it is evaluated already.
+        """
         for done in result.rounds:
             self._take_in(done)
         task = self._evaluation_task(result, evaluate_fingerprint(self._opened, result))
-        return self._attacked(self._learnt(result, task, executor, progress), executor, progress)
+        return self._learnt(result, task, executor, progress)
 
     def _attacked(self, result: SearchResult, executor: Executor | None, progress: Progress) -> SearchResult:
         """Rounds of attack, beginning with this choice, until it keeps enough."""
@@ -137,11 +143,14 @@ class Rounds:
 
     def _learnt(
         self, result: SearchResult, task: RoundTask, executor: Executor | None, progress: Progress
-    ) -> SearchResult:
-        """The choice after the round that takes in an evaluation's images."""
+    ) -> SearchResult | None:
+        """The choice after the round that takes in an evaluation's images, and those that attack it; None as `learn`."""
         evaluated = task.points[-1].fingerprint
         self._round(task, [result.deployed()], executor, progress, evaluated=evaluated)
-        return self._chosen_again(result)
+        learnt = self._chosen_again(result)
+        if _mixed(learnt.deployed()) == _mixed(result.deployed()):
+            return None
+        return self._attacked(learnt, executor, progress)
 
     def _chosen_again(self, result: SearchResult) -> SearchResult:
         """The search over all points; what has been attacked and is kept stays chosen."""
@@ -153,14 +162,13 @@ class Rounds:
     def _unmet(self, result: SearchResult) -> list[Choice]:
         """The choices to be measured that have not been attacked or do not keep enough.
 
-        Left out are choices of other betas than the deployed one that were attacked, fell short, and were chosen again
-        all the same: another round would find the same points.
+        Left out are choices that were attacked, fell short, and were chosen again all the same, for instance because
+        rob itself keeps no more images at all points: another round would find the same points.
         """
         return [
             entry
             for entry in self._measured(result)
-            if not self._is_kept(entry)
-            and (entry.beta == result.deployed_beta or (entry.beta, _mixed(entry)) not in self._settled)
+            if not self._is_kept(entry) and (entry.beta, _mixed(entry)) not in self._settled
         ]
 
     def _measured(self, result: SearchResult) -> list[Choice]:

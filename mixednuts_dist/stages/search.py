@@ -105,9 +105,9 @@ def _search(opened: Run, executor: Executor | None, progress: Progress) -> Searc
 
 
 def learn(opened: Run, executor: Executor | None, progress: Progress) -> bool:
-    """Search once more with the images that the evaluation ended on, if it kept too few; False if it kept enough.
+    """Search once more with the images that the evaluation ended on, if it kept too few.
 
-    Afterwards another choice may be deployed, which is then still to be evaluated.
+    False if it kept enough, or where the search ends in the same mixture all the same. Afterwards another choice may be deployed, which is then still to be evaluated.
     """
     search, result = opened.config.search, read_search_result(opened)
     n_evaluations = sum(1 for done in result.rounds if done.evaluated)
@@ -120,6 +120,8 @@ def learn(opened: Run, executor: Executor | None, progress: Progress) -> bool:
     with executing(executor, opened.config.compute) as used, stage_clock(opened.store, "search"):
         choosing = Choosing(opened, used)
         learnt = Rounds(opened, choosing.records, choosing).learn(result, used, progress)
+    if learnt is None:
+        return False
     choosing.store(learnt, opened.store.write)
     progress.stage_finished("search", _headline(learnt))
     return True

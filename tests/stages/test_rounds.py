@@ -73,8 +73,9 @@ def no_new_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())
 
 
-def test_a_choice_of_another_beta_that_comes_back_as_it_was_is_not_attacked_again(
-    searched: tuple[RunConfig, SearchResult], local_executor: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("deployed", [0.8, 0.99])
+def test_a_choice_that_comes_back_as_it_was_is_not_attacked_again(
+    deployed: float, searched: tuple[RunConfig, SearchResult], local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a large beta asks for more images than rob itself keeps at all points."""
 
@@ -82,9 +83,21 @@ def test_a_choice_of_another_beta_that_comes_back_as_it_was_is_not_attacked_agai
         return n_robust + 1 if beta == 0.99 else wanted_images(search, beta, n_robust)
 
     monkeypatch.setattr("mixednuts_dist.stages.rounds.wanted_images", wanted)
-    found = search.run(targeted(searched[0], beta=0.8, measure=[0.99], rounds=6), executor=local_executor)
+    found = search.run(targeted(searched[0], beta=deployed, measure=[0.99], rounds=6), executor=local_executor)
     mixtures = [str(entry.mixture()) for done in found.rounds for entry in done.attacked if entry.beta == 0.99]
     assert 1 <= len(set(mixtures)) == len(mixtures) < 6
+
+
+def test_an_evaluation_after_which_the_same_mixture_is_chosen_is_not_repeated(
+    tmp_path: Path, local_executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten images, of which the evaluation is said to keep none: its points change no choice."""
+    config = parse_config(tiny_content(tmp_path, search={**WIDE, "rounds": 1}))
+    monkeypatch.setattr(search, "kept_by_evaluation", lambda *_: (0, 10))
+    watcher = Computed()
+    evaluated_to_the_end(config, local_executor, watcher)
+    evaluated, learnt = (watcher.stages.count(stage) for stage in ("evaluate", "search/round-2"))
+    assert evaluated == learnt == len(reopen_run(config).partitions)
 
 
 def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
