@@ -2,12 +2,12 @@
 
 Rounded pixels, quantisation, JPEG and hard thresholds have a gradient of zero or none, and an attack that follows it is
 blind. One forward and backward pass shows where it stops: at a module whose output has a gradient and whose input has
-none. Where that module's output has the shape of its input, or the code of its forward changes the input before a child
-of the same shape sees it, the values stay and the backward pass becomes the identity.
+none. If it has children, the cut lies between the last one without a gradient and the first one with one. Where what
+goes in there has the shape of what comes out, flattened or not, the values stay and the backward pass is the identity.
 
-What can be found: modules, and code between a module's input and its first child's. What cannot: code after a child;
-gradients that are small and not zero; thresholds that cut some entries of a tensor (MeanSparse); a function that is no
-torch module. A module of other shapes is named, with both shapes, and not replaced.
+What can be found: modules, and code of a forward before, between and behind children. What cannot: gradients that are
+small and not zero; thresholds that cut some entries of a tensor (MeanSparse); a cut with a way around it (a residual
+connection); a function that is no torch module. A cut between other shapes is named, with them, and not replaced.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -26,16 +26,17 @@ _MOST_CUTS = 8  # that are looked for one behind the other
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a gradient stops: within `module`, or in its forward before `child` where that is named."""
+    """Where a gradient stops: within `module`, or in its forward `after` and before the children that are named."""
 
     module: str  # its name in the classifier; empty for the classifier itself
-    child: str = ""
+    child: str = ""  # before it; before the module's output where none is named
+    after: str = ""  # after this child; after the module's input where none is named
     obstacle: str = ""  # why no backward pass can be put in its place
 
     def __str__(self) -> str:
         """For tables."""
         where = self.module or "the classifier"
-        return f"{where} before {self.child}" if self.child else where
+        return where + f" after {self.after}" * bool(self.after) + f" before {self.child}" * bool(self.child)
 
     @property
     def replaced(self) -> bool:
@@ -57,6 +58,16 @@ class _Trace:
             return True
         return _is_there(self.out) and not _is_there(self.given)
 
+    @property
+    def is_before(self) -> bool:
+        """Whether its output could have a gradient, and has none."""
+        return self.out is not None and self.out.requires_grad and not _is_there(self.out)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its input has a gradient, or cannot have one."""
+        return not self.given.requires_grad or _is_there(self.given)
+
 
 def found_cuts(model: Any, x_BCHW: Tensor) -> list[Cut]:
     """Where the gradient to the images stops, nothing for what is no module; one gradient where nothing does."""
@@ -74,29 +85,36 @@ def found_cuts(model: Any, x_BCHW: Tensor) -> list[Cut]:
 def identity_backward(model: nn.Module, cuts: Sequence[Cut]) -> Iterator[None]:
     """Within it the cuts that can be replaced let the gradient through; values and passes without gradients stay."""
     handles: list[RemovableHandle] = []
-    given: dict[str, Tensor] = {}
+    given: dict[Cut, Tensor] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Any], None]:
-        def hook(_: nn.Module, args: Any) -> None:
-            given[name] = args[0]
+    def keep(cut: Cut) -> None:
+        def given_to(_: nn.Module, args: Any) -> None:
+            given[cut] = args[0]
 
-        return hook
+        def left_by(_: nn.Module, __: Any, out: Tensor) -> None:
+            given[cut] = out
 
-    def after(name: str) -> Callable[[nn.Module, Any, Any], Any]:
-        return lambda _, __, out: _passed_through(given.pop(name), out)
+        module = model.get_submodule(cut.after or cut.module)
+        handles.append(
+            module.register_forward_hook(left_by) if cut.after else module.register_forward_pre_hook(given_to)
+        )
 
-    def before_child(name: str) -> Callable[[nn.Module, Any], Any]:
-        return lambda _, args: (_passed_through(given.pop(name), args[0]), *args[1:]) if name in given else None
+    def pass_on(cut: Cut) -> None:
+        def given_to(_: nn.Module, args: Any) -> Any:
+            return (_passed_through(given.pop(cut), args[0]), *args[1:]) if cut in given else None
+
+        def left_by(_: nn.Module, __: Any, out: Tensor) -> Any:
+            return _passed_through(given.pop(cut), out) if cut in given else None
+
+        module = model.get_submodule(cut.child or cut.module)
+        handles.append(
+            module.register_forward_pre_hook(given_to) if cut.child else module.register_forward_hook(left_by)
+        )
 
     for cut in cuts:
         if cut.replaced:
-            module = model.get_submodule(cut.module)
-            handles.append(module.register_forward_pre_hook(keep(cut.module)))
-            if cut.child:
-                child = model.get_submodule(cut.child)
-                handles.append(child.register_forward_pre_hook(before_child(cut.module)))
-            else:
-                handles.append(module.register_forward_hook(after(cut.module)))
+            keep(cut)
+            pass_on(cut)
     try:
         yield
     finally:
@@ -121,7 +139,9 @@ class Uncut(nn.Module):
 
 def _passed_through(given: Tensor, value: Tensor) -> Tensor:
     """The value, with the gradient of what was given."""
-    return value.detach() + (given - given.detach()) if torch.is_grad_enabled() and given.requires_grad else value
+    if not (torch.is_grad_enabled() and given.requires_grad):
+        return value
+    return value.detach() + (given - given.detach()).reshape(value.shape)
 
 
 def _cuts_of_one_pass(model: nn.Module, x_BCHW: Tensor) -> list[Cut]:
@@ -170,13 +190,19 @@ def _cuts_of_one_pass(model: nn.Module, x_BCHW: Tensor) -> list[Cut]:
 
 
 def _cut_at(name: str, traces: dict[str, _Trace]) -> Cut:
-    """Behind the first child whose input has the shape of the module's, or else around the module."""
+    """From the last child before it, or the module's input, to the first one behind it, or the module's output."""
     trace = traces[name]
-    for child, inner in traces.items():
-        if _is_within(child, name) and inner.given.shape == trace.given.shape:
-            return Cut(name, child)
+    within = {child: inner for child, inner in traces.items() if _is_within(child, name)}
+    before = {child: inner.out for child, inner in within.items() if inner.is_before}
+    last = [child for child in before if not any(_is_within(child, other) for other in before)]
+    sources = [*((child, before[child]) for child in reversed(last)), ("", trace.given)]
+    reached = [*((child, inner.given) for child, inner in within.items() if inner.is_behind), ("", trace.out)]
+    for child, there in reached:
+        for after, source in sources:
+            if source is not None and there is not None and there.shape in (source.shape, source.flatten(1).shape):
+                return Cut(name, child, after)
     given, out = (" x ".join(map(str, each.shape[1:])) for each in (trace.given, trace.out) if each is not None)
-    return Cut(name, obstacle="" if given == out else f"its input is {given} and its output {out}")
+    return Cut(name, obstacle=f"its input is {given} and its output {out}")
 
 
 def _is_within(name: str, outer: str) -> bool:

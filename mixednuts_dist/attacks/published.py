@@ -73,7 +73,7 @@ def published(
                 theirs.n_forward += len(images)
                 logits: Tensor = model(images)
                 if logits.requires_grad:
-                    logits.register_hook(counted)  # untargeted FAB takes several gradients of one pass
+                    logits.register_hook(counted)  # type: ignore[no-untyped-call]  # untargeted FAB: several a pass
                 return logits
 
         def counted(grad: Tensor) -> None:

@@ -296,9 +296,9 @@ def cut_in(run: Run) -> dict[str, str]:
 
 
 def cut_name(role: str, cut: Mapping[str, str]) -> str:
-    """rob.quantise, or rob before rob.net."""
-    module, child = (f"{role}.{cut[what]}" if cut[what] else "" for what in ("module", "child"))
-    return f"{module or role} before {child}" if child else module or role
+    """rob.quantise, rob before rob.net, or rob after rob.stem before rob.net."""
+    module, after, child = (f"{role}.{cut[what]}" if cut[what] else "" for what in ("module", "after", "child"))
+    return (module or role) + f" after {after}" * bool(after) + f" before {child}" * bool(child)
 
 
 def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:

@@ -114,6 +114,61 @@ def test_cuts_one_behind_the_other_are_all_found_and_the_hooks_leave_values_alon
     assert bool(grad.flatten(1).any(dim=1).all())
 
 
+class Between(nn.Module):
+    """Code that cuts behind a child: after the first layer, and once more on its way into the linear one."""
+
+    def __init__(self, flattened: bool) -> None:
+        super().__init__()
+        net = small_net(10, SHAPE)
+        self.unused, self.stem, self.middle, self.last = nn.Conv2d(3, 2, 1), net[:2], net[2:4], net[-1]
+        self.flattened = flattened
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.unused(x)
+        h = self.stem(x)
+        h = self.middle(h if self.flattened else (8 * h).round() / 8).flatten(1)
+        return self.last((8 * h).round() / 8 if self.flattened else h)
+
+
+@pytest.mark.parametrize(
+    ("flattened", "where"),
+    [(False, "the classifier after stem before middle"), (True, "the classifier after middle before last")],
+)
+def test_code_behind_a_child_that_cuts_is_found_and_passed(flattened: bool, where: str) -> None:
+    model, x = Between(flattened).eval().requires_grad_(False), images(8, SHAPE)
+    cuts = found_cuts(model, x)
+    assert [str(cut) for cut in cuts] == [where]
+    with identity_backward(model, cuts):
+        leaf = x.clone().requires_grad_()
+        logits = model(leaf)
+        (grad,) = torch.autograd.grad(logits[:, 0].sum(), leaf)
+    assert torch.equal(logits, model(x))
+    assert bool(grad.flatten(1).any(dim=1).all())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class ToFrequencies(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return dct_matrix() @ x @ dct_matrix().T
+
+
+class ToPixels(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return dct_matrix().T @ x @ dct_matrix()
+
+
+def test_of_a_defence_in_several_modules_the_one_that_rounds_is_named() -> None:
+    """The identity then stands in the place of the rounding alone, among the frequencies."""
+    quantise = Module(lambda x: (x / 0.2).round() * 0.2)
+    jpeg_layer = nn.Sequential(ToFrequencies(), quantise, ToPixels())
+    model, x = nn.Sequential(jpeg_layer, small_net(10, SHAPE)), images(16, SHAPE)
+    assert [str(cut) for cut in found_cuts(model, x)] == ["0.1"]
+    y = model(x).argmax(dim=1)
+    found = autoattack(model, x, y, budget=QUICK, **OPTIONS)
+    by_hand = autoattack(StraightThrough(jpeg_layer), x, y, budget=QUICK, **OPTIONS)
+    assert len(x) - int(found.robust.sum()) >= 0.9 * (len(x) - int(by_hand.robust.sum())) > 8
+
+
 def test_a_module_of_other_shapes_is_named_and_not_replaced() -> None:
     def halved(x: Tensor) -> Tensor:
         return (x[:, :, ::2, ::2] > 0.5).float()

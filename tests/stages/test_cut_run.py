@@ -123,7 +123,7 @@ def test_bpda_false_leaves_it_out_under_another_run_id(run: tuple[Any, Any], tmp
     with pytest.raises(BaseClassifierError, match=r"rob=.* has no gradient; set attack.method: square"):
         open_run(parse_config(content(tmp_path, std=None, bpda=False)))
     kept = yaml.safe_load((Path(config.storage) / config.run_id() / "run.yaml").read_text())["inputs"]
-    assert kept["cuts"]["rob"] == [{"module": "first", "child": "", "obstacle": ""}]
+    assert kept["cuts"]["rob"] == [{"module": "first", "child": "", "after": "", "obstacle": ""}]
 
 
 def test_a_module_of_other_shapes_is_named_with_the_reason(tmp_path: Path) -> None:
