@@ -1,5 +1,6 @@
 """Connecting to Ray: the cluster that is named, or a private local one that leaves with the process."""
 
+import ctypes
 import logging
 import os
 import re
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import psutil
 import ray
@@ -24,6 +26,7 @@ _TRIED_VERSIONS = ("2.60.",)  # of Ray, whose private constants are known
 _CONSTANTS = ("ENABLE_RAY_CLUSTER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV")
 _STARTS = 3  # of a local Ray, which gives itself 30 s; on a busy machine that may be too short
 _TOO_SLOW = "timed out during startup"
+_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER, from linux/prctl.h
 _LOOK_SECONDS = 1.0  # between two looks at whether Ray's head answers
 _OWN_HEAD_SECONDS = 3.0  # a head on this machine that refuses connections for so long has ended
 _RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -160,10 +163,9 @@ def _start() -> list[psutil.Process]:
     for left in reversed(range(_STARTS)):
         before = psutil.Process().children()
         try:
-            with _for_this_process_alone(), _own_signal_handlers():
+            with _ending_what_a_failure_leaves(before), _for_this_process_alone(), _own_signal_handlers():
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it
-            _end(_children_since(before))
             if _TOO_SLOW not in str(error):
                 raise ClusterError(f"a local Ray does not start: {error}\n{WITHOUT_RAY}") from error
             if not left:
@@ -178,6 +180,26 @@ def _start() -> list[psutil.Process]:
 
 def _children_since(before: Sequence[psutil.Process]) -> list[psutil.Process]:
     return [process for process in psutil.Process().children() if process not in before]
+
+
+@contextmanager
+def _ending_what_a_failure_leaves(before: Sequence[psutil.Process]) -> Iterator[None]:
+    """Where the block fails, no child of this process is left but those `before`.
+
+    Ray's agents are children of its raylet, which Ray ends itself when it was too slow; they would live on for a minute
+    and slow down the next try. On Linux they become children of this process while it asks for orphans.
+    """
+    prctl: Any = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)
+    prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
+    try:
+        yield
+    except BaseException:
+        while left := _children_since(before):
+            _end(left)
+            psutil.wait_procs(left)
+        raise
+    finally:
+        prctl(_ADOPT_ORPHANS, 0, 0, 0, 0)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The private local Ray that a run starts for itself."""
 
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -87,18 +86,25 @@ def test_a_head_that_is_gone_ends_the_command_with_a_line_and_the_processes_of_i
 
 
 def test_what_a_slow_start_of_ray_has_begun_is_ended_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = list[psutil.Process]()
+    """With the agents of a raylet that Ray has ended itself."""
+    begun, daemons = list[psutil.Process](), list["subprocess.Popen[bytes]"]()
 
     def init(**_: Any) -> None:
-        assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in begun)
-        begun.append(psutil.Popen(["sleep", "600"]))
+        assert not any(process.is_running() for process in begun)
+        with subprocess.Popen(["sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE) as raylet:
+            assert raylet.stdout is not None
+            begun.append(psutil.Process(int(raylet.stdout.readline())))
+        daemons.append(subprocess.Popen(["sleep", "600"]))
+        begun.append(psutil.Process(daemons[-1].pid))
         raise RuntimeError("the current node timed out during startup")
 
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ClusterError, match="a local Ray did not start, 3 times"):
         cluster.connect(None)
-    assert len(begun) == 3
-    assert [process.wait(60) for process in begun] == [-signal.SIGKILL] * 3
+    assert len(begun) == 6
+    assert not any(process.is_running() for process in begun)
+    for daemon in daemons:
+        daemon.wait()
 
 
 @pytest.mark.slow
