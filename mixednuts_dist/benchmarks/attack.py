@@ -3,17 +3,14 @@
 Run: `mixednuts benchmark attack` for APGD-CE + APGD-T, with `--whole` for standard AutoAttack, attack by attack. With a
 GPU in the machine it takes a WRN-70-16 and the GPU, else a ResNet-18 and the CPU. The contestants take turns, so that
 other load on the machine meets all of them. Compiling and choosing copies is timed apart.
-
-In the first round pyautoattack goes before anything here has run. An engine here has the C library keep freed memory,
-which makes whatever runs after it in the process faster too, pyautoattack by a fifth on a small network on a CPU.
 """
 
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,11 +31,13 @@ from .attack_subjects import Subject, subject
 
 PUBLISHED_BUDGET = AttackBudget(border_restarts=0, joint_starts=0)
 QUICK_BUDGET = AttackBudget(50, 4, border_restarts=0, joint_starts=0)
-_WARM_UP = AttackBudget(2, 1, border_restarts=0, joint_starts=0)
+_WARM_UP = AttackBudget(2, 1, 1, border_restarts=0, joint_starts=0)
 _RATE_PASSES = 3
+_APGD = ("apgd-ce", "apgd-t")
 _PUBLISHED = "pyautoattack"
+_EXACT = "eager fp32"  # walks the published path
 _HERE: list[tuple[str, PrecisionChoice | None, bool]] = [
-    ("eager fp32", None, False),
+    (_EXACT, None, False),
     ("fp32", "fp32", False),
     ("bf16", "bf16", False),
     ("bf16 compiled", "bf16", True),
@@ -46,27 +45,48 @@ _HERE: list[tuple[str, PrecisionChoice | None, bool]] = [
 
 
 @dataclass
-class Timed:
-    """One contestant's rounds."""
+class Contestant:
+    """One side of a comparison, and its rounds."""
 
-    wall_s: list[float]
-    cpu_s: list[float]
+    attack: Callable[[], Any]  # -> an outcome with `n_forward` and `n_backward`, or what `stands` takes
+    stands: Callable[[Any], Tensor]  # of an outcome: which images are left, bool
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    outcome: Any = None  # of the last round
+    standing: set[int] = field(default_factory=set)  # images that no round has broken: starts of pyautoattack differ
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Add the block's times."""
+    def take_turn(self, name: str) -> None:
+        """One round."""
         _wait()
         wall, cpu = time.perf_counter(), time.process_time()
-        yield
+        self.outcome = self.attack()
         _wait()
+        left = set(self.stands(self.outcome).nonzero().squeeze(1).tolist())
+        self.standing = self.standing & left if self.wall_s else left
         self.wall_s.append(time.perf_counter() - wall)
         self.cpu_s.append(time.process_time() - cpu)
+        say(f"{name}: {self.wall_s[-1]:.1f} s, {self.cpu_s[-1]:.1f} of CPU time, {len(left)} stand")
 
-    def times_as_fast_as(self, other: "Timed") -> tuple[list[float], list[float]]:
-        """Round by round, by the clock and in CPU time."""
-        wall = [theirs / mine for mine, theirs in zip(self.wall_s, other.wall_s, strict=True)]
-        cpu = [theirs / mine for mine, theirs in zip(self.cpu_s, other.cpu_s, strict=True)]
-        return wall, cpu
+    def beside(self, theirs: "Contestant", name: str) -> dict[str, Any]:
+        """Times as ratios to pyautoattack's, above 1 where this side is faster, and the images that differ."""
+        ratios, cpu_ratios = (
+            [other / mine for mine, other in zip(*both, strict=True)]
+            for both in ((self.wall_s, theirs.wall_s), (self.cpu_s, theirs.cpu_s))
+        )
+        lost, gained = sorted(self.standing - theirs.standing), sorted(theirs.standing - self.standing)
+        result = {
+            "seconds": self.wall_s, "ratios": ratios, "cpu_time_ratios": cpu_ratios,
+            "ratio_min": min(ratios), "ratio_median": statistics.median(ratios),
+            "cpu_time_ratio_min": min(cpu_ratios), "cpu_time_ratio_median": statistics.median(cpu_ratios),
+            "robust": len(self.standing), "broken_by_pyautoattack_only": lost, "broken_here_only": gained,
+            "n_forward": self.outcome.n_forward, "n_backward": self.outcome.n_backward,
+        }  # fmt: skip
+        say(
+            f"{name}: {result['ratio_median']:.2f} times as fast as pyautoattack (at least {min(ratios):.2f}; in CPU "
+            f"time {result['cpu_time_ratio_median']:.2f}); {len(self.standing)} robust; broken by pyautoattack only: "
+            f"{lost}, here only: {gained}"
+        )
+        return result
 
 
 def run(
@@ -84,26 +104,80 @@ def run(
     `published` takes the published budgets, four and a half times the work.
     """
     budget = PUBLISHED_BUDGET if published else QUICK_BUDGET
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
-    attacked = subject(model or ("wrn-70-16" if on_gpu else "resnet-18"), data, n_images, device, eps)
-    where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
+    attacked, where = _subject(model, data, n_images, eps)
     say(f"{attacked.description}; {where}; {budget.n_iter} iterations, {budget.n_target_classes} targets")
-    theirs = Timed([], [])
-    _published(attacked, _WARM_UP)
-    broken = _timed_published(attacked, budget, theirs)
-    arithmetics, warm_up = _warmed_up(attacked, compile or on_gpu)
+    arithmetics, warm_up = _warmed_up(attacked, compile or attacked.x.is_cuda)
     rates = _pass_rates(attacked, arithmetics)
-    attacks = _side_by_side(attacked, budget, arithmetics, rounds, theirs, broken)
+    theirs = _theirs(attacked, _APGD, budget)
+    ours = {
+        name: Contestant(partial(_margins, attacked, arithmetic, budget), lambda found: ~found.broken)
+        for name, arithmetic in arithmetics.items()
+    }
+    compared = _in_turn(theirs, ours, rounds)
+    exact = ours[_EXACT].outcome
+    for name, one in ours.items():
+        stand = ~exact.broken & ~one.outcome.broken  # where a broken image stops is the luck of its first success
+        compared[name]["mean_margin_of_the_robust"] = float(one.outcome.margin[stand].mean())
+        difference = compared[name]["mean_margin_minus_eager_fp32"] = float(
+            (one.outcome.margin - exact.margin)[stand].mean()
+        )
+        say(f"{name}: mean margin {difference:+.5f} against eager float32 where both stand")
     return {
         "subject": attacked.description, "device": where, "iterations": budget.n_iter,
-        "targets": budget.n_target_classes, "warm_up_s": warm_up, "passes_per_s": rates,
-        **attacks,
+        "targets": budget.n_target_classes, "warm_up_s": warm_up, "passes_per_s": rates, **compared,
     }  # fmt: skip
+
+
+def run_whole(
+    *, data: str | None = None, model: str | None = None, eps: float | None = None, n_images: int = 40, rounds: int = 1
+) -> dict[str, Any]:
+    """Whole standard AutoAttack with the published budgets, each side in one call, in turn.
+
+    A mixture (the URI of a function that returns a `MixedClassifier`) is given to pyautoattack as `as_bypass()`, and is
+    attacked here without the joint attack and with it. CPU time is less troubled by other load than the clock.
+    """
+    attacked, where = _subject(model or "resnet-18", data, n_images, eps)
+    say(f"{attacked.description}; {where}; standard AutoAttack")
+    arithmetic, budgets = Arithmetic("auto"), {"here": PUBLISHED_BUDGET}
+    if isinstance(attacked.network, MixedClassifier):
+        starts = AttackBudget().joint_starts
+        budgets["here with the joint attack"] = replace(PUBLISHED_BUDGET, joint_starts=starts)
+    _theirs(attacked, STANDARD_ATTACKS, _WARM_UP).attack()
+    _ours(attacked, arithmetic, _WARM_UP)  # copies are made and tried before the clock runs
+    ours = {
+        name: Contestant(partial(_ours, attacked, arithmetic, budget), lambda outcome: outcome.robust)
+        for name, budget in budgets.items()
+    }
+    compared = _in_turn(_theirs(attacked, STANDARD_ATTACKS, PUBLISHED_BUDGET), ours, rounds)
+    for name, one in ours.items():
+        survived = {attack: int(stands.sum()) for attack, stands in one.outcome.survived.items()}
+        compared[name]["survived"] = survived
+        say(f"{name}: {survived}")
+    return {"subject": attacked.description, "device": where, **compared}
+
+
+def _in_turn(theirs: Contestant, ours: dict[str, Contestant], rounds: int) -> dict[str, dict[str, Any]]:
+    """All rounds; what each of ours is beside pyautoattack, by name."""
+    for _ in range(rounds):
+        for name, one in {_PUBLISHED: theirs, **ours}.items():
+            one.take_turn(name)
+    return {
+        _PUBLISHED: {"seconds": theirs.wall_s, "robust": len(theirs.standing)},
+        **{name: one.beside(theirs, name) for name, one in ours.items()},
+    }
+
+
+def _subject(model: str | None, data: str | None, n_images: int, eps: float | None) -> tuple[Subject, str]:
+    """What is attacked, and where."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
+    return subject(model or ("wrn-70-16" if on_gpu else "resnet-18"), data, n_images, device, eps), where
 
 
 def _warmed_up(attacked: Subject, compile: bool) -> tuple[dict[str, Arithmetic | None], dict[str, float]]:
     """The contestants' arithmetics with their copies made, tried and compiled, and how long that took."""
+    _theirs(attacked, _APGD, _WARM_UP).attack()
     arithmetics: dict[str, Arithmetic | None] = {}
     seconds = {}
     for name, precision, compiled in _HERE:
@@ -111,7 +185,7 @@ def _warmed_up(attacked: Subject, compile: bool) -> tuple[dict[str, Arithmetic |
             continue
         started = time.perf_counter()
         arithmetics[name] = None if precision is None else Arithmetic(precision, compile=compiled)
-        _attack(attacked, arithmetics[name], _WARM_UP)
+        _margins(attacked, arithmetics[name], _WARM_UP)
         seconds[name] = round(time.perf_counter() - started, 1)
     say(f"copies made, tried and warm after {seconds} s")
     return arithmetics, seconds
@@ -144,72 +218,7 @@ def _pass_seconds(network: nn.Module, attacked: Subject) -> float:
     return time.perf_counter() - started
 
 
-def _timed_published(attacked: Subject, budget: AttackBudget, seconds: Timed) -> Tensor:
-    with seconds.taken():
-        broken = _published(attacked, budget)
-    say(f"{_PUBLISHED}: {seconds.wall_s[-1]:.1f} s, {seconds.cpu_s[-1]:.1f} of CPU time")
-    return broken
-
-
-def _side_by_side(
-    attacked: Subject,
-    budget: AttackBudget,
-    arithmetics: dict[str, Arithmetic | None],
-    rounds: int,
-    theirs: Timed,
-    broken: Tensor,
-) -> dict[str, Any]:
-    """The rounds after pyautoattack's first, which is in `theirs` and broke the images `broken`."""
-    timed = {_PUBLISHED: theirs, **{name: Timed([], []) for name in arithmetics}}
-    found: dict[str, MinimumMarginResult] = {}
-    for number in range(rounds):
-        if number:
-            broken = _timed_published(attacked, budget, theirs)
-        for name, arithmetic in arithmetics.items():
-            with timed[name].taken():
-                found[name] = _attack(attacked, arithmetic, budget)
-            say(f"{name}: {timed[name].wall_s[-1]:.1f} s, {timed[name].cpu_s[-1]:.1f} of CPU time")
-    exact = found["eager fp32"]
-    return {
-        _PUBLISHED: {"seconds": theirs.wall_s, "robust": int((~broken).sum())},
-        **{name: _compared(name, ours, exact, broken, timed) for name, ours in found.items()},
-    }
-
-
-def _compared(
-    name: str, ours: MinimumMarginResult, exact: MinimumMarginResult, theirs_broken: Tensor, timed: dict[str, Timed]
-) -> dict[str, Any]:
-    """Times as ratios to pyautoattack's; margins against ours in eager float32, which walks the published path."""
-    stand = ~exact.broken & ~ours.broken  # where a broken image stops is the luck of its first success
-    ratios, cpu_ratios = timed[name].times_as_fast_as(timed[_PUBLISHED])
-    result = {
-        "seconds": timed[name].wall_s, "ratios": ratios, "cpu_time_ratios": cpu_ratios,
-        "ratio_min": min(ratios), "ratio_median": statistics.median(ratios),
-        "cpu_time_ratio_min": min(cpu_ratios), "cpu_time_ratio_median": statistics.median(cpu_ratios),
-        "robust": int((~ours.broken).sum()),
-        "broken_by_pyautoattack_only": int((theirs_broken & ~ours.broken).sum()),
-        "broken_here_only": int((~theirs_broken & ours.broken).sum()),
-        "mean_margin_of_the_robust": float(ours.margin[stand].mean()),
-        "mean_margin_minus_eager_fp32": float((ours.margin - exact.margin)[stand].mean()),
-        "n_forward": ours.n_forward, "n_backward": ours.n_backward,
-    }  # fmt: skip
-    say(
-        f"{name}: {result['ratio_median']:.2f} times as fast as pyautoattack (at least {result['ratio_min']:.2f}; "
-        f"in CPU time {result['cpu_time_ratio_median']:.2f}); {result['robust']} robust, broken there only "
-        f"{result['broken_by_pyautoattack_only']}, here only {result['broken_here_only']}; mean margin "
-        f"{result['mean_margin_minus_eager_fp32']:+.5f} against eager float32 where both stand"
-    )
-    return result
-
-
-def _published(attacked: Subject, budget: AttackBudget) -> Tensor:
-    """Which images pyautoattack breaks, bool; one restart, full float32."""
-    rows = torch.arange(len(attacked.y))
-    standing = _standing_theirs(attacked, ("apgd-ce", "apgd-t"), rows, budget)
-    return torch.ones_like(attacked.y, dtype=torch.bool).index_fill_(0, standing.to(attacked.y.device), False)
-
-
-def _attack(attacked: Subject, arithmetic: Arithmetic | None, budget: AttackBudget) -> MinimumMarginResult:
+def _margins(attacked: Subject, arithmetic: Arithmetic | None, budget: AttackBudget) -> MinimumMarginResult:
     # What is no module is passed as it is, in eager float32.
     model = attacked.network if arithmetic else attacked.network.forward
     found = minimum_margin_attack(
@@ -224,57 +233,6 @@ def _attack(attacked: Subject, arithmetic: Arithmetic | None, budget: AttackBudg
 def _rows(attacked: Subject) -> int | None:
     """Of a pass here: all images on a GPU, on a CPU the library's default. pyautoattack is given all at once."""
     return len(attacked.x) if attacked.x.is_cuda else None
-
-
-def run_whole(
-    *, data: str | None = None, model: str | None = None, eps: float | None = None, n_images: int = 40, rounds: int = 1
-) -> dict[str, Any]:
-    """Whole standard AutoAttack with the published budgets, each side in one call, in turn.
-
-    A mixture (the URI of a function that returns a `MixedClassifier`) is given to pyautoattack as `as_bypass()`, and is
-    attacked here without the joint attack and with it.
-
-    Ratios above 1 are in favour of this package. CPU time is less troubled by other load than the clock.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    attacked = subject(model or "resnet-18", data, n_images, device, eps)
-    say(f"{attacked.description}; standard AutoAttack, {torch.get_num_threads()} threads")
-    arithmetic, every = Arithmetic("auto"), torch.arange(len(attacked.y))
-    _standing_theirs(attacked, STANDARD_ATTACKS, every, AttackBudget(1, 1, 1, 0))
-    budgets = {"here": PUBLISHED_BUDGET}
-    if isinstance(attacked.network, MixedClassifier):
-        starts = AttackBudget().joint_starts
-        budgets["here with the joint attack"] = replace(PUBLISHED_BUDGET, joint_starts=starts)
-    timed = {name: Timed([], []) for name in (_PUBLISHED, *budgets)}
-    standing: dict[str, set[int]] = {}
-    result: dict[str, Any] = {"subject": attacked.description}
-    for number in range(rounds):
-        with timed[_PUBLISHED].taken():
-            left = set(_standing_theirs(attacked, STANDARD_ATTACKS, every, PUBLISHED_BUDGET).tolist())
-        standing[_PUBLISHED] = standing.get(_PUBLISHED, left) & left
-        say(f"{_PUBLISHED}: {timed[_PUBLISHED].wall_s[-1]:.1f} s, {len(left)} stand")
-        if number == 0:
-            _ours(attacked, arithmetic, AttackBudget(1, 1, 1, 0))  # copies are made and tried before the clock runs
-        for name, budget in budgets.items():
-            with timed[name].taken():
-                outcome = _ours(attacked, arithmetic, budget)
-            standing[name] = set(outcome.robust.nonzero().squeeze(1).tolist())
-            survived = {attack: int(stands.sum()) for attack, stands in outcome.survived.items()}
-            say(f"{name}: {timed[name].wall_s[-1]:.1f} s, {survived}")
-            result[name] = {"survived": survived, "n_forward": outcome.n_forward, "n_backward": outcome.n_backward}
-    theirs = standing[_PUBLISHED]  # by luck of the start it may be another image each round; here it is the same
-    for name in budgets:
-        ratios, cpu_ratios = timed[name].times_as_fast_as(timed[_PUBLISHED])
-        lost, gained = sorted(standing[name] - theirs), sorted(theirs - standing[name])
-        say(
-            f"whole AutoAttack, {name}: {statistics.median(ratios):.2f} times as fast, in CPU time "
-            f"{statistics.median(cpu_ratios):.2f}; broken by pyautoattack only: {lost}, here only: {gained}"
-        )
-        result[name] |= {
-            "ratios": ratios, "cpu_time_ratios": cpu_ratios, "seconds": timed[name].wall_s,
-            "broken_by_pyautoattack_only": lost, "broken_here_only": gained,
-        }  # fmt: skip
-    return {**result, "pyautoattack_s": timed[_PUBLISHED].wall_s}
 
 
 def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> AttackOutcome:
@@ -305,17 +263,19 @@ def _require_whole(decided: Tensor) -> None:
         raise KeyboardInterrupt
 
 
-def _standing_theirs(attacked: Subject, attacks: Sequence[str], rows: Tensor, budget: AttackBudget) -> Tensor:
-    """Which of `rows` pyautoattack leaves standing, in full float32."""
-    if not len(rows):
-        return rows
-    x, y, network = attacked.x[rows], attacked.y[rows], attacked.network
-    x_adv, _, _ = pyautoattack_images(
-        differentiable(network), x, y, threat=ThreatModel("Linf", attacked.eps), budget=budget, seed=0,
-        batch_size=len(x), attacks=attacks,
-    )  # fmt: skip
-    with tf32_allowed(False), torch.no_grad():
-        return rows[(network(x_adv).argmax(dim=1) == y).cpu()]
+def _theirs(attacked: Subject, attacks: Sequence[str], budget: AttackBudget) -> Contestant:
+    """pyautoattack, in full float32; one restart."""
+    x, y, network = attacked.x, attacked.y, attacked.network
+
+    def attack() -> Tensor:
+        x_adv, _, _ = pyautoattack_images(
+            differentiable(network), x, y, threat=ThreatModel("Linf", attacked.eps), budget=budget, seed=0,
+            batch_size=len(x), attacks=attacks,
+        )  # fmt: skip
+        with tf32_allowed(False), torch.no_grad():
+            return network(x_adv).argmax(dim=1) == y
+
+    return Contestant(attack, lambda stands: stands)
 
 
 def _wait() -> None:

@@ -33,7 +33,7 @@ def test_one_classifier_is_attacked_by_both(factory: Path) -> None:  # noqa: ARG
     survived = found["here"]["survived"]
     assert list(survived) == ["apgd-ce", "apgd-t", "fab-t", "square"]
     assert 12 > survived["apgd-ce"] >= survived["square"] > 0
-    assert len(found["here"]["ratios"]) == len(found["pyautoattack_s"]) == 1
+    assert len(found["here"]["ratios"]) == len(found["pyautoattack"]["seconds"]) == 1
     assert "here with the joint attack" not in found
 
 
