@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from .errors import ConfigError, InvalidInputError
@@ -164,24 +165,32 @@ def _load(path: Path) -> str:
     name = f"mixednuts_extension_{path.stem}_{sha256[:12]}"
     if name not in sys.modules:
         _forget(_LOADED.get(path.resolve(), ""))  # the same file, edited meanwhile
-        _import(name, path)
+        try:
+            import_file(name, path)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"extensions: {path} cannot be imported: {type(error).__name__}: {error}") from error
     _LOADED[path.resolve()] = name
     return sha256
 
 
-def _import(name: str, path: Path) -> None:
-    """Import the file as the module `name`, under which other processes find what was pickled from it."""
+def import_file(name: str, path: Path) -> ModuleType:
+    """The Python file as the module `name`, under which other processes find what was pickled from it.
+
+    Raises:
+        ImportError: for what is no Python file; beside it whatever the file itself raises.
+    """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"extensions: {path} is no Python file")
-    sys.modules[name] = importlib.util.module_from_spec(spec)
+        raise ImportError(f"{path} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(sys.modules[name])
-    except (Exception, SystemExit) as error:
+        spec.loader.exec_module(module)
+    except BaseException:
         _forget(name)
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"extensions: {path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise
+    return module
 
 
 def _forget(module: str) -> None:

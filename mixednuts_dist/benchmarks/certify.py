@@ -3,7 +3,6 @@
 Run: `mixednuts benchmark certify`. The tables go to stderr, all numbers as JSON to stdout.
 """
 
-import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from ..images.datasets import open_dataset
 from ..mixing.certificates import published_radius
 from ..mixing.mixture import Mixture
 from ..reports.table import Cell, Table
+from .attack import say
 
 ALPHAS, RADII = (1.0, 0.9, 0.8, 0.7), (0.1, 0.25, 0.5)
 SIGMA, CONFIDENCE = 0.25, 0.999
@@ -48,10 +48,10 @@ def run(n_images: int = 899, draws: int = 1000, model: str = "demo:rob") -> dict
     found = {name: _drawn(plan, x, y, std_pred, rob) for name, plan in plans.items()}
     certified, saved = _certified(found["all"][0]), _saved(found)
     without_noise = int((rob(x).argmax(dim=1) == y).sum())
-    _say(f"{model}, {n_images} images: {without_noise} right without noise; sigma {SIGMA:g}, confidence {CONFIDENCE:g}")
-    _say(f"{certified.as_markdown()}\n\n{saved.as_markdown()}\n")
+    say(f"{model}, {n_images} images: {without_noise} right without noise; sigma {SIGMA:g}, confidence {CONFIDENCE:g}")
+    say(f"{certified.as_markdown()}\n\n{saved.as_markdown()}\n")
     imagenet = {name: _gpu_hours(votes.n_forward / (n_images * (100 + draws))) for name, (_, votes, _) in found.items()}
-    _say(
+    say(
         f"ImageNet, {IMAGENET_IMAGES:,} images, {IMAGENET_DRAWS:,} draws, a ResNet-50 at "
         f"{ASSUMED_FLOPS / 1e12:g} TFLOPS: "
         + ", ".join(f"{hours:.2f} GPU-hours ({name})" for name, hours in imagenet.items())
@@ -101,8 +101,3 @@ def _mixture(alpha: float) -> Mixture:
 def _gpu_hours(share: float) -> float:
     """For ImageNet, where images take this share of all draws, as they did here."""
     return share * IMAGENET_IMAGES * (100 + IMAGENET_DRAWS) * RESNET50_FLOPS / ASSUMED_FLOPS / 3600
-
-
-def _say(line: str) -> None:
-    """To stderr: stdout carries the JSON."""
-    print(line, file=sys.stderr)

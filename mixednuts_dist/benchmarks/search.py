@@ -7,7 +7,6 @@ Shapes: B images, K classes.
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ..mixing.transforms import layer_norm_logits
 from ..selection.choice import published_grid
 from ..selection.grid import Grid, kept_images
 from ..selection.selection import Selection, select_parameters
+from .attack import say
 
 N_ATTACKED, N_WRONG = 575, 210
 BETAS = (1.0, 0.99, 0.985, 0.97, 0.9)
@@ -58,13 +58,13 @@ class Case:
 
 def run() -> dict[str, Any]:
     """Prints one line a size and returns their numbers."""
-    _say(
+    say(
         f"threads: {torch.get_num_threads()}; {N_ATTACKED} + {N_WRONG} images, 8 x 8 x 8 candidates, {len(BETAS)} betas"
     )
     results = {}
     for n_classes, dataset in ((10, "cifar10"), (100, "cifar100"), (1000, "imagenet")):
         results[f"K={n_classes}"] = result = _compare(Case.of(n_classes, dataset))
-        _say(
+        say(
             f"K={n_classes}: plain loop {result['plain_s']:.3g} s, here {result['here_s']:.3g} s, "
             f"{result['ratio']:.0f} times as fast; cutoffs differ by at most {result['largest_difference']:.1e}, "
             f"objectives by {result['objectives_that_differ']} of {result['objectives_compared']}"
@@ -125,8 +125,3 @@ def _fastest(task: Callable[[], _Result]) -> tuple[float, _Result]:
         result = task()
         seconds.append(time.perf_counter() - start)
     return min(seconds), result
-
-
-def _say(line: str) -> None:
-    """To stderr: stdout carries the JSON."""
-    print(line, file=sys.stderr)

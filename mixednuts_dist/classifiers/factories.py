@@ -8,7 +8,6 @@ through them. `demo_training` made the weights in `weights/`.
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..errors import BaseClassifierError
-from ..register import CLASSIFIERS
+from ..register import CLASSIFIERS, import_file
 from ..uris import ResourceUri, parse_uri, split_factory
 
 DEMO_EPS = 0.15
@@ -104,19 +103,7 @@ def _module(name: str) -> ModuleType:
 def _module_from_file(path: Path) -> ModuleType:
     """Import a file under a name of its own, once."""
     name = f"mixednuts_factory_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return sys.modules[name] if name in sys.modules else import_file(name, path)
 
 
 class DigitsNet(nn.Module):
@@ -150,28 +137,13 @@ class DigitsNet(nn.Module):
              forms=("demo:std", "demo:rob", "demo:rob_light", "demo:noisy"),
              target="std|rob|rob_light|noisy")  # fmt: skip
 def load_demo(uri: ResourceUri) -> DigitsNet:
-    """The embedded classifier of that name."""
-    return {"std": demo_std, "rob": demo_rob, "rob_light": demo_rob_light, "noisy": demo_noisy}[uri.target]()
+    """The embedded classifier of that name, frozen, in evaluation mode, on the CPU.
 
-
-def demo_std() -> DigitsNet:
-    """The standard classifier (`demo:std`), frozen, in evaluation mode, on the CPU."""
-    return _load_packaged("demo_std.safetensors", STD_WIDTHS)
-
-
-def demo_rob() -> DigitsNet:
-    """The robust classifier (`demo:rob`), frozen, in evaluation mode, on the CPU."""
-    return _load_packaged("demo_rob.safetensors", ROB_WIDTHS)
-
-
-def demo_rob_light() -> DigitsNet:
-    """A second robust classifier, smaller and trained at a smaller radius, for studies that compare robust ones."""
-    return _load_packaged("demo_rob_light.safetensors", ROB_LIGHT_WIDTHS)
-
-
-def demo_noisy() -> DigitsNet:
-    """A classifier trained with noise of standard deviation 0.25, for certificates by smoothing (`demo:noisy`)."""
-    return _load_packaged("demo_noisy.safetensors", ROB_WIDTHS)
+    `rob_light` is smaller than `rob` and was trained at a smaller radius, for studies that compare robust ones; `noisy`
+    was trained with noise of standard deviation 0.25, for certificates by smoothing.
+    """
+    widths = {"std": STD_WIDTHS, "rob_light": ROB_LIGHT_WIDTHS}.get(uri.target, ROB_WIDTHS)
+    return _load_packaged(f"demo_{uri.target}.safetensors", widths)
 
 
 def _load_packaged(file_name: str, widths: tuple[int, int]) -> DigitsNet:

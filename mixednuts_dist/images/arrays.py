@@ -6,6 +6,7 @@ Torch is imported where tensors are made, so that missing files are found withou
 import hashlib
 import logging
 import lzma
+import math
 import struct
 import tokenize
 import zipfile
@@ -215,7 +216,7 @@ class StoredArray:
             shape, fortran_order, dtype = _HEADER_READERS[version](file)
             if fortran_order or dtype.hasobject:
                 raise ValueError(f"{member} is stored columns first or as objects; save np.ascontiguousarray(images)")
-            held, said = archive.getinfo(member).file_size - file.tell(), _product(shape) * dtype.itemsize
+            held, said = archive.getinfo(member).file_size - file.tell(), math.prod(shape) * dtype.itemsize
             if held != said:
                 raise ValueError(f"{member} is said to be {shape} of {dtype}, {said} bytes, and holds {held}")
             return cls(path, member, shape, dtype, file.tell())
@@ -229,19 +230,12 @@ class StoredArray:
         indices = list(range(*rows.indices(self.shape[0]))) if isinstance(rows, slice) else rows
         wanted = sorted(set(indices))
         read = np.empty((len(wanted), *self.shape[1:]), self.dtype)
-        size = _product(self.shape[1:]) * self.dtype.itemsize
+        size = math.prod(self.shape[1:]) * self.dtype.itemsize
         with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
             for place, index in enumerate(wanted):  # forwards only: going back means unpacking from the beginning
                 file.seek(self.offset + index * size)
                 read[place] = np.frombuffer(file.read(size), self.dtype).reshape(self.shape[1:])
         return read if indices == wanted else read[np.searchsorted(wanted, indices)]
-
-
-def _product(shape: Sequence[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length  # Python's integers do not overflow, as numpy's would at a header that says 2^40 x 2^40
-    return product
 
 
 def _channels_first(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
