@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..errors import DatasetError, InvalidInputError
 from ..images.datasets import open_dataset
-from ..stages.runs import Run, require_complete
+from ..stages.runs import Run
 from ..stages.stage import stage_of
-from ..storage.tables import read_columns, read_rows
+from ..storage.tables import read_rows
 from .counts import Z_95, difference_interval, minus
 from .table import Cell, Table
 from .templates import data_uri, rendered
@@ -48,9 +48,8 @@ class Answers:
             MissingArtifact: where the stage has not finished.
         """
         stage = stage_of(run.config, "evaluate")
-        fingerprint, logits = stage.fingerprint(run), f"{stage.model_name(run.config)}_clean"
-        require_complete(run, stage.name, fingerprint)
-        rows = read_columns(run.store, stage.name, run.partitions, fingerprint, ["label", logits, "robust"])
+        logits = f"{stage.model_name(run.config)}_clean"
+        rows = stage.rows(run, ["label", logits, "robust"])
         return cls(run, rows[logits].argmax(dim=1) == rows["label"], rows["robust"])
 
     def attacked_picture(self, sample_id: int) -> str:

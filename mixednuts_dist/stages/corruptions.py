@@ -20,9 +20,8 @@ from ..images.corruptions import SEVERITIES, Suite
 from ..register import DATASETS, STAGES
 from ..section import Section
 from ..storage.partitions import Partition
-from ..storage.tables import read_columns
 from .progress import Progress
-from .runs import Run, finished_partitions, require_complete
+from .runs import Run, finished_partitions
 from .stage import Outcome, Stage
 
 if TYPE_CHECKING:
@@ -87,9 +86,8 @@ class Corruptions(Stage):
             copies = (_opened(self._uri(name, severity)).read(piece.start, piece.stop)[0] for severity in SEVERITIES)
             columns[name] = torch.stack([self._right(worker, each.to(worker.device), y) for each in copies], dim=1)
             worker.report(len(x) * (done + 1) / len(self.keys.names))
-        model = (
-            len(worker.networks) if self.mixtures else 0
-        )  # its column: the deployed mixture's, in a run of rob rob's
+        # Its column: the deployed mixture's, in a run of rob alone rob's.
+        model = len(worker.networks) if self.mixtures else 0
         robust_B = torch.stack([columns[name][..., model].all(dim=1) for name in self.keys.names]).all(dim=0)
         summary = {
             "classifier": worker.model_name,
@@ -165,10 +163,7 @@ class Corruptions(Stage):
         """
         import torch
 
-        fingerprint = self.fingerprint(opened)
-        require_complete(opened, self.name, fingerprint)
-        columns = ["clean", *self.keys.names]
-        rows = read_columns(opened.store, self.name, opened.partitions, fingerprint, columns)
+        rows = self.rows(opened, ["clean", *self.keys.names])
         clean = dict(zip(self.classifiers(opened), rows["clean"].unbind(dim=1), strict=True))
         return clean, torch.stack([rows[name] for name in self.keys.names]).permute(3, 0, 2, 1)
 

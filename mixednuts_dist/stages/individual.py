@@ -18,7 +18,7 @@ from ..config import digest
 from ..distributed.tasks import Columns, Summary
 from ..register import STAGES
 from ..storage.partitions import Partition
-from ..storage.tables import SURVIVED, read_columns
+from ..storage.tables import SURVIVED
 from .evaluate import EvaluateTask
 from .runs import Run
 from .stage import Stage, stage_of
@@ -40,10 +40,7 @@ class Individual(Stage):
     def task(self, opened: Run) -> IndividualTask:
         task = stage_of(opened.config, "evaluate").task(opened)
         assert isinstance(task, EvaluateTask)
-        return IndividualTask(
-            stage=self.name, fingerprint=self.fingerprint(opened), mixture=task.mixture, budget=task.budget,
-            attacks=task.attacks, mode=task.mode, eot=task.eot,
-        )  # fmt: skip
+        return IndividualTask(**vars(task) | {"stage": self.name, "fingerprint": self.fingerprint(opened)})
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         return stage_of(opened.config, "evaluate").passes(opened)
@@ -55,7 +52,7 @@ class Individual(Stage):
         """A row an attack, and one for the images that no attack breaks."""
         attacks = opened.config.evaluate.attacks
         columns = [f"{SURVIVED}{attack}" for attack in attacks]
-        kept = read_columns(opened.store, self.name, opened.partitions, self.fingerprint(opened), [*columns, "robust"])
+        kept = self.rows(opened, [*columns, "robust"])
         counts = {**dict(zip(attacks, columns, strict=True)), "all of them": "robust"}
         rows: list[list[object]] = [
             [name, (int(kept[column].sum()), len(kept[column]))] for name, column in counts.items()

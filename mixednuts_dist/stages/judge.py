@@ -14,10 +14,9 @@ from ..config import digest
 from ..register import STAGES
 from ..section import Section
 from ..storage.partitions import Partition
-from ..storage.tables import read_columns
 from .evaluate import delete_rows
 from .progress import Progress
-from .runs import Run, finished_partitions, require_complete
+from .runs import Run, finished_partitions
 from .stage import Outcome, Stage, classifier_names, stage_of
 
 if TYPE_CHECKING:
@@ -97,18 +96,13 @@ class JudgePoints(Stage):
         return f"right at the points of {self.keys.points} too"
 
     def _rows(self, opened: Run) -> dict[str, Tensor]:
-        fingerprint = self.fingerprint(opened)
-        require_complete(opened, self.name, fingerprint)
-        names = ["given", "in_range", "counts", "distance", "clean_right", "right", "at_border"]
-        return read_columns(opened.store, self.name, opened.partitions, fingerprint, names)
+        return self.rows(opened, ["given", "in_range", "counts", "distance", "clean_right", "right", "at_border"])
 
     def _standing(self, opened: Run) -> Tensor | None:
         """What the evaluation has left of the deployed mixture (without std: of rob), (N,) bool; None before it."""
         evaluation = stage_of(opened.config, "evaluate")
-        fingerprint = evaluation.fingerprint(opened)
-        if len(finished_partitions(opened, "evaluate", fingerprint)) < len(opened.partitions):
-            return None
-        return read_columns(opened.store, "evaluate", opened.partitions, fingerprint, ["robust"])["robust"]
+        done = finished_partitions(opened, evaluation.name, evaluation.fingerprint(opened))
+        return evaluation.rows(opened, ["robust"])["robust"] if len(done) == len(opened.partitions) else None
 
     def outcomes(self, opened: Run) -> list[Outcome]:
         """What stands of each classifier at the points; of the last one after the evaluation and the points."""

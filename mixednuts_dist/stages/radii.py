@@ -21,10 +21,9 @@ from ..errors import InvalidInputError
 from ..register import STAGES
 from ..section import Section, read_fraction
 from ..storage.partitions import Partition
-from ..storage.tables import read_columns
 from ..threat import ThreatModel
 from .evaluate import EvaluateTask
-from .runs import Run, require_complete
+from .runs import Run
 from .stage import Outcome, Stage, budget_of, classifier_names, stage_of
 
 if TYPE_CHECKING:
@@ -105,10 +104,8 @@ class Radii(Stage):
         Raises:
             MissingArtifact: where the stage has not finished.
         """
-        fingerprint, names = self.fingerprint(opened), classifier_names(opened.config)
-        require_complete(opened, self.name, fingerprint)
-        columns = [f"{name}_{what}" for name in names for what in ("clean", "robust")]
-        return read_columns(opened.store, self.name, opened.partitions, fingerprint, columns)
+        names = classifier_names(opened.config)
+        return self.rows(opened, [f"{name}_{what}" for name in names for what in ("clean", "robust")])
 
     def outcomes(self, opened: Run) -> list[Outcome]:
         """A row a classifier and radius, without the run's own radius, which has rows already."""

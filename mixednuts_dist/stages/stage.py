@@ -32,10 +32,13 @@ from ..register import ATTACKS, STAGES
 from ..section import Section
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
+from ..storage.tables import read_columns
 from .progress import Progress, Silent
 from .runs import Run, open_run, read_search_result, require_complete
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
     from ..mixing.mixture import Mixture
@@ -114,6 +117,16 @@ class Stage:
                 **({"deployed": deployed_settings(search)} if search else {}),
             }
         )
+
+    def rows(self, opened: Run, columns: Sequence[str]) -> dict[str, Tensor]:
+        """Columns of all images, in their order.
+
+        Raises:
+            MissingArtifact: where the stage has not finished.
+        """
+        fingerprint = self.fingerprint(opened)
+        require_complete(opened, self.name, fingerprint)
+        return read_columns(opened.store, self.name, opened.partitions, fingerprint, columns)
 
     def searched(self, opened: Run) -> SearchResult | None:
         """What the search chose, where the stage is about the mixture. Errors as in `read_search_result`."""
