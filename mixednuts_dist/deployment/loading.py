@@ -26,13 +26,13 @@ from torch import nn
 from ..certification.smoothed_mixture import SmoothedMixture
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..classifiers.factories import without_weights_argument
-from ..config import digest
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..register import load_extensions
 from ..selection.choice import Choice
+from ..stages.runs import stored_search
 from ..storage.code_files import places
 from ..storage.records import SearchResult
 from ..storage.store import Store
@@ -40,7 +40,6 @@ from ..threat import ThreatModel
 from ..uris import code_files, placed, without_weights
 
 RUN = "run.yaml"
-SELECTED = "search/selected.json"
 ROLES = ("std", "rob")
 PARAMETERS = "mixed_classifier.json"
 HUB = "hf:"
@@ -151,7 +150,7 @@ def read_run(uri: str, *, beta: float | None = None) -> DeployedRun:
         raise InvalidInputError(f"run {run_id} attacks rob alone; without std there is no mixture to load")
     find = places(store, described)
     load_extensions(find(file.removeprefix("py:")) for file in config.get("extensions") or ())
-    searched = _searched(store, run_id)
+    searched, _ = stored_search(store)
     return DeployedRun(
         store, run_id, config, inputs["n_images"], inputs["n_classes"], tuple(inputs["image_shape"]),
         inputs["checksums"],
@@ -169,20 +168,6 @@ def _described(store: Store) -> dict[str, Any]:
     if not isinstance(content, dict) or not {"run_id", "config", "inputs", "versions"} <= content.keys():
         raise DamagedFile(f"{store.address(RUN)} is damaged: the next `mixednuts run` writes it anew")
     return content
-
-
-def _searched(store: Store, run_id: str) -> SearchResult:
-    """`search/selected.json`."""
-    address = store.address(SELECTED)
-    if not store.exists(SELECTED):
-        raise MissingArtifact(f"run {run_id} has not been searched yet: {address} does not exist. Run: mixednuts run")
-    try:
-        content = json.loads(store.read(SELECTED))
-        if content.pop("digest") != digest(content):
-            raise ValueError("its content has changed")
-        return SearchResult.from_json(content["result"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFile(f"{address} is damaged ({error}): `mixednuts run` searches again") from error
 
 
 def _chosen(searched: SearchResult, run_id: str, beta: float | None) -> Choice:

@@ -417,21 +417,28 @@ def read_search_result(opened: Run) -> SearchResult:
         DamagedFile: where the file is not what was written; it is left as it is.
         FingerprintMismatch: where the file is of another run.
     """
-    address = opened.store.address(SELECTED)
-    if not opened.store.exists(SELECTED):
-        raise MissingArtifact(f"{address} does not exist. Run: mixednuts search with the same configuration")
-    try:
-        content = json.loads(opened.store.read(SELECTED))
-        if content.pop("digest") != digest(content):
-            raise ValueError("its content has changed")
-        result = SearchResult.from_json(content["result"])
-        fingerprint = content["fingerprint"]
-    except (ValueError, KeyError, TypeError) as error:
-        message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
-        raise DamagedFile(message, SELECTED) from error
+    result, fingerprint = stored_search(opened.store)
     if fingerprint != search_fingerprint(opened):
         raise FingerprintMismatch(
-            f"{address} belongs to fingerprint {fingerprint}, this run is {search_fingerprint(opened)}; "
-            "delete it and search again"
+            f"{opened.store.address(SELECTED)} belongs to fingerprint {fingerprint}, this run is "
+            f"{search_fingerprint(opened)}; delete it and search again"
         )
     return result
+
+
+def stored_search(store: Store) -> tuple[SearchResult, str]:
+    """The search's result in a run's folder, and the fingerprint of what it was searched from; errors as above."""
+    address = store.address(SELECTED)
+    if not store.exists(SELECTED):
+        raise MissingArtifact(
+            f"the run has not been searched yet: {address} does not exist. Run: mixednuts search with the same "
+            "configuration"
+        )
+    try:
+        content = json.loads(store.read(SELECTED))
+        if content.pop("digest") != digest(content):
+            raise ValueError("its content has changed")
+        return SearchResult.from_json(content["result"]), content["fingerprint"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
+        raise DamagedFile(message, SELECTED) from error

@@ -80,7 +80,7 @@ def test_a_folder_without_a_run_names_those_below_it(run_folder: Path) -> None:
 def test_a_run_without_a_search_says_so(copied: Callable[[], Path]) -> None:
     folder = copied()
     (folder / "search/selected.json").unlink()
-    with pytest.raises(MissingArtifact, match=r"has not been searched yet: .*Run: mixednuts run"):
+    with pytest.raises(MissingArtifact, match=r"has not been searched yet: .*Run: mixednuts search"):
         MixedClassifier.from_run(str(folder))
 
 
