@@ -35,16 +35,11 @@ class Pace:
     images_left: int
     images_per_second: float | None  # of all workers together, lately
     seconds_left: float | None
-    last_finished: float | None  # seconds ago
+    last_finished_seconds_ago: float | None
     gpu_hours: float
     gpu_hours_left: float
     core_hours: float  # of workers without an accelerator
     core_hours_left: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields under their names; `last_finished` as `last_finished_seconds_ago`."""
-        content = dict(vars(self))
-        return {**content, "last_finished_seconds_ago": content.pop("last_finished")}
 
 
 @dataclass(frozen=True)
@@ -75,15 +70,7 @@ class RunStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Keys: run_id, uri, searched, reported, failed, notes, stages (stage, partitions, images, clean, robust)."""
-        return {
-            "run_id": self.run_id,
-            "uri": self.uri,
-            "searched": self.searched,
-            "reported": self.reported,
-            "failed": list(self.failed),
-            "notes": list(self.notes),
-            "stages": [_stage_json(stage) for stage in self.stages],
-        }
+        return {**vars(self), "stages": [_stage_json(stage) for stage in self.stages]}
 
 
 def run_status(config: RunConfig) -> RunStatus:
@@ -162,8 +149,8 @@ def _cells(stage: StageStatus) -> list[Cell]:
 def _pace_text(stage: StageStatus) -> str:
     """Whether anything happens, how fast, how long it will take and what it costs."""
     pace, parts = stage.pace, []
-    if pace.images_left and pace.last_finished is not None:
-        parts.append(f"last images finished {seconds_text(pace.last_finished)} ago")
+    if pace.images_left and pace.last_finished_seconds_ago is not None:
+        parts.append(f"last images finished {seconds_text(pace.last_finished_seconds_ago)} ago")
     if pace.images_left and pace.images_per_second and pace.seconds_left is not None:
         parts.append(f"{pace.images_per_second:.2g} images/s, about {seconds_text(pace.seconds_left)} to go")
     for device, spent, left in (
@@ -185,7 +172,7 @@ def _stage_json(stage: StageStatus) -> dict[str, Any]:
         "clean_correct": stage.clean.correct,
         "robust": stage.robust.correct,
         "worker_seconds": round(stage.worker_seconds, 3),
-        **stage.pace.to_json(),
+        **vars(stage.pace),
     }
 
 
@@ -199,7 +186,7 @@ def pace_of(receipts: Sequence[Receipt], n_images: int, now: float) -> Pace:
         images_left=n_images - n_done,
         images_per_second=speed,
         seconds_left=(n_images - n_done) / speed if speed else None,
-        last_finished=max(0.0, now - finished) if finished else None,
+        last_finished_seconds_ago=max(0.0, now - finished) if finished else None,
         gpu_hours=gpu,
         gpu_hours_left=gpu * each_left,
         core_hours=core,

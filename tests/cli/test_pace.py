@@ -18,7 +18,7 @@ def test_speed_counts_what_was_finished_lately_by_the_time_since_the_first_began
     pace = pace_of([old, *lately], 220, now)
     assert pace.images_per_second == pytest.approx(20 / 100)
     assert pace.seconds_left == pytest.approx(100 / 0.2)
-    assert pace.last_finished == 20
+    assert pace.last_finished_seconds_ago == 20
     assert pace.core_hours == pytest.approx(120 / 3600)
     assert pace.core_hours_left == pytest.approx(120 / 3600 * 100 / 120)
     assert pace.gpu_hours == pace.gpu_hours_left == 0
@@ -35,7 +35,9 @@ def test_a_run_that_nobody_works_on_has_an_age_and_no_speed() -> None:
     pace = pace_of([receipt(0, 10, 1000.0, 5.0)], 20, 1000.0 + 2 * WINDOW_SECONDS)
     assert pace.images_per_second is None
     assert pace.seconds_left is None
-    assert pace.last_finished == 2 * WINDOW_SECONDS
+    assert pace.last_finished_seconds_ago == 2 * WINDOW_SECONDS
     nothing = pace_of([], 20, 1000.0)
-    assert (nothing.last_finished, nothing.images_left) == (None, 20)
-    assert pace_of([receipt(0, 10, 0.0, 5.0)], 20, 1000.0).last_finished is None  # written by an older release
+    assert (nothing.last_finished_seconds_ago, nothing.images_left) == (None, 20)
+    assert (
+        pace_of([receipt(0, 10, 0.0, 5.0)], 20, 1000.0).last_finished_seconds_ago is None
+    )  # written by an older release

@@ -14,7 +14,7 @@ from mixednuts_dist.reports.counts import Count
 from tests.conftest import Finished
 
 RUNNING = Pace(
-    images_left=300, images_per_second=2.5, seconds_left=120.0, last_finished=8.0,
+    images_left=300, images_per_second=2.5, seconds_left=120.0, last_finished_seconds_ago=8.0,
     gpu_hours=1.5, gpu_hours_left=0.5, core_hours=0.0, core_hours_left=0.0,
 )  # fmt: skip
 ATTACK = StageStatus("attack", "rob", 9, 12, Count(700, 900), Count(450, 900), 5400.0, RUNNING)
