@@ -273,7 +273,8 @@ def _theirs(attacked: Subject, attacks: Sequence[str], budget: AttackBudget) -> 
             batch_size=len(x), attacks=attacks,
         )  # fmt: skip
         with tf32_allowed(False), torch.no_grad():
-            return network(x_adv).argmax(dim=1) == y
+            stands: Tensor = network(x_adv).argmax(dim=1) == y
+            return stands
 
     return Contestant(attack, lambda stands: stands)
 

@@ -17,9 +17,9 @@ _MEDIA_TYPES = {
 }
 
 
-def rendered(room: str, name: str, **content: Any) -> Markup:
-    """The template `name` (without `.j2`) of a room, filled; in HTML every text that is no markup is escaped."""
-    return Markup(_environment(room).get_template(f"{name}.j2").render(content))
+def rendered(room: str, template: str, /, **content: Any) -> Markup:
+    """A template of a room, by its name without `.j2`, filled; in HTML every text that is no markup is escaped."""
+    return Markup(_environment(room).get_template(f"{template}.j2").render(content))
 
 
 def data_uri(name: str, content: bytes) -> str:
