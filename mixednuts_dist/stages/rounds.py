@@ -144,7 +144,7 @@ class Rounds:
     def _learnt(
         self, result: SearchResult, task: RoundTask, executor: Executor | None, progress: Progress
     ) -> SearchResult | None:
-        """The choice after the round that takes in an evaluation's images, and those that attack it; None as `learn`."""
+        """The choice after the round with an evaluation's images, and those that attack it; None as `learn`."""
         evaluated = task.points[-1].fingerprint
         self._round(task, [result.deployed()], executor, progress, evaluated=evaluated)
         learnt = self._chosen_again(result)

@@ -107,7 +107,8 @@ def _search(opened: Run, executor: Executor | None, progress: Progress) -> Searc
 def learn(opened: Run, executor: Executor | None, progress: Progress) -> bool:
     """Search once more with the images that the evaluation ended on, if it kept too few.
 
-    False if it kept enough, or where the search ends in the same mixture all the same. Afterwards another choice may be deployed, which is then still to be evaluated.
+    False if it kept enough, or where the search ends in the same mixture all the same. Afterwards another choice may be
+    deployed, which is then still to be evaluated.
     """
     search, result = opened.config.search, read_search_result(opened)
     n_evaluations = sum(1 for done in result.rounds if done.evaluated)
