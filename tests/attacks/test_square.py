@@ -100,8 +100,8 @@ def test_queries_equal_the_published_ones(
 ) -> None:
     """In float64, where rounding decides no query: in L1 the package would project in float32."""
     monkeypatch.setattr("pyautoattack.square.L1_projection", projected)
-    net, x, ids = small_net(10, shape).double(), images(6, shape).double(), [4, 0, 17, 3, 9, 100]
-    for model, least in ((net, 6), (lambda x: torch.cat([net(x), 0 * x[:, 0, 0, :1] + 100], dim=1), 6 * 301)):
+    net, x, ids = small_net(10, shape).double(), images(3, shape).double(), [4, 0, 100]
+    for model, least in ((net, 3), (lambda x: torch.cat([net(x), 0 * x[:, 0, 0, :1] + 100], dim=1), 3 * 301)):
         assert compared(threat, model, x, ids) >= least  # the second is never fooled
 
 

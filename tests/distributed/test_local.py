@@ -102,7 +102,9 @@ def test_a_worker_is_kept_for_the_next_stage_and_ends_with_the_executor(tiny: Ca
         process.kill()
         with pytest.raises(WorkerLost, match="exit status -9"):
             first.call("ready").result(60)
-        executor.release(spec, settings, executor.begin(spec, settings))
+        second = executor.begin(spec, settings)
+        second.call("ready").result(60)
+        executor.release(spec, settings, second)
         assert len(children()) == 1
     deadline = time.monotonic() + 60
     while children() and time.monotonic() < deadline:

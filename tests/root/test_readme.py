@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HERE = "tests/root/test_readme.py"
+TESTS = "uv run pytest -n 2 --dist loadfile"
 
 
 class Block(NamedTuple):
@@ -50,8 +51,8 @@ def test_the_first_screen_has_the_two_commands_and_your_own_images_come_by_line_
     lines = README.splitlines()
     first_screen = "\n".join(lines[:30])
     assert f"pip install uv && {MAIN_JOB}" in first_screen
-    assert "uv run pytest" in first_screen
-    assert "uv run pytest" in (ROOT / ".ci" / "run").read_text()
+    assert f"\n    {TESTS}\n" in first_screen
+    assert f"\n{TESTS} ||" in (ROOT / ".ci" / "run").read_text()
     assert lines.index("## Your own classifiers and images") < 60
 
 
