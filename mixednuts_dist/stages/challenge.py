@@ -17,7 +17,7 @@ from ..distributed.workbench import Workbench
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture
 from ..storage.partitions import Partition, Sample
-from .points import StoredPoints, hardest_points, read_points
+from .points import StoredPoints, bits_apart, hardest_points, read_points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class RoundTask(Task):
     """The attack of a search round on each of its mixtures, on near images that rob keeps and no stored point breaks.
 
     The columns of mixture i end in `_i`: `tried`, `broken`, and the raw logits of both classifiers at the point found,
-    `x_adv`; rows that were not tried, or are not of the sample, hold zeros. What is found against one mixture is tried
-    on the next.
+    `x_adv`, which holds the `bits_apart` of it; rows that were not tried, or are not of the sample, hold zeros. What is
+    found against one mixture is tried on the next.
     """
 
     budget: AttackBudget
@@ -44,7 +44,7 @@ class RoundTask(Task):
         n_forward = n_backward = 0
         for i, (mixture, reach) in enumerate(zip(self.mixtures, self.reaches, strict=True)):
             mixed = worker.mixed(mixture, uncut=True)
-            hardest = hardest_points(worker, mixed, y, points)
+            hardest = hardest_points(worker, mixed, x, y, points)
             standing = kept & _right(worker, mixed, x, y) & _right(worker, mixed, hardest, y)
             near = standing & (_largest_gap(worker, mixture, y, points) >= reach)
             tried = (near if self.attacks else kept).nonzero().squeeze(1)
@@ -68,7 +68,7 @@ class RoundTask(Task):
                 f"broken_{i}": broken,
                 f"rob_attacked_{i}": _logits_of(rows, worker.logits(worker.rob, found)),
                 f"std_attacked_{i}": _logits_of(rows, worker.logits(worker.std, found)),
-                f"x_adv_{i}": torch.where(rows[:, None, None, None], found, torch.zeros_like(x)),
+                f"x_adv_{i}": bits_apart(points[-1], x),
             }
             standing = standing & ~broken
         clean = worker.logits(worker.mixed(self.mixtures[0]), x)

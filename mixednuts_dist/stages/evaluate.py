@@ -182,7 +182,7 @@ class EvaluateTask(Task):
 
         def with_points(piece: Partition) -> Group:
             group, points = worker.group(piece), read_points(worker, piece, self.points)
-            return replace(group, known=hardest_points(worker, model, group.y, points)) if points else group
+            return replace(group, known=hardest_points(worker, model, group.x, group.y, points)) if points else group
 
         engine, finished = worker.attacked(piece, make, group=with_points)
         outcome = ensemble_outcome(engine, self.attacks, finished)

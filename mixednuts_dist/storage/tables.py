@@ -26,8 +26,8 @@ from .store import Store
 if TYPE_CHECKING:  # what only looks at a run's footers does without PyTorch
     from torch import Tensor
 
-SCHEMA_VERSION = 3  # 3: receipts say more; the columns are those of 2
-READABLE_VERSIONS = (2, 3)
+SCHEMA_VERSION = 4  # 3: receipts say more; 4: rounds of the search store their points as differences of bits
+READABLE_VERSIONS = (2, 3, 4)
 SURVIVED = "survived_"  # column prefix; the attack's name follows
 FLAG = "flag_"  # column prefix; the red flag's name follows
 FOOTER = b"mixednuts"
@@ -374,7 +374,7 @@ def _described(fields: Iterable[Any]) -> str:
 
 
 def _listed(versions: Sequence[int]) -> str:
-    return " and ".join(map(str, versions))
+    return f"{', '.join(map(str, versions[:-1]))} and {versions[-1]}"
 
 
 def _to_arrow(values: Tensor) -> Any:

@@ -1,0 +1,86 @@
+"""Points that rounds of the search store: exactly, in fewer bytes, and passed only where there are any."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
+from mixednuts_dist.stages.points import StoredPoints, bits_apart, hardest_points, moved_by, read_points
+from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.records import Receipt
+from mixednuts_dist.storage.tables import encode_table
+from mixednuts_dist.threat import ThreatModel
+from tests.attacks.conftest import images, small_net
+
+SHAPE = (3, 16, 16)
+N = 24
+NETWORK = small_net(10, SHAPE, seed=0, sharpness=3)
+RECEIPT = Receipt(
+    stage="attack", partition=0, start=0, stop=N, classifier="rob", clean_correct=0, robust=0, n_forward=0,
+    n_backward=0, seconds=0.0, finished=0.0, node="n", precision="", rows=64, float32_rows=64,
+    repeatable=True, device="cpu", n_devices=1.0,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def clean() -> tuple[Tensor, Tensor]:
+    x = (images(N, SHAPE) * 255).round() / 255
+    return x, NETWORK(x).argmax(dim=1)
+
+
+def size(values: Tensor) -> int:
+    return len(encode_table({"x_adv": values}, "f0", RECEIPT))
+
+
+@pytest.mark.parametrize(("norm", "eps", "smaller"), [("Linf", 8 / 255, 1.4), ("L2", 0.5, 1.0)])
+def test_what_is_stored_is_the_very_point_in_fewer_bytes(norm: str, eps: float, smaller: float, clean) -> None:
+    x, y = clean
+    x_adv = minimum_margin_attack(
+        NETWORK, x, y, threat=ThreatModel(norm, eps), n_iter=10, n_target_classes=1, border_restarts=0
+    ).x_adv
+    bits = bits_apart(x_adv, x)
+    assert torch.equal(moved_by(bits, x).view(torch.int32), x_adv.view(torch.int32))
+    assert size(x_adv) > smaller * size(bits)
+    extremes = torch.tensor([0.0, -0.0, 1.0, 1e-40, 1.0]).view(1, 1, 1, 5)
+    assert torch.equal(moved_by(bits_apart(extremes, extremes.flip(3)), extremes.flip(3)), extremes)
+
+
+class Worker:
+    """Of one piece, whose stored columns it is given; counts what the model passes."""
+
+    def __init__(self, x: Tensor, y: Tensor, columns: dict[str, Tensor]) -> None:
+        self._images, self._columns, self.n_passed = (x, y), columns, 0
+
+    def images(self, _: Partition) -> tuple[Tensor, Tensor]:
+        return self._images
+
+    def stored(self, _piece: Partition, _stage: str, _fingerprint: str, column: str) -> Tensor:
+        return self._columns[column]
+
+    def logits(self, model: Any, x: Tensor) -> Tensor:
+        self.n_passed += len(x)
+        logits: Tensor = model(x)
+        return logits
+
+
+def test_rows_of_older_releases_and_of_this_one_are_the_same_points_and_the_hardest_is_found(clean) -> None:
+    x, y = clean
+    noise = [(x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(i))).clamp(0, 1) for i in range(3)]
+    some = torch.arange(N) % 4 == 1
+    points = [noise[0], *(torch.where(some[:, None, None, None], each, x) for each in noise[1:])]
+    older = torch.where(some[:, None, None, None], points[1], torch.zeros_like(x))
+    worker: Any = Worker(x, y, {"x_adv": points[0], "x_adv_0": older, "x_adv_1": bits_apart(points[2], x)})
+    sources = [StoredPoints("attack", "f0"), StoredPoints("search/round-1", "f1", ("x_adv_0", "x_adv_1"))]
+    found = read_points(worker, SimpleNamespace(), sources)
+    assert all(torch.equal(one, other) for one, other in zip(found, points, strict=True))
+    gaps = torch.stack([log_one_minus_signed_margin(NETWORK(each), y) for each in points])
+    expected = torch.stack(points)[gaps.argmax(dim=0), torch.arange(N)]
+    assert len(set(gaps.argmax(dim=0).tolist())) == 3
+    assert torch.equal(hardest_points(worker, NETWORK, x, y, found), expected)
+    assert worker.n_passed == N + N + 2 * int(some.sum()), (
+        "the attack's points, the clean images, and what rounds tried"
+    )
