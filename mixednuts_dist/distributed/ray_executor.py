@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -73,7 +74,8 @@ class RayExecutor(Executor):
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
         """An actor; it joins when the cluster has room."""
         options = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **settings.placement}
-        actor = _Actor.options(**options, max_restarts=0, max_task_retries=0).remote(spec, settings.num_gpus)
+        of_all = replace(spec, n_workers=settings.n_workers)
+        actor = _Actor.options(**options, max_restarts=0, max_task_retries=0).remote(of_all, settings.num_gpus)
         return ActorWorker(actor)
 
     def leaving(self) -> Mapping[str, float]:

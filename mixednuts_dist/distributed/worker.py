@@ -6,6 +6,7 @@ Shapes: B images of a partition, K classes.
 """
 
 import logging
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
+from ..norms.ball import key_number
 from ..register import require_extensions
 from ..storage.damage import create_whole
 from ..storage.manifest import with_checksum
@@ -43,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_UNWRITTEN = 2  # files that wait for a storage that does not answer while the next partition is attacked
 _WRITE_SECONDS = 5.0  # a file is waited for this long before the next partition begins
+_BEGIN_AT_ONCE, _BEGIN_A_SECOND = 32, 10.0  # workers that load
 _TIMED_IMAGES = 256  # at most, to measure how long a pass takes
 _ENOUGH_SECONDS = 1.0  # of repeats, likewise
 
@@ -105,6 +108,18 @@ def _synchronise(x_BCHW: Tensor) -> None:
         torch.cuda.synchronize(x_BCHW.device)
 
 
+def load_delay(n_workers: int, key: str) -> float:
+    """Seconds that a worker waits before it loads: of hundreds that start at once, about ten begin in each second.
+
+    Together they would read the same weights from one shared storage at the same time. A few begin at once.
+
+    Example:
+        >>> load_delay(32, "node-1/7"), 0 < load_delay(512, "node-1/7") < 48
+        (0.0, True)
+    """
+    return max(0, n_workers - _BEGIN_AT_ONCE) / _BEGIN_A_SECOND * (key_number(key) / 2**63)
+
+
 class AttackWorker:
     """Loads the base classifiers once and then attacks one partition after the other.
 
@@ -137,6 +152,7 @@ class AttackWorker:
         torch.set_num_threads(self.spec.n_threads)
         require_extensions(self.spec.extensions, travelled(self.spec.working_folder))
         self.device = torch.device("cuda" if self._n_gpus else "cpu")
+        time.sleep(load_delay(self.spec.n_workers, f"{self.spec.run_id}/{platform.node()}/{os.getpid()}"))
         self.dataset = self._dataset()
         networks = {role: self._classifier(uri, role) for role, uri in self.spec.uris.items()}
         self.store = Store(self.spec.store_uri)

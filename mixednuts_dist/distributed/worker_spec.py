@@ -33,6 +33,7 @@ class WorkerSpec:
     working_folder: str = ""  # the driver's, to which relative paths are relative
     cuts: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)  # where gradients stop, by role
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
+    n_workers: int = 1  # that start with it, and load from the same storage
 
     @property
     def uris(self) -> dict[str, str]:

@@ -19,6 +19,7 @@ from .progress import Progress, WatchesWorkers
 from .runs import Run, finished_partitions, record_devices, stage_clock
 
 SMALLEST_SPAN = 4  # images, at the start; the queue raises it where batches of so few are slow
+SMALLEST_ON_CARD = 32  # whose attempts at nine targets fill a pass of `ON_CARD` rows, which costs the same half empty
 
 
 def run_partitions(
@@ -84,6 +85,8 @@ def _compute(
             queue.stop()
 
     settings = executor.workers(opened.config.compute)
+    if settings.num_gpus:
+        queue.smallest = max(queue.smallest, SMALLEST_ON_CARD)
     pool = Pool(worker_spec(opened), task, settings, executor, progress.partition_done, written)
     if isinstance(progress, WatchesWorkers):
         pool.on_look, pool.on_decided = progress.workers_seen, progress.images_decided

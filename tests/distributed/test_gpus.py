@@ -1,5 +1,7 @@
-"""A GPU that torch cannot use is an error with both versions in it, not a silent run on one core."""
+"""What a worker does with its GPU, and what it is spared; one that torch cannot use is an error, not a silent run."""
 
+from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,16 +10,30 @@ from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
 from mixednuts_dist.compute_config import ComputeConfig
-from mixednuts_dist.distributed import gpus
-from mixednuts_dist.distributed.worker import AttackWorker
+from mixednuts_dist.config import parse_config
+from mixednuts_dist.distributed import gpus, local, worker
+from mixednuts_dist.distributed.executor import PoolSettings
+from mixednuts_dist.distributed.schedule import WorkQueue
+from mixednuts_dist.distributed.worker import AttackWorker, load_delay
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import ClusterError
+from mixednuts_dist.stages import partitioned
+from mixednuts_dist.stages.attack import attack_task
+from mixednuts_dist.stages.progress import Silent
+from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.threat import ThreatModel
 from tests.conftest import tiny_content
 
 VERSION = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build  (root@host)
 GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1)
 """
+
+
+def a_spec(folder: Path) -> WorkerSpec:
+    return WorkerSpec(
+        store_uri=str(folder), data_uri="digits", std_uri=None, rob_uri="demo:rob", checksums={},
+        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -30,14 +46,10 @@ def old_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("old_driver")
 def test_a_worker_with_a_gpu_that_torch_cannot_use_refuses_to_start(tmp_path: Path) -> None:
-    spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri="digits", std_uri=None, rob_uri="demo:rob", checksums={},
-        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
-    )  # fmt: skip
     with pytest.raises(
         ClusterError, match=r"built for CUDA 13\.2 .*the NVIDIA driver is 535\.104\.05: install a newer"
     ):
-        AttackWorker(spec, n_gpus=1.0).ready()
+        AttackWorker(a_spec(tmp_path), n_gpus=1.0).ready()
 
 
 def test_a_part_of_a_gpu_bounds_the_memory_and_a_whole_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +66,66 @@ def test_gpus_that_a_worker_would_not_use_are_refused() -> None:
     with pytest.raises(ValueError, match="2 GPUs a worker: each would hold 2 and compute on one; give 1"):
         ComputeConfig(num_gpus=2)
     assert ComputeConfig(num_gpus=0.5).num_gpus == 0.5
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1.0, ["2", "5", "2"]), (0.5, ["2", "2", "5"])])
+def test_each_local_worker_sees_its_card_alone(
+    share: float, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that the command was given; a third worker shares one, or takes the next."""
+    seen: list[str] = []
+
+    class Process:
+        ended = False
+
+        def __init__(self, _: WorkerSpec, num_gpus: float, number: int, visible: dict[str, str]) -> None:
+            assert num_gpus == share
+            self.share = number
+            seen.append(visible["CUDA_VISIBLE_DEVICES"])
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.setattr(local, "_Process", Process)
+    executor = local.LocalExecutor()
+    settings = executor.workers(ComputeConfig(num_gpus=share))
+    assert settings.n_workers == 2 / share
+    for _ in range(3):
+        executor.begin(a_spec(tmp_path), settings)
+    assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "configured", "smallest"), [(0.0, 4, 4), (0.5, 4, 32), (1.0, 4, 32), (1.0, 100, 100)]
+)
+def test_spans_on_a_card_fill_its_passes(
+    n_gpus: float, configured: int, smallest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues: list[WorkQueue] = []
+
+    class PoolThatLooks(partitioned.Pool):
+        def run(self, queue: WorkQueue) -> None:
+            queues.append(queue)
+
+    class Cards(local.LocalExecutor):
+        def workers(self, compute: ComputeConfig) -> PoolSettings:
+            return PoolSettings.of(compute, 2, n_gpus)
+
+    monkeypatch.setattr(partitioned, "Pool", PoolThatLooks)
+    opened = open_run(parse_config(tiny_content(tmp_path)))
+    partitioned.run_partitions(opened, attack_task(opened), Cards(), Silent(), smallest=configured)
+    assert [queue.smallest for queue in queues] == [smallest]
+
+
+def test_of_hundreds_of_workers_few_begin_to_load_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = sorted(load_delay(512, f"run/node-{i // 8}/{1000 + i}") for i in range(512))
+    assert 45 < begun[-1] < 48
+    assert max(bisect_right(begun, at + 1) - bisect_left(begun, at) for at in begun) < 3 * 512 / 48
+    assert not any(load_delay(32, str(i)) for i in range(32))
+    slept: list[float] = []
+    monkeypatch.setattr(worker.time, "sleep", slept.append)
+    with pytest.raises(KeyError):  # its images, which come next, have no checksum here
+        AttackWorker(replace(a_spec(tmp_path), n_workers=512)).ready()
+    assert len(slept) == 1
+    assert 0 < slept[0] < 48
 
 
 @pytest.mark.usefixtures("old_driver")
