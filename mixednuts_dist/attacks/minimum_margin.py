@@ -145,15 +145,18 @@ def margin_engine(
 ) -> Engine:
     """An engine with MMAA's plan; fast copies are tried on images like `like_BCHW`."""
     attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows)
+    return Engine(attacked, margin_plan, threat, budget, seed, shape, stop_when_broken, progress)
 
-    def planner(setting: Setting) -> list[Phase]:
-        once = [phase for name in ("apgd-ce", "apgd-t") for phase in phases_of(name, setting)]
-        if setting.coarse:
-            once += float32_phases(setting, "apgd-t", once)
-        restarts = range(1, budget.border_restarts + 1)
-        return once + [near_border_only(replace(phase, restart=restart)) for restart in restarts for phase in once]
 
-    return Engine(attacked, planner, threat, budget, seed, shape, stop_when_broken, progress)
+def margin_plan(setting: Setting) -> list[Phase]:
+    """MMAA's phases, and again from other starts for images that stand near the border.
+
+    Float32 steps come once, behind all of them: behind each start they would be passes of a few images alone.
+    """
+    once = [phase for name in ("apgd-ce", "apgd-t") for phase in phases_of(name, setting)]
+    restarts = range(1, setting.budget.border_restarts + 1)
+    every = once + [near_border_only(replace(phase, restart=restart)) for restart in restarts for phase in once]
+    return every + (float32_phases(setting, "apgd-t", every) if setting.coarse else [])
 
 
 def near_border_only(phase: Phase) -> Phase:

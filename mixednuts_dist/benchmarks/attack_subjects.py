@@ -71,7 +71,7 @@ def resnet18() -> nn.Module:
 def wide_resnet(depth: int, width: int) -> nn.Module:
     """A WideResNet as on RobustBench, with seeded random weights."""
     module = import_robustbench("robustbench.model_zoo.architectures.dm_wide_resnet")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network: nn.Module = module.DMWideResNet(depth=depth, width=width, activation_fn=nn.SiLU)
     return network

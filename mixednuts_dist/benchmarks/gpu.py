@@ -35,6 +35,7 @@ STEPS: dict[str, Step] = {
     "APGD against pyautoattack": lambda at: speed.against_pyautoattack(at, ("apgd-ce", "apgd-t")),
     "AutoAttack against pyautoattack": lambda at: speed.against_pyautoattack(at, STANDARD_ATTACKS),
     "seconds by lane": speed.lanes,
+    "float32 by passes": speed.float32_by_passes,
     "mixture in three orders": checks.orders,
     "two workers on half a device": checks.two_workers,
     "tests marked gpu": checks.gpu_tests,
@@ -44,9 +45,13 @@ RATES: dict[str, Step] = {
     "rate of WRN-70-16": lambda at: speed.rate(at, MODELS["wrn-70-16"][0], 32),
     "rate of ConvNeXtV2-L": lambda at: speed.rate(at, lambda: speed.timm_network("convnextv2_large"), 224),
     "rate of Swin-L": lambda at: speed.rate(at, lambda: speed.timm_network("swin_large_patch4_window7_224"), 224),
+    "APGD on WRN-70-16": lambda at: speed.apgd(at, MODELS["wrn-70-16"][0], 32),
     "rate of BiT-R152x2": lambda at: speed.rate(at, lambda: speed.timm_network("resnetv2_152x2_bit"), 224),
 }
-ON_CPU_RATES: dict[str, Step] = {"rate of ResNet-18": lambda at: speed.rate(at, MODELS["resnet-18"][0], 32)}
+ON_CPU_RATES: dict[str, Step] = {
+    "rate of ResNet-18": lambda at: speed.rate(at, MODELS["resnet-18"][0], 32),
+    "APGD on ResNet-18": lambda at: speed.apgd(at, MODELS["resnet-18"][0], 32),
+}
 
 
 def run(*, data: str = "gpu-benchmark") -> dict[str, Any]:

@@ -60,6 +60,10 @@ class Place:
         return PUBLISHED_BUDGET if self.on_card else AttackBudget(5, 2, 20, 0, 0)
 
     @property
+    def precision(self) -> PrecisionChoice:
+        return "bf16" if self.on_card else "fp32"
+
+    @property
     def matmul_size(self) -> int:
         return 8192 if self.on_card else 512
 

@@ -13,26 +13,28 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..acceleration.arithmetic import Arithmetic
-from ..acceleration.batch_shape import BatchShape, fastest_of_three, repeated
+from ..acceleration.batch_shape import FLOAT32_ROWS, ON_CARD, BatchShape, fastest_of_three, repeated
 from ..acceleration.gradient_copy import input_gradient
 from ..attacks.adaptive import autoattack, ensemble_engine
-from ..attacks.budget import STANDARD_ATTACKS
-from ..attacks.engine import Group
+from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
+from ..attacks.engine import Engine, Group
 from ..attacks.judge import Judge
+from ..attacks.lane import Lane
+from ..attacks.minimum_margin import margin_engine
 from ..attacks.published import pyautoattack_images
+from ..threat import ThreatModel
+from .float32 import Act, counted, watch
 from .gpu_checks import WARM_UP, Found, Place, made_up
 
-_LEAST_SPEEDUP, _LEAST_SHARE, _MOST_FLOAT32 = 4.0, 0.4, 0.25  # what is aimed at on a card
+# What is aimed at on a card.
+_LEAST_SPEEDUP, _LEAST_SHARE, _MOST_FLOAT32, _MOST_BOOKKEEPING = 4.0, 0.4, 0.25, 0.05
 
 
 def rate(at: Place, make: Callable[[], nn.Module], size: int) -> Found:
-    """Images a second of forward and backward in bfloat16, as a share of the rate of a matrix product."""
+    """Images a second of forward and backward, as a share of the rate of a matrix product; bfloat16 on a GPU."""
     network = make().eval().requires_grad_(False).to(at.device)
     x = made_up(8, (3, size, size), at)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network(x[:1])
-    flops = 2 * counter.get_total_flops()  # the gradient of a frozen network by its images costs about one forward more
-    made = Arithmetic("bf16").network_copy(network, x, 64).made
+    made = Arithmetic(at.precision).network_copy(network, x, 64).made
     per_second = {}
     for rows in (64, 128, 256, 512) if at.on_card else (4, 8):
         batch = repeated(x, rows)
@@ -40,12 +42,20 @@ def rate(at: Place, make: Callable[[], nn.Module], size: int) -> Found:
             per_second[rows] = rows / fastest_of_three(partial(_both_ways, made, batch))
         except torch.OutOfMemoryError:
             break
-    matrix = torch.ones(at.matmul_size, at.matmul_size, device=at.device, dtype=torch.bfloat16)
-    limit = 2 * at.matmul_size**3 / fastest_of_three(lambda: matrix @ matrix) / flops
+    limit = _limit(at, network, x)
     best = max(per_second, key=lambda rows: per_second[rows])
     share = per_second[best] / limit
     told = ", ".join(f"{rate:.3g} at {rows}" for rows, rate in per_second.items())
     return share >= _LEAST_SHARE if at.on_card else None, f"images/s: {told} rows; {share:.0%} of the matmul rate"
+
+
+def _limit(at: Place, network: nn.Module, x: Tensor) -> float:
+    """Images a second, forward and backward, at the rate of a matrix product in the device's precision."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(x[:1])
+    flops = 2 * counter.get_total_flops()  # the gradient of a frozen network by its images costs about one forward more
+    matrix = torch.ones(at.matmul_size, at.matmul_size, device=at.device, dtype=torch.bfloat16 if at.on_card else None)
+    return 2 * at.matmul_size**3 / fastest_of_three(lambda: matrix @ matrix) / flops
 
 
 def _both_ways(network: nn.Module, x_BCHW: Tensor) -> Tensor:
@@ -73,42 +83,72 @@ def against_pyautoattack(at: Place, attacks: tuple[str, ...]) -> Found:
 
 
 def lanes(at: Place) -> Found:
-    """Seconds of each lane's passes and of the judge's; the share of float32 among them."""
+    """Seconds of each lane's steps and of the judge's; the share of float32 among them."""
     attacked, shape = at.attacked, BatchShape.of(at.rows, at.device)
     engine = ensemble_engine(
         attacked.network, attacked.x, threat=at.threat, attacks=STANDARD_ATTACKS, budget=at.budget, shape=shape,
         arithmetic=Arithmetic("bf16"),
     )  # fmt: skip
-    seconds: dict[str, float] = {}
+    whole, seconds, _ = _timed(at, engine, attacked.x, attacked.y)
+    share = sum(each for name, each in seconds.items() if "float32" in name) / whole
+    told = ", ".join(f"{name} {each:.2g} s" for name, each in sorted(seconds.items(), key=lambda item: -item[1]))
+    return share < _MOST_FLOAT32 if at.on_card else None, f"float32 {share:.0%} of {whole:.3g} s; {told}"
 
-    def timed(act: Callable[..., Any], name: str) -> Callable[..., Any]:
+
+def float32_by_passes(at: Place) -> Found:
+    """Float32's share of MMAA's work where a float32 row costs ten bfloat16 ones, from counts of passes."""
+    found = counted(at.attacked, BatchShape(ON_CARD, float32_rows=FLOAT32_ROWS), AttackBudget())
+    told = f"{found['share']:.0%} of the work; {found['useful_rows']:.1f} useful rows of {FLOAT32_ROWS}"
+    return found["share"] < _MOST_FLOAT32 if at.on_card else None, told
+
+
+def apgd(at: Place, make: Callable[[], nn.Module], size: int) -> Found:
+    """APGD's images a second in the run's arithmetic, as a share of the matmul rate, and what is no pass of it."""
+    network = make().eval().requires_grad_(False).to(at.device)
+    rows, budget = (at.rows, AttackBudget(20, 1, border_restarts=0)) if at.on_card else (8, WARM_UP)
+    x = made_up(2 * rows if at.on_card else rows, (3, size, size), at)
+    shape = BatchShape.of(rows, at.device)
+    y = Judge(network, shape).logits(x).argmax(dim=1)
+    engine = margin_engine(
+        network, x, threat=ThreatModel("Linf", 0.1 / 255), budget=budget, seed=0, stop_when_broken=True, shape=shape,
+        arithmetic=Arithmetic(at.precision),
+    )  # fmt: skip
+    _, seconds, of_passes = _timed(at, engine, x, y)
+    (lane,) = (each for (_, in_float32), each in engine._lanes.items() if not in_float32)
+    n_rows = engine.tracks.taken[:, [not phase.in_float32 for phase in engine.plan], 1].sum() + lane.n_padding
+    share = float(n_rows) / seconds["apgd"] / _limit(at, network, x)
+    bookkeeping = 1 - of_passes["apgd"] / seconds["apgd"]
+    told = (
+        f"{float(n_rows) / seconds['apgd']:.3g} rows/s, {share:.0%} of the matmul rate; bookkeeping {bookkeeping:.0%}"
+    )
+    return (share >= _LEAST_SHARE and bookkeeping < _MOST_BOOKKEEPING) if at.on_card else None, told
+
+
+def _timed(at: Place, engine: Engine, x: Tensor, y: Tensor) -> tuple[float, dict[str, float], dict[str, float]]:
+    """(seconds of the engine, of the judge and of each lane, of their passes alone)."""
+    seconds: dict[str, float] = {}
+    of_passes: dict[str, float] = {}
+
+    def timed(act: Act, name: str, kept: dict[str, float]) -> Act:
         def acting(*given: Any) -> Any:
             _wait(at)
             started = time.perf_counter()
             result = act(*given)
             _wait(at)
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+            kept[name] = kept.get(name, 0.0) + time.perf_counter() - started
             return result
 
         return acting
 
-    engine.judge.verdicts = timed(engine.judge.verdicts, "judge, float32")  # type: ignore[method-assign]
-    make = engine._lane
+    def around(act: Act, name: str, lane: Lane | None) -> Act:
+        passing: Any = engine.judge if lane is None else lane
+        passing._pass = timed(passing._pass, name, of_passes)
+        return timed(act, name, seconds)
 
-    def lane(phase: Any) -> Any:
-        made = make(phase)
-        if "step" not in vars(made):
-            name = f"{type(phase.stepper).__name__.lower()}{', float32' * phase.in_float32}"
-            made.step = timed(made.step, name)  # type: ignore[method-assign]
-        return made
-
-    engine._lane = lane  # type: ignore[method-assign]
+    watch(engine, around)
     started = time.perf_counter()
-    engine.run_one(Group(attacked.x, attacked.y, range(len(attacked.y))))
-    whole = time.perf_counter() - started
-    share = sum(each for name, each in seconds.items() if "float32" in name) / whole
-    told = ", ".join(f"{name} {each:.2g} s" for name, each in sorted(seconds.items(), key=lambda item: -item[1]))
-    return share < _MOST_FLOAT32 if at.on_card else None, f"float32 {share:.0%} of {whole:.3g} s; {told}"
+    engine.run_one(Group(x, y, range(len(y))))
+    return time.perf_counter() - started, seconds, of_passes
 
 
 def _wait(at: Place) -> None:
@@ -119,7 +159,7 @@ def _wait(at: Place) -> None:
 def timm_network(name: str) -> nn.Module:
     import timm
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network: nn.Module = timm.create_model(name, pretrained=False)
     return network

@@ -115,13 +115,17 @@ def study(
 
 
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48", "benchmark gpu"))
-@click.argument("name", type=click.Choice(["search", "attack", "certify", "gpu", "radii", "threats"]))
-@click.option("--data", metavar="URI", help="attack: images (CIFAR-10 or made-up ones); gpu: a folder; others: a URI.")
-@click.option("--model", metavar="NAME", help="attack: resnet-18, wrn-28-10, wrn-70-16, or a URI; others: a URI.")
-@click.option("--eps", type=float, help="attack: Linf radius, for a classifier's URI; radii: the largest.")
+@click.argument("name", type=click.Choice(["search", "attack", "certify", "float32", "gpu", "radii", "threats"]))
+@click.option(
+    "--data", metavar="URI", help="attack, float32: images (CIFAR-10 or made-up ones); gpu: a folder; others: a URI."
+)
+@click.option(
+    "--model", metavar="NAME", help="attack, float32: resnet-18, wrn-28-10, wrn-70-16, or a URI; others: a URI."
+)
+@click.option("--eps", type=float, help="attack, float32: Linf radius, for a URI; radii: the largest.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
 @click.option("--published", is_flag=True, default=None, help="attack: 100 iterations, 9 targets, not 50 and 4.")
-@click.option("-n", "n_images", type=click.IntRange(min=1), help="attack, certify, radii, threats: how many images.")
+@click.option("-n", "n_images", type=click.IntRange(min=1), help="all but search, gpu: how many images.")
 @click.option("--draws", type=click.IntRange(min=50), help="certify: draws that bound a vote.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
 @click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")

@@ -1,0 +1,131 @@
+"""Float32's share of an attack's work on a card, counted in passes anywhere: `mixednuts benchmark float32`.
+
+On tensor cores a float32 row costs about `DEARER` times a bfloat16 one, and a backward pass about as much as a forward
+one. So the cost of a pass is its rows, doubled with a gradient, times `DEARER` in float32. MMAA runs as on a card, in
+passes of 256 rows, once with the same rows for float32 and once with those that a card has; only the scheduling of
+passes matters, so that a CPU that emulates bfloat16 counts what a card would.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..acceleration.arithmetic import Arithmetic
+from ..acceleration.batch_shape import FLOAT32_ROWS, ON_CARD, BatchShape
+from ..acceleration.gradient_copy import folded, frozen_copy
+from ..attacks.budget import AttackBudget
+from ..attacks.engine import Engine, Group
+from ..attacks.gradient_model import AttackedModel, GradientModel, Outputs
+from ..attacks.lane import Lane
+from ..attacks.minimum_margin import margin_plan
+from ..reports.table import Table
+from ..threat import ThreatModel
+from .attack import say
+from .attack_subjects import Subject, subject
+
+DEARER = 10.0
+
+Act = Callable[..., Any]
+
+
+def run(
+    *, data: str | None = None, model: str | None = None, eps: float | None = None, n_images: int = 100
+) -> dict[str, Any]:
+    """Both shapes on one classifier, as a table and as numbers."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    attacked = subject(model or "resnet-18", data, n_images, device, eps)
+    say(f"{attacked.description}; MMAA, passes of {ON_CARD} rows")
+    rows, found = [], {}
+    for float32_rows in (ON_CARD, FLOAT32_ROWS):
+        one = counted(attacked, BatchShape(ON_CARD, float32_rows=float32_rows), AttackBudget())
+        found[f"{float32_rows} rows"] = one
+        rows.append([
+            f"{float32_rows} rows", f"{one['share']:.1%}", f"{one['useful_rows']:.1f}", one["float32_passes"],
+            one["passes"], f"{one['cost']:.3g}", one["robust"],
+        ])  # fmt: skip
+    columns = [
+        "float32 in", "share of the cost", "useful rows a float32 gradient pass", "such passes", "bfloat16 passes",
+        "cost", "stand",
+    ]  # fmt: skip
+    say(f"\n{Table(columns, rows).as_markdown()}")
+    return {"subject": attacked.description, "dearer": DEARER, **found}
+
+
+def counted(attacked: Subject, shape: BatchShape, budget: AttackBudget) -> dict[str, Any]:
+    """MMAA's passes, and what they cost in bfloat16 rows forward."""
+    engine = Engine(_in_two_arithmetics(attacked), margin_plan, ThreatModel("Linf", attacked.eps), budget, 0, shape)
+    for passes in (*engine._passes.values(), engine.judge.passes):
+        passes.rows_for = _unfilled  # type: ignore[method-assign]
+    tally: dict[str, list[float]] = {}  # passes, useful rows and cost
+
+    def note(name: str, passes: int, useful: int, cost: float) -> None:
+        of = tally.setdefault(name, [0, 0, 0.0])
+        of[0], of[1], of[2] = of[0] + passes, of[1] + useful, of[2] + cost
+
+    def counting(act: Act, name: str, lane: Lane | None) -> Act:
+        def acting(*given: Any) -> Any:
+            result = act(*given)
+            if lane is None:
+                rows, n = shape.float32.rows, len(given[0])
+                passes = -(-n // rows)
+                note(name, passes, n, passes * rows * DEARER)
+            else:
+                rows, dear = lane.passes.shape.rows, DEARER if "float32" in name else 1.0
+                note(name, 1, lane.n_running, rows * sum(lane._last_taken) * dear)
+            return result
+
+        return acting
+
+    watch(engine, counting)
+    found = engine.run_one(Group(attacked.x, attacked.y, range(len(attacked.y))))
+    cost = sum(each[2] for each in tally.values())
+    dear = tally.get("apgd, float32", [0, 0, 0.0])
+    return {
+        "share": sum(each[2] for name, each in tally.items() if "float32" in name) / cost,
+        "useful_rows": dear[1] / max(dear[0], 1), "float32_passes": dear[0], "passes": tally["apgd"][0], "cost": cost,
+        "robust": int((~found.broken).sum()), "mean_margin": float(-found.log_gap[~found.broken].expm1().mean()),
+        "tally": tally, "n_backward": found.n_backward,
+    }  # fmt: skip
+
+
+def _unfilled(n_images: int, like_BCHW: Tensor) -> int:  # noqa: ARG001 - of `Passes.rows_for`
+    """Padding costs in the count alone: what is passed here has as many rows as images."""
+    return n_images
+
+
+def watch(engine: Engine, around: Callable[[Act, str, Lane | None], Act]) -> None:
+    """Have the judge's verdicts and each lane's steps go through what `around` makes of them, by their names."""
+    engine.judge.verdicts = around(engine.judge.verdicts, "judge, float32", None)  # type: ignore[method-assign]
+    make = engine._lane
+
+    def lane(phase: Any) -> Lane:
+        made = make(phase)
+        if "step" not in vars(made):
+            name = f"{type(phase.stepper).__name__.lower()}{', float32' * phase.in_float32}"
+            made.step = around(made.step, name, made)  # type: ignore[method-assign]
+        return made
+
+    engine._lane = lane  # type: ignore[method-assign]
+
+
+def _in_two_arithmetics(attacked: Subject) -> AttackedModel:
+    if attacked.x.is_cuda:
+        return AttackedModel.of(attacked.network, arithmetic=Arithmetic("bf16"), like_BCHW=attacked.x, rows=ON_CARD)
+    exact = folded(attacked.network, attacked.x[:16])
+    coarse = _rounded(frozen_copy(exact))
+    return AttackedModel(
+        attacked.network, GradientModel(lambda x_BCHW: Outputs(coarse(x_BCHW))),
+        GradientModel(lambda x_BCHW: Outputs(exact(x_BCHW))),
+    )  # fmt: skip
+
+
+def _rounded(network: nn.Module) -> nn.Module:
+    """Weights and layers' outputs are rounded to bfloat16 and computed with in float32, at its speed on any CPU."""
+    heavy = [each for each in network.modules() if isinstance(each, nn.Conv2d | nn.Linear)]
+    for layer in heavy[1:]:
+        layer.weight.data = layer.weight.data.bfloat16().float()
+    for layer in heavy:
+        layer.register_forward_hook(lambda _layer, _given, out: out.bfloat16().float())
+    return network
