@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..norms.ball import MOMENTUM, per_image
+from ..norms.ball import MOMENTUM, Ball, per_image
 from ..register import LOSSES
-from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows
+from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows, sent
 from .gradient_model import Outputs
 from .losses import anyone
 
@@ -103,12 +103,15 @@ class Apgd(Attack):
             n_all=counts(), alone=counts().bool(), n_left=counts(), share=numbers(), n_moved=counts(),
         )  # fmt: skip
 
+    def start_ball(self, phase: ApgdPhase) -> Ball | None:
+        return None if phase.from_best else self._balls[-1]
+
     def begin(self, state: ApgdState, slots: Tensor, arrivals: Arrivals) -> None:
         phases, ball = arrivals.phases, self.setting.ball
         start = torch.stack([arrivals.best[i] for i in range(len(phases))])
         drawn = [i for i, phase in enumerate(phases) if not phase.from_best]
         if drawn:
-            start[drawn] = arrivals.at(drawn).random_start(self.setting, self._balls[-1])
+            start[sent(drawn, slots)] = arrivals.at(drawn).random_start(self.setting, self._balls[-1])
         state.anchors[slots], state.x_adv[slots] = ball.anchors(arrivals.x), ball.settled(start, arrivals.x)
         for values in (state.direction, state.displacement):  # so that iteration 0 evaluates the start itself
             values[slots] = 0
@@ -125,7 +128,7 @@ class Apgd(Attack):
             (state.check_decrease, lambda phase: max(int(0.03 * phase.n_iter), 1)),
             (state.loss, lambda phase: self._losses.index(phase.loss)),
         ):
-            values[slots] = torch.tensor([number(phase) for phase in phases], dtype=values.dtype).to(values.device)
+            values[slots] = sent([number(phase) for phase in phases], values)
         state.review_at[slots] = state.check_every[slots]
 
     def propose(self, state: ApgdState) -> Tensor:

@@ -143,19 +143,26 @@ class Arrivals:
 
     def at(self, index: Sequence[int]) -> "Arrivals":
         """Some of them."""
-        rows = list(index)
+        rows, there = list(index), sent(index, self.labels)
         return Arrivals(
-            [self.phases[i] for i in rows], self.x[rows], self.best[rows], self.labels[rows], self.targets[rows],
+            [self.phases[i] for i in rows], self.x[there], self.best[there], self.labels[there], self.targets[there],
             [self.names[i] for i in rows], [self.sample_ids[i] for i in rows],
         )  # fmt: skip
 
     def random_start(self, setting: Setting, ball: Ball | None = None) -> Tensor:
         """AutoAttack's random start, by default in the threat model's ball; keyed (seed, phase, restart, sample id)."""
-        keys = [
-            (setting.seed, name, phase.restart, sample_id)
-            for name, phase, sample_id in zip(self.names, self.phases, self.sample_ids, strict=True)
-        ]
+        keys = [start_key(setting, *each) for each in zip(self.names, self.phases, self.sample_ids, strict=True)]
         return (ball or setting.ball).random_start(self.x, keys)
+
+
+def start_key(setting: Setting, name: str, phase: Phase, sample_id: int) -> tuple[object, ...]:
+    """What the random start of a phase on an image is keyed by; `name` as in `Arrivals`."""
+    return setting.seed, name, phase.restart, sample_id
+
+
+def sent(values: Sequence[float], like: Tensor) -> Tensor:
+    """Numbers of the host as `like` has them, where it is; the host does not wait for a GPU to take them."""
+    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
 @dataclass
@@ -226,6 +233,10 @@ class Attack:
     def phases(self) -> Sequence[Phase]:
         """What an image walks through, in order; a single untargeted phase by default."""
         return [Phase(self.name, self.name, self)]
+
+    def start_ball(self, phase: Any) -> Ball | None:  # noqa: ARG002
+        """Where the phase's random start is drawn, on a GPU ahead of its turn; None where `begin` draws none there."""
+        return None
 
     def state(self, like_SCHW: Tensor) -> SlotArrays:
         """The arrays of as many slots as `like_SCHW` has rows, of its image shape, dtype and device."""

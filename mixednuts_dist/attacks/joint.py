@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ..mixing.classifier import MixedClassifier
-from ..norms.ball import per_image
+from ..norms.ball import Ball, per_image
 from ..register import ATTACKS, LOSSES
-from .attack import NEAR_BORDER, Arrivals, Attack, Known, Phase, Seen, SlotArrays
+from .attack import NEAR_BORDER, Arrivals, Attack, Known, Phase, Seen, SlotArrays, sent
 from .budget import AttackBudget
 from .gradient_model import Outputs
 
@@ -113,18 +113,20 @@ class Joint(Attack):
             iteration=numbers(torch.long), n_iter=numbers(torch.long), weight=numbers(), goal=numbers(),
         )  # fmt: skip
 
+    def start_ball(self, phase: JointPhase) -> Ball | None:
+        return None if phase.from_best else self.setting.ball
+
     def begin(self, state: JointState, slots: Tensor, arrivals: Arrivals) -> None:
         phases = arrivals.phases
         start = arrivals.best.clone()
         drawn = [i for i, phase in enumerate(phases) if not phase.from_best]
         if drawn:
-            start[drawn] = arrivals.at(drawn).random_start(self.setting)
+            start[sent(drawn, slots)] = arrivals.at(drawn).random_start(self.setting)
         state.x[slots], state.x_adv[slots] = arrivals.x, start
         state.momentum[slots], state.iteration[slots] = 0, 0
         state.loss_best[slots] = -torch.inf
         for values, name in ((state.n_iter, "n_iter"), (state.weight, "weight"), (state.goal, "goal")):
-            of_each = [getattr(phase, name) for phase in phases]
-            values[slots] = torch.tensor(of_each, dtype=values.dtype).to(values.device)
+            values[slots] = sent([getattr(phase, name) for phase in phases], values)
 
     def propose(self, state: JointState) -> Tensor:
         return state.x_adv

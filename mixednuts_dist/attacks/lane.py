@@ -10,8 +10,9 @@ Shapes: S slots (rows of a pass), images of C x H x W, K classes.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -20,11 +21,13 @@ from ..acceleration.batch_shape import Passes, as_out_of_memory
 from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
-from .attack import Arrivals, Attack, Phase, Seen, SlotArrays, copy_rows
+from ..norms.ball import Ball
+from .attack import Arrivals, Attack, Phase, Seen, SlotArrays, copy_rows, start_key
 from .gradient_model import GradientModel
 from .judge import is_smaller
 from .tracks import DONE, PENDING, RUNNING, Tracks
 
+_DRAWN_A_STEP = 8  # random starts: 12 ms of a CPU for images of ImageNet, less than a pass of 256 of them
 _FREE = -1  # in place of the row and the phase of an attempt
 
 
@@ -103,6 +106,7 @@ class Lane:
         self.stepper, self.model, self.passes, self.tracks, self.plan = stepper, model, passes, tracks, plan
         self._stop = stop_when_broken
         self._pending = torch.zeros(2, 0, dtype=torch.long)  # (rows, phases) of attempts to be begun
+        self._to_draw: Iterator[tuple[tuple[object, ...], Ball | None]] | None = None  # starts, in turn; None: anew
         self._suspended: deque[Suspended] = deque()
         self.rows = torch.zeros(0, dtype=torch.long)  # of the tracks, by slot
         self.phases = torch.zeros(0, dtype=torch.long)  # of the plan, by slot
@@ -140,6 +144,7 @@ class Lane:
         phases, images = wanted.t().nonzero().unbind(dim=1)
         self.tracks.status[rows[images], first + phases] = PENDING
         self._pending = torch.cat([self._pending, torch.stack([rows[images], first + phases])], dim=1)
+        self._to_draw = None
 
     def resume(self, suspended: Suspended) -> None:
         """Attempts that go on as soon as slots are free, unless they are not needed any more."""
@@ -150,7 +155,7 @@ class Lane:
     def drop(self) -> None:
         """Give up all attempts whose status says that they are not needed any more."""
         status = self.tracks.status
-        self._pending = self._pending[:, status[tuple(self._pending)] == PENDING]
+        self._pending, self._to_draw = self._pending[:, status[tuple(self._pending)] == PENDING], None
         suspended, self._suspended = self._suspended, deque()
         for each in suspended:
             self.resume(each)
@@ -167,6 +172,8 @@ class Lane:
             return
         self._watch(x_new, seen)
         self._found.ended |= self.stepper.absorb(self._state, x_new, seen)
+        if self._found.ended.is_cuda:
+            self._draw_ahead()
         rows, phases = self.rows.numpy(), self.phases.numpy()  # a quarter of the time that torch takes
         n_free = len(rows) - self.n_running
         if n_free:
@@ -239,13 +246,38 @@ class Lane:
             self._begin(free, *self._next_pending(len(free)))
 
     def _next_pending(self, n: int) -> tuple[Tensor, Tensor]:
-        """Take pending attempts: each image's next one, as the images came, and then the others in the plan's order."""
+        """Take pending attempts."""
+        order = self._in_turn()
+        taken = self._pending[:, order[:n]]
+        self._pending, self._to_draw = self._pending[:, order[n:].sort().values], None
+        return taken[0], taken[1]
+
+    def _in_turn(self) -> Tensor:
+        """Pending attempts: each image's next one, as the images came, and then the others in the plan's order."""
         rows, phases = self._pending
         is_next = (self.tracks.status[rows] != DONE).int().argmax(dim=1) == phases
-        order = torch.where(is_next, -1, phases).sort(stable=True).indices
-        taken = self._pending[:, order[:n]]
-        self._pending = self._pending[:, order[n:].sort().values]
-        return taken[0], taken[1]
+        return torch.where(is_next, -1, phases).sort(stable=True).indices
+
+    def _draw_ahead(self) -> None:
+        """Noise of the attempts that come next, while a GPU computes: some a step, so that no step comes later."""
+        if self._to_draw is None:
+            rows, places = self._pending[:, self._in_turn()[: self.passes.shape.rows]]
+            phases = [self.plan[place] for place in places.tolist()]
+            each = zip(self._names(rows, phases), phases, self.tracks.sample_ids[rows].tolist(), strict=True)
+            keys = {start_key(self.stepper.setting, *one): self.stepper.start_ball(one[1]) for one in each}
+            for ball in dict.fromkeys(filter(None, keys.values())):
+                ball.forget_all_but(keys)
+            self._to_draw = iter(keys.items())
+        for key, start_ball in islice(self._to_draw, _DRAWN_A_STEP):
+            if start_ball is not None:
+                start_ball.draw_ahead(self.tracks.x.shape[1:], key)
+
+    def _names(self, rows: Tensor, phases: Sequence[Phase]) -> list[str]:
+        """`Arrivals.names`."""
+        return [
+            phase.name.format(rank=int(self.tracks.ranks[row, phase.target - 1])) if phase.target else phase.name
+            for row, phase in zip(rows.tolist(), phases, strict=True)
+        ]
 
     def _n_slots(self, n_attempts: int) -> int:
         return self.passes.rows_for(n_attempts, self.tracks.x[:n_attempts])
@@ -258,12 +290,8 @@ class Lane:
         which = torch.tensor([phase.target for phase in phases])
         picked = tracks.targets[rows, (which - 1).clamp(min=0)] if tracks.targets.shape[1] else tracks.host_labels[rows]
         targets = torch.where(which > 0, picked, tracks.host_labels[rows]).to(device, non_blocking=True)
-        names = [
-            phase.name.format(rank=int(tracks.ranks[row, phase.target - 1])) if phase.target else phase.name
-            for row, phase in zip(rows.tolist(), phases, strict=True)
-        ]
         arrivals = Arrivals(
-            phases, tracks.x[there], tracks.best[there], tracks.labels[there], targets, names,
+            phases, tracks.x[there], tracks.best[there], tracks.labels[there], targets, self._names(rows, phases),
             tracks.sample_ids[rows].tolist(),
         )  # fmt: skip
         if not self.stepper.stays_inside:
@@ -286,7 +314,7 @@ class Lane:
 
     def _keep(self, slots: Tensor, n_slots: int) -> None:
         """Move these slots to the front, and have `n_slots` of which the others are free."""
-        there = slots.to(self._found.labels.device)
+        there = slots.to(self._found.labels.device, non_blocking=True)
         self._state.resize(there, n_slots)
         self._found.resize(there, n_slots)
         self._found.ended[len(slots) :] = True
@@ -357,7 +385,7 @@ class Lane:
         flags = torch.empty(raised.shape, dtype=raised.dtype, pin_memory=True)
         flags.copy_(raised, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(raised.device))  # by default that of the process's current GPU
         before, self._flags_before = self._flags_before, (event, flags, self._attempts.clone())
         if before is None:
             return torch.zeros(raised.shape, dtype=raised.dtype)

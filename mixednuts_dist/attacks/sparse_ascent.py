@@ -15,7 +15,7 @@ from ..norms.ball import ball_of, per_image
 from ..norms.l1 import sparse_signs
 from ..threat import ThreatModel
 from .ascent import Apgd, ApgdState
-from .attack import Arrivals, Seen, Setting, copy_rows
+from .attack import Arrivals, Seen, Setting, copy_rows, sent
 from .losses import anyone
 
 SCHEDULE = ((3, 0.3), (2, 0.3), (1, 0.4))  # radii, and the share of the iterations in that ball
@@ -44,7 +44,7 @@ class SparseApgd(Apgd):
         """A random start begins in the largest ball, a best point in the ball itself."""
         super().begin(state, slots, arrivals)
         n_left = [0 if phase.from_best else len(SCHEDULE) - 1 for phase in arrivals.phases]
-        state.n_left[slots] = torch.tensor(n_left).to(slots.device)
+        state.n_left[slots] = sent(n_left, slots)
         state.n_all[slots], state.alone[slots] = state.n_iter[slots], state.n_left[slots] == 0
         self._enter(state, torch.zeros_like(state.reduced).index_fill_(0, slots, True))
 

@@ -103,7 +103,7 @@ class SpeculativeLane(Lane):
 
     def _keep(self, slots: Tensor, n_slots: int) -> None:
         super()._keep(slots, n_slots)
-        self._counts.resize(slots.to(self._counts.n_counted.device), n_slots)
+        self._counts.resize(slots.to(self._counts.n_counted.device, non_blocking=True), n_slots)
         self._reported = torch.cat([self._reported[slots], torch.zeros(n_slots - len(slots), dtype=torch.long)])
 
     def _suspend_some(self, n_failed: int | None = None) -> None:

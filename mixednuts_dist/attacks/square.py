@@ -27,6 +27,7 @@ from .attack import (
     SpeculativeSearch,
     again_in_float32,
     copy_rows,
+    sent,
 )
 from .budget import AttackBudget
 from .hashing import image_key
@@ -65,7 +66,7 @@ class Square(SpeculativeSearch):
     def begin(self, state: SquareState, slots: Tensor, arrivals: Arrivals) -> None:
         """At the random start."""
         ids = arrivals.sample_ids
-        keys = torch.tensor([image_key(self.setting.seed, self.name, sample_id) for sample_id in ids]).to(slots.device)
+        keys = sent([image_key(self.setting.seed, self.name, sample_id) for sample_id in ids], slots)
         assert self._windows is not None  # `state` makes them
         state.anchors[slots] = self.setting.ball.anchors(arrivals.x)
         state.key[slots], state.query[slots] = keys, 0

@@ -113,7 +113,8 @@ class Tracks(SlotArrays):
             turn, left = left[is_first], left[~is_first]
             kept = self._keep(rows[turn], verdicts.log_gap[turn], verdicts.wrong[turn], phases[turn], stop_when_broken)
             if bool(kept.any()):
-                self.best[rows[turn[kept]]] = x[turn[kept].to(x.device)]
+                to, of = (each[kept].to(x.device, non_blocking=True) for each in (rows[turn], turn))
+                self.best[to] = x[of]
 
     def _keep(self, rows: Tensor, log_gap: Tensor, wrong: Tensor, phases: Tensor, stop_when_broken: bool) -> Tensor:
         """Take in a point of each of these images; (n,) bool, whose point is the best one now."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..norms.ball import per_image
 from ..register import ATTACKS
-from .attack import Arrivals, Attack, Phase, Seen, SlotArrays, again_in_float32, copy_rows
+from .attack import Arrivals, Attack, Phase, Seen, SlotArrays, again_in_float32, copy_rows, sent
 from .budget import AttackBudget
 from .fab import PULL_BACK, difference, next_iterate
 from .gradient_model import Outputs
@@ -82,7 +82,7 @@ class UntargetedFab(Attack):
         start, ball = arrivals.x.clone(), self.setting.ball
         drawn = [i for i, phase in enumerate(arrivals.phases) if phase.restart]
         if drawn:
-            start[drawn] = arrivals.at(drawn).random_start(self.setting, type(ball)(_START * ball.eps))
+            start[sent(drawn, slots)] = arrivals.at(drawn).random_start(self.setting, type(ball)(_START * ball.eps))
         state.x[slots], state.x_now[slots] = arrivals.x, start
         state.number[slots], state.checking[slots] = 0, False
         state.distance[slots], state.left[slots] = torch.inf, self.setting.budget.n_iter

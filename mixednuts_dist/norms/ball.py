@@ -21,7 +21,7 @@ Shapes: B images of C x H x W.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import torch
@@ -42,6 +42,7 @@ class Ball:
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
+        self._drawn: dict[tuple[object, ...], Tensor] = {}  # key -> noise that `random_start` will ask for
 
     def length(self, delta_BCHW: Tensor) -> Tensor:
         """The norm of each perturbation, (B,)."""
@@ -79,8 +80,21 @@ class Ball:
         unit_BCHW = noise_BCHW / (per_image(self.length(noise_BCHW), noise_BCHW) + TINY)
         return (x_BCHW + self.eps * unit_BCHW).clamp(0.0, 1.0)
 
+    def draw_ahead(self, shape: Sequence[int], key: tuple[object, ...]) -> None:
+        """Draw the noise of a start that comes later, while nothing else is to be done."""
+        if key not in self._drawn:
+            self._drawn[key] = self.noise(shape, keyed_generator(*key))
+
+    def forget_all_but(self, keys: Iterable[tuple[object, ...]]) -> None:
+        """Give up noise that was drawn ahead and that no start will ask for."""
+        self._drawn = {key: self._drawn[key] for key in keys if key in self._drawn}
+
     def _noise(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
-        noise_BCHW = torch.stack([self.noise(x_BCHW.shape[1:], keyed_generator(*key)) for key in keys])
+        for key in keys:
+            self.draw_ahead(x_BCHW.shape[1:], key)
+        noise_BCHW = torch.stack([self._drawn[key] for key in keys])
+        for key in set(keys):
+            del self._drawn[key]
         if x_BCHW.is_cuda:  # from pinned memory the copy runs while the host goes on
             noise_BCHW = noise_BCHW.pin_memory()
         return noise_BCHW.to(x_BCHW, non_blocking=True)

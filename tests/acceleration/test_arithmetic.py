@@ -39,7 +39,7 @@ class Normalized(nn.Module):
     def __init__(self, *, branching: bool = False) -> None:
         super().__init__()
         self.branching = branching
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
             self.body = nn.Sequential(
                 nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),

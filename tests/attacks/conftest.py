@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 def small_net(n_classes: int, shape: tuple[int, int, int], seed: int = 0, sharpness: float = 4.0) -> nn.Module:
     """A seeded convolutional net whose logits move visibly within the balls of the tests."""
     channels, height, width = shape
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = nn.Sequential(
             nn.Conv2d(channels, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3, padding=1), nn.GELU(),

@@ -1,7 +1,7 @@
-"""A simulated CUDA card for a machine without one: tensors that say `cuda:0`, computed on the CPU.
+"""Simulated CUDA cards for a machine without one: tensors that say `cuda:0` or `cuda:1`, computed on the CPU.
 
-A tensor is on the card if its storage is registered as such; views share it, and what is computed from tensors on the
-card is on the card. Two modes of torch see every call: one answers questions about devices and moves tensors, the other
+A tensor is on a card if its storage is registered as such; views share it, and what is computed from tensors on a card
+is on that card. Two modes of torch see every call: one answers questions about devices and moves tensors, the other
 sees every operation and refuses what a card refuses.
 
 It shows operations that mix devices, waits of the host for the card, counted by the line of the package that waits, and
@@ -10,6 +10,7 @@ memory that ends at chosen passes. It cannot show kernels, speed, CUDA graphs, r
     with SimulatedCard() as card:
         net.to("cuda"); attack(...)
     card.waits  # Counter of "file:line what"
+    card.copies  # of copies to a card from memory that is not pinned, and of indices on the host
 """
 
 import collections
@@ -34,22 +35,23 @@ _WAITING = {
     aten._local_scalar_dense.default: "item", aten.nonzero.default: "nonzero", aten.equal.default: "equal",
     aten.masked_select.default: "masked_select", aten._unique2.default: "unique", aten.unique_dim.default: "unique",
 }  # fmt: skip
-_GETTERS: dict[Any, Callable[[bool], Any]] = {
-    torch.Tensor.device.__get__: lambda there: CARD if there else HOST,  # type: ignore[attr-defined]
-    torch.Tensor.is_cuda.__get__: lambda there: there,  # type: ignore[attr-defined]
-    torch.Tensor.is_cpu.__get__: lambda there: not there,  # type: ignore[attr-defined]
+_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
+    torch.Tensor.device.__get__: lambda device: device,  # type: ignore[attr-defined]
+    torch.Tensor.is_cuda.__get__: lambda device: device != HOST,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: lambda device: device == HOST,  # type: ignore[attr-defined]
 }
 _REFUSED_ON_CARD = {"numpy": "can't convert cuda:0 device type tensor to numpy", "pin_memory": "cannot pin cuda:0"}
 
 
 class SimulatedCard(contextlib.ExitStack):
-    """While it is entered, `cuda` is a device of this process."""
+    """While it is entered, `cuda:0`, which is the current one, and `cuda:1` are devices of this process."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: collections.Counter[str] = collections.Counter()
-        self.copies: collections.Counter[str] = collections.Counter()  # from pageable memory to the card
-        self._there: dict[int, StorageWeakRef] = {}
+        self.copies: collections.Counter[str] = collections.Counter()
+        self.recorded: list[torch.device] = []  # the devices on whose streams events were recorded
+        self._there: dict[int, tuple[StorageWeakRef, torch.device]] = {}
         self._pinned: dict[int, StorageWeakRef] = {}
         self.fractions: list[float] = []  # of its memory, as processes are bounded to
         self.ignoring = False
@@ -59,12 +61,14 @@ class SimulatedCard(contextlib.ExitStack):
         card = self
 
         class Event:
-            def record(self) -> None: ...
+            def record(self, stream: torch.device = CARD) -> None:
+                card.recorded.append(stream)
 
             def synchronize(self) -> None: ...  # of a step that is over: no wait
 
         for name, value in {
-            "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0, "Event": Event,
+            "is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: 0, "Event": Event,
+            "current_stream": lambda device=CARD: torch.device(device),
             "get_device_name": lambda *_: "a simulated card", "get_device_capability": lambda *_: (9, 0),
             "synchronize": lambda *_: card.waited("synchronize"), "empty_cache": lambda: None,
             "get_rng_state": lambda *_: torch.zeros(0), "set_rng_state": lambda *_: None,
@@ -85,18 +89,22 @@ class SimulatedCard(contextlib.ExitStack):
     def holds(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._there
 
+    def where(self, tensor: Tensor) -> torch.device:
+        there = self._there.get(tensor.untyped_storage()._cdata)
+        return HOST if there is None else there[1]
+
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._pinned
 
-    def put(self, tensor: Tensor, there: bool = True) -> Tensor:
+    def put(self, tensor: Tensor, device: torch.device) -> Tensor:
         """Say where a new tensor is. The weak reference keeps the storage's address from being given away."""
         storage = tensor.untyped_storage()
-        if there:
-            self._there[storage._cdata] = StorageWeakRef(storage)
+        if device != HOST:
+            self._there[storage._cdata] = StorageWeakRef(storage), device
         else:
             self._there.pop(storage._cdata, None)
         if len(self._there) > 4096:
-            self._there = {address: each for address, each in self._there.items() if not each.expired()}
+            self._there = {address: each for address, each in self._there.items() if not each[0].expired()}
         return tensor
 
     def pin(self, tensor: Tensor) -> Tensor:
@@ -107,15 +115,22 @@ class SimulatedCard(contextlib.ExitStack):
     def waited(self, what: str) -> None:
         self.waits[f"{_line()} {what}"] += 1
 
-    def move(self, tensor: Tensor, there: bool, dtype: torch.dtype | None, non_blocking: bool) -> Tensor:
-        """A copy on the other device."""
-        if there and not self.is_pinned(tensor) and tensor.dim():
-            self.copies[f"{_line()} pageable"] += 1
-        elif not there and not non_blocking:
+    def move(self, tensor: Tensor, device: torch.device, dtype: torch.dtype | None, non_blocking: bool) -> Tensor:
+        """A copy on another device."""
+        if device == HOST and not non_blocking:
             self.waited("copy to the host")
+        elif not self.holds(tensor):
+            self.came(tensor, non_blocking)
         with self.unseen():
             copied = tensor.clone() if dtype is None else tensor.clone().to(dtype)
-        return self.put(copied, there)
+        return self.put(copied, device)
+
+    def came(self, tensor: Tensor, non_blocking: bool) -> None:
+        """Note a copy from the host to a card."""
+        if tensor.dim() and not self.is_pinned(tensor):
+            self.copies[f"{_line()} pageable"] += 1
+        if tensor.dim() and not non_blocking:
+            self.waited("blocking copy")
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
@@ -137,7 +152,7 @@ class _Calls(TorchFunctionMode):
         kwargs, card, name = dict(kwargs or {}), self.card, getattr(func, "__name__", "")
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if name == "__get__" and func in _GETTERS:
-            return _GETTERS[func](card.holds(args[0]))
+            return _GETTERS[func](card.where(args[0]))
         if first is not None and name in ("to", "cuda", "cpu"):
             return self._moved(first, args[1:], kwargs, name)
         if first is not None and card.holds(first):
@@ -149,7 +164,7 @@ class _Calls(TorchFunctionMode):
             return card.pin(first.clone())
         if name == "one_hot" and card.holds(args[0]):  # its zeros are made where torch believes the classes to be
             with card.unseen():
-                return card.put(func(*args, **kwargs))
+                return card.put(func(*args, **kwargs), card.where(args[0]))
         pinned = kwargs.pop("pin_memory", False)
         device = kwargs.get("device")
         if device is None:
@@ -158,23 +173,23 @@ class _Calls(TorchFunctionMode):
         kwargs["device"] = HOST
         with card.unseen():
             made = func(*args, **kwargs)
-        return card.put(made, torch.device(device).type == "cuda")
+        return card.put(made, _device(device))
 
     def _moved(self, tensor: Tensor, given: Sequence[Any], kwargs: dict[str, Any], name: str) -> Tensor:
-        card, is_there = self.card, self.card.holds(tensor)
-        goes_there = {"cuda": True, "cpu": False}.get(name, is_there)
+        card, is_on = self.card, self.card.where(tensor)
+        goes_to = {"cuda": CARD, "cpu": HOST}.get(name, is_on)
         dtype, rest = kwargs.pop("dtype", None), []
         for each in (*given, *([kwargs.pop("device")] if "device" in kwargs else [])):
             if isinstance(each, Tensor):
-                goes_there, dtype = card.holds(each), each.dtype
+                goes_to, dtype = card.where(each), each.dtype
             elif isinstance(each, torch.dtype):
                 dtype = each
             elif isinstance(each, str | torch.device):
-                goes_there = torch.device(each).type == "cuda"
+                goes_to = _device(each)
             elif each is not None:
                 rest.append(each)
-        if goes_there != is_there:
-            tensor = card.move(tensor, goes_there, dtype, bool(kwargs.pop("non_blocking", False)))
+        if goes_to != is_on:
+            tensor = card.move(tensor, goes_to, dtype, bool(kwargs.pop("non_blocking", False)))
         kwargs.pop("non_blocking", None)
         return torch.Tensor.to(tensor, tensor.dtype if dtype is None else dtype, **kwargs) if name == "to" else tensor
 
@@ -191,25 +206,23 @@ class _Operations(TorchDispatchMode):
         if card.ignoring:
             return func(*args, **kwargs)
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        there = [card.holds(each) for each in tensors]
-        if not any(there):
+        devices = {card.where(each) for each in tensors if card.holds(each)}
+        if not devices:
             return func(*args, **kwargs)
         if func is aten.copy_.default:
             self._copied(args, kwargs)
             return func(*args, **kwargs)
         if func in _INDEXING:
-            tensors, there = self._indexed(func, args), [True]
-        elif not all(held or not each.dim() for each, held in zip(tensors, there, strict=True)):
-            shapes = [
-                (tuple(each.shape), "cuda:0" if held else "cpu") for each, held in zip(tensors, there, strict=True)
-            ]
+            self._indexed(func, args)
+        elif len(devices) > 1 or not all(card.holds(each) or not each.dim() for each in tensors):
+            shapes = [(tuple(each.shape), str(card.where(each))) for each in tensors]
             raise RuntimeError(f"Expected all tensors to be on the same device, {func} was given {shapes}")
         if func in _WAITING:
             card.waited(_WAITING[func])
         made = func(*args, **kwargs)
         for each in tree_leaves(made):
             if isinstance(each, Tensor):
-                card.put(each)
+                card.put(each, next(iter(devices)))
         return made
 
     def _copied(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -218,22 +231,29 @@ class _Operations(TorchDispatchMode):
         card = self.card
         if card.holds(of) and not card.holds(to) and not (non_blocking and card.is_pinned(to)):
             card.waited("copy to the host")
-        elif card.holds(to) and not card.holds(of) and of.dim() and not card.is_pinned(of):
-            card.copies[f"{_line()} pageable"] += 1
+        elif card.holds(to) and not card.holds(of):
+            card.came(of, bool(non_blocking))
 
-    def _indexed(self, func: Any, args: Sequence[Any]) -> list[Tensor]:
+    def _indexed(self, func: Any, args: Sequence[Any]) -> None:
         card, (array, indices) = self.card, args[:2]
-        if not card.holds(array):
-            raise RuntimeError(f"{func}: indices of cuda:0 for an array on the cpu")
-        fills = func is not aten.index.Tensor and args[2].numel() == 1
-        for index in indices:
-            if index is not None and index.dtype == torch.bool and not fills:
+        given = [each for each in indices if each is not None]
+        values = [] if func is aten.index.Tensor else [args[2]]
+        if elsewhere := {card.where(each) for each in given} - {HOST, card.where(array)}:
+            raise RuntimeError(f"{func}: indices of {elsewhere} for an array on {card.where(array)}")
+        if any(each.dim() and card.where(each) != card.where(array) for each in values):
+            raise RuntimeError(f"{func}: values on {card.where(args[2])} for an array on {card.where(array)}")
+        fills = bool(values) and values[0].numel() == 1
+        for index in given:
+            if index.dtype == torch.bool and not fills:
                 card.waited("boolean mask")
-            if index is not None and not card.holds(index):
+            if not card.holds(index):
                 card.copies[f"{_line()} index from the host"] += 1
-        if func is not aten.index.Tensor and args[2].dim() and not card.holds(args[2]):
-            raise RuntimeError(f"{func}: values on the cpu for an array on cuda:0")
-        return [array]
+
+
+def _device(given: "str | torch.device") -> torch.device:
+    """With its number; 0 where it has none, as of the current device."""
+    device = torch.device(given)
+    return device if device.type != "cuda" or device.index is not None else CARD
 
 
 def _line() -> str:

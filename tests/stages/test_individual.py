@@ -30,7 +30,7 @@ def content(folder: Path, **changes: Any) -> dict[str, Any]:
 def theirs() -> dict[str, int]:
     """The package's counts under the same budgets."""
     model, (x, y) = load_classifier("demo:rob", "rob"), open_dataset("digits").read(0, N)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         package = AutoAttack(model, norm="Linf", eps=EPS, attacks=ATTACKS, version="custom", seed=1, device="cpu")
         for each in (package.apgd, package.fab):
             each.n_restarts, each.n_iter = 1, 20
