@@ -41,12 +41,13 @@ class RoundTask(Task):
         x, y = worker.images(piece)
         kept = self._kept_by_rob(worker, piece)
         points, columns, standing = read_points(worker, piece, self.points), dict[str, Tensor](), kept
+        rob_at = [worker.logits(worker.rob, x_adv) for x_adv in points]
         n_forward = n_backward = 0
         for i, (mixture, reach) in enumerate(zip(self.mixtures, self.reaches, strict=True)):
             mixed = worker.mixed(mixture, uncut=True)
             hardest = hardest_points(worker, mixed, x, y, points)
             standing = kept & _right(worker, mixed, x, y) & _right(worker, mixed, hardest, y)
-            near = standing & (_largest_gap(worker, mixture, y, points) >= reach)
+            near = standing & (_largest_gap(mixture, y, rob_at) >= reach)
             tried = (near if self.attacks else kept).nonzero().squeeze(1)
             found, broken = hardest.clone(), kept & ~standing
             if len(tried) and self.attacks:
@@ -63,10 +64,11 @@ class RoundTask(Task):
                 n_forward, n_backward = n_forward + outcome.n_forward, n_backward + outcome.n_backward
             rows = torch.zeros_like(kept).index_fill_(0, tried, True)
             points.append(torch.where(rows[:, None, None, None], found, x))
+            rob_at.append(worker.logits(worker.rob, points[-1]))
             columns |= {
                 f"tried_{i}": rows,
                 f"broken_{i}": broken,
-                f"rob_attacked_{i}": _logits_of(rows, worker.logits(worker.rob, found)),
+                f"rob_attacked_{i}": _logits_of(rows, rob_at[-1]),
                 f"std_attacked_{i}": _logits_of(rows, worker.logits(worker.std, found)),
                 f"x_adv_{i}": bits_apart(points[-1], x),
             }
@@ -85,9 +87,9 @@ class RoundTask(Task):
         return kept
 
 
-def _largest_gap(worker: Workbench, mixture: Mixture, y: Tensor, points: Sequence[Tensor]) -> Tensor:
-    """log(1 - margin) of M(rob) at each image's hardest point for it, (B,)."""
-    mapped = (mixture.transform(worker.logits(worker.rob, x_adv).double()) for x_adv in points)
+def _largest_gap(mixture: Mixture, y: Tensor, rob_at: Sequence[Tensor]) -> Tensor:
+    """log(1 - margin) of M(rob) at each image's hardest point for it, (B,); `rob_at` has rob's logits at each point."""
+    mapped = (mixture.transform(logits.double()) for logits in rob_at)
     return torch.stack([log_one_minus_signed_margin(logits, y) for logits in mapped]).amax(dim=0)
 
 
