@@ -66,7 +66,7 @@ def published(
     """
     from pyautoattack import AutoAttack  # here, because nothing else needs the package
 
-    seeded = [x_BCHW.device] if x_BCHW.is_cuda else []  # and no other GPU of the machine
+    seeded = [like_BCHW.device] if like_BCHW.is_cuda else []  # and no other GPU of the machine
     with tf32_allowed(False) if strict else nullcontext(), torch.random.fork_rng(devices=seeded):
 
         class Counted(nn.Module):

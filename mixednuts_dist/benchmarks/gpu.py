@@ -74,7 +74,7 @@ def run(*, data: str = "gpu-benchmark") -> dict[str, Any]:
         say(f"{name}: {done[name][0]}; {done[name][1]}")
     rows = [[name, *each] for name, each in done.items()]
     say(f"\n{at.name}, torch {torch.__version__}, mixednuts_dist {release}\n")
-    say(Table(["step", "verdict", "number", "seconds"], rows).as_markdown())
+    say(Table(["step", "verdict", "number", "taken, s"], rows).as_markdown())
     return {"of": stamp, "steps": done, "failed": [name for name, each in done.items() if each[0] == _FAILED]}
 
 
