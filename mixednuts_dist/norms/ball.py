@@ -30,6 +30,7 @@ from torch import Tensor
 from ..register import NORMS
 from ..threat import ThreatModel
 
+ULP = 2.0**-23  # twice what float32 rounds a pixel near 1 by: x + eps and its distance from x are each rounded once
 TINY = 1e-12  # guards divisions by a length, as published
 MOMENTUM = 0.75  # of APGD: the weight of the new step against the last displacement
 
@@ -65,7 +66,7 @@ class Ball:
 
     def contains(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
         """(B,) bool: whether each `x_adv` is within the radius, up to rounding."""
-        return self.length(x_adv_BCHW - x_BCHW) <= self.eps * (1 + self.rounding)
+        return self.length(x_adv_BCHW - x_BCHW) <= self.eps * (1 + self.rounding) + ULP
 
     def noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """A random perturbation of one image, of any length; by default normally distributed."""

@@ -32,6 +32,20 @@ THREATS = [ThreatModel(norm, eps) for norm in NORMS.names() for eps in RADII[nor
 every_threat = pytest.mark.parametrize("threat", THREATS, ids=str)
 
 
+@pytest.mark.parametrize("levels", [0.5, 1, 2, 4, 8])
+def test_at_small_radii_the_rounding_of_a_pixel_puts_no_point_outside(levels: float) -> None:
+    """8-bit images moved by the whole radius in float32, as every attack moves them, and a point that is too far."""
+    x = torch.arange(256).div(255).view(1, 1, 16, 16).repeat(2, 3, 1, 1)
+    ball, sign = ball_of(ThreatModel("Linf", levels / 255)), keyed_sign(x)
+    for moved in ((x + ball.eps * sign).clamp(0, 1), ball.project(x + sign, x)):
+        assert bool(ball.contains(moved, x).all())
+    assert not bool(ball.contains((x + 1.001 * ball.eps * sign).clamp(0, 1), x).any())
+
+
+def keyed_sign(x: Tensor) -> Tensor:
+    return torch.randn(x.shape, generator=keyed_generator("sign")).sign()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @every_threat
 def test_projections_land_in_the_ball_and_keep_its_points(shape: tuple[int, ...], threat: ThreatModel) -> None:
