@@ -152,12 +152,13 @@ def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_executor: Any, 
 
 
 OUTAGE_SECONDS = 20
+WORKER_LOGS = "session_latest/logs/worker-*.err"
 
 
 def test_an_s3_server_that_is_gone_for_20_seconds(
     undisturbed: Undisturbed, tmp_path: Path, object_store: ObjectStore, head: Head
 ) -> None:
-    storage = object_store.uri("outage")
+    storage, logs_before = object_store.uri("outage"), set(head.folder.glob(WORKER_LOGS))
     driver = driver_on(head, undisturbed.config, storage, tmp_path / "log")
     driver.wait_until(lambda: bool(stamps(storage, "attack")))
     kept = stamps(storage, "attack")
@@ -172,6 +173,9 @@ def test_an_s3_server_that_is_gone_for_20_seconds(
     assert leftovers(storage) == []
     assert object_store.secret not in driver.log()
     assert object_store.secret.encode() not in everything(storage)
+    logs = [path.read_text() for path in set(head.folder.glob(WORKER_LOGS)) - logs_before]
+    assert any('"partition"' in log for log in logs)
+    assert not any("Traceback" in log for log in (driver.log(), *logs))
 
 
 class OnTwoMachines(NamedTuple):
