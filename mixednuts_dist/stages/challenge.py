@@ -34,6 +34,7 @@ class RoundTask(Task):
     reaches: tuple[float, ...]  # of each: images whose log(1 - margin) of M(rob) is below it are too far to change
     attacks: tuple[str, ...]  # none: of the known points the hardest one is stored
     mode: AttackMode
+    eot: int | None = None  # draws of a random classifier
     points: tuple[StoredPoints, ...]  # the first are the attack stage's, whose rows say what rob keeps
     sample: Sample | None = None  # the images that the search reads, where those are not all
 
@@ -53,8 +54,9 @@ class RoundTask(Task):
             if len(tried) and self.attacks:
                 outcome = adaptive_autoattack(
                     mixed, x[tried], y[tried], threat=worker.spec.threat, attacks=self.attacks, mode=self.mode,
-                    seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget, batch_size=worker.shape(x),
-                    sample_ids=[piece.start + i for i in tried.tolist()], arithmetic=worker.arithmetic, bpda=False,
+                    eot=self.eot, seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget,
+                    batch_size=worker.shape(x), sample_ids=[piece.start + i for i in tried.tolist()],
+                    arithmetic=worker.arithmetic, bpda=False,
                     # The next choices have other cutoffs: a point that only just fools this one says little of them.
                     stop_when_broken=False,
                     progress=worker.progress(len(x), i, len(self.mixtures)),

@@ -250,6 +250,7 @@ class Rounds:
             "surrogate": [surrogate_alpha, evaluate.rd, evaluate.mode],
             "points": [[source.stage, source.fingerprint] for source in self._sources],
             **({"sample": vars(sample)} if sample else {}),
+            **({"eot": evaluate.eot} if evaluate.eot else {}),
         }
         return RoundTask(
             stage=round_folder(number),
@@ -259,6 +260,7 @@ class Rounds:
             reaches=reaches,
             attacks=ROUND_ATTACKS,
             mode=evaluate.mode,
+            eot=evaluate.eot,
             points=tuple(self._sources),
             sample=sample,
         )

@@ -64,6 +64,23 @@ def test_robust_broken_and_undecided_are_counted_and_a_lost_partition_comes_back
     )
 
 
+def test_a_mixture_with_a_random_rob_goes_through_search_rounds_and_evaluation(tmp_path: Path) -> None:
+    search = {"beta": 0.5, "betas": [0.5], "scales": [1.0, 5.0], "powers": [1.0], "biases": [0.0], "rounds": 1}
+    evaluate = {"attacks": ["apgd-ce"], "n_iter": 3, "eot": 3, "joint_starts": 0}
+    given = content(
+        tmp_path, std="demo:std", attack={"n_iter": 3, "n_target_classes": 1}, search=search, evaluate=evaluate
+    )
+    config = parse_config(given)
+    results = pipeline.run(config, executor=DebugExecutor())
+    (title,) = results.tables
+    robust, broken, undecided = (row[1].correct for row in results.tables[title].rows)
+    assert robust + broken + undecided == 12
+    assert results.row("mixed").robust.correct == robust > 0
+    first = results.search.rounds[0]
+    assert 3 * first.tried[0] <= first.n_backward, "the choice was attacked with averaged gradients too"
+    assert results.row("mixed").clean.correct >= robust
+
+
 def test_without_draws_a_random_classifier_is_refused_and_sent_to_them(tmp_path: Path) -> None:
     config = parse_config(content(tmp_path, evaluate={"attacks": ["apgd-ce"], "n_iter": 4}))
     with pytest.raises(BaseClassifierError, match=r"average over its draws with evaluate\.eot=20"):
