@@ -36,6 +36,7 @@ from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
 from ..uris import travelled
 from .answers import Answers
+from .energy import EnergyMeter, energy_meter
 from .gpus import keep_to_share, unusable_gpu
 from .tasks import Task
 from .workbench import Workbench
@@ -132,7 +133,8 @@ class AttackWorker:
         self.spec, self._n_gpus, self._is_ready = spec, n_gpus, False
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._unwritten: dict[Partition, Future[Receipt]] = {}  # in the order in which they were computed
-        self._unbilled = 0.0  # seconds of work on pieces that are not finished
+        self.energy: EnergyMeter | None = None
+        self._unbilled = {"seconds": 0.0, "joules": 0.0}  # of work on pieces that are not finished
 
     def ready(self) -> str:
         """Load everything, unless that is done; returns the name of its node.
@@ -153,6 +155,7 @@ class AttackWorker:
         require_extensions(self.spec.extensions, travelled(self.spec.working_folder))
         self.device = torch.device("cuda" if self._n_gpus else "cpu")
         time.sleep(load_delay(self.spec.n_workers, f"{self.spec.run_id}/{platform.node()}/{os.getpid()}"))
+        self.energy = energy_meter(self.device, self._n_gpus or self.spec.n_threads)
         self.dataset = self._dataset()
         networks = {role: self._classifier(uri, role) for role, uri in self.spec.uris.items()}
         self.store = Store(self.spec.store_uri)
@@ -195,6 +198,8 @@ class AttackWorker:
         While the storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks go on.
         """
         path, started = f"{task.stage}/{partition.file_name}", time.perf_counter()
+        if self.energy is not None:
+            self.energy.joules()  # used while it was idle
         if not self._unwritten and (there := finished_receipt(self.store, path, task.fingerprint)):
             return {partition: there}
         with self.bench.at(partition, task.stage, task.fingerprint, mixture=task.mixture, prefetched=prefetched):
@@ -204,7 +209,7 @@ class AttackWorker:
                 require_usable(columns)
         receipt = Receipt(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
-            seconds=self._bill(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),
+            **self._bill(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),
             node=platform.node(), precision=self.bench.precisions(x), rows=self.bench.shape(x).rows,
             float32_rows=self.bench.shape(x).float32.rows, repeatable=self.bench.repeatable(x),
             **self._held(), **summary,
@@ -216,12 +221,15 @@ class AttackWorker:
         wait([*self._unwritten.values()][:-_MOST_UNWRITTEN])
         return self._written()
 
-    def _bill(self, seconds: float, n_forward: int) -> float:
-        """The piece's part of the time since the last bill, by its part of the passes on all pieces since begun."""
-        self._unbilled += seconds
+    def _bill(self, seconds: float, n_forward: int) -> dict[str, Any]:
+        """The piece's part of time and energy since the last bill, by its part of the passes on all pieces begun."""
         n_begun = self.bench.n_forward_begun
-        bill = self._unbilled * (n_forward / (n_forward + n_begun) if n_begun else 1.0)
-        self._unbilled -= bill
+        part = n_forward / (n_forward + n_begun) if n_begun else 1.0
+        spent = {"seconds": seconds, "joules": self.energy.joules() if self.energy else 0.0}
+        bill = dict[str, Any]()
+        for name, more in spent.items():
+            bill[name] = part * (self._unbilled[name] + more)
+            self._unbilled[name] += more - bill[name]
         return bill
 
     def decided(self) -> float:

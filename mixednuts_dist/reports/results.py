@@ -68,6 +68,7 @@ class StageCost:
     devices: tuple[str, ...]  # names of accelerators, or "cpu"
     core_hours: float  # of workers without an accelerator: cores held x time
     gpu_hours: float  # of the others: accelerators, or shares of one, held x time
+    watt_hours: float  # of what was held; 0 where no device says what it uses
     wall_seconds: float | None  # on this run's own clock; None where it computed none of the rows
     n_forward: int  # images passed forward
     n_backward: int
@@ -175,7 +176,8 @@ class RunResults:
         - `tables`, likewise: title -> `columns` and `rows`.
         - `survival`: in order, from `clean` on: `step`, `lost` and the count of images still right after it.
         - `costs`, one entry a stage: `images`, `partitions`, `nodes`, `devices`, `core_hours`, `gpu_hours`,
-          `wall_seconds`, `n_forward`, `n_backward`; `seconds`: stage -> seconds; `seconds_total`; `notes`: sentences.
+          `watt_hours` (0 where no device says), `wall_seconds`, `n_forward`, `n_backward`; `seconds`: stage -> seconds;
+          `seconds_total`; `notes`: sentences.
 
         With a std also:
 
@@ -371,6 +373,7 @@ def _bill(stage: str, receipts: Sequence[Receipt], wall_seconds: float | None) -
         devices=tuple(sorted({receipt.device for receipt in receipts})),
         core_hours=core_hours,
         gpu_hours=gpu_hours,
+        watt_hours=sum(receipt.joules for receipt in receipts) / 3600,
         wall_seconds=wall_seconds,
         n_forward=sum(receipt.n_forward for receipt in receipts),
         n_backward=sum(receipt.n_backward for receipt in receipts),

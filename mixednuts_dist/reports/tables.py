@@ -102,7 +102,7 @@ def cost_table(results: RunResults) -> Table:
     rows: list[list[Cell]] = [
         [
             cost.stage, cost.images, cost.partitions, cost.nodes, ", ".join(cost.devices),
-            Seconds(3600 * cost.gpu_hours), Seconds(3600 * cost.core_hours),
+            Seconds(3600 * cost.gpu_hours), Seconds(3600 * cost.core_hours), cost.watt_hours,
             None if cost.wall_seconds is None else Seconds(cost.wall_seconds),
             cost.images_per_second, cost.n_forward, cost.n_backward,
             cost.passes_per_image,
@@ -110,12 +110,13 @@ def cost_table(results: RunResults) -> Table:
         for cost in results.costs
     ]  # fmt: skip
     columns = [
-        "stage", "images", "partitions", "nodes", "computed on", "gpu_seconds", "core_seconds", "seconds", "images/s",
-        "passes forward", "passes backward", "passes an image",
+        "stage", "images", "partitions", "nodes", "computed on", "gpu_seconds", "core_seconds", "watt_hours", "seconds",
+        "images/s", "passes forward", "passes backward", "passes an image",
     ]  # fmt: skip
-    empty = {i for i, name in enumerate(columns) if name.endswith("_seconds") and not any(row[i] for row in rows)}
+    held = ("gpu_seconds", "core_seconds", "watt_hours")
+    empty = {i for i, name in enumerate(columns) if name in held and not any(row[i] for row in rows)}
     kept = [name for i, name in enumerate(columns) if i not in empty]
-    printed = [name for name in kept if name in ("stage", "images", "gpu_seconds", "core_seconds", "passes an image")]
+    printed = [name for name in kept if name in ("stage", "images", *held, "passes an image")]
     return Table(kept, [[cell for i, cell in enumerate(row) if i not in empty] for row in rows], printed=printed)
 
 

@@ -92,7 +92,7 @@ def _receipt(store: Store, path: str, fingerprint: str) -> Receipt:
 
 def _added_up(whole: Partition, receipts: Sequence[Receipt]) -> Receipt:
     changes: dict[str, Any] = {"start": whole.start, "stop": whole.stop}
-    for name in ("clean_correct", "robust", "seconds", "n_forward", "n_backward"):
+    for name in ("clean_correct", "robust", "seconds", "joules", "n_forward", "n_backward"):
         changes[name] = sum(getattr(receipt, name) for receipt in receipts)
     changes["finished"] = max(receipt.finished for receipt in receipts)
     for name in ("node", "device", "precision"):

@@ -46,7 +46,7 @@ ALLOWED_THIRD_PARTY = {
         "pyautoattack",
     },
     "storage": {"aiobotocore", "botocore", "torch", "numpy", "fsspec", "s3fs", "pyarrow", "urllib3"},
-    "distributed": {"torch", "numpy", "safetensors", "ray", "psutil"},
+    "distributed": {"torch", "numpy", "safetensors", "ray", "psutil", "pynvml"},
     "stages": {"pydantic", "torch", "numpy", "yaml", "pyarrow"},
     "deployment": {
         "torch",
