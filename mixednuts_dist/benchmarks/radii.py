@@ -44,15 +44,17 @@ def run(n_images: int = 200, model: str = "demo:rob", data: str = "digits", eps:
         for separate in count
     ]
     table = Table(["eps", "robust, curve", "robust, separate", "passes an image, separate"], rows)
-    apart, largest = sum(n_passes for _, n_passes in alone), alone[-1][1]
+    apart, largest, dearest = sum(n for _, n in alone), alone[-1][1], max(n for _, n in alone)
     print(
         f"{table.as_markdown()}\n\nthe curve: {together / n_images:.1f} passes an image, {together / largest:.2f} "
-        f"times the largest radius alone, {together / apart:.2f} times the separate runs",
+        f"times the largest radius alone, {together / dearest:.2f} times the dearest one (no curve takes much less: "
+        f"each image that it counts as standing has withstood one whole attack), {together / apart:.2f} times all",
         file=sys.stderr,
     )
     return {
         "radii": [dict(zip(table.columns, row, strict=True)) for row in table.rows],
         "passes": {"curve": together, "separate": apart, "largest_alone": largest},
         "of_largest": together / largest,
+        "of_dearest": together / dearest,
         "of_separate": together / apart,
     }

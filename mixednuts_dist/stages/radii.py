@@ -138,7 +138,8 @@ class RadiiTask(EvaluateTask):
     """Radius curves of the mixture and its two classifiers, or of rob alone."""
 
     threats: tuple[ThreatModel, ...]
-    evaluated: str  # fingerprint of the evaluation at the run's radius
+    evaluated: str | None  # fingerprint of the evaluation at the run's radius; None where this mixture has none
+    bases: bool = True  # std and rob of a mixture too
     attacked: str  # and of the attack stage, whose rows say what std and rob lose there
     base_attacks: tuple[str, ...]
     base_budget: AttackBudget
@@ -148,7 +149,7 @@ class RadiiTask(EvaluateTask):
 
         x, y = worker.images(piece)
         columns, n_forward, n_backward = dict[str, "Tensor"](), 0, 0
-        subjects = [(name, network) for name, network in worker.uncut.items() if self.mixture is not None]
+        subjects = list(worker.uncut.items()) if self.mixture is not None and self.bases else []
         for done, (name, model) in enumerate([*subjects, (worker.model_name, worker.uncut_model)]):
             deployed = name == worker.model_name
             curve = radius_curve(
@@ -164,14 +165,16 @@ class RadiiTask(EvaluateTask):
         clean, robust_B = worker.logits(worker.model, x), columns[f"{worker.model_name}_robust"][:, -1]
         return columns, worker.summary(worker.model_name, clean, y, robust_B, n_forward + len(x), n_backward)
 
-    def _reference(self, worker: Workbench, piece: Partition, name: str, deployed: bool) -> Reference:
+    def _reference(self, worker: Workbench, piece: Partition, name: str, deployed: bool) -> Reference | None:
         """What the run has stored of a classifier at its own radius."""
         from ..attacks.radius_curve import Reference
 
         place = self.threats.index(worker.spec.threat)
+        if deployed and self.evaluated is None:
+            return None
         if deployed:
             robust_B, x_adv = (
-                worker.stored(piece, "evaluate", self.evaluated, column) for column in ("robust", "x_adv")
+                worker.stored(piece, "evaluate", str(self.evaluated), column) for column in ("robust", "x_adv")
             )
             return Reference(place, robust_B, x_adv)
         robust_B = ~worker.stored(piece, "attack", self.attacked, f"{name}_broken")

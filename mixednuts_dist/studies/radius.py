@@ -18,7 +18,7 @@ from .study import Outcome
     order=41,
 )
 def radius(bench: Bench) -> Outcome:
-    """The curves of the stage `radii`, clean accuracy as radius 0.
+    """The curves of the stage `radii`, clean accuracy as radius 0; those of `search.measure`'s betas too.
 
     Raises:
         InvalidInputError: for a run whose configuration has no key `radii`.
@@ -28,6 +28,12 @@ def radius(bench: Bench) -> Outcome:
     stage.complete(bench.run, bench.executor, bench.progress)
     rows, radii = stage.robust(bench.run), [0.0, *(threat.eps for threat in stage.threats(bench.config))]
     right = {name: [rows[f"{name}_clean"], *rows[f"{name}_robust"].unbind(dim=1)] for name in ("std", "rob", "mixed")}
+    search, measured = bench.search, bench.config.search.measure
+    for beta, entry in search.by_beta().items():
+        if beta != search.deployed_beta and (measured == "all" or beta in measured):
+            name = f"mixed, beta = {beta:g}"
+            found = bench.radii(name, entry.mixture())
+            right[name] = [found["mixed_clean"], *found["mixed_robust"].unbind(dim=1)]
     table = Table(
         ("eps", *right),
         [(f"{eps:.5g}", *(count(hits[place]) for hits in right.values())) for place, eps in enumerate(radii)],

@@ -50,8 +50,9 @@ def test_no_radius_has_a_larger_count_than_a_separate_attack_and_all_together_ta
 
 def test_a_list_of_radii_is_a_run_at_the_largest_and_a_curve_of_all(tmp_path: Path, local_executor: Any) -> None:
     radii = [0.05, 0.1, 0.15]
-    config = parse_config(tiny_content(tmp_path / "runs", threat={"eps": radii}))
-    assert config.run_id() == parse_config(tiny_content(tmp_path / "runs")).run_id()
+    search = {**tiny_content(tmp_path)["search"], "measure": [0.5]}
+    config = parse_config(tiny_content(tmp_path / "runs", threat={"eps": radii}, search=search))
+    assert config.run_id() == parse_config(tiny_content(tmp_path / "runs", search=search)).run_id()
     results = pipeline.run(config, executor=local_executor)
     opened, stage = open_run(config), stage_of(config, "radii")
     assert isinstance(stage, Radii)
@@ -67,7 +68,11 @@ def test_a_list_of_radii_is_a_run_at_the_largest_and_a_curve_of_all(tmp_path: Pa
     assert (Path(opened.store.uri) / "report").exists()
     assert "robust accuracy over the radius" in (Path(opened.store.uri) / "report" / "index.html").read_text()
     (drawn,) = study.run(config, "radius", executor=local_executor).values()
-    assert [list(row[1:]) for row in drawn.table.rows] == [list(row[1:]) for row in table.rows]
+    assert [list(row[1:4]) for row in drawn.table.rows] == [list(row[1:]) for row in table.rows]
+    assert list(drawn.table.columns[4:]) == ["mixed, beta = 0.5"]
+    clean, *standing = (row[4].correct for row in drawn.table.rows)  # type: ignore[union-attr]
+    assert clean >= standing[0] >= standing[1] >= standing[2]
+    assert clean >= table.rows[0][3].correct, "a smaller beta asks rob less"  # type: ignore[union-attr]
     assert len(drawn.findings) == 4
 
 
