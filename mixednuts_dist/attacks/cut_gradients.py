@@ -130,7 +130,7 @@ class Uncut(nn.Module):
         self.network, self._cuts = network, tuple(cuts)
         self.eval()
 
-    @torch.compiler.disable  # the hooks come and go with each pass
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the hooks come and go with each pass
     def forward(self, x_BCHW: Tensor) -> Tensor:
         with identity_backward(self.network, self._cuts):
             logits_BK: Tensor = self.network(x_BCHW)

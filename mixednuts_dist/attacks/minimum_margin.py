@@ -5,6 +5,7 @@ Shapes: B images of C x H x W, K classes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -172,7 +173,7 @@ def near_border_only(phase: Phase) -> Phase:
 
 def with_rows(found: MinimumMarginResult, rows: Tensor, second: MinimumMarginResult) -> MinimumMarginResult:
     """The first result with the second's in these rows, and the passes of both."""
-    changed = {}
+    changed = dict[str, Any]()
     for name, values in vars(found).items():
         if isinstance(values, Tensor):
             changed[name] = values.clone()

@@ -70,7 +70,9 @@ class Workbench:
         self.spec, self.networks, self.store, self.device = spec, networks, store, device
         self.arithmetic = Arithmetic(spec.precision, compile=spec.compile)
         cuts = {role: [Cut(**each) for each in found] for role, found in spec.cuts.items()}
-        self.uncut = {role: Uncut(net, cuts[role]) if self.cuts(role) else net for role, net in networks.items()}
+        self.uncut: dict[str, nn.Module] = {
+            role: Uncut(net, cuts[role]) if self.cuts(role) else net for role, net in networks.items()
+        }
         self.decided = 0.0  # images of unfinished pieces, a share for each attack that is done
         self.on_decided: Callable[[float], None] | None = None  # reports it in the same process
         self._dataset = dataset

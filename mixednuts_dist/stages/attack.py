@@ -24,7 +24,7 @@ from ..storage.store import Store
 from ..storage.tables import is_whole
 from ..uris import is_black_box
 from .progress import Progress
-from .runs import Run, finished_partitions
+from .runs import Run, cut_in, finished_partitions
 from .stage import Stage, attack_passes, budget_of, stage_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,11 @@ class Attack(Stage):
         budget = budget_of(attack)
         of_std = attack_passes(STD_ATTACKS, budget, n_classes)
         of_rob = attack_passes(("square-margin",), budget, n_classes) if attack.method == "square" else of_std
-        return {"rob": of_rob, "std": of_std}
+        cuts = cut_in(opened)  # of these everything is done twice
+        return {
+            role: (2 * forward, 2 * backward) if role in cuts else (forward, backward)
+            for role, (forward, backward) in {"rob": of_rob, "std": of_std}.items()
+        }
 
     def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
         adopt_attack(opened)
