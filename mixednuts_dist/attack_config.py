@@ -74,6 +74,10 @@ class EvaluateConfig(Section):
     joint_starts: Repeats = Field(
         default=3, description="starts of the joint attack on images that stand by a hair; 0: the paper"
     )
+    points: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="a file of attacked images, as `mixednuts judge` reads them, that are tried before any attack",
+    )
     check: Literal["pyautoattack"] | None = Field(
         default=None, description="a second opinion: this package, unmodified, attacks the images that still stand"
     )

@@ -202,7 +202,7 @@ class RunConfig(Section):
         values["search"] |= GONE_FROM_SEARCH
         if values["bpda"]:  # as in releases without it; what is cut is part of the inputs' checksums
             del values["bpda"]
-        for key in ("version", "eot"):  # as in releases without them
+        for key in ("version", "eot", "points"):  # as in releases without them
             if values["evaluate"][key] is None:
                 del values["evaluate"][key]
         if not values["search"]["widen"]:  # as in releases that knew no widening

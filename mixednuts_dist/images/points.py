@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from ..errors import DatasetError
+from ..norms.ball import ball_of
+from ..threat import ThreatModel
 
 _NAMES = ("x_adv", "adv_complete")  # ours and AutoAttack's
 _BLOCK = 1 << 20
@@ -33,22 +35,50 @@ class GivenPoints:
     x_adv_NCHW: Tensor
     rows: Mapping[int, int]  # sample id -> row
 
-    def of(self, sample_ids: Sequence[int], x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """The points of these images as float32, where there is none the image itself; and which have one, (B,) bool.
+    def require_of(self, n_images: int, x_BCHW: Tensor) -> None:
+        """Refuse points of other images than a run's `n_images`, of which `x_BCHW` are the first.
 
         Raises:
-            DatasetError: where they have another shape than the images.
+            DatasetError: where they have another shape, or no sample id is one of the run's.
         """
         if self.x_adv_NCHW.shape[1:] != x_BCHW.shape[1:]:
             raise DatasetError(
                 f"{self.path}: points have the shape {tuple(self.x_adv_NCHW.shape[1:])}, the run's images "
                 f"{tuple(x_BCHW.shape[1:])} (channels, height, width)"
             )
+        if not any(0 <= each < n_images for each in self.rows):
+            raise DatasetError(
+                f"{self.path}: points of other images: sample ids {min(self.rows)} to {max(self.rows)}, this run has "
+                f"0 to {n_images - 1}"
+            )
+
+    def held_against(self, sample_ids: Sequence[int], x_BCHW: Tensor, threat: ThreatModel) -> "HeldPoints":
+        """The points of these images, and which of them count."""
+        x_adv, given_B = self.of(sample_ids, x_BCHW)
+        ball, pixels = ball_of(threat), x_adv.flatten(1)
+        in_range_B = (pixels.amin(dim=1) >= 0) & (pixels.amax(dim=1) <= 1)
+        counts_B = given_B & in_range_B & ball.contains(x_adv, x_BCHW)
+        tried = torch.where(counts_B[:, None, None, None], x_adv, x_BCHW)
+        return HeldPoints(tried, given_B, in_range_B, counts_B, ball.length(x_adv - x_BCHW))
+
+    def of(self, sample_ids: Sequence[int], x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Their points as float32, where there is none the image itself; and which have one, (B,) bool."""
         given_B = torch.tensor([each in self.rows for each in sample_ids])
         found_BCHW = x_BCHW.clone()
         taken = self.x_adv_NCHW[[self.rows[each] for each in sample_ids if each in self.rows]]
         found_BCHW[given_B] = (taken.float() / 255 if taken.dtype == torch.uint8 else taken.float()).to(x_BCHW.device)
         return found_BCHW, given_B.to(x_BCHW.device)
+
+
+@dataclass(frozen=True)
+class HeldPoints:
+    """Given points held against the ball and the pixel range, in the order of the images."""
+
+    tried: Tensor  # (B, C, H, W); the image itself where no point counts
+    given: Tensor  # (B,) bool
+    in_range: Tensor  # (B,) bool
+    counts: Tensor  # (B,) bool: given, within [0, 1] and within the ball
+    distance: Tensor  # (B,) in the threat model's norm
 
 
 @cache

@@ -18,7 +18,7 @@ from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, SURVIVED, read_columns, read_footer
 from .attack import BEFORE_BPDA
-from .points import StoredPoints, hardest_points, points_of_round, read_points
+from .points import StoredPoints, hardest_points, held_points, points_of_round, read_points
 from .progress import Progress, Silent
 from .runs import Run, autoattack_fingerprint, cut_in, evaluate_fingerprint, finished_partitions, require_complete
 from .stage import Stage, attack_passes, budget_of, deployed_mixture, require_needs, stage_of
@@ -100,8 +100,8 @@ class Evaluate(Stage):
         passes = attack_passes(
             evaluate.attacks, budget_of(evaluate, opened.config.threat.norm), opened.inputs.n_classes
         )
-        draws = evaluate.eot or 1
-        return {self.model_name(opened.config): (passes[0] * draws, passes[1] * draws)}
+        times = (evaluate.eot or 1) * (2 if cut_in(opened) else 1)
+        return {self.model_name(opened.config): (passes[0] * times, passes[1] * times)}
 
     def likely_share(self, opened: Run) -> tuple[float, str] | None:
         attacked = list(self._attacked(opened).values())
@@ -165,6 +165,7 @@ class EvaluateTask(Task):
     mode: AttackMode = "transfer"
     eot: int | None = None  # draws of a random classifier
     points: tuple[StoredPoints, ...] = ()  # tried before any attack
+    given: str | None = None  # a file of points that somebody handed in, likewise
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         from ..attacks.adaptive import attacked_again, ensemble_engine, ensemble_outcome
@@ -182,6 +183,8 @@ class EvaluateTask(Task):
 
         def with_points(piece: Partition) -> Group:
             group, points = worker.group(piece), read_points(worker, piece, self.points)
+            if self.given is not None:
+                points.append(held_points(worker, piece, self.given).tried)
             return replace(group, known=hardest_points(worker, model, group.x, group.y, points)) if points else group
 
         engine, finished = worker.attacked(piece, make, group=with_points)
@@ -218,6 +221,7 @@ def autoattack_task(opened: Run) -> EvaluateTask:
         budget=budget_of(evaluate, opened.config.threat.norm),
         attacks=tuple(evaluate.attacks),
         eot=evaluate.eot,
+        given=evaluate.points,
     )
 
 
@@ -244,7 +248,7 @@ def _clear_superseded(opened: Run, result: SearchResult) -> None:
 
 def steps_of(opened: Run) -> list[str]:
     """What the rows' columns say survived, in order."""
-    first = [] if opened.config.std is None else [CACHED]
+    first = [] if opened.config.std is None and opened.config.evaluate.points is None else [CACHED]
     return [*first, *opened.config.evaluate.attacks, *([BPDA] if cut_in(opened) else [])]
 
 

@@ -15,6 +15,7 @@ from ..register import STAGES
 from ..section import Section
 from ..storage.partitions import Partition
 from .evaluate import delete_rows
+from .points import held_points
 from .progress import Progress
 from .runs import Run, finished_partitions
 from .stage import Outcome, Stage, classifier_names, stage_of
@@ -51,28 +52,23 @@ class JudgePoints(Stage):
         import torch
 
         from ..attacks.judge import Judge
-        from ..images.points import read_points_file
-        from ..norms.ball import ball_of
 
         x, y = worker.images(piece)
-        x_adv, given = read_points_file(self.keys.points).of(range(piece.start, piece.stop), x)
-        ball, pixels = ball_of(worker.spec.threat), x_adv.flatten(1)
-        in_range = (pixels.amin(dim=1) >= 0) & (pixels.amax(dim=1) <= 1)
-        counts = given & in_range & ball.contains(x_adv, x)
-        tried = torch.where(counts[:, None, None, None], x_adv, x)
+        held = held_points(worker, piece, self.keys.points)
+        counts = held.counts.cpu()
         models = {**worker.networks, worker.model_name: worker.model}
         judges = [Judge(model, worker.shape(x)) for model in models.values()]
         clean = [judge.verdicts(x, y) for judge in judges]
-        found = [judge.verdicts(tried, y) for judge in judges]
+        found = [judge.verdicts(held.tried, y) for judge in judges]
         right = torch.stack([~each.wrong for each in found], dim=1)
         columns = {
-            "given": given.cpu(),
-            "in_range": in_range.cpu(),
-            "counts": counts.cpu(),
-            "distance": ball.length(x_adv - x).cpu().double(),
+            "given": held.given.cpu(),
+            "in_range": held.in_range.cpu(),
+            "counts": counts,
+            "distance": held.distance.cpu().double(),
             "clean_right": torch.stack([~each.wrong for each in clean], dim=1),
             "right": right,
-            "at_border": torch.stack([_at_border(each.logits) for each in found], dim=1) & counts.cpu()[:, None],
+            "at_border": torch.stack([_at_border(each.logits) for each in found], dim=1) & counts[:, None],
         }
         robust_B = columns["clean_right"][:, -1] & right[:, -1]
         n_forward = 2 * len(x) * len(worker.networks)
@@ -84,7 +80,16 @@ class JudgePoints(Stage):
         return digest({"stage": super().fingerprint(opened), "points": points_checksum(self.keys.points)})
 
     def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
-        """As of any stage; rows of other points that were judged before are replaced."""
+        """As of any stage; rows of other points that were judged before are replaced.
+
+        Raises:
+            DatasetError: for points of other images.
+        """
+        from ..images.datasets import open_dataset
+        from ..images.points import read_points_file
+
+        first, _ = open_dataset(opened.config.data.uri).read(0, 1)
+        read_points_file(self.keys.points).require_of(opened.inputs.n_images, first)
         fingerprint = self.fingerprint(opened)
         delete_rows(opened.store, self.name, lambda found: found != fingerprint)
         super().complete(opened, executor, progress)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from ..storage.partitions import Partition
 from ..storage.records import SearchRound
+from ..uris import travelled
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from torch import Tensor, nn
 
     from ..distributed.workbench import Workbench
+    from ..images.points import HeldPoints
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,15 @@ def read_points(worker: Workbench, piece: Partition, points: Sequence[StoredPoin
             else:
                 found.append(moved_by(stored, x))
     return found
+
+
+def held_points(worker: Workbench, piece: Partition, path: str) -> HeldPoints:
+    """The points of a file that somebody handed in, of a piece's images."""
+    from ..images.points import read_points_file
+
+    x, _ = worker.images(piece)
+    given = read_points_file(travelled(worker.spec.working_folder)(path))
+    return given.held_against(range(piece.start, piece.stop), x, worker.spec.threat)
 
 
 def hardest_points(worker: Workbench, model: nn.Module, x: Tensor, y: Tensor, points: Sequence[Tensor]) -> Tensor:

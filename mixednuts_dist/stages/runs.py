@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 # (On a grid of 512 candidates 100,000 images took 2.2 GB, and a minute a beta for the resamples.)
 MOST_LOGITS, MOST_IMAGES = 5_000_000, 50_000
 _PROBE_IMAGES = 8
+_POINTS = "given points"  # `evaluate.points` among the inputs' checksums
 _LEAST_CLASSES = 4  # of evaluate.check: pyautoattack's targeted DLR loss needs the fourth logit
 _RUN = "run.yaml"
 SELECTED = "search/selected.json"
@@ -61,7 +62,7 @@ class Inputs:
     n_images: int
     n_classes: int
     image_shape: tuple[int, ...]
-    checksums: dict[str, str]  # sha256 of "data", "labels", "std" (if there is one) and "rob"; of `cuts` if any matter
+    checksums: dict[str, str]  # sha256 of "data", "labels", "std", "rob", "cuts", "given points", as there are any
     cuts: dict[str, list[dict[str, str]]] = field(default_factory=dict)  # role -> `attacks.cut_gradients.Cut`s
 
 
@@ -83,7 +84,8 @@ class Run:
     @property
     def attack_fingerprint(self) -> str:
         """8 hex digits of all that the attack stage's rows depend on, weights and images included."""
-        return digest({**self.config.attack_determinants(), "checksums": self.inputs.checksums})
+        checksums = {what: value for what, value in self.inputs.checksums.items() if what != _POINTS}
+        return digest({**self.config.attack_determinants(), "checksums": checksums})
 
 
 def open_run(config: RunConfig) -> Run:
@@ -167,7 +169,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         DatasetError, BaseClassifierError: where they cannot be used.
         ConfigError: for a second opinion that cannot attack so few classes.
     """
-    from ..attacks.cut_gradients import Uncut, found_cuts
+    from ..attacks.cut_gradients import Cut, Uncut, found_cuts
     from ..attacks.red_flags import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
     from ..images.datasets import check_images, labels_checksum, open_dataset
@@ -177,7 +179,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
     check_images(images, labels, config.data.uri)
     checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset)}
-    n_classes, cuts = {}, {}
+    n_classes, cuts = dict[str, int](), dict[str, list[Cut]]()
     for role, uri in (("std", config.std), ("rob", config.rob)):
         if uri is None:
             continue
@@ -202,10 +204,28 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     largest = int(dataset.labels[:n_images].max())
     if largest >= n_classes["rob"]:
         raise DatasetError(f"{config.data.uri} holds label {largest}; the classifiers have {n_classes['rob']} classes")
+    if config.evaluate.points is not None:
+        checksums[_POINTS] = _checked_points(config, config.evaluate.points, n_images, images)
     found_in = {role: [asdict(cut) for cut in found] for role, found in cuts.items() if found}
     if any(cut.replaced for found in cuts.values() for cut in found):
         checksums["cuts"] = digest(found_in)
     return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums, found_in)
+
+
+def _checked_points(config: RunConfig, path: str, n_images: int, images: Tensor) -> str:
+    """Their checksum, where those of the probe images count at all."""
+    from ..images.points import points_checksum, read_points_file
+
+    given, threat = read_points_file(path), config.threat.threat_model()
+    given.require_of(n_images, images)
+    held = given.held_against(range(len(images)), images, threat)
+    if bool(held.given.any()) and not bool(held.counts.any()):
+        nearest = float(held.distance[held.given].min())
+        raise DatasetError(
+            f"{path}: of the points of the first {len(images)} images none lies in [0, 1] and within {threat}; the "
+            f"nearest is {nearest:.3g} away: are they of other images, or in another order? Give their sample_id"
+        )
+    return points_checksum(path)
 
 
 def _n_images(config: RunConfig, dataset: Dataset) -> int:
@@ -399,7 +419,10 @@ def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
     deployed = {"alpha_d": search.surrogate_alpha, **search.deployed().settings()}
     evaluate = opened.config.determinants()["evaluate"]
     points = [done.fingerprint for done in search.rounds]
-    return digest({"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points})
+    given = {_POINTS: value} if (value := opened.inputs.checksums.get(_POINTS)) else {}
+    return digest(
+        {"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points, **given}
+    )
 
 
 def autoattack_fingerprint(opened: Run) -> str:

@@ -14,9 +14,9 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.errors import DatasetError, FingerprintMismatch
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.images.points import read_points_file
+from mixednuts_dist.images.points import points_checksum, read_points_file
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.tables import read_columns
@@ -104,6 +104,47 @@ def test_a_weaker_evaluation_is_corrected_by_points_of_a_stronger_one(
     assert "Short for --set judge.points=POINTS" in CliRunner().invoke(main, ["judge", "--help"]).output
 
 
+def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig]) -> None:
+    """What a strong attack found against rob is handed in; a weak evaluation then counts no more than both leave."""
+    weak = {"n_iter": 1, "attacks": ["apgd-ce"]}
+    strong = tiny(std=None, evaluate={"attacks": ["apgd-t"], "n_iter": 20})
+    pipeline.run(strong, executor=DebugExecutor())
+    points = str(Path(strong.storage) / strong.run_id() / "evaluate")
+    before, after = tiny(std=None, evaluate=weak), tiny(std=None, evaluate={**weak, "points": points})
+    assert before.run_id() != after.run_id()
+    opened, rows = {}, {}
+    for config in (strong, before, after):
+        results = pipeline.run(config, executor=DebugExecutor())
+        opened[config.run_id()] = open_run(config)
+        fingerprint = stage_of(config, "evaluate").fingerprint(opened[config.run_id()])
+        run = opened[config.run_id()]
+        rows[config.run_id()] = read_columns(run.store, "evaluate", run.partitions, fingerprint, ["robust"])["robust"]
+    assert torch.equal(rows[after.run_id()], rows[before.run_id()] & rows[strong.run_id()])
+    steps = {step.step: step for step in results.survival}
+    assert list(steps) == ["clean", "cached", "apgd-ce"]
+    assert steps["cached"].standing.correct == int(rows[strong.run_id()].sum()), "the points went first"
+    assert opened[after.run_id()].attack_fingerprint == opened[before.run_id()].attack_fingerprint
+    next(Path(points).glob("part-*.parquet")).unlink()
+    points_checksum.cache_clear()  # as another process
+    with pytest.raises(FingerprintMismatch, match="given points was"):
+        open_run(after)
+
+
+def test_points_of_other_images_are_refused_before_any_pass(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+    x, _ = open_dataset("digits").read(0, N)
+    np.savez(tmp_path / "beyond.npz", x_adv=x.numpy(), sample_id=np.arange(500, 500 + N))
+    np.save(tmp_path / "another_order.npy", x.flip(0).numpy())
+    for name, words in (
+        ("beyond.npz", r"points of other images: sample ids 500 to 523, this run has 0 to 23"),
+        ("another_order.npy", r"of the first 8 images none lies in \[0, 1\] and within .* the nearest is .* away"),
+    ):
+        with pytest.raises(DatasetError, match=words):
+            open_run(tiny(std=None, evaluate={"points": str(tmp_path / name)}))
+    stage = stage_of(tiny(std=None, judge={"points": str(tmp_path / "beyond.npz")}), "judge")
+    with pytest.raises(DatasetError, match="points of other images"):
+        stage.complete(open_run(tiny(std=None)), DebugExecutor(), Watcher())
+
+
 def test_bad_files_are_refused(tmp_path: Path, tiny: Callable[..., RunConfig]) -> None:
     def refused(path: Path, words: str) -> None:
         with pytest.raises(DatasetError, match=words):
@@ -124,5 +165,5 @@ def test_bad_files_are_refused(tmp_path: Path, tiny: Callable[..., RunConfig]) -
     refused(tmp_path / "absent.pt", "there is no such file of points")
     torch.save(torch.zeros(N, 3, 32, 32), tmp_path / "cifar.pt")
     config = tiny(std=None, judge={"points": str(tmp_path / "cifar.pt")})
-    with pytest.raises(Exception, match=r"points have the shape \(3, 32, 32\), the run's images \(1, 8, 8\)"):
+    with pytest.raises(DatasetError, match=r"points have the shape \(3, 32, 32\), the run's images \(1, 8, 8\)"):
         stage_of(config, "judge").run(config, executor=DebugExecutor())
