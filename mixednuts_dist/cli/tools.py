@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from ..config import read_fraction
 from ..errors import ClusterError, MissingArtifact
 from ..register import STUDIES
 from ..uris import check_dataset_uri
@@ -114,19 +115,31 @@ def study(
         given.on_ray(partial(studies.run, given.config, name, full=full, robs=robs, console=shown))
 
 
+def _radius(text: str) -> float:
+    """A number or a fraction."""
+    return float(str(read_fraction(text)))
+
+
 @click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48", "benchmark gpu"))
-@click.argument("name", type=click.Choice(["search", "attack", "certify", "float32", "gpu", "radii", "threats"]))
+@click.argument(
+    "name", type=click.Choice(["search", "attack", "brackets", "certify", "float32", "gpu", "radii", "threats"])
+)
 @click.option(
     "--data", metavar="URI", help="attack, float32: images (CIFAR-10 or made-up ones); gpu: a folder; others: a URI."
 )
 @click.option(
     "--model", metavar="NAME", help="attack, float32: resnet-18, wrn-28-10, wrn-70-16, or a URI; others: a URI."
 )
-@click.option("--eps", type=float, help="attack, float32: Linf radius, for a URI; radii: the largest.")
+@click.option("--std", metavar="URI", help="brackets: the other classifier.")
+@click.option(
+    "--eps", type=_radius, metavar="NUMBER", help="attack, float32: Linf, for a URI; radii: the largest; brackets."
+)
+@click.option("--bounds", is_flag=True, default=None, help="brackets: Linf by bounds, not L2 by smoothing.")
+@click.option("--skip", type=click.IntRange(min=0), help="brackets: images left out at the beginning.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
 @click.option("--published", is_flag=True, default=None, help="attack: 100 iterations, 9 targets, not 50 and 4.")
 @click.option("-n", "n_images", type=click.IntRange(min=1), help="all but search, gpu: how many images.")
-@click.option("--draws", type=click.IntRange(min=50), help="certify: draws that bound a vote.")
+@click.option("--draws", type=click.IntRange(min=50), help="brackets, certify: draws that bound a vote.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
 @click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")
 @click.option("--threat", "threats", metavar="NORM:EPS", multiple=True, help="threats: L1:12, L2:0.5 ...; several.")
