@@ -15,7 +15,7 @@ from .compute_config import ComputeConfig
 from .config_file import apply_override, read_yaml_file
 from .errors import ConfigError, redacted
 from .register import ATTACKS, STAGES, load_extensions
-from .search_config import GONE_FROM_SEARCH, SearchConfig
+from .search_config import GONE_FROM_SEARCH, SearchConfig, criterion_stage
 from .section import Positive, Section
 from .threat import check_norm
 from .uris import beside, code_files, dataset_forms, placed
@@ -149,6 +149,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _certificates_to_count(self) -> "RunConfig":
+        stage = criterion_stage(self.search.criterion)
+        if stage is not None and self.section(stage) is None:
+            raise ValueError(
+                f"search.criterion: {self.search.criterion!r} reads what the stage {stage} proves; give the "
+                f"configuration the key `{stage}: {{}}`, or search by attacked margins (criterion: exact)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _attacks_in_the_norm(self) -> "RunConfig":
         method = ["square-margin"] if self.attack.method == "square" else []
         check_norm([*method, *self.evaluate.attacks], self.threat.norm)
@@ -187,10 +197,10 @@ class RunConfig(Section):
         """What the rows depend on: everything but where they are stored and computed; of extensions, their content.
 
         The second opinion and stages with a key of their own have fingerprints of their own, and where an evaluation
-        ends does not move a row.
+        ends does not move a row. A stage whose certificates the search counts stays in: it decides what is deployed.
         """
         left_out: dict[str, Any] = {
-            **dict.fromkeys(self.added_stages(), True),
+            **dict.fromkeys({*self.added_stages()} - {criterion_stage(self.search.criterion)}, True),
             "storage": True,
             "compute": True,
             "names": True,

@@ -9,6 +9,7 @@ from .reports import report
 from .reports.interim import write_interim
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
+from .stages.choosing import needed_stage
 from .stages.progress import Progress, Silent
 from .stages.runs import Run, open_run, reopen_run
 from .stages.stage import stages_of
@@ -56,6 +57,9 @@ def _complete(opened: Run, executor: Executor, progress: Progress, drawn: bool) 
     if opened.config.std is not None:
         attack.complete(opened, executor, progress)
         write_interim(opened)
+        for stage in asked:
+            if stage.name == needed_stage(opened.config.search):
+                stage.complete(opened, executor, progress)
         search.complete(opened, executor, progress)
         write_interim(opened)
     evaluate.complete(opened, executor, progress)

@@ -82,11 +82,19 @@ _WIDENINGS = 3  # from 8 values an axis to 20: 16 times the candidates, a minute
 GONE_FROM_SEARCH = {"sampler": "grid", "n_trials": 64}
 
 
+def criterion_stage(criterion: str) -> str | None:
+    """The stage whose certificates a criterion reads; None for criteria of attacked images alone."""
+    stage: str | None = CRITERIA.entries()[criterion].facts.get("stage")
+    return stage
+
+
 class SearchConfig(Section):
     """Algorithm 1 over the cached logits."""
 
     criterion: CriterionName = Field(
-        default="exact", description="exact: signed margins and exact clean accuracy; paper: Algorithm 1 to the letter"
+        default="exact",
+        description="exact: signed margins and exact clean accuracy; paper: Algorithm 1 to the letter; certified: what "
+        "`certify` proves in place of what the attack left, and beta is a share of rob's certified images",
     )
     clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation")
     clamps: tuple[ClampName, ...] = Field(default=(), description="clamps to try beside `clamp`, which ties prefer")
@@ -168,8 +176,11 @@ class SearchConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
-        if (self.robust or self.clean) and not CRITERIA.get(self.criterion).inequality:
-            raise ValueError(f"criterion {self.criterion!r} fixes the cutoff by beta: robust and clean need exact")
+        if self.robust or self.clean:
+            if not CRITERIA.get(self.criterion).inequality:
+                raise ValueError(f"criterion {self.criterion!r} fixes the cutoff by beta: robust and clean need exact")
+            if criterion_stage(self.criterion):
+                raise ValueError(f"criterion {self.criterion!r} counts certified images: robust and clean need exact")
         together = math.prod(len(grid_values(grid)) for grid in (self.scales, self.powers, self.biases))
         if together > _MOST_TOGETHER:
             raise ValueError(

@@ -1,16 +1,17 @@
 """What is certified beside what the strongest attacks leave: the truth lies between, and nothing certified may fall.
 
 Run: `mixednuts benchmark brackets`, L2 by smoothing on the digits, or with `--bounds --eps 2/255` and URIs of your own,
-Linf by bounds. Two attacks: MMAA on rob's margin at every image, which says what a std that is hostile everywhere would
-leave at each alpha; and the whole adaptive AutoAttack, with its published budget, on the mixture at every image that is
-certified there. The tables go to stderr, all numbers as JSON to stdout.
+Linf by bounds. The whole adaptive AutoAttack, with its published budget, attacks the mixture at every image that is
+certified there. For bounds MMAA on rob's margin at every image says too what a std that is hostile everywhere would
+leave at each alpha. What is found for parts of the images (`--skip`) adds up.
+The tables go to stderr, all numbers as JSON to stdout.
 
 Shapes: B images of C x H x W, N of them certified, D draws, K classes.
 """
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,12 +21,10 @@ from ..attacks.adaptive import adaptive_autoattack
 from ..attacks.budget import AttackBudget
 from ..attacks.minimum_margin import minimum_margin_attack
 from ..certification.answers import ROB_ALONE, Answers, BoundedAnswers, SmoothedAnswers
-from ..certification.certified_search import certified_selection
 from ..certification.linear_bounds import logit_bounds
 from ..certification.smoothed_mixture import ABSTAINS, SmoothedMixture
-from ..certification.smoothing import SmoothingPlan, Votes, noisy, smoothed_votes
+from ..certification.smoothing import SmoothingPlan, noisy, smoothed_votes
 from ..classifiers.base_classifiers import load_classifier
-from ..config import SearchConfig
 from ..images.datasets import open_dataset
 from ..mixing.certificates import cutoff_of
 from ..mixing.classifier import MixedClassifier
@@ -33,6 +32,8 @@ from ..mixing.margins import signed_margin
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform, LogitMap
 from ..reports.table import Cell, Table
+from ..search_config import SearchConfig
+from ..selection.certified import certified_selection
 from ..stages.choosing import grid_of
 from ..threat import ThreatModel
 
@@ -41,11 +42,11 @@ SIGMA, CONFIDENCE = 0.25, 0.999
 ATTACKED_ALPHA = 0.8  # of the smoothed mixture that AutoAttack is run on
 BETA = 0.95  # of the mixture that is chosen by certificates, for bounds
 _ATTACK_DRAWS = (4, 32, 256)  # that AutoAttack averages over; more where other draws deny what fewer said
-_MARGIN_DRAWS = 8  # that MMAA averages over
 _JUDGED = 10_000  # draws that judge an attacked image
 _SHARPNESS = 4.0  # of an attacked vote: near the hard vote that is certified, and with a gradient
 _OTHER_SEED = 1  # of those, which no attack has seen
 _ROWS = 256
+_COLUMNS = ("rob's logits", "alpha", "certified", "attacked leaves", "certified and fell")  # the last two for bounds
 
 
 def run(
@@ -71,10 +72,10 @@ def run(
         budget: of both attacks; the published ones by default.
     """
     x, y = open_dataset(data).read(skip, skip + n_images)
-    pair = _Pair(load_classifier(std, "std"), load_classifier(model, "rob"), x, y)
+    pair = _Pair(load_classifier(std, "std"), load_classifier(model, "rob"), x, y, range(skip, skip + len(x)))
     found = (_by_bounds if bounds else _by_smoothing)(pair, eps, draws, budget or AttackBudget())
     norm = "Linf, by bounds" if bounds else f"L2, by smoothing (sigma {SIGMA:g}, {draws:,} draws)"
-    table = Table(["rob's logits", "alpha", "certified", "attacked leaves", "certified and fell"], found.rows)
+    table = Table(list(_COLUMNS[: len(found.rows[0])]), found.rows)
     _say(f"{model} on {len(x)} images of {data}, {found.n_right} right; radius {eps:.4g} in {norm}")
     _say(table.as_markdown())
     n_fell, n_undecided = found.attack() if found.n_certified else (0, 0)
@@ -95,6 +96,7 @@ class _Pair:
     rob: nn.Module
     x: Tensor
     y: Tensor
+    sample_ids: range  # of the images, which key their draws
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def _by_bounds(pair: _Pair, eps: float, _draws: int, budget: AttackBudget) -> _F
     ends = (torch.cat([getattr(box, f"{end}_BK") for box in boxes])[:, None] for end in ("lower", "upper", "leads"))
     with torch.no_grad():
         answers = BoundedAnswers((eps,), pair.y, pair.std(pair.x).argmax(dim=1), pair.rob(pair.x), *ends)
-    chosen = certified_selection(answers, eps, grid_of(SearchConfig(beta=BETA))).for_beta(BETA)
+    chosen = certified_selection(answers.rows(eps), grid_of(SearchConfig(beta=BETA))).for_beta(BETA)
     maps: dict[str, LogitMap] = {"as they are": IdentityTransform(), _words(chosen.at): chosen.transform()}
     threat, margins = ThreatModel("Linf", eps), {}
     for name, transform in maps.items():
@@ -134,17 +136,17 @@ def _by_bounds(pair: _Pair, eps: float, _draws: int, budget: AttackBudget) -> _F
 
 
 def _by_smoothing(pair: _Pair, eps: float, draws: int, budget: AttackBudget) -> _Found:
-    """The attacks see an average over a few draws; other draws judge."""
+    """The attack sees an average over a few draws; other draws judge."""
     plan = SmoothingPlan(SIGMA, draws, CONFIDENCE, 100, ALPHAS, (eps,), stop_when_decided=False)
-    votes = _votes(pair, pair.x, plan, seed=0)
     with torch.no_grad():
-        std_pred = pair.std(pair.x).argmax(dim=1)
+        n_classes, std_pred = pair.rob(pair.x[:1]).shape[1], pair.std(pair.x).argmax(dim=1)
+        votes = smoothed_votes(
+            pair.rob, pair.x, pair.y, plan, n_classes=n_classes, sample_ids=pair.sample_ids, seed=0, rows=_ROWS
+        )
     answers = SmoothedAnswers(plan, pair.y, std_pred, votes.chosen_counts_BK, votes.counts_BK, votes.n_drawn_B)
-    threat = ThreatModel("L2", eps)
-    x_adv = _smallest_margins(_Average(pair.rob, pair.x[0], _MARGIN_DRAWS), pair, threat, budget)
-    shares_BK = _votes(pair, x_adv, replace(plan, n=_JUDGED), seed=_OTHER_SEED).counts_BK / _JUDGED
-    mixtures = {("votes", alpha): _mixture(IdentityTransform(), alpha) for alpha in ALPHAS}
-    rows = _rows(answers, mixtures, eps, {"votes": signed_margin(shares_BK, pair.y)})
+    rows: list[list[Cell]] = [
+        ["votes", alpha, int(answers.certified(_mixture(IdentityTransform(), alpha), eps).sum())] for alpha in ALPHAS
+    ]
     held_B = answers.certified(_mixture(IdentityTransform(), ATTACKED_ALPHA), eps)
 
     def mixed(rob: nn.Module) -> MixedClassifier:
@@ -155,7 +157,9 @@ def _by_smoothing(pair: _Pair, eps: float, draws: int, budget: AttackBudget) -> 
         x, y, n_fell = pair.x[held_B], pair.y[held_B], 0
         for n_draws in _ATTACK_DRAWS:
             averaged = mixed(_Average(pair.rob, x[0], n_draws))
-            outcome = adaptive_autoattack(averaged, x, y, threat=threat, budget=budget)
+            outcome = adaptive_autoattack(
+                averaged, x, y, threat=ThreatModel("L2", eps), budget=budget, batch_size=_ROWS, precision="fp32"
+            )
             fooled = ~outcome.robust
             classes = judge.predict(outcome.x_adv[fooled], _JUDGED) if bool(fooled.any()) else y[:0]
             denied = (classes == y[fooled]) | (classes == ABSTAINS)
@@ -189,14 +193,6 @@ def _smallest_margins(model: nn.Module, pair: _Pair, threat: ThreatModel, budget
         model, pair.x, pair.y, threat=threat, n_iter=budget.n_iter, n_target_classes=budget.n_target_classes,
         stop_when_broken=False,
     ).x_adv  # fmt: skip
-
-
-def _votes(pair: _Pair, x: Tensor, plan: SmoothingPlan, seed: int) -> Votes:
-    n_classes = pair.rob(x[:1]).shape[1]
-    with torch.no_grad():
-        return smoothed_votes(
-            pair.rob, x, pair.y, plan, n_classes=n_classes, sample_ids=range(len(x)), seed=seed, rows=_ROWS
-        )
 
 
 class _Average(nn.Module):

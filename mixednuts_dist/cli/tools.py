@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from ..config import read_fraction
 from ..errors import ClusterError, MissingArtifact
 from ..register import STUDIES
+from ..section import read_fraction
 from ..uris import check_dataset_uri
 from .options import (
     GOES_ON,

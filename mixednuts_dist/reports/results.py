@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import InvalidInputError
 from ..mixing.mixture import log_one_minus_cutoff
+from ..search_config import criterion_stage
 from ..selection.choice import Choice
 from ..stages.stage import Certified
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
@@ -422,7 +423,9 @@ def corrected(results: RunResults, entry: Choice) -> tuple[float | None, float |
 
 
 def asked(results: RunResults) -> int:
-    """How many of rob's robust images the deployed beta asks to keep."""
+    """How many of rob's robust images the deployed beta asks to keep; 0 where it is a share of certified ones."""
+    if criterion_stage(results.search.criterion):
+        return 0
     return math.ceil(results.parameters.beta * results.row("rob").robust.correct - 1e-9)
 
 
@@ -477,9 +480,10 @@ def summary_sentence(results: RunResults) -> str:
     if not rob.robust.correct:
         return f"{clean} Under attack rob is right on none of {rob.robust.total}, so there is no robustness to keep."
     only = f" and {results.n_only_mixed} that rob loses" if results.n_only_mixed else ""
+    meant = f"asks for {asked(results)}" if asked(results) else "is a share of certified images"
     return (
         f"{clean} Under attack it keeps {results.kept.correct} of rob's {results.kept.total} robust images "
-        f"({percent_text(results.kept)} %; beta = {results.parameters.beta:g} asks for {asked(results)}){only}: "
+        f"({percent_text(results.kept)} %; beta = {results.parameters.beta:g} {meant}){only}: "
         f"{share_text(mixed.robust)} {'is' if mixed.robust.correct == 1 else 'are'} right. "
         f"std alone is right on {std.robust.correct or 'none'}."
     )
@@ -489,7 +493,12 @@ def rounds_sentence(results: RunResults) -> str:
     """How many rounds the search took, and whether they reached beta."""
     n_rounds = len(results.search.rounds)
     if results.kept is None or not n_rounds:
-        return "The search attacked no choice of its own (rounds: 0, as in the paper)."
+        why = (
+            "beta counts certified images"
+            if criterion_stage(results.search.criterion)
+            else "rounds: 0, as in the paper"
+        )
+        return f"The search attacked no choice of its own ({why})."
     reached = "reached" if results.kept.correct >= asked(results) else "not reached"
     plural = "" if n_rounds == 1 else "s"
     return f"{n_rounds} round{plural} of attacking the choice and choosing again; beta is {reached} when measured."

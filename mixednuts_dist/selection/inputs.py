@@ -4,7 +4,7 @@ Shapes: B images, K classes, P attacked points.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp, clamp_shape
 from ..mixing.margins import require_logits
 from ..mixing.transforms import norm_statistics, resolve_ln_k
-from .kernel import sort_rows
+from .kernel import Slab, sort_rows
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,21 @@ class AttackedPoints:
         return AttackedPoints(self.rob_logits_PK[mine_P], row_B[self.image_P[mine_P]], std_pred_P)
 
 
+class Certificates(Protocol):
+    """What is certified of each image at one radius."""
+
+    @property
+    def held_B(self) -> Tensor:  # noqa: N802
+        """Which images rob alone is certified on, bool (B,); there are n."""
+
+    @property
+    def shares_BK(self) -> Tensor | None:  # noqa: N802
+        """Votes under noise, where those are what is mixed in place of softmax(M(rob)); else None."""
+
+    def log_gaps(self, slab: Slab, ln_k: int | None) -> Tensor:
+        """log(1 - certified margin) of those images under each candidate, (P, S, n)."""
+
+
 @dataclass(frozen=True)
 class CachedLogits:
     """All inputs of a search and of its predictions; row i of every table is image i."""
@@ -50,6 +65,7 @@ class CachedLogits:
     labels_B: Tensor
     std_pred_B: Tensor  # std's classes of the clean images
     points: AttackedPoints | None = None  # further attacked images; `image_P` are rows of these tables
+    certificates: Certificates | None = None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def with_predictions(choice: Choice, cached: CachedLogits, *, kept_B: Tensor | N
         choice,
         clean_correct=int(clean_B.sum()),
         kept_predicted=int(held_B.sum()),
+        n_robust=int((cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B).sum()),
         total=len(clean_B),
         clean_interval=interval(clean_B),
         kept_interval=interval(held_B),

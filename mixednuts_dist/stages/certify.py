@@ -8,10 +8,10 @@ Shapes: B images of a piece, R radii, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ..config import RunConfig
 from ..errors import InvalidInputError
@@ -32,9 +32,18 @@ if TYPE_CHECKING:
     from ..distributed.tasks import Columns, Summary
     from ..distributed.workbench import Workbench
     from ..mixing.mixture import Mixture
+    from ..selection.inputs import Certificates
 
 Radius = Annotated[float, BeforeValidator(read_fraction), Field(gt=0, le=1000)]
-Alpha = Annotated[float, Field(gt=0.5, le=1)]
+
+
+def _certifiable(alpha: float) -> float:
+    if not 0.5 < alpha <= 1:
+        raise ValueError(f"{alpha:g} cannot be certified: up to 1/2 std alone decides; give alphas in (0.5, 1]")
+    return alpha
+
+
+Alpha = Annotated[float, AfterValidator(_certifiable)]
 _MOST_KEPT = 1000  # noisy logits of an image, all classes together, times 10
 _CROWN_PASSES = 8000  # of a row, forward and backward, that bounds take an image and radius (docs/certificates.md)
 _STEPS = 24  # of the curve over the radius
@@ -62,7 +71,7 @@ class CertifyKeys(Section):
     radii: tuple[Radius, ...] | None = Field(
         default=None,
         max_length=100,
-        description="to certify at; 0.4, 1 and 2 sigma by default, for bounds the threat model's radius",
+        description="to certify at; 0.4, 1 and 2 sigma by default, for bounds `radius` or the threat model's",
     )
     alphas: tuple[Alpha, ...] = Field(
         default=(1.0, 0.9, 0.8, 0.7),
@@ -71,6 +80,10 @@ class CertifyKeys(Section):
         description="draws of an image end when its certificates at these alphas and `radii` can no longer change",
     )
     stop_when_decided: bool = Field(default=True, description="false: all n draws for every image")
+    radius: Radius | None = Field(
+        default=None,
+        description="at which search.criterion certified counts certified images; the smallest of `radii` by default",
+    )
 
     @model_validator(mode="after")
     def _enough_draws(self) -> CertifyKeys:
@@ -78,6 +91,11 @@ class CertifyKeys(Section):
             from ..certification.confidence import require_enough_draws
 
             require_enough_draws(self.n, self.confidence, self.plan().thresholds)
+        elif self.radius is not None and self.radii is not None and self.radius not in self.radii:
+            raise ValueError(
+                f"radius {self.radius:g} is not among radii ({', '.join(f'{radius:g}' for radius in self.radii)}), and "
+                "bounds hold at those alone"
+            )
         return self
 
     def plan(self) -> SmoothingPlan:
@@ -156,11 +174,13 @@ class Certify(Stage):
         """What is certified at, ascending; `eps` is the threat model's."""
         if self.keys.method == "smoothing":
             return tuple(sorted(self.keys.plan().radii))
-        return tuple(sorted(self.keys.radii or (eps,)))
+        return tuple(sorted(self.keys.radii or (self.keys.radius or eps,)))
 
     def fingerprint(self, opened: Run) -> str:
+        """Of the radii, and not of the one among them that the search asks for."""
         self._require_usable(opened.config)
-        return super().fingerprint(opened)
+        asked = {"radius": None, "radii": self.radii(opened.config.threat.eps)}
+        return Stage.fingerprint(Certify(self.name, self.keys.model_copy(update=asked)), opened)
 
     def _require_usable(self, config: RunConfig) -> None:
         """Refuse what cannot be certified before anything is computed."""
@@ -207,6 +227,11 @@ class Certify(Stage):
             return SmoothedAnswers(self.keys.plan(), labels_N, std_pred_N, *own)
         return BoundedAnswers(self.radii(opened.config.threat.eps), labels_N, std_pred_N, *own)
 
+    def certificates(self, opened: Run, sample_ids: Sequence[int] | None) -> Certificates:
+        """Errors as in `answers`."""
+        radius = self.keys.radius or self.radii(opened.config.threat.eps)[0]
+        return self.answers(opened).certificates(radius, sample_ids)
+
     def outcomes(self, opened: Run) -> list[Outcome]:
         """Rob alone and the deployed mixture at each radius."""
         from ..certification.answers import ROB_ALONE
@@ -239,7 +264,7 @@ class Certify(Stage):
         return Certified(
             f"C{self.words()[1:]}. {NOT_CLAIMED[self.keys.method]}", "L2" if smoothing else "Linf",
             {radius: radius_words(radius) for radius in radii}, by_beta, below,
-            reaches["mixed" if search else "rob"].tolist(), len(answers.labels_N),
+            reaches["mixed" if search else "rob"].tolist(), len(answers.labels_N), not smoothing,
         )  # fmt: skip
 
     @staticmethod
@@ -266,13 +291,13 @@ class Certify(Stage):
     def _chosen(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
         """What the search's own grid has for each beta with certified margins in place of attacked ones."""
         from ..certification.answers import ROB_ALONE, BoundedAnswers
-        from ..certification.certified_search import certified_selection
+        from ..selection.certified import certified_selection
 
         answers, rows, search = self.answers(opened), list[list[object]](), opened.config.search
         assert isinstance(answers, BoundedAnswers)
         for radius in answers.radii:
             held = int(answers.certified(ROB_ALONE, radius).sum())
-            for choice in certified_selection(answers, radius, grid_of(search)).chosen if held else ():
+            for choice in certified_selection(answers.rows(radius), grid_of(search)).chosen if held else ():
                 if choice is not None:
                     clean, certified, total = self._counts(answers, choice.mixture(), radius)
                     parameters = [choice.scale, choice.power, choice.bias, choice.alpha]

@@ -11,7 +11,7 @@ from ..distributed.executor import Executor
 from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
 from ..errors import InvalidInputError
 from ..register import CRITERIA, load_extensions
-from ..search_config import SearchConfig, grid_values
+from ..search_config import SearchConfig, criterion_stage, grid_values
 from ..selection.choice import Choice
 from ..selection.criteria import Criterion, Scores
 from ..selection.exploration import Exploration, GridRefinements, Selection
@@ -31,6 +31,7 @@ from ..storage.records import AttackRecords, SearchResult, candidates_table
 from ..storage.tables import read_attack_records
 from .rounds import Points, centre_cutoff, wanted_images
 from .runs import SELECTED, Run, search_fingerprint, searched_images
+from .stage import stage_of
 
 CANDIDATES = "search/candidates.parquet"
 WORTH_TRIALS = 1 << 29  # mapped logits, seconds of one core: for fewer the trials' processes take longer to start
@@ -39,6 +40,11 @@ WITHOUT_ROUNDS = (
     "holds under the stored perturbations only."
 )
 
+
+CERTIFIED = (
+    "The search counted certificates: beta is the share of the {:,} images certified for rob alone that the mixture "
+    "stays certified on, and no attack is asked for that."
+)
 
 Scoring = Callable[[Sequence[Grid]], list[Scores]]
 
@@ -52,6 +58,10 @@ class Choosing:
         given = opened.store, opened.partitions, opened.attack_fingerprint
         self.records = read_attack_records(*given, sample_ids=self._sample)
         self._inputs = _inputs(self.records)
+        self._rows = self._inputs.rows()
+        if (needed := needed_stage(self._search)) is not None:
+            certificates = stage_of(opened.config, needed).certificates(opened, self._sample)
+            self._rows = replace(self._rows, certificates=certificates)
         self._task = SearchTask(
             opened.store.uri,
             search_fingerprint(opened),
@@ -60,12 +70,12 @@ class Choosing:
             str(Path.cwd()),
         )
         search = self._search  # what cannot be searched is refused before Ray starts
-        self._inputs.criterion(search.criterion, search.clamp, search.ln_k)
+        CRITERIA.get(search.criterion).from_rows(self._rows, clamp=search.clamp, ln_k=search.ln_k)
         self.explored: tuple[Exploration, dict[Pair, Criterion]] | None = None  # the last one
 
     def __call__(self, points: Points | None) -> SearchResult:
         """Every beta's choice."""
-        rows = self._inputs.rows()
+        rows = self._rows
         n_more = 0 if points is None else len(points.image_P) - len(rows.labels_B)
         if points is not None and n_more:
             rows = replace(rows, points=points.beyond(len(rows.labels_B)))
@@ -86,7 +96,7 @@ class Choosing:
         notes = (
             *self._sample_notes(),
             *_comparison_notes(search, self._inputs, exploration),
-            *_limit_notes(search, criteria),
+            *(_limit_notes(search, criteria) if points is not None else ()),
             *_widening_notes(exploration),
         )
         return _result(search, self.records, points, exploration, notes)
@@ -111,12 +121,12 @@ class Choosing:
             scores = []
             for grid in grids:
                 criterion = criteria[grid.pair]
-                most = criterion.attacked.n_right()
+                most = criterion.attacked.n_right() if by_rounds else criterion.n_attacked
                 kept = [min(most, wanted(beta, criterion.n_attacked)) for beta in grid.betas]
                 scores.append(score_candidates(criterion, grid, [max(1, k) for k in kept]))
             return scores
 
-        if by_rounds or work_of(grid_of(search), criteria) < WORTH_TRIALS:
+        if by_rounds or needed_stage(search) or work_of(grid_of(search), criteria) < WORTH_TRIALS:
             return here
         return self._executor.scoring(self._inputs, self._task) or here
 
@@ -131,7 +141,7 @@ class Choosing:
         result = replace(
             result,
             entries=tuple(corrected(entry, searched, robust_N) for entry in result.entries),
-            front=_front(exploration, criteria),
+            front=() if needed_stage(self._search) else _front(exploration, criteria),
         )
         content = {"run_id": self.opened.config.run_id(), "fingerprint": fingerprint, "result": result.to_json()}
         content["digest"] = digest(content)
@@ -140,8 +150,13 @@ class Choosing:
 
 
 def attacks_its_choice(search: SearchConfig) -> bool:
-    """Whether the search has rounds; the paper's criterion and others that fix the cutoff by beta have none."""
-    return bool(search.rounds) and CRITERIA.get(search.criterion).inequality
+    """Whether the search has rounds; criteria that fix the cutoff by beta, or that count certificates, have none."""
+    return bool(search.rounds) and CRITERIA.get(search.criterion).inequality and needed_stage(search) is None
+
+
+def needed_stage(search: SearchConfig) -> str | None:
+    """The stage whose certificates the criterion reads, beside the attack's rows."""
+    return criterion_stage(search.criterion)
 
 
 def targeted(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> SearchConfig:
@@ -278,9 +293,16 @@ def _result(
         notes=(
             *(str(remark) for remark in exploration.remarks(choices) if remark.beta in (None, search.beta)),
             *notes,
-            *([WITHOUT_ROUNDS.format(search.criterion)] if search.rounds and not attacks_its_choice(search) else []),
+            *_certified_notes(search, first),
         ),
     )
+
+
+def _certified_notes(search: SearchConfig, first: Selection) -> tuple[str, ...]:
+    """What beta means where the choice is not attacked and made again."""
+    if needed_stage(search) is not None:
+        return (CERTIFIED.format(first.n_attacked),)
+    return (WITHOUT_ROUNDS.format(search.criterion),) if search.rounds and not attacks_its_choice(search) else ()
 
 
 def _predicted(choice: Choice, cached: CachedLogits, points: Points | None) -> Choice:

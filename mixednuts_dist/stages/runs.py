@@ -25,6 +25,7 @@ from ..errors import (
     MissingArtifact,
     StoreError,
 )
+from ..search_config import criterion_stage
 from ..storage.code_files import keep_code, places
 from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
@@ -411,7 +412,9 @@ def _clock_path(stage: str) -> str:
 
 def search_fingerprint(opened: Run) -> str:
     """8 hex digits of all that the search's files depend on."""
-    return digest({"attack": opened.attack_fingerprint, "search": opened.config.determinants()["search"]})
+    values, stage = opened.config.determinants(), criterion_stage(opened.config.search.criterion)
+    counted = {stage: values[stage]} if stage else {}
+    return digest({"attack": opened.attack_fingerprint, "search": values["search"], **counted})
 
 
 def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:

@@ -15,7 +15,7 @@ from ..storage.manifest import restore_checksums
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .attack import adopt_attack
-from .choosing import CANDIDATES, Choosing, attacks_its_choice
+from .choosing import CANDIDATES, Choosing, attacks_its_choice, needed_stage
 from .progress import Progress, Silent
 from .rounds import Rounds
 from .runs import (
@@ -28,6 +28,7 @@ from .runs import (
     search_fingerprint,
     stage_clock,
 )
+from .stage import stage_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ def complete(opened: Run, executor: Executor | None, progress: Progress) -> Sear
     """The stage on an opened run; errors as in `run`."""
     _ = opened.config.required_std
     require_complete(opened, "attack", opened.attack_fingerprint)
+    if (needed := needed_stage(opened.config.search)) is not None:
+        require_complete(opened, needed, stage_of(opened.config, needed).fingerprint(opened))
     if opened.store.exists(SELECTED) and opened.store.exists(CANDIDATES):
         try:
             result = read_search_result(opened)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
     from ..mixing.mixture import Mixture
+    from ..selection.inputs import Certificates
 
 
 class Stage:
@@ -86,6 +87,10 @@ class Stage:
     def outcomes(self, opened: Run) -> Sequence[Outcome]:  # noqa: ARG002
         """The stage's rows of the report's accuracy table once it is complete; none for one row of the receipts."""
         return ()
+
+    def certificates(self, opened: Run, sample_ids: Sequence[int] | None) -> Certificates:  # noqa: ARG002
+        """For a criterion that says `stage=` of this one: what its complete rows prove of these images, or of all."""
+        raise InvalidInputError(f"stage {self.name!r} certifies nothing that a search could count")
 
     def certified(self, opened: Run) -> Certified | None:  # noqa: ARG002
         """What is proven of rob and of every beta's mixture, for the report's chart and its images."""
@@ -178,6 +183,7 @@ class Certified:
     by_radius: Mapping[str, Sequence[tuple[float, int]]]  # of rob alone and of the deployed mixture
     reach: Sequence[float]  # by sample id: the deployed mixture's largest certified radius, 0 for none
     total: int
+    of_deployed: bool  # of the very classifier that the evaluation attacks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import mixednuts_dist as mn
+from mixednuts_dist.certification.answers import ROB_ALONE
 from mixednuts_dist.certification.smoothed_mixture import ABSTAINS
 from mixednuts_dist.config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.transforms import IdentityTransform
+from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.stage import stage_of
@@ -52,6 +54,21 @@ def test_a_runs_smoothed_mixture_has_the_stages_certificates(tmp_path: Path, dig
     assert int((found.radii > 0.1).sum()) > 0
     with pytest.raises(InvalidInputError, match="these were"):
         mn.SmoothedMixture.from_run(str(folder), beta=0.5)
+
+
+def test_a_run_that_was_searched_by_certificates_smooths_their_choice(tmp_path: Path) -> None:
+    by_certificates = {**content(tmp_path)["search"], "criterion": "certified", "beta": 0.9}
+    config = parse_config(content(tmp_path, search=by_certificates))
+    attack.run(config, executor=DebugExecutor())
+    stage = stage_of(config, "certify")
+    assert isinstance(stage, Certify)
+    answers = stage.answers(stage.run(config, executor=DebugExecutor()))
+    alpha = search.run(config, executor=DebugExecutor()).deployed().alpha
+    (folder,) = tmp_path.glob("certified-*")
+    loaded = mn.SmoothedMixture.from_run(str(folder))
+    assert loaded.mixed.alpha == alpha > 0.5
+    held = int(answers.certified(ROB_ALONE, min(SMOOTHING["radii"])).sum())
+    assert int(answers.certified(loaded.mixed.mixture, min(SMOOTHING["radii"])).sum()) >= kept_images(0.9, held)
 
 
 def test_a_run_without_smoothing_is_asked_for_the_noise(tmp_path: Path) -> None:

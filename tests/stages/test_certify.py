@@ -24,7 +24,7 @@ from mixednuts_dist.cli import main
 from mixednuts_dist.cli.sizing import estimate_json
 from mixednuts_dist.config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.errors import BaseClassifierError, ConfigError, InvalidInputError
+from mixednuts_dist.errors import BaseClassifierError, ConfigError, InvalidInputError, MissingArtifact
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import IdentityTransform, LogitTransform
@@ -33,6 +33,7 @@ from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.stages import attack, estimate, search
 from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.choosing import grid_of
+from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.stage import stage_of
 
 SMOOTHING = {"n": 400, "n_choose": 20, "radii": [0.1, 0.25], "alphas": [1, 0.8]}
@@ -211,11 +212,11 @@ def test_the_whole_autoattack_contradicts_no_certificate_of_smoothing(tmp_path: 
     ("keys", "said"),
     [
         ({"sigma": 0}, "sigma"),
-        ({"alphas": [0.5]}, "alphas"),
+        ({"alphas": [0.5]}, "std alone decides"),
         ({"n": 10}, "Give n of at least"),
         ({"confidence": 1}, "confidence"),
         ({"method": "guess"}, "method"),
-        ({"radius": 0.1}, "radi"),
+        ({"method": "bounds", "radii": [0.1], "radius": 0.2}, "not among radii"),
     ],
 )
 def test_bad_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
@@ -341,3 +342,59 @@ def test_a_killed_certification_goes_on_to_the_same_rows(tmp_path: Path) -> None
     assert after.keys() == whole.keys() and len(whole) == 12
     assert all(pq.read_table(after[name]).equals(pq.read_table(whole[name])) for name in whole)
     assert {name: after[name].stat().st_mtime_ns for name in before} == before
+
+
+@pytest.mark.parametrize("method", ["smoothing", "bounds"])
+def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path, method: str) -> None:
+    """Certified before it is searched, and the mixture that comes out is the best of those that keep enough."""
+    (tmp_path / "relu.py").write_text(RELU_NETWORK)
+    bounds = {"rob": f"py:{tmp_path / 'relu.py'}:network", "certify": {"method": "bounds"},
+              "threat": {"norm": "Linf", "eps": 0.01}}  # fmt: skip
+    changes = bounds if method == "bounds" else {"certify": {**SMOOTHING, "radius": 0.25}}
+    found = {**content(tmp_path)["search"], "rounds": 8, "criterion": "certified", "beta": 0.9}
+    config = parse_config(content(tmp_path, **changes, search=found))
+    results = pipeline.run(config, executor=DebugExecutor(), drawn=False)
+    stage = stage_of(config, "certify")
+    assert isinstance(stage, Certify)
+    answers, radius = stage.answers(reopen_run(config)), stage.keys.radius or 0.01
+    (folder,) = tmp_path.glob("certified-*")
+    deployed = MixedClassifier.from_run(str(folder)).mixture
+    assert deployed.alpha == results.parameters.alpha
+    needed = kept_images(0.9, int(answers.certified(ROB_ALONE, radius).sum()))
+    assert int(answers.certified(deployed, radius).sum()) >= needed > 0
+    clean = int(answers.clean(deployed).sum())
+    for alpha in torch.linspace(0.505, 1, 30).tolist():
+        other = replace(deployed, alpha=alpha, one_minus_alpha=1 - alpha)
+        assert clean >= int(answers.clean(other).sum()) or int(answers.certified(other, radius).sum()) < needed
+    assert any("counted certificates" in note for note in results.search.notes)
+    assert any("broke none of the" in note for note in results.notes) == (method == "bounds")
+
+
+def test_a_search_by_certificates_says_what_it_lacks(tmp_path: Path) -> None:
+    by_certificates = {**content(tmp_path)["search"], "criterion": "certified"}
+    with pytest.raises(ConfigError, match="give the configuration the key"):
+        parse_config(content(tmp_path, search=by_certificates, certify=None))
+    with pytest.raises(ConfigError, match="need exact"):
+        parse_config(content(tmp_path, search={**by_certificates, "robust": 0.5}))
+    config = parse_config(content(tmp_path, search=by_certificates))
+    attack.run(config, executor=DebugExecutor())
+    with pytest.raises(MissingArtifact, match="certify"):
+        search.run(config, executor=DebugExecutor())
+    far = parse_config(content(tmp_path / "far", search=by_certificates, certify={**SMOOTHING, "radius": 3.0}))
+    with pytest.raises(InvalidInputError, match="certified on no image"):
+        pipeline.run(far, executor=DebugExecutor(), drawn=False)
+
+
+def test_the_searchs_radius_asks_for_no_new_pass(tmp_path: Path) -> None:
+    stage, opened = certified(tmp_path)
+    other = stage_of(parse_config(content(tmp_path, certify={**SMOOTHING, "radius": 0.25})), "certify")
+    assert other.fingerprint(opened) == stage.fingerprint(opened)
+
+
+def test_what_the_search_counts_is_part_of_the_run_id(tmp_path: Path) -> None:
+    def run_id(criterion: str, **keys: Any) -> str:
+        search_keys = {**content(tmp_path)["search"], "criterion": criterion}
+        return parse_config(content(tmp_path, search=search_keys, certify={**SMOOTHING, **keys})).run_id()
+
+    assert run_id("certified") != run_id("certified", n=500)
+    assert run_id("exact") == run_id("exact", n=500)

@@ -1,0 +1,97 @@
+"""The criterion `certified`: what is certified of rob takes the place of what an attack left of it.
+
+Of each image that rob alone is certified on, a certified margin takes the place of the smallest one under attack. The
+grid, cutoffs and ties are the search's own: for each beta, the share of those images that the mixture stays certified
+on, the s, p, c and alpha with the most clean images, and among equals what keeps most of the attacked ones.
+
+Votes under noise do not depend on s, p and c, because M keeps rob's class: there alpha is what is searched, the clean
+images are those of the smoothed mixture, and s, p and c are what keeps most of the attacked images at that alpha.
+
+Shapes: B images, n of them certified for rob, E clean rows that are counted, P powers, S scales, b betas.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInputError
+from ..mixing.clamps import Clamp
+from ..register import CRITERIA
+from .criteria import ExactCriterion, Scores, best_cutoffs
+from .grid import Grid
+from .inputs import CachedLogits, Certificates
+from .kernel import Slab
+from .selection import Selection, search_grid
+
+_STRICTLY = 1e-9  # of 1 - margin: a margin has to be above the cutoff, not at it
+
+
+@CRITERIA(
+    "certified",
+    describes="certified margins in place of attacked ones; needs the key certify, whose radius counts",
+    order=3,
+    stage="certify",
+)
+@dataclass(frozen=True)
+class CertifiedCriterion(ExactCriterion):
+    """`exact`, with the constraint on the images that rob alone is certified on."""
+
+    certificates: Certificates | None = None
+    ln_k: int | None = None
+    name: ClassVar[str] = "certified"
+    meaning: ClassVar[str] = "clean accuracy of the mixture"
+    compared_with: ClassVar[str | None] = None
+
+    @classmethod
+    def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
+        if rows.certificates is None:
+            raise InvalidInputError("the criterion certified reads certificates; these rows have none. Use exact")
+        if not bool(rows.certificates.held_B.any()):
+            raise InvalidInputError(
+                "rob alone is certified on no image, so there is nothing to keep: certify at a smaller radius "
+                "(certify.radius), or search by what the attack left (search.criterion: exact)"
+            )
+        return replace(super().from_rows(rows, clamp=clamp, ln_k=ln_k), certificates=rows.certificates, ln_k=ln_k)
+
+    @property
+    def held(self) -> Certificates:
+        """The certificates."""
+        assert self.certificates is not None
+        return self.certificates
+
+    @property
+    def n_attacked(self) -> int:
+        """Images of the constraint: those that rob alone is certified on."""
+        return int(self.held.held_B.sum())
+
+    def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
+        gap_rows, _, gains_E = self._gap_rows(slab)
+        attacked_PSn, open_PSE = self._log_gaps(gap_rows, slab)
+        if (votes := self._of_votes()) is not None:
+            open_E, gains_E = votes
+            open_PSE = open_E.expand(*open_PSE.shape[:2], -1)
+        certified_PSn = self.held.log_gaps(slab, self.ln_k) + _STRICTLY
+        log_cutoffs, gained, _ = best_cutoffs(certified_PSn, open_PSE, gains_E, kept)
+        n_kept = (attacked_PSn <= log_cutoffs[..., None]).sum(dim=-1)
+        return Scores(log_cutoffs, gained + int((self.std_pred_N == self.clean_labels_N).sum()), n_kept)
+
+    def _of_votes(self) -> tuple[Tensor, Tensor] | None:
+        """The same of votes: log(1 - lead over std's class) where one of rob and std is right, and gain or loss."""
+        if (shares_BK := self.held.shares_BK) is None:
+            return None
+        top_B = shares_BK.argmax(dim=1)
+        rob_right_B, std_right_B = top_B == self.clean_labels_N, self.std_pred_N == self.clean_labels_N
+        open_B = rob_right_B ^ std_right_B
+        leads_B = shares_BK.amax(dim=1) - shares_BK.gather(1, self.std_pred_N[:, None]).squeeze(1)
+        return torch.log1p(-leads_B[open_B]), torch.where(rob_right_B[open_B], 1, -1)
+
+    def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> None:
+        """None: the corrected predictions are for constraints on attacked images."""
+
+
+def certified_selection(rows: CachedLogits, grid: Grid) -> Selection:
+    """The grid's choice for every beta; `rows` have certificates. Errors as in `from_rows` and `search_grid`."""
+    return search_grid(CertifiedCriterion.from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k), grid)
