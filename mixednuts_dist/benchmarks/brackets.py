@@ -158,7 +158,13 @@ def _by_smoothing(pair: _Pair, eps: float, draws: int, budget: AttackBudget) -> 
         for n_draws in _ATTACK_DRAWS:
             averaged = mixed(_Average(pair.rob, x[0], n_draws))
             outcome = adaptive_autoattack(
-                averaged, x, y, threat=ThreatModel("L2", eps), budget=budget, batch_size=_ROWS, precision="fp32"
+                averaged,
+                x,
+                y,
+                threat=ThreatModel("L2", eps),
+                budget=budget,
+                batch_size=min(_ROWS, len(x)),
+                precision="fp32",
             )
             fooled = ~outcome.robust
             classes = judge.predict(outcome.x_adv[fooled], _JUDGED) if bool(fooled.any()) else y[:0]
