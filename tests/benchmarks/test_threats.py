@@ -1,6 +1,7 @@
 """Counts beside pyautoattack's, on the digits: versions, each attack by itself, random defences and cut gradients."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,11 @@ from mixednuts_dist.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:the gradient of the model is zero")
 
+REAL = Path(__file__).parents[3] / "shared" / "real"
+needs_real = pytest.mark.skipif(not (REAL / "zoo.py").is_file(), reason="the real classifiers are not at hand")
+CIFAR = {
+    "model": f"py:{REAL / 'zoo.py'}:rob_c10_resnet4b", "data": f"npz:{REAL / 'cifar10_test_first1000.npz'}",
+}  # fmt: skip
 SMALL = {"n_iter": 10, "n_target_classes": 2, "n_queries": 30}
 
 
@@ -59,6 +65,26 @@ def test_cut_gradients_are_passed_as_one_written_by_hand_passes_them() -> None:
     found = by("attack", rows["cut gradients"])
     assert found["standard: here, bpda off"]["standing"] - found["standard: here"]["standing"] >= 2
     assert found["standard: here"]["percent of the drop by hand"] >= 90
+
+
+@pytest.mark.slow
+@needs_real
+@pytest.mark.parametrize("behind", ["jpeg:0.02", "rounded:32"])
+def test_cut_gradients_of_a_real_network_are_passed_too(behind: str) -> None:
+    budget = {"n_iter": 20, "n_target_classes": 3, "n_queries": 20}
+    rows = threats.run(**CIFAR, behind=behind, threats=["Linf:4/255"], n_images=16, **budget)
+    found = by("attack", rows["cut gradients"])
+    assert found["standard: here, bpda off"]["standing"] - found["standard: here"]["standing"] >= 4
+    assert found["standard: here"]["percent of the drop by hand"] >= 90
+
+
+@pytest.mark.slow
+@needs_real
+@pytest.mark.parametrize("threat", ["L1:4", "L2:0.5", "Linf:4/255"])
+def test_of_a_real_network_no_more_stands_than_after_the_package(threat: str) -> None:
+    budget = {"n_iter": 50, "n_target_classes": 5, "n_queries": 200}
+    (row,) = threats.run(**CIFAR, threats=[threat], n_images=20, **budget)["versions"]
+    assert 0 < row["here"] <= row["pyautoattack"] < row["clean"]
 
 
 @pytest.mark.parametrize(
