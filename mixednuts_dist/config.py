@@ -18,7 +18,7 @@ from .register import ATTACKS, STAGES, load_extensions
 from .search_config import GONE_FROM_SEARCH, SearchConfig, criterion_stage
 from .section import Positive, Section
 from .threat import check_norm
-from .uris import beside, code_files, dataset_forms, placed
+from .uris import beside, code_files, dataset_forms, placed, reaches_out
 from .versions import FAST
 
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", "studies")
@@ -83,11 +83,29 @@ class RunConfig(Section):
 
     _folder: str = PrivateAttr(default="")
 
+    _trusted: bool = PrivateAttr(default=True)
+
     def with_changes(self, **changes: Any) -> Self:
         """As of every section; what is written stays known."""
         changed = super().with_changes(**changes)
-        changed._written, changed._folder = self._written, self._folder
+        changed._written, changed._folder, changed._trusted = self._written, self._folder, self._trusted
         return changed
+
+    @property
+    def trusted(self) -> bool:
+        """False for what a run's folder says of itself, which may be a stranger's, until the user trusts it."""
+        return self._trusted
+
+    def outside(self) -> dict[str, str]:
+        """What it names beyond the package, by key: code, services and files."""
+        uris = {"data.uri": self.data.uri, "std": self.std or "", "rob": self.rob}
+        return {key: self.written(uri) for key, uri in uris.items() if reaches_out(uri)} | self.outside_of_stages()
+
+    def outside_of_stages(self) -> dict[str, str]:
+        """The same of what even a look at the run's files takes."""
+        named = {"extensions": ", ".join(self.extensions)} if self.extensions else {}
+        reading = [name for name in self.added_stages() if STAGES.entries()[name].facts.get("names_files")]
+        return named | {name: str(keys) for name in reading if (keys := self.section(name)) is not None}
 
     @property
     def folder(self) -> str:

@@ -1,6 +1,8 @@
 """A YAML file as plain values; what is wrong with a file is said in one line."""
 
-from collections.abc import Hashable
+import json
+from collections.abc import Hashable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from .errors import ConfigError, redacted
 
 _DEEPEST_KEY = 8  # parts of a key.path
 _LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600
+_MOST_VALUES = 1_000_000
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # of PyYAML on `!!int ''` and such
 
 
@@ -62,13 +65,17 @@ def read_yaml(text: str, source: str) -> Any:
     try:
         loader = _Loader(text)
         try:
-            return loader.get_single_data()
+            found = loader.get_single_data()
+            _size(found, {})
+            return found
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{source}: not readable as YAML: {where}{error.problem or error.context}") from error
+    except OverflowError as error:
+        raise ConfigError(f"{source}: not readable as YAML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{source}: not readable as YAML: its lists and keys are nested too deeply") from error
     except yaml.reader.ReaderError as error:
@@ -91,6 +98,66 @@ def apply_override(content: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {shortened(override)}: {parent!r} holds the value {shortened(child)}, not keys")
         node = child
     node[last] = read_yaml(text, f"--set {shortened(override)}")
+
+
+def read_run_yaml(content: bytes) -> Any:
+    """What the `run.yaml` of a run says.
+
+    Raises:
+        ValueError: where it is no YAML, nested too deeply, or written out far longer than it is.
+    """
+    try:
+        found = yaml.safe_load(content)
+        _size(found, {})
+    except (yaml.YAMLError, RecursionError, OverflowError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return found
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values it holds, those that several places share (`*name`) counted at each.
+
+    Raises:
+        OverflowError: for more than a configuration can need: some lists of a list that is shared reach a billion.
+    """
+    if id(value) not in known:
+        kept = (*value, *value.values()) if isinstance(value, dict) else value
+        parts = kept if isinstance(kept, list | tuple) else ()
+        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
+        if known[id(value)] > _MOST_VALUES:
+            raise OverflowError(f"it holds more than {_MOST_VALUES:,} values")
+    return known[id(value)]
+
+
+def read_json(content: bytes) -> Any:
+    """The value that a JSON file of a run stands for.
+
+    Raises:
+        ValueError: where it is no JSON, or nested too deeply to be one of ours.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("its lists and keys are nested too deeply") from error
+
+
+_PLAIN = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+
+
+def require_plain(kind: type, values: Mapping[str, Any]) -> None:
+    """Hold values of a file against the plain fields of their dataclass: int, float, str, bool.
+
+    Raises:
+        ValueError: naming the first that is of another type; a truth value is no number.
+    """
+    for field in fields(kind):
+        named, value = str(getattr(field.type, "__name__", field.type)), values.get(field.name)
+        taken = _PLAIN.get(named)
+        if taken is None or field.name not in values:
+            continue
+        fits = isinstance(value, taken) and isinstance(value, bool) == (named == "bool")
+        if not fits:
+            raise ValueError(f"{field.name} is {shortened(value, 40)}, which is no {named}")
 
 
 class _Loader(yaml.SafeLoader):

@@ -157,7 +157,7 @@ def mix(
         with make_executor("debug") as executor:
             results = pipeline.run(config, executor=executor, progress=progress, drawn=False)
         run = storage / config.run_id()
-        mixed = read_run(str(run)).classifier()
+        mixed = read_run(str(run), trust_code=True).classifier()
         mixed.report = MixReport(results)
         return mixed
 

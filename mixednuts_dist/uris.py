@@ -20,7 +20,7 @@ default of that option), `downloads` (it has a function that says what is not on
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,6 +94,38 @@ def parse_uri(uri: str) -> ResourceUri:
 def is_black_box(uri: str) -> bool:
     """Whether the classifier answers without gradients: a service or a plain function."""
     return _fact(CLASSIFIERS, uri.partition(":")[0], "gradients") is False
+
+
+def reaches_out(uri: str) -> str | None:
+    """What a URI takes beyond the package and what it downloads: "code", "a service", "files", or None.
+
+    >>> reaches_out("py:os:system?command=ls"), reaches_out("folder:photos"), reaches_out("digits")
+    ('code', 'files', None)
+    """
+    parsed = parse_uri(uri)
+    entry = CLASSIFIERS.entries().get(parsed.scheme) or DATASETS.entries().get(parsed.scheme)
+    if entry is None:
+        return None
+    kind = {"factory": "code", "host": "a service"}.get(entry.facts.get("target", "any"))
+    has_files = any(path for _, path in _named_paths(parsed, entry)) or (
+        parsed.scheme in DATASETS.names() and parsed.target
+    )
+    return kind or ("files" if has_files else None)
+
+
+def named_code(*, std: str | None, rob: str, extensions: Iterable[str] = ()) -> dict[str, str]:
+    """Which of these run Python code, or ask a service, that somebody has named: key -> as written."""
+    found = {key: uri for key, uri in (("std", std), ("rob", rob)) if uri and reaches_out(uri) in ("code", "a service")}
+    files = ", ".join(extensions)
+    return {**found, "extensions": files} if files else found
+
+
+def needs_trust(run: str, outside: Mapping[str, str], ask: str = "add --trust, or give the configuration file") -> str:
+    """What is said of a run that names code, services or files beyond its folder, by key."""
+    named = ", ".join(f"{key}: {_short(value)}" for key, value in outside.items())
+    return (
+        f"{run} names what lies outside of it ({named}), which is used only if you ask for it: look at it, then {ask}"
+    )
 
 
 def without_weights(uri: str) -> str | None:

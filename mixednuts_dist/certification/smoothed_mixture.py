@@ -73,18 +73,20 @@ class SmoothedMixture(nn.Module):
         self.eval()
 
     @classmethod
-    def from_run(cls, uri: str, beta: float | None = None, **noise: Any) -> "SmoothedMixture":
+    def from_run(
+        cls, uri: str, beta: float | None = None, *, trust_code: bool = False, **noise: Any
+    ) -> "SmoothedMixture":
         """What a run with `certify: {sigma: ...}` certifies: its mixture at `beta`, its noise and its seed.
 
         Args:
-            uri, beta: as in `MixedClassifier.from_run`, and so are the errors.
+            uri, beta, trust_code: as in `MixedClassifier.from_run`, and so are the errors.
             noise: `sigma`, `confidence`, `n_choose`, `seed` or `rows` in place of the run's.
 
         Raises:
             InvalidInputError: where neither the run nor `noise` has a sigma.
         """
         loading = importlib.import_module("..deployment.loading", __package__)
-        loaded: SmoothedMixture = loading.load_smoothed(uri, beta, **noise)
+        loaded: SmoothedMixture = loading.load_smoothed(uri, beta, trust_code=trust_code, **noise)
         return loaded
 
     def predict(self, x_BCHW: Tensor, n: int = 1000, *, sample_ids: Sequence[int] | None = None) -> Tensor:

@@ -23,6 +23,7 @@ from .options import (
     run_command,
     run_or_config_argument,
     set_option,
+    trust_option,
     verbose_option,
 )
 from .setup import check, fetch, init, list_entries, schema
@@ -46,7 +47,7 @@ def run(given: Invocation, as_json: bool) -> None:
     if given.config.std is not None:
         from ..deployment.loading import loading_line
 
-        line = loading_line(f"{given.config.storage}/{given.config.run_id()}")
+        line = loading_line(given.config, f"{given.config.storage}/{given.config.run_id()}")
         given.console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -94,7 +95,11 @@ def search(given: Invocation) -> None:
 
 
 @run_command(
-    "report mine.yaml --json", "report runs/mine-0af3c2d1 --otlp http://127.0.0.1:4318", ray=False, as_json=True
+    "report mine.yaml --json",
+    "report runs/mine-0af3c2d1 --otlp http://127.0.0.1:4318",
+    ray=False,
+    as_json=True,
+    looks=True,
 )
 @click.option("--otlp", metavar="URL", help="Send the numbers to an OpenTelemetry collector too (extra `otlp`).")
 def report(given: Invocation, as_json: bool, otlp: str | None) -> None:
@@ -116,14 +121,15 @@ def report(given: Invocation, as_json: bool, otlp: str | None) -> None:
 @run_or_config_argument
 @set_option
 @json_option
+@trust_option
 @click.option("--watch", is_flag=True, help="Show it anew every few seconds until the run ends or Ctrl-C.")
 @verbose_option
-def status(config: str, overrides: tuple[str, ...], as_json: bool, watch: bool, verbose: bool) -> None:
+def status(config: str, overrides: tuple[str, ...], *, as_json: bool, trust: bool, watch: bool, verbose: bool) -> None:
     """What is done, what is missing, what failed; reads the storage only."""
     if watch and as_json:
         raise click.UsageError("--watch draws on a terminal; take --json again and again in its place")
     with reported(verbose, interrupted="the run goes on; only watching it has ended"):
-        loaded = config_of(config, overrides)
+        loaded = config_of(config, overrides, trust=trust)
         from .status import print_status, run_status, watch_status
 
         if watch:

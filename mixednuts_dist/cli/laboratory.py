@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from .options import examples, json_option, reported
+from .options import examples, json_option, reported, trust_option
 
 _WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # columns of a terminal; what fits into 80
 
@@ -15,9 +15,10 @@ page_option = click.option("--page", metavar="FILE.html", type=click.Path(dir_ok
 
 @click.command(epilog=examples("compare runs/a-0af3c2d1 runs/b-77e01f3c --page ab.html", "compare RUN RUN RUN --json"))
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN [...]")
+@trust_option
 @json_option
 @page_option
-def compare(runs: tuple[str, ...], as_json: bool, page: str | None) -> None:
+def compare(runs: tuple[str, ...], trust: bool, as_json: bool, page: str | None) -> None:
     """Finished runs on the same images, image by image.
 
     Which are right in both, in one, in neither; McNemar's exact test with Holm's correction over all pairs; the
@@ -29,7 +30,7 @@ def compare(runs: tuple[str, ...], as_json: bool, page: str | None) -> None:
         from ..stages.runs import stored_run
         from ..storage.store import Store
 
-        found = comparison.compare([stored_run(Store(uri)) for uri in runs])
+        found = comparison.compare([stored_run(Store(uri), trusted=trust) for uri in runs])
         if page:
             Path(page).write_text(comparison.page(found), encoding="utf-8")
         if as_json:
@@ -43,9 +44,10 @@ def compare(runs: tuple[str, ...], as_json: bool, page: str | None) -> None:
 @click.command(epilog=examples("runs runs", "runs s3://bucket/prefix --sort robust --page runs.html"))
 @click.argument("storage")
 @click.option("--sort", default="finished", show_default=True, metavar="COLUMN", help="By which column.")
+@trust_option
 @json_option
 @page_option
-def runs(storage: str, sort: str, as_json: bool, page: str | None) -> None:
+def runs(storage: str, sort: str, trust: bool, as_json: bool, page: str | None) -> None:
     """All runs under STORAGE: data, threat, clean, robust, beta, cost, date, state.
 
     With --page also as one HTML file: the trade-off plane of all of them, and the table, sorted by a click.
@@ -54,7 +56,7 @@ def runs(storage: str, sort: str, as_json: bool, page: str | None) -> None:
         from ..reports import leaderboard
         from ..reports.table import print_table
 
-        found = leaderboard.ordered(leaderboard.entries(storage), sort)
+        found = leaderboard.ordered(leaderboard.entries(storage, trusted=trust), sort)
         if page:
             Path(page).write_text(leaderboard.page(found, storage), encoding="utf-8")
         if as_json:

@@ -13,18 +13,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.highlighter import NullHighlighter
 
 from ..config import RunConfig, load_config
-from ..errors import ConfigError, MixedNutsError, log_json, printable
-from ..uris import check_uris
+from ..errors import ConfigError, MissingArtifact, MixedNutsError, log_json, printable
+from ..uris import check_uris, needs_trust
+
+if TYPE_CHECKING:
+    from ..storage.store import Store
 
 logger = logging.getLogger(__name__)
 
+_STANDS = "{} is a run, whose configuration stands; leave --set and --beta out, or give CONFIG"
 _AT_ONCE = 1.0  # seconds between signals of one cause
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _ALARM = getattr(signal, "SIGALRM", None)  # Windows has none: an interrupt is raised once there
@@ -41,6 +45,9 @@ set_option = click.option(
 address_option = click.option("--address", help="Ray cluster to use; RAY_ADDRESS or a local one by default.")
 local_option = click.option(
     "--local", is_flag=True, help="Worker processes on this machine, no Ray; short for --set compute.executor=local."
+)
+trust_option = click.option(
+    "--trust", is_flag=True, help="Use the Python code, services and files that RUN names: it is yours, or you read it."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show the log.")
@@ -93,6 +100,7 @@ def run_command(
     local: bool = True,
     as_json: bool = False,
     beta: bool = False,
+    looks: bool = False,
     short_for: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], click.Command]:
     """A command on a CONFIG: the function gets an `Invocation` and the options of its own.
@@ -102,6 +110,7 @@ def run_command(
     Args:
         shown: examples for its help.
         ray, local, as_json, beta: whether it takes --address, --local, --json and --beta.
+        looks: whether it does without the classifiers and images that a run names, so that it needs no trust.
         short_for: further options that are short for a key: the option's name -> the key.
     """
     taken = {address_option: ray, local_option: ray and local, json_option: as_json, deployed_beta_option: beta}
@@ -109,17 +118,18 @@ def run_command(
     def make(function: Callable[..., None]) -> click.Command:
         @functools.wraps(function)
         def command(
-            config: str, overrides: tuple[str, ...], verbose: bool, address: str | None = None, local: bool = False,
-            beta: float | None = None, **options: Any,
+            config: str, overrides: tuple[str, ...], verbose: bool, trust: bool, address: str | None = None,
+            local: bool = False, beta: float | None = None, **options: Any,
         ) -> None:  # fmt: skip
             if local and address:
                 raise click.UsageError("--local uses no Ray cluster; leave --address out")
             written = {"search.beta": beta, **{key: options.pop(name) for name, key in (short_for or {}).items()}}
             overrides += tuple(f"{key}={value}" for key, value in written.items() if value is not None)
             with reported(verbose) as console:
-                function(Invocation(prepared(config, overrides, console), console, address, local), **options)
+                loaded = prepared(config, overrides, console, trust=trust, looks=looks)
+                function(Invocation(loaded, console, address, local), **options)
 
-        for option in (verbose_option, *reversed([option for option, wanted in taken.items() if wanted])):
+        for option in (verbose_option, trust_option, *reversed([option for option, wanted in taken.items() if wanted])):
             command = option(command)
         for name, key in (short_for or {}).items():
             value = name.upper()
@@ -129,13 +139,21 @@ def run_command(
     return make
 
 
-def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunConfig:
+def prepared(
+    config: str, overrides: tuple[str, ...], console: Console, *, trust: bool = False, looks: bool = False
+) -> RunConfig:
     """Read and check the configuration, then say at once which run it is, since PyTorch loads for seconds.
 
+    Args:
+        trust: whether what a run names beyond its folder may be used.
+        looks: whether the command does without the classifiers and images.
+
     Raises:
-        MixedNutsError: as in `config` and `uris`.
+        MixedNutsError: as in `config` and `uris`; ConfigError for a run that is not trusted and needs to be.
     """
-    loaded = config_of(config, overrides)
+    loaded = config_of(config, overrides, trust=trust)
+    if not loaded.trusted and not looks and (outside := loaded.outside()):
+        raise ConfigError(needs_trust(config, outside))
     check_uris(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
     line = f"run {loaded.run_id()} in {loaded.storage}: loading PyTorch"
     if _as_json_lines():
@@ -145,8 +163,11 @@ def prepared(config: str, overrides: tuple[str, ...], console: Console) -> RunCo
     return loaded
 
 
-def config_of(source: str, overrides: tuple[str, ...] = ()) -> RunConfig:
+def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = False) -> RunConfig:
     """The configuration of CONFIG, a YAML file, or of RUN, the folder or URI of a run, wherever that lies now.
+
+    Args:
+        trust: whether the code and files that a run names may be used; CONFIG is the user's own.
 
     Raises:
         MixedNutsError: as in `config`, and where RUN holds no run, or one whose folder has another name.
@@ -154,13 +175,13 @@ def config_of(source: str, overrides: tuple[str, ...] = ()) -> RunConfig:
     if "://" not in source and not Path(source).is_dir():
         return load_config(source, overrides)
     if overrides:
-        raise ConfigError(f"{source} is a run, whose configuration stands; leave --set and --beta out, or give CONFIG")
+        raise ConfigError(_STANDS.format(source))
     from ..stages.runs import stored_run
     from ..storage.outages import FIRST_ANSWER_SECONDS
     from ..storage.store import Store
 
     store = Store(source, FIRST_ANSWER_SECONDS)
-    found = stored_run(store).config
+    found = stored_run(store, trusted=trust).config
     storage, _, name = store.uri.rstrip("/").rpartition("/")
     if name != found.run_id():
         raise ConfigError(
@@ -168,6 +189,22 @@ def config_of(source: str, overrides: tuple[str, ...] = ()) -> RunConfig:
             "or made by another release. Rename it, or give the configuration file"
         )
     return found.with_changes(storage=storage or "/")
+
+
+def store_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
+    """Where the files of a run lie, for commands that take them as they are: CONFIG's run, or RUN itself."""
+    from ..stages.runs import run_store
+    from ..storage.outages import FIRST_ANSWER_SECONDS
+    from ..storage.store import Store
+
+    if "://" not in source and not Path(source).is_dir():
+        return run_store(load_config(source, overrides), FIRST_ANSWER_SECONDS)
+    if overrides:
+        raise ConfigError(_STANDS.format(source))
+    store = Store(source, FIRST_ANSWER_SECONDS)
+    if not store.exists("run.yaml"):
+        raise MissingArtifact(f"{store.uri} holds no run: there is no run.yaml in it. Give a run's folder or URI")
+    return store
 
 
 GOES_ON = "interrupted: what is written is kept; the same command goes on from there"

@@ -23,13 +23,14 @@ from .options import (
     Invocation,
     address_option,
     config_argument,
-    config_of,
     examples,
     local_option,
     prepared,
     reported,
     run_or_config_argument,
     set_option,
+    store_of,
+    trust_option,
     verbose_option,
 )
 
@@ -94,6 +95,7 @@ def _list_studies(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @set_option
 @address_option
 @local_option
+@trust_option
 @verbose_option
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_studies, help="Every NAME in a line."
@@ -101,12 +103,12 @@ def _list_studies(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option("--rob", "robs", multiple=True, metavar="URI", help="Another robust classifier to compare with.")
 @click.option("--full", is_flag=True, help="All images under the configured attacks, not fewer and cheaper.")
 def study(
-    name: str, config: str, overrides: tuple[str, ...], address: str | None, local: bool, verbose: bool,
-    robs: tuple[str, ...], full: bool,
+    name: str, config: str, overrides: tuple[str, ...], *, address: str | None, local: bool, trust: bool,
+    verbose: bool, robs: tuple[str, ...], full: bool,
 ) -> None:  # fmt: skip
     """A study of the paper: table, figure and findings."""
     with reported(verbose) as console:
-        given = Invocation(prepared(config, overrides, console), console, address, local)
+        given = Invocation(prepared(config, overrides, console, trust=trust), console, address, local)
         if name != "all":
             STUDIES.check(name)
         from ..studies import study as studies
@@ -171,11 +173,9 @@ def benchmark(name: str, whole: bool, **options: Any) -> None:
 def verify(config: str, overrides: tuple[str, ...], repair: bool) -> None:
     """Hold every file of a run against its checksum; list what is damaged."""
     with reported(verbose=False):
-        from ..stages.runs import run_store
         from ..storage import manifest
-        from ..storage.outages import FIRST_ANSWER_SECONDS
 
-        store = run_store(config_of(config, overrides), FIRST_ANSWER_SECONDS)
+        store = store_of(config, overrides)
         bad, n_files = manifest.verify(store)
         if not n_files:
             raise MissingArtifact(f"there is no run under {store.uri}. Run: mixednuts run {config}")
@@ -203,10 +203,7 @@ def open_page(config: str, overrides: tuple[str, ...]) -> None:
     The page of a run in a bucket is fetched into a temporary file first.
     """
     with reported(verbose=False):
-        from ..stages.runs import run_store
-        from ..storage.outages import FIRST_ANSWER_SECONDS
-
-        store = run_store(config_of(config, overrides), FIRST_ANSWER_SECONDS)
+        store = store_of(config, overrides)
         if not store.exists(_PAGE):
             raise MissingArtifact(f"{store.address(_PAGE)} does not exist. Run: mixednuts report {config}")
         path = Path(store.address(_PAGE))
@@ -263,10 +260,12 @@ def prepare(
 )
 @click.option("--robustbench", is_flag=True, help="The adversarial images and the forms for RobustBench instead.")
 @beta_option
+@trust_option
 @verbose_option
 def export(
-    run: str, destination: str, formats: tuple[str, ...], robustbench: bool, beta: float | None, verbose: bool
-) -> None:
+    run: str, destination: str, formats: tuple[str, ...], *, robustbench: bool, beta: float | None, trust: bool,
+    verbose: bool,
+) -> None:  # fmt: skip
     """The mixture of RUN, a run's folder or URI, as files.
 
     Weights, parameters and a model card, with --format also graphs that run without this package.
@@ -282,7 +281,7 @@ def export(
             require_token(hub)
         doing = partial(console.print, highlight=False, markup=False, soft_wrap=True)
         doing(f"reading {run}")
-        found = read_run(run, beta=beta)
+        found = read_run(run, beta=beta, trust_code=trust)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary if hub is not None else destination)
             if robustbench:
@@ -315,11 +314,12 @@ def export(
 @click.option("--num-cpus", type=float, default=1.0, show_default=True, help="Cores a replica.")
 @click.option("--num-gpus", type=float, default=0.0, show_default=True, help="GPUs a replica; fractions share one.")
 @beta_option
+@trust_option
 @address_option
 @verbose_option
 def serve(
     run: str, *, host: str, port: int, max_batch: int, replicas: int, num_cpus: float, num_gpus: float,
-    beta: float | None, address: str | None, verbose: bool,
+    beta: float | None, trust: bool, address: str | None, verbose: bool,
 ) -> None:  # fmt: skip
     """The mixture of RUN, a run's folder or URI, behind HTTP.
 
@@ -328,7 +328,7 @@ def serve(
     with reported(verbose, interrupted="ended; the run is as it was") as console:
         from ..deployment.loading import read_run
 
-        found = read_run(run, beta=beta)
+        found = read_run(run, beta=beta, trust_code=trust)
         from ..distributed.executor import make_executor
         from ..errors import ClusterError
 
@@ -336,7 +336,9 @@ def serve(
             from ..deployment import service
         except ImportError as error:
             raise ClusterError(f"serving needs {error.name}: pip install 'ray[serve]'") from error
-        options = service.ServiceOptions(max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus)
+        options = service.ServiceOptions(
+            max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus, trust_code=trust
+        )
         with make_executor("ray", address) as executor:
             console.print(f"starting {found.run_id}, beta = {found.chosen.beta:g} ...", highlight=False, soft_wrap=True)
             executor.start()

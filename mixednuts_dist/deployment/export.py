@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from ..errors import InvalidInputError, StoreError
+from ..config_file import read_json
+from ..errors import DamagedFile, InvalidInputError, StoreError
 from ..reports.templates import rendered
 from ..storage.code_files import code_of
 from ..uris import code_files, is_black_box
@@ -139,8 +140,12 @@ def measured_results(run: DeployedRun) -> dict[str, Any] | None:
     """The run's `report/results.json`, if this beta is the one that was attacked and the report has been made."""
     if not run.is_deployed or not run.store.exists(_RESULTS):
         return None
-    results: dict[str, Any] = json.loads(run.store.read(_RESULTS))
-    return results if "mixed" in results.get("accuracy", {}) else None
+    try:
+        results: dict[str, Any] = read_json(run.store.read(_RESULTS))
+        return results if "mixed" in results.get("accuracy", {}) else None
+    except (ValueError, AttributeError, TypeError) as error:
+        address = run.store.address(_RESULTS)
+        raise DamagedFile(f"{address} is damaged ({error}): `mixednuts report` writes it anew", _RESULTS) from error
 
 
 def _front_matter(run: DeployedRun, results: dict[str, Any] | None) -> dict[str, Any]:

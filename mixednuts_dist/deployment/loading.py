@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
@@ -26,6 +25,8 @@ from torch import nn
 from ..certification.smoothed_mixture import SmoothedMixture
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..classifiers.factories import without_weights_argument
+from ..config import RunConfig
+from ..config_file import read_run_yaml
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
@@ -37,7 +38,7 @@ from ..storage.code_files import places
 from ..storage.records import SearchResult
 from ..storage.store import Store
 from ..threat import ThreatModel
-from ..uris import code_files, placed, without_weights
+from ..uris import code_files, named_code, needs_trust, placed, without_weights
 
 RUN = "run.yaml"
 ROLES = ("std", "rob")
@@ -105,14 +106,14 @@ class DeployedRun:
         return replace(self.chosen.mixture(), **surrogate)
 
 
-def load_run(uri: str, *, beta: float | None = None) -> MixedClassifier:
+def load_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -> MixedClassifier:
     """See `MixedClassifier.from_run`."""
-    return read_run(uri, beta=beta).classifier()
+    return read_run(uri, beta=beta, trust_code=trust_code).classifier()
 
 
-def load_smoothed(uri: str, beta: float | None = None, **noise: Any) -> SmoothedMixture:
+def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = False, **noise: Any) -> SmoothedMixture:
     """See `SmoothedMixture.from_run`."""
-    run = read_run(uri, beta=beta)
+    run = read_run(uri, beta=beta, trust_code=trust_code)
     stored = run.config.get("certify") or {}
     smooths = stored.get("method") == "smoothing"
     given = {name: stored[name] for name in ("sigma", "confidence", "n_choose") if smooths} | noise
@@ -124,23 +125,21 @@ def load_smoothed(uri: str, beta: float | None = None, **noise: Any) -> Smoothed
     return SmoothedMixture(run.classifier(), **{"seed": run.config["seed"], **given})
 
 
-def loading_line(run: str) -> str:
-    """The line of Python that loads a run's mixture; `run` is its folder or URI.
-
-    >>> loading_line("runs/digits-bc980c1c")
-    'MixedClassifier.from_run("runs/digits-bc980c1c")'
-    """
-    return f"MixedClassifier.from_run({json.dumps(run)})"
+def loading_line(config: RunConfig, run: str) -> str:
+    """The line of Python that loads a run's mixture; `run` is its folder or URI."""
+    has_code = named_code(std=config.std, rob=config.rob, extensions=config.extensions)
+    return f"MixedClassifier.from_run({json.dumps(run)}{', trust_code=True' if has_code else ''})"
 
 
-def read_run(uri: str, *, beta: float | None = None) -> DeployedRun:
+def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -> DeployedRun:
     """What a run's folder says of the mixture at `beta`, the deployed one by default; imports the run's extensions.
 
     Its Python files are those of its configuration's folder, or, where these are gone or others, the copies in the run.
 
     Raises:
         MissingArtifact: where there is no run, or its search has not been done.
-        InvalidInputError: for a beta that was not searched, or a run of one classifier alone.
+        InvalidInputError: for a beta that was not searched, a run of one classifier alone, or one that names Python
+            code or a service and `trust_code` is not given.
         DamagedFile: where one of the two files is not what was written.
     """
     store = Store(str(uri))
@@ -148,8 +147,11 @@ def read_run(uri: str, *, beta: float | None = None) -> DeployedRun:
     run_id, config, inputs = described["run_id"], described["config"], described["inputs"]
     if config.get("std") is None:
         raise InvalidInputError(f"run {run_id} attacks rob alone; without std there is no mixture to load")
+    files = config.get("extensions") or ()
+    if (named := named_code(std=config["std"], rob=config["rob"], extensions=files)) and not trust_code:
+        raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True, or --trust to a command"))
     find = places(store, described)
-    load_extensions(find(file.removeprefix("py:")) for file in config.get("extensions") or ())
+    load_extensions(find(file.removeprefix("py:")) for file in files)
     searched, _ = stored_search(store)
     return DeployedRun(
         store, run_id, config, inputs["n_images"], inputs["n_classes"], tuple(inputs["image_shape"]),
@@ -164,9 +166,14 @@ def _described(store: Store) -> dict[str, Any]:
         runs = [name for name in store.names("") if store.exists(f"{name}/{RUN}")][:5]
         hint = f"; these folders below it do: {', '.join(runs)}" if runs else ""
         raise MissingArtifact(f"{store.uri} holds no run (no {RUN}){hint}. Give the folder <storage>/<run id>")
-    content = yaml.safe_load(store.read(RUN))
-    if not isinstance(content, dict) or not {"run_id", "config", "inputs", "versions"} <= content.keys():
-        raise DamagedFile(f"{store.address(RUN)} is damaged: the next `mixednuts run` writes it anew")
+    try:
+        content = read_run_yaml(store.read(RUN))
+        if not isinstance(content, dict) or not {"run_id", "config", "inputs", "versions"} <= content.keys():
+            raise ValueError("keys are missing")
+    except ValueError as error:
+        raise DamagedFile(
+            f"{store.address(RUN)} is damaged ({error}): the next `mixednuts run` writes it anew"
+        ) from error
     return content
 
 

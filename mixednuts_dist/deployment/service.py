@@ -54,6 +54,7 @@ class ServiceOptions:
     replicas: int = 1  # of rob and of std
     num_cpus: float = 1.0  # a replica
     num_gpus: float = 0.0  # a replica
+    trust_code: bool = False  # as in `MixedClassifier.from_run`
 
 
 class _Half:
@@ -62,7 +63,7 @@ class _Half:
     def __init__(self, run: str, beta: float | None, role: str, options: ServiceOptions) -> None:
         torch.set_num_threads(max(1, int(options.num_cpus)))
         self.device = "cuda" if ray.get_gpu_ids() else "cpu"
-        self.run = read_run(run, beta=beta)
+        self.run = read_run(run, beta=beta, trust_code=options.trust_code)
         self.mixed = self.run.classifier(role).to(self.device)
 
     def tensor(self, arrays: list[Any]) -> Tensor:
@@ -206,7 +207,9 @@ def application(run: str, beta: float | None, options: ServiceOptions) -> serve.
     Raises:
         MissingArtifact, InvalidInputError, DamagedFile: as in `read_run`.
     """
-    read_run(run, beta=beta)  # what is wrong with the run is told here, not in a replica's log
+    read_run(
+        run, beta=beta, trust_code=options.trust_code
+    )  # what is wrong with the run is told here, not in a replica's log
     layout = {
         "num_replicas": options.replicas,
         "ray_actor_options": {"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},

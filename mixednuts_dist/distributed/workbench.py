@@ -41,6 +41,7 @@ from ..attacks.judge import Judge
 from ..attacks.progress import Progress
 from ..attacks.stream import Stream
 from ..config import digest
+from ..config_file import read_json
 from ..images.datasets import Dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
@@ -264,7 +265,7 @@ class Workbench:
                 finally:
                     self.store.delete(path + _BEGUN)
             try:
-                found: dict[str, Any] = json.loads(self.store.read(path))  # of the first worker that wrote it
+                found: dict[str, Any] = read_json(self.store.read(path))  # of the first worker that wrote it
                 if found.pop("digest", None) not in (None, digest(found)):  # none: of the release before
                     raise ValueError("its content has changed")
             except (ValueError, AttributeError) as error:

@@ -159,20 +159,22 @@ class MixedClassifier(nn.Module):
         _deployment().save_pretrained(self, Path(folder), std_uri=std_uri, rob_uri=rob_uri)
 
     @classmethod
-    def from_run(cls, uri: str, beta: float | None = None) -> "MixedClassifier":
+    def from_run(cls, uri: str, beta: float | None = None, *, trust_code: bool = False) -> "MixedClassifier":
         """The mixture that a run chose, on the CPU: both base classifiers and the parameters at `beta`.
 
         Args:
-            uri: the run's folder, `<storage>/<run id>`: a path or any fsspec URI. Python files of `py:` classifiers and
-                extensions are part of a run, and naming it runs them.
+            uri: the run's folder, `<storage>/<run id>`: a path or any fsspec URI.
             beta: another of the searched ones than the deployed one.
+            trust_code: run the Python code that the run names (`py:` classifiers, extensions) and ask its services;
+                the run is yours, or you have read it.
 
         Raises:
             MissingArtifact: where there is no run, or its search has not been done.
-            InvalidInputError: for a beta that was not searched (the valid ones are listed), or a run without std.
+            InvalidInputError: for a beta that was not searched (the valid ones are listed), a run without std, or one
+                that names code, without `trust_code`.
             FingerprintMismatch: where a base classifier's weights are not those that the run was made with.
         """
-        loaded: MixedClassifier = _deployment().load_run(uri, beta=beta)
+        loaded: MixedClassifier = _deployment().load_run(uri, beta=beta, trust_code=trust_code)
         return loaded
 
     @classmethod

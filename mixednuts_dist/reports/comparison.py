@@ -18,6 +18,7 @@ from ..images.datasets import open_dataset
 from ..stages.runs import Run
 from ..stages.stage import stage_of
 from ..storage.tables import read_rows
+from ..uris import reaches_out
 from .counts import Z_95, difference_interval, minus
 from .table import Cell, Table
 from .templates import data_uri, rendered
@@ -213,9 +214,11 @@ def page(comparison: Comparison) -> str:
     """One HTML file: the table, and the images that are robust in some of the runs only, with each run's attack."""
     robust_RN = torch.stack([one.robust_N for one in comparison.answers])
     differ = (robust_RN.any(dim=0) & ~robust_RN.all(dim=0)).nonzero().squeeze(1).tolist()
-    rows, missing = [], ""
+    rows, missing, config = [], "", comparison.answers[0].run.config
     try:
-        dataset = open_dataset(comparison.answers[0].run.config.data.uri)
+        if not config.trusted and reaches_out(config.data.uri):
+            raise DatasetError(f"the run says that they are {config.written(config.data.uri)}; if so, add --trust")
+        dataset = open_dataset(config.data.uri)
         for i in differ[:MOST_PICTURES]:
             attacked = [(one.attacked_picture(i), bool(one.robust_N[i])) for one in comparison.answers]
             rows.append((i, data_uri("a.png", png(dataset.read(i, i + 1)[0][0])), attacked))

@@ -47,14 +47,17 @@ class Entry:
         return {**vars(self), **counts}
 
 
-def entries(storage: str) -> list[Entry]:
+def entries(storage: str, *, trusted: bool = False) -> list[Entry]:
     """One for each folder with a `run.yaml`, by name; a run that cannot be read is there with the reason.
+
+    Args:
+        trusted: as in `stored_run`.
 
     Raises:
         MissingArtifact: where there is no run.
     """
     root = Store(storage, FIRST_ANSWER_SECONDS)
-    found = [_entry(root.child(name), name) for name in root.names("") if root.child(name).exists("run.yaml")]
+    found = [entry for name in root.names("") if (entry := _entry(root.child(name), name, trusted))]
     if not found:
         raise MissingArtifact(f"there is no run under {storage}. Run: mixednuts run CONFIG --set storage={storage}")
     return found
@@ -89,9 +92,10 @@ def page(found: Sequence[Entry], storage: str) -> str:
     )  # fmt: skip
 
 
-def _entry(store: Store, name: str) -> Entry:
+def _entry(store: Store, name: str, trusted: bool) -> Entry | None:
+    """None for a folder that is no run."""
     try:
-        return _entry_of(stored_run(store, with_code=False), name)
+        return _entry_of(stored_run(store, trusted=trusted), name) if store.exists("run.yaml") else None
     except MixedNutsError as error:
         return Entry(name, "", "", None, None, None, 0.0, 0.0, None, f"unreadable: {error}")
 

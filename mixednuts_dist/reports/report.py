@@ -15,6 +15,7 @@ import yaml
 from ..attacks.budget import attack_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config import RunConfig, parse_config
+from ..config_file import read_run_yaml
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, ReadOnlyStorage, StoreError
 from ..images.datasets import open_dataset
@@ -39,6 +40,7 @@ from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
 from ..storage.store import Store
 from ..storage.tables import FLAG, SURVIVED, read_attack_records, read_columns, read_evaluate_records, read_rows
+from ..uris import reaches_out
 from ..versions import fast_notes
 from .counts import Count, outcome_counts
 from .page import report_files
@@ -228,7 +230,7 @@ def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
     """What it takes to repeat the run."""
     versions = yaml.safe_load(store.read("run.yaml"))["versions"]
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    loaded = {"in Python": loading_line(store.uri)} if config.std is not None else {}
+    loaded = {"in Python": loading_line(config, store.uri)} if config.std is not None else {}
     return {
         "run": config.run_id(),
         "folder": store.uri,
@@ -316,6 +318,9 @@ def _pictures(
 ) -> tuple[tuple[WorstImage, ...], tuple[str, ...], tuple[str, ...]]:
     """The images to look at and the classes' names; no images, and a note, on a machine that the data set is not on."""
     names = opened.config.data.class_names
+    if not opened.config.trusted and reaches_out(opened.config.data.uri):
+        uri = opened.config.written(opened.config.data.uri)
+        return (), names, (f"No images are shown: the run says that they are {uri}. If they are yours, add --trust.",)
     try:
         dataset, found = open_dataset(opened.config.data.uri), []
         for image in chosen:
@@ -381,10 +386,12 @@ def _siblings(opened: Run) -> Iterator[Run]:
     config = opened.config
     for name, store in siblings(config).items():
         try:
-            content = yaml.safe_load(store.read("run.yaml"))["config"]
-            address = store.address("run.yaml")
-            sibling = reopen_run(parse_config({**content, "storage": config.storage}, address))
-        except (MixedNutsError, yaml.YAMLError, KeyError, TypeError) as error:
+            content = read_run_yaml(store.read("run.yaml"))["config"]
+            if list(content.get("extensions") or ()) != [config.written(file) for file in config.extensions]:
+                continue  # the code of a run that nobody has named is not run
+            placed = {**content, "storage": config.storage, "extensions": config.extensions}
+            sibling = reopen_run(parse_config(placed, store.address("run.yaml")))
+        except (MixedNutsError, ValueError, KeyError, TypeError, AttributeError) as error:
             logger.info("%s is left out of the report: %s", name, error)
             continue
         same_attack = sibling.attack_fingerprint == opened.attack_fingerprint

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..config_file import require_plain
 from ..errors import InvalidInputError
 from .grid import Grid
 
@@ -113,6 +114,7 @@ class Choice:
             for name, value in content.items()
             if name != "cutoff"
         }
+        require_plain(cls, {name: value for name, value in values.items() if value is not None})
         return cls(**values)
 
 

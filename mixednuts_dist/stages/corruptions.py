@@ -68,7 +68,8 @@ class CorruptionsKeys(Section):
         return self.corruptions or self.suite.names
 
 
-@STAGES("corruptions", describes="accuracy under common corruptions of std, rob and every beta's mixture", order=4)
+@STAGES("corruptions", describes="accuracy under common corruptions of std, rob and every beta's mixture", order=4,
+        names_files=True)  # fmt: skip
 class Corruptions(Stage):
     """Which of the classifiers are right on each corrupted copy of an image."""
 

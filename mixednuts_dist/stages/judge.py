@@ -40,7 +40,7 @@ class JudgeKeys(Section):
 
 
 @STAGES("judge", describes="attacked images of somebody else: which break the classifiers, by float32", order=5,
-        options={"points": "x_adv.pt"})  # fmt: skip
+        options={"points": "x_adv.pt"}, names_files=True)  # fmt: skip
 class JudgePoints(Stage):
     """Given points inside the ball and [0, 1] count; each of std, rob and the mixture is judged at them."""
 

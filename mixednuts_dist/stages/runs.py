@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from ..config import RunConfig, digest, parse_config
+from ..config_file import read_json, read_run_yaml
 from ..errors import (
     BaseClassifierError,
     ConfigError,
@@ -32,7 +33,7 @@ from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, split_images
 from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store
-from ..uris import check_uris, is_black_box
+from ..uris import check_uris, is_black_box, needs_trust
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from torch import Tensor
@@ -121,23 +122,29 @@ def reopen_run(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) ->
     return Run(config, store, _read_inputs(store))
 
 
-def stored_run(store: Store, *, with_code: bool = True) -> Run:
-    """A run as its own folder says it, without its configuration file; imports its extensions.
+def stored_run(store: Store, *, trusted: bool = False) -> Run:
+    """A run as its own folder says it, without its configuration file.
 
     Args:
-        with_code: whether extensions that are not where they were may be imported from the run's copies.
+        trusted: whether its extensions are imported, and files that its stages name read; else it is refused for them.
 
     Raises:
         MissingArtifact: where there is none.
         DamagedFile: where `run.yaml` is not what was written.
-        ConfigError: for a configuration that this release does not read, or an extension that is not here.
+        ConfigError: for a configuration that this release does not read, an extension that is not here, or a run that
+            is not trusted and needs to be.
     """
     if not store.exists(_RUN):
         raise MissingArtifact(f"{store.uri} holds no run: there is no {_RUN} in it. Give a run's folder or URI")
     inputs = _read_inputs(store)
-    described = yaml.safe_load(store.read(_RUN))
-    find = places(store, described, with_code=with_code)
-    config = parse_config(described["config"], store.address(_RUN), folder=described.get("folder") or "", find=find)
+    described = read_run_yaml(store.read(_RUN))
+    address, content = store.address(_RUN), described["config"]
+    if not trusted and isinstance(content, dict) and content.get("extensions"):
+        raise ConfigError(needs_trust(store.uri, {"extensions": str(content["extensions"])}))
+    config = parse_config(content, address, folder=described.get("folder") or "", find=places(store, described))
+    if not trusted and (outside := config.outside_of_stages()):
+        raise ConfigError(needs_trust(store.uri, outside))
+    config._trusted = trusted
     return Run(config, store, inputs)
 
 
@@ -258,7 +265,7 @@ def _read_inputs(store: Store) -> Inputs:
 
 
 def _parse_inputs(run_yaml: bytes) -> Inputs:
-    content = yaml.safe_load(run_yaml)
+    content = read_run_yaml(run_yaml)
     if _LAST_KEY not in content:  # a file that was cut is often valid YAML
         raise ValueError("its end is missing")
     inputs = content["inputs"]
@@ -397,7 +404,7 @@ def _seconds(store: Store, stage: str) -> float | None:
     if not store.exists(path):
         return None
     try:
-        return float(json.loads(store.read(path))["seconds"])
+        return float(read_json(store.read(path))["seconds"])
     except (ValueError, KeyError, TypeError) as error:
         logger.warning("%s is damaged (%s) and counts as 0", store.address(path), error)
         return None
@@ -461,7 +468,7 @@ def stored_search(store: Store) -> tuple[SearchResult, str]:
             "configuration"
         )
     try:
-        content = json.loads(store.read(SELECTED))
+        content = read_json(store.read(SELECTED))
         if content.pop("digest") != digest(content):
             raise ValueError("its content has changed")
         return SearchResult.from_json(content["result"]), content["fingerprint"]

@@ -1,8 +1,8 @@
 """The user's Python files of a run: copies in its folder, so that the folder is enough where the originals are not.
 
 `run.yaml` says beside the configuration in which folder it was read (`folder`) and where the copy of each file lies
-(`code`: path as written -> path in the run). Code is run only for a run that the user names; what lists runs reads
-none of the copies.
+(`code`: path as written -> path in the run). Code is run only for a run that the user
+trusts (`--trust`, `trust_code=True`).
 """
 
 import atexit
@@ -32,12 +32,11 @@ def keep_code(store: Store, files: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def places(store: Store, described: Mapping[str, Any], *, with_code: bool = True) -> Callable[[str], str]:
+def places(store: Store, described: Mapping[str, Any]) -> Callable[[str], str]:
     """Where the paths of a run's configuration lie now: beside it as long as its code is the same, else in the run.
 
     Args:
         described: the content of `run.yaml`; older releases noted neither folder nor code.
-        with_code: whether the run's copies may be used, which then are run.
     """
     kept, folder = described.get("code") or {}, described.get("folder") or ""
     original = beside(folder) if folder else str
@@ -46,7 +45,7 @@ def places(store: Store, described: Mapping[str, Any], *, with_code: bool = True
         there = original(path)
         if path not in kept or (Path(there).is_file() and _digest(Path(there).read_bytes()) in kept[path]):
             return there
-        return _local_copy(store.uri, kept[path]) if with_code else there
+        return _local_copy(store.uri, kept[path])
 
     return find
 

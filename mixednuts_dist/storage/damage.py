@@ -6,11 +6,11 @@ whole since somebody last looked stays where it is.
 
 import hashlib
 import io
-import json
 
 import pyarrow.parquet as pq
 
 from ..config import digest
+from ..config_file import read_json
 from ..errors import NewerSchema
 from .partitions import Partition
 from .records import Receipt
@@ -83,8 +83,8 @@ def _parquet_problem(content: bytes) -> str | None:
 
 def _json_problem(content: bytes, must_be_signed: bool) -> str | None:
     try:
-        values = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        values = read_json(content)
+    except ValueError as error:
         return f"it is no JSON: {error}"
     if not isinstance(values, dict) or (must_be_signed and "digest" not in values):
         return "it is not what any release has written"

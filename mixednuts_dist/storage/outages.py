@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ..errors import StoreError
@@ -17,6 +18,11 @@ PATIENCE_SECONDS = 300.0  # how long an outage may last before a run gives up
 FIRST_ANSWER_SECONDS = 20.0  # the same before a run has begun, when nothing would be lost
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0  # seconds between tries
 _THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
+_EXPIRED = "the access token has expired ({said}). Renew it; the same command goes on from what is written"
+_TOLD = {
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"), _EXPIRED),
+    "RequestTimeTooSkewed": "this machine's clock or the server's is wrong ({said}). Here it is {now}: set it right",
+}
 _PASSING_STATUS = {408, 409, 429, 500, 502, 503, 504}
 _PASSING_ERRNO = {errno.EBUSY, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -86,14 +92,22 @@ def precondition_failed(error: Exception) -> bool:
     return any(isinstance(cause, FileExistsError) for cause in _causes(error)) or _answer(error)[0] == 412
 
 
+def has_no_reason(error: Exception) -> bool:
+    """Whether the server has refused with a status alone, as it does a HEAD, whose answer has no room for a reason."""
+    status, code = _answer(error)
+    return status is not None and code == str(status)
+
+
 def conditional_writes_unknown(error: Exception) -> bool:
     """Whether this kind of object store has never heard of them."""
     return _answer(error)[0] == 501
 
 
-def in_words(error: Exception, address: str) -> str:
+def in_words(error: Exception, address: str) -> str:  # noqa: PLR0911, one line a cause
     """What went wrong at `address`, and the next step."""
-    said = _one_line(error)
+    said, (_, code) = _one_line(error), _answer(error)
+    if code in _TOLD:
+        return f"{address}: {_TOLD[code].format(said=said, now=datetime.now(UTC).isoformat(timespec='seconds'))}"
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, FileNotFoundError):
         return f"{address}: there is no such place ({said}). Create the bucket or folder, or correct `storage`"

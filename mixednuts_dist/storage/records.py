@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..config_file import require_plain
 from ..selection.choice import Choice
 
 if TYPE_CHECKING:  # what only looks at a run's files does without PyTorch
@@ -120,6 +121,7 @@ class SearchResult:
         rounds = tuple(SearchRound.from_json(round_) for round_ in content.get("rounds", ()))
         front = tuple(Choice.from_json(choice) for choice in content.get("front", ()))
         notes = tuple(content["notes"])
+        require_plain(cls, content)
         return cls(**{**content, "entries": entries, "notes": notes, "rounds": rounds, "front": front})
 
 
@@ -150,6 +152,19 @@ class Receipt:
         default="", compare=False
     )  # of the whole file; told by its writer and kept in the manifest, since no file can hold its own
     n_bytes: int = field(default=0, compare=False)  # of the whole file, likewise
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Receipt:
+        """The receipt as it was stored; a later release of the same schema may have said more.
+
+        Raises:
+            ValueError, TypeError: where it is none.
+        """
+        values = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
+        require_plain(cls, values)
+        if not math.isfinite(values["seconds"] + values.get("finished", 0.0)):
+            raise ValueError("its times are not finite")
+        return cls(**values)
 
     @property
     def n_images(self) -> int:

@@ -25,7 +25,14 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import MissingArtifact, ReadOnlyStorage, StoreError, redacted
-from .outages import PATIENCE_SECONDS, conditional_writes_unknown, in_words, patiently, precondition_failed
+from .outages import (
+    PATIENCE_SECONDS,
+    conditional_writes_unknown,
+    has_no_reason,
+    in_words,
+    patiently,
+    precondition_failed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +84,7 @@ class Store:
         self._bucket = self._fs.split_path(self._root)[0] if s3 else None
         self._put_options = {"chunksize": _ONE_PUT} if s3 else {}
         self._local = isinstance(self._fs, LocalFileSystem)
+        self._real_root = os.path.realpath(self._root) if self._local else ""
         self._patience = 0.0 if self._local else patience_seconds
         self.uri = self._root if self._local else uri.rstrip("/")
 
@@ -317,7 +325,10 @@ class Store:
         parts = PurePosixPath(path)
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
             raise StoreError(f"the path {path!r} leads out of the storage root {self.uri}")
-        return f"{self._root}/{parts}"
+        found = f"{self._root}/{parts}"
+        if self._local and not Path(os.path.realpath(found)).is_relative_to(self._real_root):  # by a link in the run
+            raise StoreError(f"the path {path!r} leads out of the storage root {self.uri}")
+        return found
 
     def _call(self, method: str, path: str, *content: bytes, n_bytes: int = 0, **options: Any) -> Any:
         """One call of the file system; FileNotFoundError passes, any other error becomes a StoreError."""
@@ -326,7 +337,12 @@ class Store:
             options["timeout"] = _ANSWER_SECONDS + n_bytes / _SLOWEST
         self._fs.invalidate_cache()
         function = getattr(self._fs, method)
-        return patiently(lambda: function(target, *content, **options), self.address(path), self._patience)
+        try:
+            return patiently(lambda: function(target, *content, **options), self.address(path), self._patience)
+        except StoreError as error:
+            if method != "ls" and has_no_reason(error):
+                self._call("ls", "")  # which raises with the reason, an expired token for instance
+            raise
 
     def _cat(self, path: str, most_bytes: int, **limits: int) -> bytes:
         try:

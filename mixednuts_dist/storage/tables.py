@@ -358,9 +358,7 @@ def _footer(schema: Any, address: str) -> Footer:
         raise ValueError("its footer is not the one that was written")
     if "columns" in content and content["columns"] != _described(schema):  # older releases do not say
         raise ValueError("its columns are not those that were written")
-    known = Receipt.__dataclass_fields__  # a later release of the same schema may have said more
-    receipt = Receipt(**{name: value for name, value in content["receipt"].items() if name in known})
-    return Footer(content["fingerprint"], version, receipt)
+    return Footer(content["fingerprint"], version, Receipt.from_json(content["receipt"]))
 
 
 def _described(fields: Iterable[Any]) -> str:

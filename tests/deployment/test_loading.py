@@ -15,6 +15,7 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_columns, read_footer
+from tests.conftest import Finished
 
 from .conftest import OLD_RUN
 
@@ -31,8 +32,9 @@ def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Pat
         torch.testing.assert_close(mixed(stored["x_adv"]), stored["mixed_attacked"], rtol=1e-4, atol=1e-4)
 
 
-def test_the_line_that_is_printed_loads_the_run(run_folder: Path) -> None:
-    loaded = eval(loading_line(str(run_folder)), {"MixedClassifier": MixedClassifier})
+def test_the_line_that_is_printed_loads_the_run(tiny_run: Finished) -> None:
+    run_folder = tiny_run.folder
+    loaded = eval(loading_line(tiny_run.config, str(run_folder)), {"MixedClassifier": MixedClassifier})
     selected = json.loads((run_folder / "search/selected.json").read_text())["result"]
     assert loaded.mixture.surrogate_alpha == selected["surrogate_alpha"]
     chosen = next(entry for entry in selected["entries"] if entry["beta"] == selected["deployed_beta"])
