@@ -181,7 +181,8 @@ def pace_of(receipts: Sequence[Receipt], n_images: int, now: float) -> Pace:
     n_done = sum(receipt.n_images for receipt in receipts)
     gpu, core = device_hours(receipts)
     each_left = (n_images - n_done) / n_done if n_done else 0.0
-    speed, finished = _speed(receipts, now), max((receipt.finished for receipt in receipts), default=0.0)
+    finished = max((receipt.finished for receipt in receipts), default=0.0)
+    speed = _speed(receipts, max(now, finished))  # a worker's clock may be ahead of this machine's
     return Pace(
         images_left=n_images - n_done,
         images_per_second=speed,

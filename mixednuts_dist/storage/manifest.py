@@ -12,10 +12,12 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..config import digest
+from ..config_file import read_json
 from ..errors import MissingArtifact
 from .damage import problem, set_aside_if_damaged
 from .partitions import Partition
@@ -155,8 +157,16 @@ def verify(store: Store) -> tuple[list[Damage], int]:
     """
     paths = store.all_files()
     sums = _all_checksums(store, paths)
-    problems = concurrently(lambda path: problem(path, store.read(path), sums.get(path)), paths)
-    return [Damage(path, why, sums.get(path)) for path, why in zip(paths, problems, strict=True) if why], len(paths)
+    damages = concurrently(lambda path: _damage(path, store.read(path), sums.get(path, ())), paths)
+    return [damage for damage in damages if damage is not None], len(paths)
+
+
+def _damage(path: str, content: bytes, sums: Collection[str]) -> Damage | None:
+    """None where a file is what one of its writers has written: two drivers' rows are equal, their seconds are not."""
+    held = hashlib.sha256(content).hexdigest()
+    against = held if held in sums else next(iter(sums), None)
+    why = problem(path, content, against)
+    return Damage(path, why, against) if why else None
 
 
 def repair(store: Store, damages: Iterable[Damage]) -> list[str]:
@@ -165,45 +175,53 @@ def repair(store: Store, damages: Iterable[Damage]) -> list[str]:
     return [path for path in aside if path]
 
 
-def _all_checksums(store: Store, paths: Sequence[str]) -> dict[str, str]:
-    """Path -> sha256, from the manifests of all stages and the `checksums.json` of all folders."""
-    sums: dict[str, str] = {}
-    newest: dict[str, float] = {}
+def _all_checksums(store: Store, paths: Sequence[str]) -> dict[str, set[str]]:
+    """Path -> sha256s, from the manifests of all stages and the `checksums.json` of all folders.
+
+    Which of two sessions was later is not asked: their machines' clocks may differ.
+    """
+    sums: dict[str, set[str]] = defaultdict(set)
     for path in paths:
         folder, _, name = path.rpartition("/")
         if folder.endswith(f"/{FOLDER}") and name.endswith(".json"):
             stage = folder.removesuffix(f"/{FOLDER}")
             for receipt in _entries(store, path, None):
                 file = f"{stage}/{Partition(receipt.partition, receipt.start, receipt.stop).file_name}"
-                if receipt.sha256 and receipt.finished >= newest.get(file, 0.0):
-                    sums[file], newest[file] = receipt.sha256, receipt.finished
+                if receipt.sha256:
+                    sums[file].add(receipt.sha256)
         elif name == CHECKSUMS and problem(path, store.read(path)) is None:
-            told = json.loads(store.read(path))
-            sums |= {f"{folder}/{file}": sha for file, sha in told.items() if file != "digest"}
+            told = read_json(store.read(path))
+            for file in told.keys() - {"digest"}:
+                sums[f"{folder}/{file}"].add(told[file])
     return sums
 
 
 def _known(store: Store, stage: str, fingerprint: str) -> dict[int, Receipt]:
-    """Partition -> receipt of all sessions; of two of one partition the later one, and one with a checksum."""
+    """Partition -> receipt of all sessions; of two of one partition the later one, and one with a checksum.
+
+    Two of one size with other checksums are left for the file to settle: which is later is a question of two clocks.
+    """
     known: dict[int, Receipt] = {}
+    disputed: set[int] = set()
     for name in store.names(f"{stage}/{FOLDER}"):
         for receipt in _entries(store, f"{stage}/{FOLDER}/{name}", fingerprint):
             before = known.get(receipt.partition)
+            if before and before.n_bytes == receipt.n_bytes and before.sha256 != receipt.sha256:
+                disputed.update({receipt.partition} if before.sha256 and receipt.sha256 else ())
             if before is None or (receipt.finished, bool(receipt.sha256)) > (before.finished, bool(before.sha256)):
                 known[receipt.partition] = receipt
-    return known
+    return {index: receipt for index, receipt in known.items() if index not in disputed}
 
 
 def _entries(store: Store, path: str, fingerprint: str | None) -> list[Receipt]:
     """The receipts of one session of this run; none of a file that is damaged, another run's or a newer release's."""
     try:
-        content = json.loads(store.read(path))
+        content = read_json(store.read(path))
         if content["schema_version"] != MANIFEST_VERSION or content.pop("digest") != digest(content):
             raise ValueError("it is not what this release has written")
         if fingerprint is not None and content["fingerprint"] != fingerprint:
             return []
-        names = {field.name for field in fields(Receipt)}
-        return [Receipt(**{key: value for key, value in entry.items() if key in names}) for entry in content["entries"]]
+        return [Receipt.from_json(entry) for entry in content["entries"]]
     except MissingArtifact:  # another driver has just replaced it
         return []
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -213,7 +231,7 @@ def _entries(store: Store, path: str, fingerprint: str | None) -> list[Receipt]:
 
 def _readable(store: Store, path: str) -> bool:
     try:
-        return bool(json.loads(store.read(path))["schema_version"] == MANIFEST_VERSION)
+        return bool(read_json(store.read(path))["schema_version"] == MANIFEST_VERSION)
     except MissingArtifact:
         return False
     except (ValueError, KeyError, TypeError):

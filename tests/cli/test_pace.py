@@ -41,3 +41,10 @@ def test_a_run_that_nobody_works_on_has_an_age_and_no_speed() -> None:
     assert (
         pace_of([receipt(0, 10, 0.0, 5.0)], 20, 1000.0).last_finished_seconds_ago is None
     )  # written by an older release
+
+
+def test_a_worker_whose_clock_is_ahead_does_not_make_the_run_fast() -> None:
+    ahead = [receipt(0, 10, 1000.0 + 1190.0, 5.0), receipt(10, 20, 1000.0 + 1200.0, 5.0)]
+    pace = pace_of(ahead, 40, 1000.0)
+    assert pace.images_per_second == pytest.approx(20 / 15)
+    assert pace.last_finished_seconds_ago == 0

@@ -1,6 +1,7 @@
 """Throttled, broken and silent connections in front of a real server, as many as asked for; then it steps aside.
 
-`CorruptingProxy` lets all of them through and flips a byte of some answers, or cuts them.
+`CorruptingProxy` lets all of them through and flips a byte of some answers, or cuts them; `RefusingProxy` answers with
+an error from a moment on, and takes its time.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import random
 import socket
 import struct
 import threading
+import time
 from urllib.parse import urlsplit
 
 _SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
@@ -106,3 +108,50 @@ class CorruptingProxy(FaultProxy):
                 client.sendall(content)
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
+
+
+class RefusingProxy(FaultProxy):
+    """Answers with an error of S3's from the moment that `refuse` is called, and waits before it passes a request on.
+
+    Args:
+        delay: seconds a request.
+    """
+
+    def __init__(self, endpoint: str, delay: float = 0.0) -> None:
+        self._delay, self._answer, self.n_requests, self.listings, self._refuse_at = delay, b"", 0, 0, 1 << 60
+        super().__init__(endpoint, "refusal", 0)
+
+    def refuse(self, status: int, code: str, after: int = 0) -> None:
+        """From the request `after` the next ones on."""
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>told by the server</Message></Error>".encode()
+        head = f"HTTP/1.1 {status} Refused\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+        self._answer, self._refuse_at = (
+            f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body,
+            after + self.n_requests,
+        )
+
+    def pass_on(self) -> None:
+        """Refuse nothing any more."""
+        self._refuse_at = 1 << 60
+
+    def _connect(self, client: socket.socket) -> None:
+        server = socket.create_connection((self._server.hostname, self._server.port))
+        self._open.append(server)
+        threading.Thread(target=self._requests, args=(client, server), daemon=True).start()
+        threading.Thread(target=_copy, args=(server, client), daemon=True).start()
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while content := client.recv(2**16):
+                line = content.partition(b"\r\n")[0]
+                if line.endswith(b"HTTP/1.1"):
+                    self.n_requests += 1
+                    self.listings += b"list-type" in line
+                    if self.n_requests > self._refuse_at:
+                        head = self._answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+                        client.sendall(head if line.startswith(b"HEAD") else self._answer)
+                        client.shutdown(socket.SHUT_RDWR)
+                        return
+                    time.sleep(self._delay)
+                server.sendall(content)
+            server.shutdown(socket.SHUT_WR)

@@ -139,13 +139,19 @@ def test_a_session_without_news_writes_nothing(store: Store) -> None:
     assert store.all_files() == before
 
 
-def test_of_two_entries_of_a_file_the_later_one_counts(store: Store) -> None:
-    again = write(store, PARTS[0], finished=2.0)
+@pytest.mark.parametrize("clock", [-1200.0, 1200.0])
+def test_of_two_entries_of_a_file_the_file_says_which_counts(store: Store, clock: float) -> None:
+    """As of two drivers whose clocks are 20 minutes apart; the second one's file is there."""
+    again = write(store, PARTS[0], finished=1.0 + clock)
     writer = ManifestWriter(store, "attack", "f0", {})
     writer._replaces = []
     writer.add(again)
     writer.flush()
-    assert finished_files(store, "attack", PARTS, "f0")[PARTS[0]].sha256 == again.sha256
+    found = finished_files(store, "attack", PARTS, "f0")
+    assert found[PARTS[0]] == again
+    assert verify(store)[0] == []
+    ManifestWriter(store, "attack", "f0", found).flush()  # the next session
+    assert len(sessions(store)) == 1
     assert verify(store)[0] == []
 
 
