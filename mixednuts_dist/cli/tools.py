@@ -296,13 +296,13 @@ def export(
                 graphs = f", then {' and '.join(formats)} graphs, each held against the classifier" if formats else ""
                 doing(f"loading the classifiers of {found.run_id}, writing weights, parameters and card{graphs}")
                 written = export_run(found, folder, formats=formats, address=destination)
-            trust = ", trust_code=True" if has_code(folder) else ""
+            shown = ", trust_code=True" if has_code(folder) else ""
             if hub is not None:
                 doing(f"uploading to hf:{hub}")
             place = upload(folder, hub) if hub is not None else str(folder)
         console.print(f"{place}: {', '.join(written)}", highlight=False, soft_wrap=True)
         if not robustbench:
-            click.echo(f'MixedClassifier.from_pretrained("{destination}"{trust})')
+            click.echo(f'MixedClassifier.from_pretrained("{destination}"{shown})')
 
 
 @click.command(epilog=examples("serve runs/digits-bc980c1c", "serve s3://bucket/runs/cifar10-0af3c2d1 --num-gpus 0.5"))
