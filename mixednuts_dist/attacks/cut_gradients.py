@@ -130,8 +130,13 @@ class Uncut(nn.Module):
         self.network, self._cuts = network, tuple(cuts)
         self.eval()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the hooks come and go with each pass
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Logits (B, K). Never compiled, since the hooks come and go with each pass."""
+        # As a decorator of the class it would import the compiler, 2 s, in every process.
+        logits_BK: Tensor = torch.compiler.disable(self._uncompiled)(x_BCHW)  # type: ignore[no-untyped-call]
+        return logits_BK
+
+    def _uncompiled(self, x_BCHW: Tensor) -> Tensor:
         with identity_backward(self.network, self._cuts):
             logits_BK: Tensor = self.network(x_BCHW)
         return logits_BK

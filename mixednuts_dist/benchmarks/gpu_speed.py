@@ -53,9 +53,12 @@ def _limit(at: Place, network: nn.Module, x: Tensor) -> float:
     """Images a second, forward and backward, at the rate of a matrix product in the device's precision."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network(x[:1])
-    flops = 2 * counter.get_total_flops()  # the gradient of a frozen network by its images costs about one forward more
+    flops: int = (
+        2 * counter.get_total_flops()
+    )  # the gradient of a frozen network by its images costs about one forward more
     matrix = torch.ones(at.matmul_size, at.matmul_size, device=at.device, dtype=torch.bfloat16 if at.on_card else None)
-    return 2 * at.matmul_size**3 / fastest_of_three(lambda: matrix @ matrix) / flops
+    rate: float = 2.0 * at.matmul_size**3 / fastest_of_three(lambda: matrix @ matrix)
+    return rate / flops
 
 
 def _both_ways(network: nn.Module, x_BCHW: Tensor) -> Tensor:

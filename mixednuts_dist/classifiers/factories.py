@@ -137,13 +137,28 @@ class DigitsNet(nn.Module):
              forms=("demo:std", "demo:rob", "demo:rob_light", "demo:noisy"),
              target="std|rob|rob_light|noisy")  # fmt: skip
 def load_demo(uri: ResourceUri) -> DigitsNet:
-    """The embedded classifier of that name, frozen, in evaluation mode, on the CPU.
+    """The embedded classifier of that name."""
+    return {"std": demo_std, "rob": demo_rob, "rob_light": demo_rob_light, "noisy": demo_noisy}[uri.target]()
 
-    `rob_light` is smaller than `rob` and was trained at a smaller radius, for studies that compare robust ones; `noisy`
-    was trained with noise of standard deviation 0.25, for certificates by smoothing.
-    """
-    widths = {"std": STD_WIDTHS, "rob_light": ROB_LIGHT_WIDTHS}.get(uri.target, ROB_WIDTHS)
-    return _load_packaged(f"demo_{uri.target}.safetensors", widths)
+
+def demo_std() -> DigitsNet:
+    """The standard classifier (`demo:std`), frozen, in evaluation mode, on the CPU."""
+    return _load_packaged("demo_std.safetensors", STD_WIDTHS)
+
+
+def demo_rob() -> DigitsNet:
+    """The robust classifier (`demo:rob`), frozen, in evaluation mode, on the CPU."""
+    return _load_packaged("demo_rob.safetensors", ROB_WIDTHS)
+
+
+def demo_rob_light() -> DigitsNet:
+    """A second robust classifier, smaller and trained at a smaller radius, for studies that compare robust ones."""
+    return _load_packaged("demo_rob_light.safetensors", ROB_LIGHT_WIDTHS)
+
+
+def demo_noisy() -> DigitsNet:
+    """A classifier trained with noise of standard deviation 0.25, for certificates by smoothing (`demo:noisy`)."""
+    return _load_packaged("demo_noisy.safetensors", ROB_WIDTHS)
 
 
 def _load_packaged(file_name: str, widths: tuple[int, int]) -> DigitsNet:

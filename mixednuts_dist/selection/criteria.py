@@ -304,7 +304,7 @@ class ExactCriterion(Criterion):
         n_std_right = int((self.std_pred_N == self.clean_labels_N).sum())  # the count where rob decides nothing
         return Scores(log_cutoffs, gained + n_std_right, n_kept)
 
-    def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> tuple[Tensor, Tensor] | None:
         scale, power, bias = at
         slab = Slab(bias, self.clamp, (power,), (scale,))
         rows, open_N, gains_E = self._gap_rows(slab)

@@ -60,7 +60,8 @@ class Choosing:
         self._inputs = _inputs(self.records)
         self._rows = self._inputs.rows()
         if (needed := needed_stage(self._search)) is not None:
-            certificates = stage_of(opened.config, needed).certificates(opened, self._sample)
+            ids = None if self._sample is None else self._sample.tolist()
+            certificates = stage_of(opened.config, needed).certificates(opened, ids)
             self._rows = replace(self._rows, certificates=certificates)
         self._task = SearchTask(
             opened.store.uri,
