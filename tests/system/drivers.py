@@ -24,7 +24,8 @@ class Driver:
         self, config: Path, storage: str, log: Path, *options: str, environment: dict[str, str] | None = None
     ) -> None:
         self._out, self._log = log.with_suffix(".out"), log
-        command = [str(Path(sys.executable).with_name("mixednuts")), "run", str(config), "--json"]
+        command = ["env", "--default-signal=INT"]  # which a shell's background job has ignored
+        command += [str(Path(sys.executable).with_name("mixednuts")), "run", str(config), "--json"]
         with self._out.open("w") as out, self._log.open("w") as err:
             self.process = subprocess.Popen(
                 [*command, "--set", f"storage={storage}", *options], cwd=ROOT, env=environment, stdout=out, stderr=err
