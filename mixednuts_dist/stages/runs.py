@@ -196,7 +196,8 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         by_gradient = role == "rob" and config.attack.method == "apgd"
         if config.bpda and config.evaluate.eot is None and (by_gradient or (role == "std" and not is_black_box(uri))):
             cuts[role] = found_cuts(model, images[:2])
-        if by_gradient and not has_gradient(Uncut(model, cuts.get(role, ())), images):
+        passed = Uncut(model, cuts[role]) if cuts.get(role) else model  # the compiler is imported where it passes
+        if by_gradient and not has_gradient(passed, images):
             where = "".join(f" ({cut}: {cut.obstacle})" for cut in cuts.get(role, ()) if cut.obstacle)
             raise BaseClassifierError(
                 f"rob={uri!r} has no gradient{where}; set attack.method: square for margins from its answers alone"
