@@ -47,7 +47,9 @@ local_option = click.option(
     "--local", is_flag=True, help="Worker processes on this machine, no Ray; short for --set compute.executor=local."
 )
 trust_option = click.option(
-    "--trust", is_flag=True, help="Use the Python code, services and files that RUN names: it is yours, or you read it."
+    "--trust",
+    is_flag=True,
+    help="Use the Python code, services and files that RUN names, which was not made here: you read it.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show the log.")

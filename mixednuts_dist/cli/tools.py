@@ -337,7 +337,7 @@ def serve(
         except ImportError as error:
             raise ClusterError(f"serving needs {error.name}: pip install 'ray[serve]'") from error
         options = service.ServiceOptions(
-            max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus, trust_code=trust
+            max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus, trust_code=True
         )
         with make_executor("ray", address) as executor:
             console.print(f"starting {found.run_id}, beta = {found.chosen.beta:g} ...", highlight=False, soft_wrap=True)

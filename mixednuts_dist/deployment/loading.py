@@ -34,7 +34,7 @@ from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..register import load_extensions
 from ..selection.choice import Choice
 from ..stages.runs import stored_search
-from ..storage.code_files import places
+from ..storage.code_files import is_own, places
 from ..storage.records import SearchResult
 from ..storage.store import Store
 from ..threat import ThreatModel
@@ -138,8 +138,8 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
 
     Raises:
         MissingArtifact: where there is no run, or its search has not been done.
-        InvalidInputError: for a beta that was not searched, a run of one classifier alone, or one that names Python
-            code or a service and `trust_code` is not given.
+        InvalidInputError: for a beta that was not searched, a run of one classifier alone, or one that this user has
+            not made here and that names Python code or a service, without `trust_code`.
         DamagedFile: where one of the two files is not what was written.
     """
     store = Store(str(uri))
@@ -148,7 +148,8 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
     if config.get("std") is None:
         raise InvalidInputError(f"run {run_id} attacks rob alone; without std there is no mixture to load")
     files = config.get("extensions") or ()
-    if (named := named_code(std=config["std"], rob=config["rob"], extensions=files)) and not trust_code:
+    named = named_code(std=config["std"], rob=config["rob"], extensions=files)
+    if named and not trust_code and not is_own(described):
         raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True, or --trust to a command"))
     find = places(store, described)
     load_extensions(find(file.removeprefix("py:")) for file in files)

@@ -165,13 +165,13 @@ class MixedClassifier(nn.Module):
         Args:
             uri: the run's folder, `<storage>/<run id>`: a path or any fsspec URI.
             beta: another of the searched ones than the deployed one.
-            trust_code: run the Python code that the run names (`py:` classifiers, extensions) and ask its services;
-                the run is yours, or you have read it.
+            trust_code: run the Python code that the run names (`py:` classifiers, extensions) and ask its services,
+                because you have read it. A run that you have made on this machine needs no word.
 
         Raises:
             MissingArtifact: where there is no run, or its search has not been done.
-            InvalidInputError: for a beta that was not searched (the valid ones are listed), a run without std, or one
-                that names code, without `trust_code`.
+            InvalidInputError: for a beta that was not searched (the valid ones are listed), a run without std, or
+                another's run that names code, without `trust_code`.
             FingerprintMismatch: where a base classifier's weights are not those that the run was made with.
         """
         loaded: MixedClassifier = _deployment().load_run(uri, beta=beta, trust_code=trust_code)

@@ -27,7 +27,7 @@ from ..errors import (
     StoreError,
 )
 from ..search_config import criterion_stage
-from ..storage.code_files import keep_code, places
+from ..storage.code_files import is_own, keep_code, places, remember_own
 from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, split_images
@@ -126,7 +126,8 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
     """A run as its own folder says it, without its configuration file.
 
     Args:
-        trusted: whether its extensions are imported, and files that its stages name read; else it is refused for them.
+        trusted: whether its extensions are imported, and files that its stages name read; else it is refused for them,
+            unless this user has made it here.
 
     Raises:
         MissingArtifact: where there is none.
@@ -139,6 +140,7 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
     inputs = _read_inputs(store)
     described = read_run_yaml(store.read(_RUN))
     address, content = store.address(_RUN), described["config"]
+    trusted = trusted or is_own(described)
     if not trusted and isinstance(content, dict) and content.get("extensions"):
         raise ConfigError(needs_trust(store.uri, {"extensions": str(content["extensions"])}))
     config = parse_config(content, address, folder=described.get("folder") or "", find=places(store, described))
@@ -159,6 +161,7 @@ def _write_or_compare(store: Store, run: Run) -> None:
     Either way a file is written, so that a storage that takes none raises here.
     """
     content = _run_yaml(run).encode()
+    remember_own(read_run_yaml(content))
     if store.create(_RUN, content):
         return
     try:

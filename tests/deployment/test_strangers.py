@@ -24,6 +24,12 @@ LOOKS = [["status"], ["report"], ["open"], ["verify"], ["compare", "RUN"], ["run
 USES = [["export", "--to", "given"], ["run", "--local"], ["estimate"], ["study", "margins", "--local"]]
 
 
+@pytest.fixture(autouse=True)
+def another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who has made a run here."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that the stranger's code makes; a working folder, and no browser."""
