@@ -234,8 +234,14 @@ def serving(applications: dict[str, serve.Application], *, host: str, port: int)
         except OSError as error:
             raise ClusterError(f"cannot serve on {host}:{port} ({error}); choose another --host or --port") from error
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # its handlers are its own
-    serve.start(http_options={"host": host, "port": port})
     try:
+        try:
+            serve.start(http_options={"host": host, "port": port})
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            reason = " ".join(str(error).split())
+            raise ClusterError(
+                f"Ray Serve's proxy does not start: {reason}. Try again on a less busy machine"
+            ) from error
         for i, (route, made) in enumerate(applications.items()):
             try:
                 serve.run(made, name=f"{_NAME}-{i}", route_prefix=route)

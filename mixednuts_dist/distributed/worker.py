@@ -45,7 +45,7 @@ from .worker_spec import WorkerSpec
 logger = logging.getLogger(__name__)
 
 _MOST_UNWRITTEN = 2  # files that wait for a storage that does not answer while the next partition is attacked
-_WRITE_SECONDS = 5.0  # a file is waited for this long before the next partition begins
+_WRITE_SECONDS = 1.0  # a file is waited for this long before the next partition begins
 _BEGIN_AT_ONCE, _BEGIN_A_SECOND = 32, 10.0  # workers that load
 _TIMED_IMAGES = 256  # at most, to measure how long a pass takes
 _ENOUGH_SECONDS = 1.0  # of repeats, likewise

@@ -38,7 +38,7 @@ from ..stages.stage import Certified, Stage, require_needs, stage_of
 from ..storage.manifest import write_with_checksums
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
-from ..storage.store import Store
+from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, SURVIVED, read_attack_records, read_columns, read_evaluate_records, read_rows
 from ..uris import reaches_out
 from ..versions import fast_notes
@@ -322,15 +322,18 @@ def _pictures(
         uri = opened.config.written(opened.config.data.uri)
         return (), names, (f"No images are shown: the run says that they are {uri}. If they are yours, add --trust.",)
     try:
-        dataset, found = open_dataset(opened.config.data.uri), []
-        for image in chosen:
-            partition = next(part for part in opened.partitions if part.start <= image.sample_id < part.stop)
-            attacked = read_rows(opened.store, "evaluate", partition, fingerprint, "x_adv", [image.sample_id])
-            clean, _ = dataset.read(image.sample_id, image.sample_id + 1)
-            found.append(with_pixels(image, clean[0], torch.as_tensor(attacked[0])))
+        dataset = open_dataset(opened.config.data.uri)
+        clean = [dataset.read(image.sample_id, image.sample_id + 1)[0] for image in chosen]
     except DatasetError as error:
         return (), names, (f"No images are shown: {error}",)
-    return tuple(found), names or tuple(getattr(dataset, "class_names", ())), ()
+
+    def attacked(image: WorstImage) -> torch.Tensor:
+        partition = next(part for part in opened.partitions if part.start <= image.sample_id < part.stop)
+        return read_rows(opened.store, "evaluate", partition, fingerprint, "x_adv", [image.sample_id])
+
+    seen = zip(chosen, clean, concurrently(attacked, chosen), strict=True)
+    found = tuple(with_pixels(image, clean_1[0], attacked_1[0]) for image, clean_1, attacked_1 in seen)
+    return found, names or tuple(getattr(dataset, "class_names", ())), ()
 
 
 # --- elsewhere -------------------------------------------------------------------------------------------------------

@@ -225,8 +225,7 @@ def adopt(opened: Run, folder: str, fingerprint: str) -> None:
 def siblings(config: RunConfig) -> dict[str, Store]:
     """Run id -> folder of the other runs of this name in the same storage."""
     root, own = Store(config.storage), config.run_id()
-    names = (name for name in root.names("") if name.startswith(f"{config.name}-") and name != own)
-    return {name: root.child(name) for name in names}
+    return {name: root.child(name) for name in root.names("", f"{config.name}-") if name != own}
 
 
 def _copy(sibling: Run, opened: Run, missing: set[Partition], folder: str, fingerprint: str) -> set[Partition]:

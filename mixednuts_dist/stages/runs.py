@@ -32,7 +32,7 @@ from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, split_images
 from ..storage.records import Receipt, SearchResult
-from ..storage.store import Store
+from ..storage.store import Store, concurrently
 from ..uris import check_uris, is_black_box, needs_trust
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
@@ -399,16 +399,17 @@ def _write_clock(store: Store, stage: str, seconds: float) -> None:
 
 def stage_seconds(store: Store, stages: Iterable[str]) -> dict[str, float]:
     """Wall-clock seconds of each stage that has begun, summed over all the commands that worked on it."""
-    found = {stage: _seconds(store, stage) for stage in stages}
-    return {stage: seconds for stage, seconds in found.items() if seconds is not None}
+    names = list(stages)
+    found = zip(names, concurrently(lambda stage: _seconds(store, stage), names), strict=True)
+    return {stage: seconds for stage, seconds in found if seconds is not None}
 
 
 def _seconds(store: Store, stage: str) -> float | None:
     path = _clock_path(stage)
-    if not store.exists(path):
-        return None
     try:
         return float(read_json(store.read(path))["seconds"])
+    except MissingArtifact:
+        return None
     except (ValueError, KeyError, TypeError) as error:
         logger.warning("%s is damaged (%s) and counts as 0", store.address(path), error)
         return None
@@ -466,16 +467,16 @@ def read_search_result(opened: Run) -> SearchResult:
 def stored_search(store: Store) -> tuple[SearchResult, str]:
     """The search's result in a run's folder, and the fingerprint of what it was searched from; errors as above."""
     address = store.address(SELECTED)
-    if not store.exists(SELECTED):
-        raise MissingArtifact(
-            f"the run has not been searched yet: {address} does not exist. Run: mixednuts search with the same "
-            "configuration"
-        )
     try:
         content = read_json(store.read(SELECTED))
         if content.pop("digest") != digest(content):
             raise ValueError("its content has changed")
         return SearchResult.from_json(content["result"]), content["fingerprint"]
+    except MissingArtifact as error:
+        raise MissingArtifact(
+            f"the run has not been searched yet: {address} does not exist. Run: mixednuts search with the same "
+            "configuration"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
         raise DamagedFile(message, SELECTED) from error

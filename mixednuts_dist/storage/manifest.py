@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from ..config import digest
@@ -52,8 +53,10 @@ def finished_files(
         NewerSchema: where a newer release has written a file.
         FingerprintMismatch: where a file is of another run.
     """
-    sizes = store.sizes(stage, {partition.stem for partition in partitions})
-    known = _known(store, stage, fingerprint) if sizes else {}
+    with ThreadPoolExecutor(1) as thread:
+        listed = thread.submit(store.sizes, stage, {partition.stem for partition in partitions})
+        known = _known(store, stage, fingerprint, store.names(f"{stage}/{FOLDER}"))
+        sizes = listed.result()
     found: dict[Partition, Receipt] = {}
     unlisted: list[Partition] = []
     for partition in partitions:
@@ -89,9 +92,10 @@ class ManifestWriter:
         self._store, self._stage, self._fingerprint = store, stage, fingerprint
         self._entries = {partition.index: receipt for partition, receipt in finished.items()}
         self._path = f"{stage}/{FOLDER}/{uuid.uuid4().hex[:12]}.json"
-        self._replaces = [f"{stage}/{FOLDER}/{name}" for name in store.names(f"{stage}/{FOLDER}")]
+        names = store.names(f"{stage}/{FOLDER}")
+        self._replaces = [f"{stage}/{FOLDER}/{name}" for name in names]
         self._changed = len(self._replaces) > 1 or {
-            index: receipt.n_bytes for index, receipt in _known(store, stage, fingerprint).items()
+            index: receipt.n_bytes for index, receipt in _known(store, stage, fingerprint, names).items()
         } != {index: receipt.n_bytes for index, receipt in self._entries.items()}
         self._due = time.monotonic() + _SECONDS_BETWEEN
 
@@ -128,11 +132,13 @@ def with_checksum(receipt: Receipt, content: bytes) -> Receipt:
 def write_with_checksums(store: Store, folder: str, files: Mapping[str, bytes]) -> None:
     """Write these files of a folder and then, for `verify`, their sha256 beside them.
 
-    Sums of files that are being replaced are removed first: whatever interrupts this, none of them is wrong.
+    Sums of files that are being replaced are removed first: whatever interrupts this, none of them is wrong. JSON comes
+    last, since it says that the others are there.
     """
     store.delete(f"{folder}/{CHECKSUMS}")
-    for name, content in files.items():
-        store.write(f"{folder}/{name}", content)
+    last = [name for name in files if name.endswith(".json")]
+    for names in (files.keys() - last, last):
+        concurrently(lambda name: store.write(f"{folder}/{name}", files[name]), names)
     _write_sums(store, folder, files)
 
 
@@ -196,15 +202,15 @@ def _all_checksums(store: Store, paths: Sequence[str]) -> dict[str, set[str]]:
     return sums
 
 
-def _known(store: Store, stage: str, fingerprint: str) -> dict[int, Receipt]:
-    """Partition -> receipt of all sessions; of two of one partition the later one, and one with a checksum.
+def _known(store: Store, stage: str, fingerprint: str, names: Sequence[str]) -> dict[int, Receipt]:
+    """Partition -> receipt of these sessions; of two of one partition the later one, and one with a checksum.
 
     Two of one size with other checksums are left for the file to settle: which is later is a question of two clocks.
     """
     known: dict[int, Receipt] = {}
     disputed: set[int] = set()
-    for name in store.names(f"{stage}/{FOLDER}"):
-        for receipt in _entries(store, f"{stage}/{FOLDER}/{name}", fingerprint):
+    for entries in concurrently(lambda name: _entries(store, f"{stage}/{FOLDER}/{name}", fingerprint), names):
+        for receipt in entries:
             before = known.get(receipt.partition)
             if before and before.n_bytes == receipt.n_bytes and before.sha256 != receipt.sha256:
                 disputed.update({receipt.partition} if before.sha256 and receipt.sha256 else ())

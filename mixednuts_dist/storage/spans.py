@@ -12,7 +12,7 @@ from .damage import create_whole
 from .manifest import with_checksum
 from .partitions import SPANS, Partition, Span, without_overlaps
 from .records import Receipt
-from .store import Store
+from .store import Store, concurrently
 from .tables import encode_table, finished_receipt, read_columns
 
 _NAME = re.compile(r"part-(\d+)-(\d+)-(\d+)\.parquet")
@@ -26,12 +26,13 @@ def finished_spans(store: Store, stage: str, partitions: Sequence[Partition], fi
     """
     by_index = {partition.index: partition for partition in partitions}
     found: dict[Partition, dict[Span, Receipt]] = {}
-    for name in store.names(f"{stage}/{SPANS}") if partitions else ():
-        span = _parse(name, by_index)
-        receipt = finished_receipt(store, f"{stage}/{span.file_name}", fingerprint) if span else None
-        if span and receipt:
+    names = store.names(f"{stage}/{SPANS}") if partitions else ()
+    spans = [span for name in names if (span := _parse(name, by_index))]
+    receipts = concurrently(lambda span: finished_receipt(store, f"{stage}/{span.file_name}", fingerprint), spans)
+    for span, receipt in zip(spans, receipts, strict=True):
+        if receipt:
             found.setdefault(span.whole, {})[span] = receipt
-    return {span: receipts[span] for receipts in found.values() for span in without_overlaps(receipts)}
+    return {span: by_span[span] for by_span in found.values() for span in without_overlaps(by_span)}
 
 
 def merge_spans(store: Store, stage: str, whole: Partition, spans: Sequence[Span], fingerprint: str) -> Receipt:
@@ -47,7 +48,8 @@ def merge_spans(store: Store, stage: str, whole: Partition, spans: Sequence[Span
         return there
     try:
         # Receipts first: they say of a cut file that it is damaged, in one line.
-        receipt = _added_up(whole, [_receipt(store, f"{stage}/{span.file_name}", fingerprint) for span in spans])
+        receipts = concurrently(lambda span: _receipt(store, f"{stage}/{span.file_name}", fingerprint), spans)
+        receipt = _added_up(whole, receipts)
         columns = read_columns(store, stage, spans, fingerprint, _column_names(store, f"{stage}/{spans[0].file_name}"))
     except MissingArtifact:
         if there := finished_receipt(store, path, fingerprint):  # merged by another driver a moment ago
@@ -55,15 +57,13 @@ def merge_spans(store: Store, stage: str, whole: Partition, spans: Sequence[Span
         raise
     content = encode_table(columns, fingerprint, receipt)
     there = create_whole(store, path, content, fingerprint)
-    for span in spans:
-        store.delete(f"{stage}/{span.file_name}")
+    concurrently(lambda span: store.delete(f"{stage}/{span.file_name}"), spans)
     return there or with_checksum(receipt, content)
 
 
 def delete_spans(store: Store, stage: str) -> None:
     """Remove what is left of the spans of a complete stage."""
-    for name in store.names(f"{stage}/{SPANS}"):
-        store.delete(f"{stage}/{SPANS}/{name}")
+    concurrently(lambda name: store.delete(f"{stage}/{SPANS}/{name}"), store.names(f"{stage}/{SPANS}"))
     store.delete_empty_folder(f"{stage}/{SPANS}")
 
 

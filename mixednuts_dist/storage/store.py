@@ -83,6 +83,7 @@ class Store:
             _read_dates_quickly(self._fs)
         self._bucket = self._fs.split_path(self._root)[0] if s3 else None
         self._put_options = {"chunksize": _ONE_PUT} if s3 else {}
+        self._get_options = {"max_concurrency": 1} if s3 else {}  # with more s3fs asks for the size before each read
         self._local = isinstance(self._fs, LocalFileSystem)
         self._real_root = os.path.realpath(self._root) if self._local else ""
         self._patience = 0.0 if self._local else patience_seconds
@@ -122,7 +123,14 @@ class Store:
             pass
 
     def exists(self, path: str) -> bool:
-        return bool(self._call("exists", path))
+        """Whether there is such a file. On S3 by its head alone: fsspec would list what could lie below it as well."""
+        if self._bucket is None:
+            return bool(self._call("exists", path))
+        try:
+            self._object("head_object", path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def require_bucket(self) -> None:
         """Ask for the bucket itself, on S3: a listing and `exists` answer the same for an absent and an empty one.
@@ -139,15 +147,19 @@ class Store:
         except FileNotFoundError as error:
             raise StoreError(in_words(error, address)) from error
 
-    def names(self, folder: str) -> list[str]:
-        """Names in a folder, sorted; none where there is no such folder."""
+    def names(self, folder: str, stem: str = "") -> list[str]:
+        """Names in a folder that begin with `stem`, sorted; none where there is no such folder. S3 sends no others."""
         try:
-            entries = self._call("ls", folder, detail=False)
+            entries = (
+                self._call("ls", folder, detail=False)
+                if self._bucket is None
+                else [entry["name"] for entry in self._pages(folder, stem)]
+            )
         except FileNotFoundError:
             return []
         itself = PurePosixPath(self._path(folder) if folder else self._root)  # listed by some where it is empty
-        paths = (PurePosixPath(str(entry)) for entry in entries)
-        return sorted(path.name for path in paths if path != itself and _TEMPORARY not in path.name)
+        found = {path.name for path in map(PurePosixPath, map(str, entries)) if path != itself}
+        return sorted(name for name in found if name.startswith(stem) and _TEMPORARY not in name)
 
     def sizes(self, folder: str, stems: Iterable[str] = ("",)) -> dict[str, int]:
         """Name -> bytes of each file in a folder, in one listing; none where there is no such folder.
@@ -161,12 +173,34 @@ class Store:
         return {name: int(size) for name, size in files.items() if _TEMPORARY not in name}
 
     def _listed(self, folder: str, stem: str) -> list[dict[str, Any]]:
+        if self._bucket is not None:
+            return self._pages(folder, stem)
         if stem:
             return list(self._call("find", folder, maxdepth=1, prefix=stem, detail=True).values())
         try:
             return list(self._call("ls", folder, detail=True))
         except FileNotFoundError:
             return []
+
+    def _pages(self, folder: str, stem: str) -> list[dict[str, Any]]:
+        """A folder on S3, a request a thousand entries; where fsspec finds none, it lists the folder above as well."""
+        bucket, key, _ = self._fs.split_path(self._path(folder) if folder else self._root)
+        prefix, more, found = f"{key}/{stem}" if key else stem, dict[str, str](), list[dict[str, Any]]()
+        while True:
+            ask = partial(
+                self._fs.call_s3, "list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/",
+                timeout=_ANSWER_SECONDS, **more,
+            )  # fmt: skip
+            try:
+                page = patiently(ask, self.address(folder), self._patience)
+            except FileNotFoundError as error:
+                raise StoreError(in_words(error, self.address(folder))) from error
+            files = ((f"{bucket}/{one['Key']}", one["Size"], "file") for one in page.get("Contents", ()))
+            folders = ((f"{bucket}/{one['Prefix']}", 0, "directory") for one in page.get("CommonPrefixes", ()))
+            found += [dict(zip(("name", "size", "type"), one, strict=True)) for one in (*files, *folders)]
+            if not page.get("IsTruncated"):
+                return found
+            more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def all_files(self) -> list[str]:
         """The paths of all files below the root, sorted, drafts and what was set aside left out."""
@@ -178,7 +212,7 @@ class Store:
         return sorted(path for path in relative if path and _TEMPORARY not in path and _BAD not in path)
 
     def read(self, path: str) -> bytes:
-        return self._cat(path, _ONE_PUT)
+        return self._cat(path, _ONE_PUT, **self._get_options)
 
     def read_tail(self, path: str, n_bytes: int) -> bytes:
         """The last `n_bytes` of a file, or all of a shorter one, in one call."""
@@ -189,10 +223,12 @@ class Store:
         try:
             if self._local:
                 return patiently(lambda: Path(self._path(path)).open("rb"), self.address(path), self._patience)
-            size = int(self._call("info", path)["size"]) if size is None else size
+            end = self.read_tail(path, _END_BYTES) if size is None else b""  # of a small file that is all
+            if size is None:
+                size = len(end) if len(end) < _END_BYTES else int(self._call("info", path)["size"])
         except FileNotFoundError as error:
             raise self._missing(path) from error
-        return _RemoteFile(partial(self._read_range, path), size)
+        return _RemoteFile(partial(self._read_range, path), size, end)
 
     def _read_range(self, path: str, start: int, stop: int) -> bytes:
         content = self._cat(path, stop - start, start=start, end=stop)
@@ -293,10 +329,8 @@ class Store:
         if etag is None:
             self.delete(path)
             return True
-        bucket, key, _ = self._fs.split_path(self._path(path))
-        delete = partial(self._fs.call_s3, "delete_object", Bucket=bucket, Key=key, IfMatch=etag)
         try:
-            patiently(delete, self.address(path), self._patience)
+            self._object("delete_object", path, IfMatch=etag)
         except FileNotFoundError:
             return False
         except StoreError as error:
@@ -336,17 +370,25 @@ class Store:
         if self._fs.async_impl:  # without a limit an s3fs call to a server that has stopped answering never ends
             options["timeout"] = _ANSWER_SECONDS + n_bytes / _SLOWEST
         self._fs.invalidate_cache()
-        function = getattr(self._fs, method)
+        return self._ask(partial(getattr(self._fs, method), target, *content, **options), path)
+
+    def _object(self, method: str, path: str, **options: Any) -> Any:
+        """One request of S3's about an object; errors as in `_call`."""
+        bucket, key, _ = self._fs.split_path(self._path(path))
+        call = partial(self._fs.call_s3, method, Bucket=bucket, Key=key, timeout=_ANSWER_SECONDS, **options)
+        return self._ask(call, path)
+
+    def _ask(self, call: Callable[[], Result], path: str) -> Result:
         try:
-            return patiently(lambda: function(target, *content, **options), self.address(path), self._patience)
+            return patiently(call, self.address(path), self._patience)
         except StoreError as error:
-            if method != "ls" and has_no_reason(error):
-                self._call("ls", "")  # which raises with the reason, an expired token for instance
+            if self._bucket is not None and has_no_reason(error):
+                self._pages("", _TEMPORARY)  # which raises with the reason, an expired token for instance
             raise
 
-    def _cat(self, path: str, most_bytes: int, **limits: int) -> bytes:
+    def _cat(self, path: str, most_bytes: int, **options: int) -> bytes:
         try:
-            return bytes(self._call("cat_file", path, n_bytes=most_bytes, **limits))
+            return bytes(self._call("cat_file", path, n_bytes=most_bytes, **options))
         except FileNotFoundError as error:
             raise self._missing(path) from error
 
@@ -379,9 +421,9 @@ def _read_dates_quickly(fs: Any) -> None:
 class _RemoteFile(io.RawIOBase):
     """A remote file that is read by ranges, each one a call of its store; its end, or all of a small one, by one."""
 
-    def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
+    def __init__(self, read_range: Callable[[int, int], bytes], size: int, end: bytes) -> None:
         self._read_range, self._size, self._position = read_range, size, 0
-        self._end, self._end_from = b"", max(0, size - _END_BYTES)
+        self._end, self._end_from = end, max(0, size - _END_BYTES)
 
     def readable(self) -> bool:
         return True

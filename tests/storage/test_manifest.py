@@ -89,7 +89,7 @@ def test_without_a_usable_manifest_the_files_are_asked_and_the_next_session_writ
     assert found == {part: replace(receipt(part), finished=1.0) for part in PARTS}
     assert store.all_files() == before, "looking writes nothing"
     ManifestWriter(store, "attack", "f0", found).flush()
-    assert len(manifest._known(store, "attack", "f0")) == len(PARTS)
+    assert len(manifest._known(store, "attack", "f0", sessions(store))) == len(PARTS)
     assert (path in store.all_files()) == (damage == "newer"), "a newer release's manifest is not ours to delete"
 
 
@@ -127,7 +127,7 @@ def test_two_sessions_at_a_time_lose_nothing(store: Store) -> None:
         writer.add(write(store, part))
         writer.flush()
     assert len(sessions(store)) == 2
-    assert len(manifest._known(store, "attack", "f0")) == len(PARTS) + 2
+    assert len(manifest._known(store, "attack", "f0", sessions(store))) == len(PARTS) + 2
     everything = finished_files(store, "attack", [*PARTS, *more], "f0")
     ManifestWriter(store, "attack", "f0", everything).flush()
     assert len(sessions(store)) == 1
@@ -200,5 +200,5 @@ def test_a_driver_writes_its_manifest_every_few_seconds(tmp_path: Path, monkeypa
     for i, part in enumerate(PARTS[:3]):
         writer.add(write(store, part))
         writer._due = 0.0
-        assert len(manifest._known(store, "attack", "f0")) == i + 1
+        assert len(manifest._known(store, "attack", "f0", sessions(store))) == i + 1
         assert len(sessions(store)) == 1

@@ -1,16 +1,22 @@
-"""What an S3 server does to a run: tokens that expire, and clocks."""
+"""What an S3 server does to a run: tokens that expire, clocks, slow answers, a crowd of other objects."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import s3fs
+import yaml
+from click.testing import CliRunner
 
+from mixednuts_dist import pipeline
+from mixednuts_dist.cli import main
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import StoreError
 from mixednuts_dist.storage import outages
-from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.store import Store, concurrently
 from tests.object_store import ObjectStore
 from tests.storage.fault_proxy import RefusingProxy
 
@@ -68,3 +74,44 @@ def test_a_token_that_its_profile_renews_is_renewed_before_it_expires(
     before = len(asked.read_text())
     assert store.read("file") == b"1"
     assert len(asked.read_text()) > before
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_on_a_slow_server_waits_for_few_requests_and_ends_in_the_same_rows(
+    object_store: ObjectStore, proxy: RefusingProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig]
+) -> None:
+    """One worker waits once or twice a piece, which other workers' waits overlap; everything else is a fixed number."""
+    here = pipeline.run(tiny(), executor=local_executor).to_json()
+    waits = {}
+    for size in (8, 3):  # 3 partitions, then 8
+        before, config = proxy.n_waits, tiny(name=f"slow-{size}", partition_size=size)
+        proxy.delay = 0.02
+        there = pipeline.run(config.with_changes(storage=object_store.uri("slow")), executor=local_executor).to_json()
+        proxy.delay, waits[size] = 0.0, proxy.n_waits - before
+        assert there["accuracy"] == here["accuracy"]
+    assert waits[8] < 130
+    assert waits[3] - waits[8] <= 5 * (8 - 3)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_objects_beside_a_run_cost_it_no_listing(
+    object_store: ObjectStore, proxy: RefusingProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """More than a listing's thousand, under the very prefix: neither `run` nor `status` sends one request more."""
+    root = Store(object_store.uri("crowd"))
+    config = tiny().with_changes(storage=root.uri)
+    file = tmp_path / "crowd.yaml"
+    file.write_text(yaml.safe_dump(config.as_written()))
+
+    def requests() -> tuple[int, int]:
+        before = proxy.n_requests, proxy.listings
+        pipeline.run(config, executor=local_executor)
+        assert CliRunner().invoke(main, ["status", str(file)]).exit_code == 0
+        return proxy.n_requests - before[0], proxy.listings - before[1]
+
+    requests()  # the run itself
+    alone = requests()
+    concurrently(lambda i: root.write(f"beside-{i}", b""), range(1100))
+    assert len(root.names("")) == 1101
+    assert requests() == alone
