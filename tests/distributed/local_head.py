@@ -57,9 +57,13 @@ class Head:
     def join(self, labels: Mapping[str, str] | None = None, **environment: str) -> psutil.Process:
         """A node of one core; returns its raylet."""
         before, script = self.daemons("raylet"), str(Path(__file__).with_name("ray_node.py"))
-        parameters = {"labels": dict(labels or {}), "dashboard_agent_listen_port": free_ports(1)[0]}
-        command = [sys.executable, script, self.address, json.dumps(parameters), str(self.folder)]
         log = self.folder / f"node-{len(self._begun)}.log"
+        parameters = {
+            "labels": dict(labels or {}),
+            "dashboard_agent_listen_port": free_ports(1)[0],
+            "runtime_env_dir_name": log.stem,  # nodes that share one delete what a job on another node needs
+        }
+        command = [sys.executable, script, self.address, json.dumps(parameters), str(self.folder)]
         if not any(self._blocking(command, log, environment) for _ in range(_STARTS)):
             raise RuntimeError(log.read_text())
         return next(raylet for raylet in self.daemons("raylet") if raylet not in before)

