@@ -71,7 +71,7 @@ class RunConfig(Section):
     bpda: bool = Field(
         default=True,
         description="where a module of a classifier cuts the gradient, attack and evaluate attack once more with the "
-        "identity as its backward pass (docs/threats.md)",
+        "identity, or a smoothed difference, as its backward pass (docs/threats.md)",
     )
     extensions: tuple[str, ...] = Field(
         default=(), description="Python files of yours that register attacks, losses, clamps, data sets and so on"

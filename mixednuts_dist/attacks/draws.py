@@ -32,7 +32,7 @@ from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
 from ..selection.sequential import ConfidenceSequence
 from .gradient_model import AttackMode, MixedOutputs, Outputs
-from .hashing import hashed, image_key
+from .hashing import hashed, image_key, keys_of
 
 CLIMB, JUDGE, RATE = range(3)  # what a draw is for: none serves twice
 MOST_DRAWS = 400  # at a final point
@@ -92,10 +92,7 @@ class Draws:
 
     def _seeds(self, x_BCHW: Tensor, use: int, first: int) -> Tensor:
         """(n B,) int64, in the order of the rows; at least 0."""
-        pixels_BD = x_BCHW.float().flatten(1).contiguous().view(torch.int32).long()
-        key_1 = torch.tensor([image_key(self._seed, use)], device=x_BCHW.device)
-        weights_1D = hashed(key_1, 0, pixels_BD.shape[1])
-        keys_B = (pixels_BD * (2 * weights_1D + 1)).sum(dim=1)  # exact, so the order of the sum is none of its
+        keys_B = keys_of(x_BCHW, image_key(self._seed, use))
         return (hashed(keys_B, first, self.n) & torch.iinfo(torch.int64).max).t().flatten()
 
 

@@ -18,6 +18,13 @@ def image_key(*key: object) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
+def keys_of(x_BCHW: Tensor, key: int) -> Tensor:
+    """A key for each point, of `key` and its values alone: (B,) int64, the same in any batch."""
+    values_BD = x_BCHW.float().flatten(1).contiguous().view(torch.int32).long()
+    weights_1D = hashed(torch.tensor([key], device=x_BCHW.device), 0, values_BD.shape[1])
+    return (values_BD * (2 * weights_1D + 1)).sum(dim=1)  # integers: the order of the sum is none of its
+
+
 def hashed(keys_B: Tensor, first: Tensor | int, n: int) -> Tensor:
     """The hashes of (key, counter) for the counters `first` ... `first + n - 1`; (B, n) int64, which wraps around."""
     counters = torch.arange(1, n + 1, device=keys_B.device) + (first[:, None] if isinstance(first, Tensor) else first)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixednuts_dist.attacks.adaptive import autoattack
@@ -169,12 +170,67 @@ def test_of_a_defence_in_several_modules_the_one_that_rounds_is_named() -> None:
     assert len(x) - int(found.robust.sum()) >= 0.9 * (len(x) - int(by_hand.robust.sum())) > 8
 
 
-def test_a_module_of_other_shapes_is_named_and_not_replaced() -> None:
-    def halved(x: Tensor) -> Tensor:
-        return (x[:, :, ::2, ::2] > 0.5).float()
+def shrunk(x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, 2)
 
-    model = nn.Sequential(Module(halved), small_net(10, (3, 4, 4)))
-    assert found_cuts(model, images(2, SHAPE)) == [Cut("0", obstacle="its input is 3 x 8 x 8 and its output 3 x 4 x 4")]
+
+def quantised(x: Tensor) -> Tensor:
+    return (32 * shrunk(x)).round() / 32
+
+
+def compared(x: Tensor) -> Tensor:
+    """Which of a grey pixel's five levels it is nearest to, as five planes."""
+    return F.one_hot((4 * x.mean(dim=1)).round().long(), 5).permute(0, 3, 1, 2).float()
+
+
+def as_planes(x: Tensor) -> Tensor:
+    return (1 - (4 * x.mean(dim=1, keepdim=True) - torch.arange(5.0).view(1, 5, 1, 1)).abs()).clamp(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "smooth", "shape"),
+    [(quantised, shrunk, (3, 4, 4)), (compared, as_planes, (5, 8, 8))],
+    ids=["a quantiser that shrinks", "the largest of five, as planes"],
+)
+def test_between_other_shapes_a_smoothed_difference_drops_what_a_backward_pass_by_hand_does(
+    function, smooth, shape
+) -> None:
+    model, x = nn.Sequential(Module(function), small_net(10, shape)).eval(), images(24, SHAPE)
+    by_hand = nn.Sequential(Module(lambda x: smooth(x) + (function(x) - smooth(x)).detach()), model[1]).eval()
+    y, options = model(x).argmax(dim=1), {**OPTIONS, "threat": ThreatModel("Linf", 0.15), "budget": QUICK}
+    found, expected = (autoattack(one, x, y, **options) for one in (model, by_hand))
+    *_, blind, (name, left, _) = found.table()
+    assert name == "bpda (0)"
+    assert len(x) - left >= 0.9 * (len(x) - int(expected.robust.sum())) > 8
+    assert blind[1] - left >= 5, "the plain attack was blind"
+    assert torch.equal(found.robust, model(found.x_adv).argmax(dim=1) == y)
+
+
+def test_a_smoothed_difference_follows_a_slope_and_depends_on_the_point_alone() -> None:
+    weights = torch.linspace(-1, 2, 6).view(6, 1)
+    model = nn.Sequential(Module(lambda x: (512 * (x @ weights)).round() / 512), nn.Linear(1, 3)).eval()
+    cuts, x = found_cuts(model, torch.rand(2, 6)), torch.rand(40, 6)
+
+    def slope(x: Tensor) -> Tensor:
+        with identity_backward(model, cuts):
+            leaf = x.clone().requires_grad_()
+            return torch.autograd.grad(model(leaf)[:, 0].sum(), leaf)[0]
+
+    assert torch.equal(slope(x), slope(x.flip(0)).flip(0))
+    assert torch.equal(slope(x)[3:4], slope(x[3:4]))
+    expected = weights.T * model[1].weight[0].detach()
+    assert float(F.cosine_similarity(slope(x).mean(dim=0), expected, dim=1)) > 0.98
+
+
+def test_code_between_other_shapes_is_named_and_not_replaced() -> None:
+    class Halved(InForward):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net((x[:, :, ::2, ::2] > 0.5).float().repeat(1, 1, 1, 4))
+
+    model = Halved(rounded)
+    model.net = small_net(10, (3, 4, 16))
+    (cut,) = found_cuts(model, images(2, SHAPE))
+    assert cut == Cut("", obstacle="its input is 3 x 8 x 8 and its output 10, by code that is no module")
     y = model(images(2, SHAPE)).argmax(dim=1)
     found = autoattack(model, images(2, SHAPE), y, budget=QUICK, **OPTIONS)
     assert list(found.survived) == ["apgd-ce", "apgd-t"]

@@ -26,10 +26,6 @@ class ByHand(torch.nn.Module):
     def forward(self, x):
         return x + (Round()(x) - x).detach()
 
-class Halve(torch.nn.Module):
-    def forward(self, x):
-        return (x[:, :, ::2, ::2] > 0.5).float().repeat_interleave(2, 2).repeat_interleave(2, 3)[:, :, :7]
-
 class Rounded(torch.nn.Module):
     def __init__(self, role, first):
         super().__init__()
@@ -38,9 +34,13 @@ class Rounded(torch.nn.Module):
     def forward(self, x):
         return self.net(self.first(x))
 
-class Cropped(Rounded):
+class Shrunk(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(16, 10)
+
     def forward(self, x):
-        return self.net(torch.nn.functional.pad(self.first(x), (0, 0, 0, 1)))
+        return self.last((x[:, :, ::2, ::2] > 0.5).float().flatten(1))
 
 def std():
     return Rounded("std", Round()).eval()
@@ -55,7 +55,7 @@ def rob_by_hand():
     return Rounded("rob", ByHand()).eval()
 
 def other_shape():
-    return Cropped("rob", Halve()).eval()
+    return Shrunk().eval()
 """
 
 
@@ -126,9 +126,12 @@ def test_bpda_false_leaves_it_out_under_another_run_id(run: tuple[Any, Any], tmp
     assert kept["cuts"]["rob"] == [{"module": "first", "child": "", "after": "", "obstacle": ""}]
 
 
-def test_a_module_of_other_shapes_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_code_between_other_shapes_is_named_with_the_reason(tmp_path: Path) -> None:
     config = parse_config(content(tmp_path, rob=f"py:{tmp_path}/rounded.py:other_shape"))
-    words = r"has no gradient \(first: its input is 1 x 8 x 8 and its output 1 x 7 x 8\); set attack.method: square"
+    words = (
+        r"has no gradient \(the classifier: its input is 1 x 8 x 8 and its output 10, by code that is no module\); set "
+        r"attack.method: square"
+    )
     with pytest.raises(BaseClassifierError, match=words):
         open_run(config)
 
