@@ -199,7 +199,8 @@ def _there_alone(contest: Contest, version: str, attack: str) -> Side:
 def _through_cuts(contest: Contest, version: str, by_hand: nn.Module) -> list[list[Cell]]:
     """What stands where nothing is done about the gradient, where we do, and where somebody wrote a backward pass.
 
-    The drop is that of the better of both sides by hand, from what our attack leaves that does nothing about it.
+    The drop by hand is that of our attack, from what it leaves where nothing is done: the same random starts, so that
+    the backward passes alone differ. pyautoattack's starts are other ones.
     """
     sides = {
         _THERE: _there(contest, contest.model, version),
@@ -209,7 +210,7 @@ def _through_cuts(contest: Contest, version: str, by_hand: nn.Module) -> list[li
         f"{_THERE}, by hand": _there(contest, by_hand, version),
     }
     left = {name: int(side.standing.sum()) for name, side in sides.items()}
-    blind, by_hand_left = left[f"{_HERE}, bpda off"], min(n for name, n in left.items() if "by hand" in name)
+    blind, by_hand_left = left[f"{_HERE}, bpda off"], left[f"{_HERE}, by hand"]
     return [
         [
             str(contest.threat), f"{version}: {name}", int(contest.clean.sum()), left[name],
