@@ -1,5 +1,7 @@
-"""The site: `uv run sphinx-build -W docs site`; with `MIXEDNUTS_DEMO=RUN`, a folder or URI, its page is part of it."""
+"""The site: `uv run sphinx-build -W docs site`; with `MIXEDNUTS_DEMO=RUN`, a folder or URI, that run is part of it."""
 
+import html
+import json
 import os
 import re
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import fsspec
 
 import mixednuts_dist
+from mixednuts_dist.register import STUDIES
 
 project, version, author = "mixednuts_dist", mixednuts_dist.__version__, "The mixednuts_dist authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
@@ -36,12 +39,46 @@ def as_restructured_text(_app: Any, _what: str, _name: str, _value: Any, _option
             lines[i] = "".join(f"``{part}``" if k % 2 else part for k, part in enumerate(parts))
 
 
+def fill_the_gallery(_app: Any, page: str, source: list[str]) -> None:
+    """A section for every study of the register, with the picture and the findings that the run has of it."""
+    if page == "gallery":
+        source[0] += "".join(section(name, entry) for name, entry in STUDIES.entries().items())
+
+
+def section(name: str, entry: Any) -> str:
+    paper = entry.facts.get("section", "not in the paper")
+    options = " --rob URI" if "--rob" in entry.describes else ""
+    head = f"\n## {name}\n\n{entry.describes}. Section: {paper}."
+    text = f"{head}\n\n```sh\nmixednuts study {name} CONFIG{options}\n```\n\n"
+    study = study_of_the_run(name)
+    if study is None:
+        return text + "The run that this site was built with has no picture of it.\n"
+    alt, figure = html.escape(study["title"], quote=True), f"demo-studies/{name}/figure"
+    links = " ".join(f'<a href="demo-studies/{name}/{file}">{file}</a>' for file in ("table.csv", "table.tex"))
+    return (
+        f'{text}<div class="study"><img class="only-light" loading="lazy" src="{figure}.svg" alt="{alt}">'
+        f'<img class="only-dark" loading="lazy" src="{figure}-dark.svg" alt="{alt}"></div>\n\n'
+        + "".join(f"<p>{html.escape(sentence)}</p>\n" for sentence in study["findings"][:3])
+        + f"<p>{links}</p>\n"
+    )
+
+
+def study_of_the_run(name: str) -> dict[str, Any] | None:
+    if not RUN:
+        return None
+    storage, path = fsspec.core.url_to_fs(f"{RUN}/studies/{name}/study.json")
+    return dict(json.loads(storage.cat_file(path))) if storage.exists(path) else None
+
+
 def copy_the_run(app: Any, error: Exception | None) -> None:
-    if RUN and not error:
-        storage, folder = fsspec.core.url_to_fs(f"{RUN}/report")
-        storage.get(folder, str(Path(app.outdir) / "demo-run"), recursive=True)
+    for part, name in (("report", "demo-run"), ("studies", "demo-studies")):
+        if RUN and not error:
+            storage, folder = fsspec.core.url_to_fs(f"{RUN}/{part}")
+            if storage.exists(folder):
+                storage.get(folder, str(Path(app.outdir) / name), recursive=True)
 
 
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", as_restructured_text, priority=400)
+    app.connect("source-read", fill_the_gallery)
     app.connect("build-finished", copy_the_run)

@@ -187,10 +187,21 @@ def import_file(name: str, path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         _forget(name)
+        folder = path.resolve().parent
+        if isinstance(error, ModuleNotFoundError) and _lies_in(folder, error.name):
+            raise ImportError(
+                f"{error}; it lies beside {path.name}: export PYTHONPATH={folder}, or put what is needed of it into "
+                f"{path.name}, since a run keeps a copy of that file alone"
+            ) from error
         raise
     return module
+
+
+def _lies_in(folder: Path, module: str | None) -> bool:
+    top = (module or "").partition(".")[0]
+    return bool(top) and ((folder / f"{top}.py").is_file() or (folder / top).is_dir())
 
 
 def _forget(module: str) -> None:

@@ -11,11 +11,11 @@ import torch
 import yaml
 from click.testing import CliRunner
 
-from mixednuts_dist import MixedClassifier
+from mixednuts_dist import MixedClassifier, load_classifier
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.cli import main
 from mixednuts_dist.config import load_config
-from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.errors import BaseClassifierError, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.register import require_extensions
 from mixednuts_dist.reports.interim import write_interim
@@ -103,6 +103,18 @@ def test_a_run_is_loaded_and_exported_from_any_folder(project, elsewhere):
         (home / "moved.pth").rename(home / "std.pth")
     images, _ = open_dataset("digits").read(0, 24)
     assert torch.equal(loaded(images), mixed(images))
+
+
+def test_a_file_that_imports_another_of_its_folder_is_told_the_way_out(project, tmp_path, monkeypatch):
+    (tmp_path / "sibling_nets.py").write_text(NETS)
+    (tmp_path / "both.py").write_text("from sibling_nets import rob, std\n")
+    (tmp_path / "absent.py").write_text("import no_such_module_anywhere\n")
+    with pytest.raises(BaseClassifierError, match=f"lies beside both.py: export PYTHONPATH={tmp_path}, or put"):
+        load_classifier(f"py:{tmp_path}/both.py:rob?weights={project[0]}/rob.pth", "rob")
+    with pytest.raises(BaseClassifierError, match=r"No module named 'no_such_module_anywhere'$"):
+        load_classifier(f"py:{tmp_path}/absent.py:rob", "rob")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_classifier(f"py:{tmp_path}/both.py:rob?weights={project[0]}/rob.pth", "rob")
 
 
 @pytest.mark.parametrize("changed", ["folder", "code", "config", "the user"])

@@ -1,6 +1,9 @@
 """The examples end in their pictures, and the site builds without a warning."""
 
+import json
 import os
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mixednuts_dist
+from mixednuts_dist.register import STUDIES
 from tests.conftest import MainJob
 
 ROOT = Path(mixednuts_dist.__file__).parents[1]
@@ -34,6 +38,24 @@ def test_every_page_is_in_the_sites_contents() -> None:
     assert pages <= set((ROOT / "docs" / "index.md").read_text().split())
 
 
+def test_the_gallery_has_every_study_and_the_pictures_of_those_that_the_run_has_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "studies" / "margins").mkdir(parents=True)
+    study = {"title": "Margins <of rob>", "findings": ["rob is surer where it is right."]}
+    (tmp_path / "studies" / "margins" / "study.json").write_text(json.dumps(study))
+    monkeypatch.setenv("MIXEDNUTS_DEMO", str(tmp_path))
+    page = ["# Gallery\n"]
+    runpy.run_path(str(ROOT / "docs" / "conf.py"))["fill_the_gallery"](None, "gallery", page)
+    sections = dict(part.split("\n", 1) for part in page[0].split("\n## ")[1:])
+    assert tuple(sections) == STUDIES.names()
+    for name, text in sections.items():
+        assert f"mixednuts study {name} CONFIG" in text
+        assert ("demo-studies/margins/figure-dark.svg" in text) == (name == "margins")
+    assert 'alt="Margins &lt;of rob&gt;"' in sections["margins"]
+    assert "<p>rob is surer where it is right.</p>" in sections["margins"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -55,5 +77,9 @@ def test_the_site_builds_without_a_warning_and_holds_the_main_jobs_page(main_job
     assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "site" / "demo-run" / "index.html").is_file()
     assert "demo-run/index.html" in (tmp_path / "site" / "demo.html").read_text()
+    gallery = (tmp_path / "site" / "gallery.html").read_text()
+    assert not [
+        name for name in STUDIES.names() if f"mixednuts study {name} CONFIG" not in re.sub("<[^>]+>", "", gallery)
+    ]
     reference = (tmp_path / "site" / "reference.html").read_text()
     assert not [name for name in mixednuts_dist.__all__ if f'id="mixednuts_dist.{name}"' not in reference]
