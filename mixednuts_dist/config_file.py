@@ -1,6 +1,7 @@
 """A YAML file as plain values; what is wrong with a file is said in one line."""
 
 import json
+import os
 from collections.abc import Hashable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -35,7 +36,7 @@ def read_yaml_file(path: Path) -> dict[str, Any]:
         ConfigError: in one line, for a file that is missing, too large, not UTF-8, not YAML (with line and column), no
             mapping, or that holds a key twice.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113, of a name that is too long it says False
         raise ConfigError(f"{path}: no such configuration file (working folder: {Path.cwd()})")
     try:
         with path.open("rb") as file:

@@ -17,7 +17,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +38,10 @@ with quietly():  # Ray Serve's import warns of what pydantic will drop
 
 ROB, BOTH = "rob", "std and rob"
 MOST_IMAGES = 1024  # a request
+_MOST_HELD = 2**28  # bytes of all bodies that a replica holds before they are images
 _JSON_BYTES_A_VALUE = 32  # "0.30000001192092896, " has 21
 _NAME = "mixednuts"
+_QUEUED_BATCHES = 4  # in a replica: one is computed, others gather, or their bodies are slow
 _HEADER_BYTES = 4096  # of an .npy file: 128 as written by NumPy
 _CONTROLLER = ("SERVE_CONTROLLER_ACTOR", "serve")  # name and namespace
 _SECONDS_TO_END = 30.0
@@ -90,21 +92,57 @@ class StdHalf(_Half):
         return self.mixed.mix_logits(self.mixed.std(images_BCHW), rob_logits_BK).argmax(dim=1)
 
 
+class Full(Exception):
+    """A replica has no room for one more body."""
+
+
+class Bodies:
+    """The bodies that one replica is reading: each read no further than `most` bytes, all together than `most_held`."""
+
+    def __init__(self, most: int, most_held: int = _MOST_HELD) -> None:
+        self.most, self.most_held, self.held = most, most_held, 0
+
+    async def read(self, stream: AsyncIterator[bytes]) -> bytes:
+        """One whole body.
+
+        Raises:
+            InvalidInputError: for a longer one, once so much of it is read.
+            Full: where the others leave no room.
+        """
+        body = bytearray()
+        try:
+            async for chunk in stream:
+                body += chunk
+                self.held += len(chunk)
+                if len(body) > self.most:
+                    message = f"the request is longer than {self.most} bytes; send at most {MOST_IMAGES} images"
+                    raise InvalidInputError(message)
+                if self.held > self.most_held:
+                    raise Full(f"requests of {self.most_held} bytes are being read; send fewer images, or try again")
+            return bytes(body)
+        finally:
+            self.held -= len(body)
+
+
 class RobHalf(_Half):
     """Takes the requests; answers what rob decides and asks `std` for the rest."""
 
     def __init__(self, run: str, beta: float | None, options: ServiceOptions, std: Any) -> None:
         super().__init__(run, beta, "rob", options)
         self.std = std  # a handle
+        # What a request of `MOST_IMAGES` images can be long.
+        self._bodies = Bodies(MOST_IMAGES * math.prod(self.run.image_shape) * _JSON_BYTES_A_VALUE + _HEADER_BYTES)
         self._together = _batched(self._of_requests, options)
 
     async def __call__(self, request: Request) -> JSONResponse:
         if request.method == "GET":
             return JSONResponse(self.description())
         try:
-            images_BCHW = decoded_images(await self._body(request), self.run.image_shape)
+            images_BCHW = decoded_images(await self._bodies.read(request.stream()), self.run.image_shape)
         except InvalidInputError as error:
             return JSONResponse({"error": str(error)}, status_code=400)
+        except Full as error:
+            return JSONResponse({"error": str(error)}, status_code=503)
         logits_BK, classes_B, decided_B = await self._together(images_BCHW)
         open_B = ~decided_B
         if open_B.any():
@@ -131,16 +169,6 @@ class RobHalf(_Half):
         logits_BK = self.mixed.rob(images_BCHW)
         decided_B, classes_B = self.mixed.decided_by_rob(logits_BK)
         return logits_BK, classes_B, decided_B
-
-    async def _body(self, request: Request) -> bytes:
-        """The body, read only as far as a request of `MOST_IMAGES` images can be long."""
-        most = MOST_IMAGES * math.prod(self.run.image_shape) * _JSON_BYTES_A_VALUE + _HEADER_BYTES
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise InvalidInputError(f"the request is longer than {most} bytes; send at most {MOST_IMAGES} images")
-        return bytes(body)
 
 
 def _batched(compute: Callable[..., Any], options: ServiceOptions) -> Any:
@@ -212,6 +240,7 @@ def application(run: str, beta: float | None, options: ServiceOptions) -> serve.
     )  # what is wrong with the run is told here, not in a replica's log
     layout = {
         "num_replicas": options.replicas,
+        "max_ongoing_requests": _QUEUED_BATCHES * options.max_batch,  # with Ray's 5 no batch has more than 5 requests
         "ray_actor_options": {"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
     }
     deployment: Any = serve.deployment

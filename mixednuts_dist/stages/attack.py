@@ -7,6 +7,7 @@ Shapes: B images of a piece, C x H x W, K classes.
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ..storage.store import Store
 from ..storage.tables import is_whole
 from ..uris import is_black_box
 from .progress import Progress
-from .runs import Run, cut_in, finished_partitions
+from .runs import Run, cut_in, finished_partitions, release_of
 from .stage import Stage, attack_passes, budget_of, stage_of
 
 if TYPE_CHECKING:
@@ -257,4 +258,8 @@ def _same_attack(sibling: Run, fingerprint: str) -> bool:
         content = yaml.safe_load(sibling.store.read("run.yaml"))
     except (MissingArtifact, UnicodeDecodeError, yaml.YAMLError):
         return False
-    return isinstance(content, dict) and content.get("attack_fingerprint") == fingerprint
+    if not isinstance(content, dict) or content.get("attack_fingerprint") == fingerprint:
+        return isinstance(content, dict)
+    if (by := release_of(sibling.store)) != importlib.metadata.version("mixednuts-dist"):
+        logger.warning("%s is of release %s, whose rows are others: this run begins anew", sibling.store.uri, by)
+    return False

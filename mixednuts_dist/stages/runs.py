@@ -150,6 +150,14 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
     return Run(config, store, inputs)
 
 
+def release_of(store: Store) -> str:
+    """The release of this package that began a run, as its `run.yaml` says; errors as in `Store.read`."""
+    try:
+        return str(read_run_yaml(store.read(_RUN))[_LAST_KEY]["mixednuts-dist"])
+    except _MALFORMED:
+        return "unknown"
+
+
 def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
     """`<storage>/<run id>`."""
     return Store(config.storage, patience_seconds).child(config.run_id())

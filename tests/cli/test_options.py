@@ -7,6 +7,7 @@ import time
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.options import reported
@@ -136,3 +137,10 @@ main()
 def test_sigterm_while_ray_starts_ends_a_command_with_one_line() -> None:
     done = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (143, INTERRUPTED + "\n")
+
+
+def test_a_name_that_is_too_long_for_a_file_is_told_in_one_line() -> None:
+    for command in ("run", "status", "verify"):
+        shown = CliRunner().invoke(main, [command, "a" * 300])
+        assert shown.exit_code == 1
+        assert isinstance(shown.exception, SystemExit)

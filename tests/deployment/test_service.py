@@ -1,9 +1,10 @@
 """`mixednuts serve` on loopback: the classifier's answers, who gave them, and what it refuses."""
 
+import asyncio
 import io
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from mixednuts_dist.deployment.service import (
     BOTH,
     MOST_IMAGES,
     ROB,
+    Bodies,
+    Full,
     ServiceOptions,
     application,
     decoded_images,
@@ -86,6 +89,30 @@ def test_a_bad_request_is_refused_and_the_next_one_answered(url: str) -> None:
     assert too_long.status_code == 400
     assert "send at most 1024 images" in too_long.json()["error"]
     assert requests.post(url, npy(np.zeros((1, *SHAPE))), timeout=60).status_code == 200
+
+
+def test_bodies_that_are_being_read_take_bounded_memory() -> None:
+    """A gigabyte is left where it is too long; slow ones share the room, and it is free again when they end."""
+    asked = 0
+
+    async def chunks(n: int) -> AsyncIterator[bytes]:
+        nonlocal asked
+        for _ in range(n):
+            asked += 1
+            await asyncio.sleep(0)
+            yield bytes(1000)
+
+    async def at_once(*sizes: int) -> list[bytes | BaseException]:
+        return await asyncio.gather(*(bodies.read(chunks(n)) for n in sizes), return_exceptions=True)
+
+    bodies = Bodies(most=10_000, most_held=25_000)
+    assert [len(body) for body in asyncio.run(at_once(10, 10)) if isinstance(body, bytes)] == [10_000, 10_000]
+    (refused,) = asyncio.run(at_once(1_000_000))
+    assert isinstance(refused, InvalidInputError)
+    assert asked == 10 + 10 + 11
+    found = asyncio.run(at_once(10, 10, 10))
+    assert [type(one) for one in found].count(Full) == 1
+    assert bodies.held == 0
 
 
 def huge_header() -> bytes:

@@ -1,6 +1,7 @@
 """What an S3 server does to a run: tokens that expire, clocks, slow answers, a crowd of other objects."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -115,3 +116,31 @@ def test_objects_beside_a_run_cost_it_no_listing(
     concurrently(lambda i: root.write(f"beside-{i}", b""), range(1100))
     assert len(root.names("")) == 1101
     assert requests() == alone
+
+
+GONE = (404, "NoSuchBucket", r"there is no such place .*Create the bucket")
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [12, 22, 60])
+@pytest.mark.parametrize(("status", "code", "message"), [EXPIRED, GONE], ids=["expired token", "deleted bucket"])
+def test_what_goes_in_mid_run_ends_it_in_one_line_and_the_same_command_goes_on(
+    object_store: ObjectStore, proxy: RefusingProxy, tmp_path: Path, tiny: Callable[..., RunConfig], status: int,
+    code: str, message: str, after: int,
+) -> None:  # fmt: skip
+    """At the beginning, in the attack and in what follows it; the server says it of every request from there on."""
+    config = tiny(name=f"gone-{code}-{after}".lower(), compute={"executor": "debug"})
+    file = tmp_path / "gone.yaml"
+    file.write_text(yaml.safe_dump(config.with_changes(storage=object_store.uri("gone")).as_written()))
+    proxy.refuse(status, code, after)
+    ended = CliRunner().invoke(main, ["run", str(file)])
+    assert ended.exit_code == 1
+    last = " ".join(ended.stderr.split())
+    assert re.search(message, last), last
+    assert "Traceback" not in last
+    proxy.pass_on()
+    again = CliRunner().invoke(main, ["run", "--json", str(file)])
+    assert again.exit_code == 0, again.stderr
+    here = pipeline.run(config, executor=DebugExecutor()).to_json()
+    assert json.loads(again.stdout)["accuracy"] == here["accuracy"]

@@ -2,12 +2,19 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
+from mixednuts_dist import MixedClassifier
+from mixednuts_dist.cli.options import config_of
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.errors import ConfigError
+from mixednuts_dist.stages import attack
 from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, verify
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.records import SearchResult
@@ -15,6 +22,7 @@ from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_attack_records, read_evaluate_records, read_footer, read_rows
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "run_of_schema_2"
+FOLDER_NAME = "tiny-0bf9a584"
 ATTACKS = ["cached", "apgd-ce", "apgd-t", "fab-t", "square"]
 PARTS = split_images(24, 8)
 
@@ -62,3 +70,25 @@ def test_reading_changes_nothing_and_a_stage_adds_the_manifest(store: Store) -> 
     assert all((FOLDER / path).read_bytes() == store.read(path) for path in before)
     ManifestWriter(store, "attack", fingerprint(store, "attack"), found).flush()
     assert len(store.names("attack/manifest")) == 1
+
+
+def test_commands_name_the_release_of_a_run_that_they_cannot_go_on_from_and_what_reads_it(
+    store: Store, tmp_path: Path
+) -> None:
+    """`from_run` and `verify` read it; a report of today's rows would not be its report."""
+    folder = Path(store.uri).rename(tmp_path / FOLDER_NAME)
+    with pytest.raises(ConfigError, match=r"release 0\.1\.0 made it, .*results\.json.*from_run read it.*install"):
+        config_of(str(folder))
+    assert MixedClassifier.from_run(str(folder)).alpha < 1
+
+
+def test_a_run_beside_one_of_another_release_says_why_it_begins_anew(
+    store: Store, tiny: Callable[..., RunConfig], local_executor: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny()
+    Path(config.storage).mkdir()
+    before = Path(store.uri).rename(Path(config.storage) / FOLDER_NAME)
+    content = {path: path.read_bytes() for path in before.rglob("*") if path.is_file()}
+    attack.run(config, executor=local_executor)
+    assert f"{FOLDER_NAME} is of release 0.1.0, whose rows are others: this run begins anew" in caplog.text
+    assert {path: path.read_bytes() for path in before.rglob("*") if path.is_file()} == content
