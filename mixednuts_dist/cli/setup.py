@@ -63,6 +63,9 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
     """
     with reported(verbose=False) as console:
         loaded = load_config(config, overrides)
+        from ..stages.stage import stages_of
+
+        stages_of(loaded)  # refuses what its stages cannot do together
         problems = [*_missing(loaded), *_storage_problems(loaded)]
         if not problems:
             said = "all files are there; trying the classifiers on a few images"

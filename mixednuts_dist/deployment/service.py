@@ -38,7 +38,7 @@ with quietly():  # Ray Serve's import warns of what pydantic will drop
 
 ROB, BOTH = "rob", "std and rob"
 MOST_IMAGES = 1024  # a request
-_MOST_HELD = 2**28  # bytes of all bodies that a replica holds before they are images
+_LEAST_HELD = 2**28  # bytes of all bodies that a replica holds before they are images; more where one needs more
 _JSON_BYTES_A_VALUE = 32  # "0.30000001192092896, " has 21
 _NAME = "mixednuts"
 _QUEUED_BATCHES = 4  # in a replica: one is computed, others gather, or their bodies are slow
@@ -99,8 +99,15 @@ class Full(Exception):
 class Bodies:
     """The bodies that one replica is reading: each read no further than `most` bytes, all together than `most_held`."""
 
-    def __init__(self, most: int, most_held: int = _MOST_HELD) -> None:
+    def __init__(self, most: int, most_held: int) -> None:
         self.most, self.most_held, self.held = most, most_held, 0
+
+    @classmethod
+    def of_images(cls, n_values: int) -> "Bodies":
+        """With room for an .npy file of `MOST_IMAGES` images of so many values; JSON takes up to four times as much."""
+        npy, text = (MOST_IMAGES * n_values * a_value + _HEADER_BYTES for a_value in (8, _JSON_BYTES_A_VALUE))
+        held = max(_LEAST_HELD, npy)
+        return cls(min(held, text), held)
 
     async def read(self, stream: AsyncIterator[bytes]) -> bytes:
         """One whole body.
@@ -115,7 +122,7 @@ class Bodies:
                 body += chunk
                 self.held += len(chunk)
                 if len(body) > self.most:
-                    message = f"the request is longer than {self.most} bytes; send at most {MOST_IMAGES} images"
+                    message = f"the request is longer than {self.most} bytes; send at most {MOST_IMAGES} images as .npy"
                     raise InvalidInputError(message)
                 if self.held > self.most_held:
                     raise Full(f"requests of {self.most_held} bytes are being read; send fewer images, or try again")
@@ -130,8 +137,7 @@ class RobHalf(_Half):
     def __init__(self, run: str, beta: float | None, options: ServiceOptions, std: Any) -> None:
         super().__init__(run, beta, "rob", options)
         self.std = std  # a handle
-        # What a request of `MOST_IMAGES` images can be long.
-        self._bodies = Bodies(MOST_IMAGES * math.prod(self.run.image_shape) * _JSON_BYTES_A_VALUE + _HEADER_BYTES)
+        self._bodies = Bodies.of_images(math.prod(self.run.image_shape))
         self._together = _batched(self._of_requests, options)
 
     async def __call__(self, request: Request) -> JSONResponse:

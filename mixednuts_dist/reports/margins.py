@@ -253,9 +253,18 @@ def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
     raw, mapped = margin_ratio(groups, "rob"), margin_ratio(groups, "rob+M")
     if raw is None or mapped is None:
         return "rob is right on no attacked image or wrong on no clean one, so there are no margins to compare."
-    return (
+    rob = (
         f"rob's median margin is {raw:.2g} times as large on attacked images that it gets right as on clean images "
-        f"that it gets wrong; behind M it is {mapped:.2g} times as large."
+        "that it gets wrong; "
+    )
+    if mapped > raw:
+        return f"{rob}behind M it is {mapped:.2g} times as large."
+    farther, before = distance_ratio(groups, "rob+M"), distance_ratio(groups, "rob")
+    if farther is None or before is None or farther <= before:
+        return f"{rob}M separates the two medians no further."
+    return (
+        f"{rob}M takes both close to 1, where the mistakes lie {farther:.2g} times as far from 1 ({before:.2g} times "
+        "without M)."
     )
 
 

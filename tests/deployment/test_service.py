@@ -113,6 +113,9 @@ def test_bodies_that_are_being_read_take_bounded_memory() -> None:
     found = asyncio.run(at_once(10, 10, 10))
     assert [type(one) for one in found].count(Full) == 1
     assert bodies.held == 0
+    imagenet = Bodies.of_images(3 * 224 * 224)
+    assert imagenet.most == imagenet.most_held > MOST_IMAGES * 3 * 224 * 224 * 8  # an .npy file of float64
+    assert Bodies.of_images(64).most < 10_000_000
 
 
 def huge_header() -> bytes:

@@ -12,7 +12,15 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.reports.counts import Count
-from mixednuts_dist.reports.margins import EDGES, MarginSplit, margin_gap, margin_ratio, split_sentence
+from mixednuts_dist.reports.margins import (
+    EDGES,
+    MarginGroup,
+    MarginSplit,
+    margin_gap,
+    margin_ratio,
+    ratio_sentence,
+    split_sentence,
+)
 from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.threat import ThreatModel
@@ -202,3 +210,16 @@ def test_the_sentence_of_the_splits_says_whether_m_helps() -> None:
     assert "leaves 10 of its 50 clean mistakes to std; after LayerNorm 12, behind M 20 of 50." in better
     assert "no better" in split_sentence([split("rob", 10), split("rob+LN", 12), split("rob+M", 10)])
     assert "no cutoff to draw" in split_sentence([])
+
+
+def test_where_m_takes_both_medians_to_1_their_distances_from_it_are_told() -> None:
+    def groups(name: str, right: float, wrong: float) -> list[MarginGroup]:
+        found: list[tuple[str, bool, float]] = [("attacked", True, right), ("clean", False, wrong)]
+        return [MarginGroup(name, images, side, (), 9, 1 - far, far) for images, side, far in found]
+
+    rob = groups("rob", 0.5, 0.75)
+    assert "behind M it is 9 times as large" in ratio_sentence([*rob, *groups("rob+M", 0.1, 0.9)])
+    saturated = ratio_sentence([*rob, *groups("rob+M", 1e-20, 1e-17)])
+    assert "M takes both close to 1, where the mistakes lie 1e+03 times as far from 1 (1.5 times without" in saturated
+    assert "no further" in ratio_sentence([*rob, *groups("rob+M", 1e-20, 1e-20)])
+    assert "no margins to compare" in ratio_sentence(rob)
