@@ -147,7 +147,8 @@ def test_a_classifier_that_leaks_until_ray_s_memory_monitor_ends_its_worker(
     """Each worker computes some pieces before it is ended, and the next one goes on."""
     (tmp_path / "leaks.py").write_text(LEAKS)
     leaking = undisturbed_run(tmp_path, local_executor, rob=f"py:{tmp_path / 'leaks.py'}:Leaks", attack=ATTACK)
-    allowed = (get_used_memory() + 2 * 2**30) / get_system_memory()
+    # The driver, the node and a worker that does not leak take about 2.5 GiB.
+    allowed = (get_used_memory() + 4 * 2**30) / get_system_memory()
     watched = {"RAY_memory_usage_threshold": f"{allowed:.4f}", "RAY_memory_monitor_refresh_ms": "100"}
     raylet = cluster.join({"memory": "watched"}, LEAKS_AFTER="200", **watched)
     try:
