@@ -113,15 +113,13 @@ class CorruptingProxy(FaultProxy):
 class RefusingProxy(FaultProxy):
     """Answers with an error of S3's from the moment that `refuse` is called, and waits before it passes a request on.
 
-    `n_waits` counts the requests that were sent while no other one was waiting: how often a caller waited.
-
     Args:
         delay: seconds a request.
     """
 
     def __init__(self, endpoint: str, delay: float = 0.0) -> None:
         self.delay, self._answer, self.n_requests, self.listings, self._refuse_at = delay, b"", 0, 0, 1 << 60
-        self.n_waits, self._in_flight, self._counting = 0, 0, threading.Lock()
+        self._counting = threading.Lock()
         super().__init__(endpoint, "refusal", 0)
 
     def refuse(self, status: int, code: str, after: int = 0) -> None:
@@ -148,21 +146,14 @@ class RefusingProxy(FaultProxy):
             while content := client.recv(2**16):
                 line = content.partition(b"\r\n")[0]
                 if line.endswith(b"HTTP/1.1"):
-                    self.n_requests += 1
-                    self.listings += b"list-type" in line
+                    with self._counting:
+                        self.n_requests += 1
+                        self.listings += b"list-type" in line
                     if self.n_requests > self._refuse_at:
                         head = self._answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
                         client.sendall(head if line.startswith(b"HEAD") else self._answer)
                         client.shutdown(socket.SHUT_RDWR)
                         return
-                    self._wait()
+                    time.sleep(self.delay)
                 server.sendall(content)
             server.shutdown(socket.SHUT_WR)
-
-    def _wait(self) -> None:
-        with self._counting:
-            self.n_waits += self._in_flight == 0
-            self._in_flight += 1
-        time.sleep(self.delay)
-        with self._counting:
-            self._in_flight -= 1

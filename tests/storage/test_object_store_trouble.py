@@ -78,20 +78,20 @@ def test_a_token_that_its_profile_renews_is_renewed_before_it_expires(
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_run_on_a_slow_server_waits_for_few_requests_and_ends_in_the_same_rows(
+def test_a_run_on_a_slow_server_sends_few_requests_and_ends_in_the_same_rows(
     object_store: ObjectStore, proxy: RefusingProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig]
 ) -> None:
-    """One worker waits once or twice a piece, which other workers' waits overlap; everything else is a fixed number."""
+    """A piece takes nine requests, which other workers' overlap; everything else is a fixed number."""
     here = pipeline.run(tiny(), executor=local_executor).to_json()
-    waits = {}
+    sent = {}
     for size in (8, 3):  # 3 partitions, then 8
-        before, config = proxy.n_waits, tiny(name=f"slow-{size}", partition_size=size)
+        before, config = proxy.n_requests, tiny(name=f"slow-{size}", partition_size=size)
         proxy.delay = 0.02
         there = pipeline.run(config.with_changes(storage=object_store.uri("slow")), executor=local_executor).to_json()
-        proxy.delay, waits[size] = 0.0, proxy.n_waits - before
+        proxy.delay, sent[size] = 0.0, proxy.n_requests - before
         assert there["accuracy"] == here["accuracy"]
-    assert waits[8] < 130
-    assert waits[3] - waits[8] <= 5 * (8 - 3)
+    assert sent[8] < 165  # of which a caller waits for 120, where nothing else keeps the machine busy
+    assert sent[3] - sent[8] <= 9 * (8 - 3)
 
 
 @pytest.mark.usefixtures("no_pictures")
