@@ -7,6 +7,7 @@ store shows only once it is complete.
 import contextlib
 import errno
 import fcntl
+import inspect
 import io
 import logging
 import os
@@ -83,7 +84,8 @@ class Store:
             _read_dates_quickly(self._fs)
         self._bucket = self._fs.split_path(self._root)[0] if s3 else None
         self._put_options = {"chunksize": _ONE_PUT} if s3 else {}
-        self._get_options = {"max_concurrency": 1} if s3 else {}  # with more s3fs asks for the size before each read
+        # With more, a newer s3fs asks for the size before each read; an older one neither asks nor takes the option.
+        self._get_options = {"max_concurrency": 1} if s3 and _takes(self._fs._cat_file, "max_concurrency") else {}
         self._local = isinstance(self._fs, LocalFileSystem)
         self._real_root = os.path.realpath(self._root) if self._local else ""
         self._patience = 0.0 if self._local else patience_seconds
@@ -416,6 +418,10 @@ def _read_dates_quickly(fs: Any) -> None:
     if fs.session is None:
         fs.session = AioSession(**fs.kwargs)
         fs.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=date)
+
+
+def _takes(function: Callable[..., Any], option: str) -> bool:
+    return option in inspect.signature(function).parameters
 
 
 class _RemoteFile(io.RawIOBase):
