@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from . import pipeline
@@ -94,6 +95,7 @@ def mix(
     search: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    verbose: bool = False,
 ) -> MixedClassifier:
     """Attack rob, search s, p, c and alpha with rounds, attack the mixture: the mixed classifier, with its `report`.
 
@@ -115,6 +117,7 @@ def mix(
         attack, search, evaluate: keys of these sections of the configuration (docs/configuration.md), for instance
             `attack={"n_iter": 20}`.
         progress: is called at the beginning and end of each stage and after each partition.
+        verbose: show the progress on stderr, as the command `mixednuts run` does.
 
     Raises:
         InvalidInputError: for base classifiers that are no modules, or where no mixture can be had.
@@ -138,6 +141,10 @@ def mix(
     with ExitStack() as stack:
         storage = Path(folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="mixednuts-"))).absolute()
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # a worker sets its own
+        if verbose and progress is None:
+            from .cli.terminal import TerminalProgress
+
+            progress = stack.enter_context(TerminalProgress(Console(stderr=True)))
         for role, model in (("std", std), ("rob", rob)):
             _HELD[names[role]] = model
             stack.callback(_HELD.pop, names[role])

@@ -1,7 +1,9 @@
 """MixedNUTS in one call: the parameters and counts of a run, and nothing of the caller's changed."""
 
+import contextlib
 import copy
 import inspect
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +34,9 @@ def mixed_in_one_call(tmp_path_factory: pytest.TempPathFactory) -> tuple[mn.Mixe
     std.train()
     before, threads = copy.deepcopy(std.state_dict()), torch.get_num_threads()
     images, labels = mn.open_dataset("digits").read(0, 24)
-    mixed = mn.mix(std, rob, images, labels, threat=THREAT, folder=folder, **SETTINGS)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        mixed = mn.mix(std, rob, images, labels, threat=THREAT, folder=folder, verbose=True, **SETTINGS)
+    assert re.search(r"attack +24/24 images.*\n(.*\n)*evaluate +24/24 images", said.getvalue())
     assert std.training and torch.get_num_threads() == threads
     assert all(torch.equal(value, before[name]) for name, value in std.state_dict().items())
     return mixed, folder
