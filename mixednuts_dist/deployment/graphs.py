@@ -98,7 +98,7 @@ def _parts(mixed: MixedClassifier) -> Iterator[tuple[str, nn.Module, bool, list[
 
 
 def _exported(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> Any:
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim("batch", min=1, max=2**31)  # torch 2.6 takes no size without a bound for one
     try:
         with quietly():
             return torch.export.export(module.eval(), arguments, dynamic_shapes=tuple({0: batch} for _ in arguments))

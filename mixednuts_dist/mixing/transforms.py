@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidInputError
 from ..register import CLAMPS
-from .clamps import Clamp, clamp_logits
+from .clamps import Clamp
 
 DEFAULT_LN_K = 250  # the paper's width for ImageNet; below it all classes count
 LN_EPS = 1e-8
@@ -128,7 +128,7 @@ class LogitTransform(LogitMap):
                 raise InvalidInputError(f"{name}={value} must be positive and finite")
         if not math.isfinite(bias):
             raise InvalidInputError(f"bias={bias} must be finite")
-        CLAMPS.check(clamp)
+        self._clamped = CLAMPS.get(clamp)  # looked up here: torch.export of torch 2.6 cannot trace the register
         if ln_k is not None and ln_k < 2:
             raise InvalidInputError(f"ln_k={ln_k} must be at least 2: one logit has no variance")
         self.scale, self.power, self.bias = float(scale), float(power), float(bias)
@@ -136,7 +136,7 @@ class LogitTransform(LogitMap):
         self.ln_k = ln_k
 
     def map_float64(self, logits_BK: Tensor) -> Tensor:
-        v_BK = clamp_logits(_layer_norm(logits_BK, self.ln_k) + self.bias, self.clamp)
+        v_BK = self._clamped(_layer_norm(logits_BK, self.ln_k) + self.bias)
         return self.scale * signed_power(v_BK, self.power)
 
     def settings(self) -> dict[str, Any]:
