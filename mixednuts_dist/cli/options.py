@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 
 from ..config import RunConfig, load_config
+from ..config_file import read_run_yaml
 from ..errors import ConfigError, MissingArtifact, MixedNutsError, log_json, printable
 from ..uris import check_uris, needs_trust
 
@@ -187,7 +188,7 @@ def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = Fal
     found = stored_run(store, trusted=trust).config
     storage, _, name = store.uri.rstrip("/").rpartition("/")
     if name != found.run_id():
-        by = release_of(store)
+        by = release_of(read_run_yaml(store.read("run.yaml")))
         if by != importlib.metadata.version("mixednuts-dist"):
             raise ConfigError(
                 f"{source}: release {by} made it, and this one computes other rows under the id {found.run_id()}. Its "

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import yaml
-
 from ..attacks.budget import AttackBudget
 from ..config import RunConfig
+from ..config_file import read_run_yaml
 from ..distributed.tasks import Columns, Summary, Task
 from ..errors import FingerprintMismatch, MissingArtifact
 from ..register import STAGES
@@ -255,11 +254,13 @@ def _copy_file(sibling: Run, opened: Run, path: str) -> bool:
 
 def _same_attack(sibling: Run, fingerprint: str) -> bool:
     try:
-        content = yaml.safe_load(sibling.store.read("run.yaml"))
-    except (MissingArtifact, UnicodeDecodeError, yaml.YAMLError):
+        described = read_run_yaml(sibling.store.read("run.yaml"))
+    except (MissingArtifact, ValueError):
         return False
-    if not isinstance(content, dict) or content.get("attack_fingerprint") == fingerprint:
-        return isinstance(content, dict)
-    if (by := release_of(sibling.store)) != importlib.metadata.version("mixednuts-dist"):
+    if not isinstance(described, dict):
+        return False
+    if described.get("attack_fingerprint") == fingerprint:
+        return True
+    if (by := release_of(described)) != importlib.metadata.version("mixednuts-dist"):
         logger.warning("%s is of release %s, whose rows are others: this run begins anew", sibling.store.uri, by)
     return False

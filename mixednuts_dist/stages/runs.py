@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -150,11 +150,11 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
     return Run(config, store, inputs)
 
 
-def release_of(store: Store) -> str:
-    """The release of this package that began a run, as its `run.yaml` says; errors as in `Store.read`."""
+def release_of(described: Any) -> str:
+    """The release of this package that began a run, as the content of its `run.yaml` says."""
     try:
-        return str(read_run_yaml(store.read(_RUN))[_LAST_KEY]["mixednuts-dist"])
-    except _MALFORMED:
+        return str(described[_LAST_KEY]["mixednuts-dist"])
+    except (KeyError, TypeError):
         return "unknown"
 
 
