@@ -63,6 +63,7 @@ def run_partitions(
             record_devices(opened, [*finished.values(), *computed])
         ended = _computed(len(computed), len(finished), early_stop)
     delete_spans(opened.store, task.stage)
+    opened.store.sweep()  # what workers were writing that were killed meanwhile
     progress.stage_finished(task.stage, ended)
 
 

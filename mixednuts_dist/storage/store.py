@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 import fsspec
+import psutil
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import MissingArtifact, ReadOnlyStorage, StoreError, redacted
@@ -522,11 +523,10 @@ def _lock(file: BinaryIO) -> None:
 def _is_abandoned(draft: Path) -> bool:
     try:
         host, pid, _ = draft.name.rpartition(_TEMPORARY)[2].rsplit("-", 2)
-        if host == socket.gethostname():
-            os.kill(int(pid), 0)
-            return False
+        if host == socket.gethostname():  # a killed writer that nobody has waited for yet still has its pid
+            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
         return time.time() - draft.stat().st_mtime > _ABANDONED_SECONDS
-    except ProcessLookupError:
+    except psutil.NoSuchProcess:
         return True
     except (OSError, ValueError):
         return False

@@ -4,6 +4,9 @@ import errno
 import logging
 import re
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from mixednuts_dist.stages.attack import adopt_attack
 from mixednuts_dist.stages.runs import finished_partitions, open_run, reopen_run
 from mixednuts_dist.storage import manifest
 from mixednuts_dist.storage import store as store_module
+from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import Store
 from tests.conftest import Finished
 from tests.object_store import ObjectStore
@@ -93,6 +97,30 @@ def test_images_that_only_a_worker_reads_are_repaired_when_it_finds_them_damaged
     again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
     assert watcher.computed == [("attack", 1), ("evaluate", 1)]
     assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
+    assert again["accuracy"] == content["accuracy"]
+
+
+class WorkerDies(Watcher):
+    """As one does that is killed between a draft's first byte and its last."""
+
+    def __init__(self, draft: str) -> None:
+        super().__init__()
+        self.draft = draft
+
+    def partition_done(self, receipt: Receipt) -> None:
+        super().partition_done(receipt)
+        writes = f"import os, pathlib; pathlib.Path({self.draft!r} % os.getpid()).write_bytes(b'half')"
+        subprocess.run([sys.executable, "-c", writes], check=True)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_what_a_killed_worker_was_writing_is_gone_when_the_run_ends(copied_run, local_executor: Any) -> None:
+    config, folder, content = copied_run
+    (folder / "evaluate" / "part-00001.parquet").unlink()
+    watcher = WorkerDies(str(folder / "evaluate" / f"part-00000.parquet.tmp-{socket.gethostname()}-%d-0a"))
+    again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
+    assert watcher.computed == [("evaluate", 1)]
+    assert list(folder.rglob("*.tmp-*")) == []
     assert again["accuracy"] == content["accuracy"]
 
 

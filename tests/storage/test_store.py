@@ -45,18 +45,21 @@ def test_half_written_files_are_not_listed(tmp_path: Path) -> None:
 
 
 def test_drafts_of_dead_writers_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended, unwaited = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
     ended.wait()
+    os.waitid(os.P_PID, unwaited.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its pid is still there
     here = socket.gethostname()
-    drafts = [f"file.tmp-{here}-{ended.pid}-0a", f"file.tmp-{here}-{os.getpid()}-0b", "file.tmp-other-host-1-0c"]
+    dead = [f"file.tmp-{here}-{writer.pid}-0a" for writer in (ended, unwaited)]
+    others = [f"file.tmp-{here}-{os.getpid()}-0b", "file.tmp-other-host-1-0c"]
     (tmp_path / "a").mkdir()
-    for name in drafts:
+    for name in dead + others:
         (tmp_path / "a" / name).write_bytes(b"half")
     Store(str(tmp_path)).sweep()
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(drafts[1:])
-    os.utime(tmp_path / "a" / drafts[2], (0, 0))
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(others)
+    os.utime(tmp_path / "a" / others[1], (0, 0))
     Store(str(tmp_path)).sweep()
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [drafts[1]]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [others[0]]
+    unwaited.wait()
 
 
 def test_create_leaves_what_is_there(tmp_path: Path) -> None:
