@@ -31,15 +31,16 @@ Act = Callable[..., Any]
 
 
 def run(
-    *, data: str | None = None, model: str | None = None, eps: float | None = None, n_images: int = 100
-) -> dict[str, Any]:
+    *, data: str | None = None, model: str | None = None, eps: float | None = None, n_images: int = 100,
+    n_iter: int = AttackBudget.n_iter,
+) -> dict[str, Any]:  # fmt: skip
     """Both shapes on one classifier, as a table and as numbers."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     attacked = subject(model or "resnet-18", data, n_images, device, eps)
-    say(f"{attacked.description}; MMAA, passes of {ON_CARD} rows")
+    say(f"{attacked.description}; MMAA, {n_iter} iterations, passes of {ON_CARD} rows")
     rows, found = [], {}
     for float32_rows in (ON_CARD, FLOAT32_ROWS):
-        one = counted(attacked, BatchShape(ON_CARD, float32_rows=float32_rows), AttackBudget())
+        one = counted(attacked, BatchShape(ON_CARD, float32_rows=float32_rows), AttackBudget(n_iter=n_iter))
         found[f"{float32_rows} rows"] = one
         rows.append([
             f"{float32_rows} rows", f"{one['share']:.1%}", f"{one['useful_rows']:.1f}", one["float32_passes"],

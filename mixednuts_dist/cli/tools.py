@@ -148,7 +148,7 @@ def _radius(text: str) -> float:
 @click.option("--version", "versions", multiple=True, help="threats: standard, plus, rand; several.")
 @click.option("--individual", is_flag=True, default=None, help="threats: each attack of a version by itself, too.")
 @click.option("--behind", metavar="KIND:STRENGTH", help="threats: a defence: noise, dropout, rounded, jpeg.")
-@click.option("--n-iter", type=click.IntRange(min=1), help="threats: iterations of each attack.")
+@click.option("--n-iter", type=click.IntRange(min=1), help="float32, threats: iterations of each attack.")
 @click.option("--n-targets", "n_target_classes", type=click.IntRange(min=1), help="threats: targets, at most.")
 @click.option("--n-queries", type=click.IntRange(min=1), help="threats: queries of Square.")
 def benchmark(name: str, whole: bool, **options: Any) -> None:
