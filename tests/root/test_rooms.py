@@ -45,7 +45,7 @@ ALLOWED_THIRD_PARTY = {
         "urllib3",
         "pyautoattack",
     },
-    "storage": {"aiobotocore", "botocore", "torch", "numpy", "fsspec", "s3fs", "pyarrow", "urllib3"},
+    "storage": {"aiobotocore", "botocore", "torch", "numpy", "fsspec", "psutil", "s3fs", "pyarrow", "urllib3"},
     "distributed": {"torch", "numpy", "safetensors", "ray", "psutil", "pynvml"},
     "stages": {"pydantic", "torch", "numpy", "yaml", "pyarrow"},
     "deployment": {
