@@ -1,7 +1,7 @@
 """What a classifier answers while it is attacked: a run looked at it once, and it may change afterwards.
 
-A card that errs once, a service that is exchanged, a factory that counts its calls: rows with such an answer are never
-written. The piece fails, is tried again and names the classifier.
+A card that errs once, a factory that counts its calls, dropout that is switched on later: rows with such an answer are
+never written. The piece fails, is tried again and names the classifier.
 
 Shapes: B images of a piece, K classes.
 """
@@ -12,10 +12,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ..attacks.red_flags import LOGITS_TOLERANCE
 from ..errors import BaseClassifierError, StoreError
 from ..storage.tables import unusable_values
 
 _AT_ONCE = 16  # images, when a failed piece is looked at again
+_REPEATED = 16  # images of a worker's first piece that are classified once more after each piece
 
 
 class Answers:
@@ -24,10 +26,22 @@ class Answers:
     Args:
         uris: of "std", where the run has one, and "rob".
         n_classes: as the driver found it; None where it has not looked.
+        logits: of a classifier, in float32, as `Workbench.logits`.
+        random: whether logits need not repeat (`evaluate.eot`).
     """
 
-    def __init__(self, networks: Mapping[str, nn.Module], uris: Mapping[str, str], n_classes: int | None) -> None:
+    def __init__(
+        self,
+        networks: Mapping[str, nn.Module],
+        uris: Mapping[str, str],
+        n_classes: int | None,
+        logits: Callable[[nn.Module, Tensor], Tensor],
+        *,
+        random: bool = False,
+    ) -> None:
         self._networks, self._uris, self._n_classes = networks, uris, n_classes
+        self._logits, self._random = logits, random
+        self._first: tuple[Tensor, dict[str, Tensor]] | None = None  # images, and what was answered when they came
         self._watches = {role: _Watch(network) for role, network in networks.items()}
 
     @contextmanager
@@ -35,11 +49,15 @@ class Answers:
         """In here a piece is computed from its images; what it gives refuses columns that must not be written.
 
         Raises:
-            BaseClassifierError: naming the classifier that answered NaN, infinity or something else than logits.
+            BaseClassifierError: naming the classifier that answered NaN, infinity or something else than logits, or
+                other logits than before for the same images.
         """
         for watch in self._watches.values():
             watch.take()
         try:
+            if self._first is None and not self._random:
+                probe_BCHW = x_BCHW[:_REPEATED].clone()
+                self._first = probe_BCHW, self._answered(probe_BCHW)
             yield self._require_usable
         except (StoreError, BaseClassifierError):
             raise
@@ -54,6 +72,24 @@ class Answers:
         if seen or bad:
             named, what = " or ".join(map(self._named, seen or self._uris)), bad or "some answers held NaN or infinity"
             raise BaseClassifierError(f"{named}: {what}; when the run began all of them were finite")
+        if self._first is not None:
+            self._require_repeated(*self._first)
+
+    def _answered(self, x_BCHW: Tensor) -> dict[str, Tensor]:
+        return {role: self._logits(network, x_BCHW) for role, network in self._networks.items()}
+
+    def _require_repeated(self, x_BCHW: Tensor, first: Mapping[str, Tensor]) -> None:
+        """The same logits as before the first piece: attacks on one that is random by now, or another, say nothing.
+
+        A black box answers from what it remembers.
+        """
+        for role, again_BK in self._answered(x_BCHW).items():
+            if not torch.allclose(again_BK, first[role], rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
+                raise BaseClassifierError(
+                    f"{self._named(role)} gives {len(x_BCHW)} images other logits than before its first piece, by up "
+                    f"to {float((again_BK - first[role]).abs().max()):.3g}: it has become random, or changed. Switch "
+                    "that off; one that is random on purpose is averaged over draws with evaluate.eot=20"
+                )
 
     @torch.no_grad()
     def _raise_if_unusable(self, role: str, network: nn.Module, x_BCHW: Tensor) -> None:

@@ -165,7 +165,9 @@ class AttackWorker:
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
             )
         self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
-        self.answers = Answers(networks, self.spec.uris, self.spec.n_classes)
+        self.answers = Answers(
+            networks, self.spec.uris, self.spec.n_classes, self.bench.logits, random=self.spec.random
+        )
         self._is_ready = True
         return platform.node()
 

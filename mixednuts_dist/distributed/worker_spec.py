@@ -29,6 +29,7 @@ class WorkerSpec:
     n_threads: int
     precision: PrecisionChoice = "fp32"
     compile: bool = False
+    random: bool = False  # the classifiers need not repeat their logits
     n_classes: int | None = None  # as the driver found it; None where it has not looked
     working_folder: str = ""  # the driver's, to which relative paths are relative
     cuts: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)  # where gradients stop, by role

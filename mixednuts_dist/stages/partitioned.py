@@ -134,6 +134,7 @@ def worker_spec(opened: Run) -> WorkerSpec:
         precision=config.precision,
         compile=config.compute.compile,
         n_threads=max(1, int(config.compute.num_cpus)),
+        random=config.evaluate.eot is not None,
         n_classes=opened.inputs.n_classes,
         working_folder=str(Path.cwd()),
         cuts=opened.inputs.cuts,

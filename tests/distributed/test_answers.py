@@ -36,6 +36,7 @@ class Changes(nn.Module):
         return logits
 """
 NAN = "logits = logits * float('nan')"
+DROPOUT = "logits = nn.functional.dropout(logits, 0.3)"
 FIRST, NEVER = 20, 10**9  # calls: after those of the checks at the start, in the middle of the attack
 
 
@@ -53,6 +54,8 @@ def factory(folder: Path, change: str, first: int = FIRST, last: int = NEVER, ba
         ("logits = logits[:, :9]", "demo_rob", r"rob='py:.*:Changes' answers torch.float32 of shape \(\d+, 9\); when"),
         ("logits = logits.long()", "demo_std", r"std='py:.*:Changes' answers torch.int64 of shape"),
         ("raise SystemError('gone')", "demo_std", r"std='py:.*:Changes' fails: SystemError: gone"),
+        (DROPOUT, "demo_std", r"std='py:.*:Changes' gives 8 images other logits .* it has become random, or changed"),
+        ("logits = 2 * logits", "demo_rob", r"rob='py:.*:Changes' gives 8 images other logits .* random, or changed"),
     ],
 )
 def test_a_piece_with_unusable_answers_fails_and_names_the_classifier(
