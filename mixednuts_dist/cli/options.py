@@ -1,7 +1,6 @@
 """What the commands share: their options, the checked configuration, errors in words, and an executor."""
 
 import functools
-import importlib.metadata
 import json
 import logging
 import math
@@ -21,7 +20,6 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 
 from ..config import RunConfig, load_config
-from ..config_file import read_run_yaml
 from ..errors import ConfigError, MissingArtifact, MixedNutsError, log_json, printable
 from ..uris import check_uris, needs_trust
 
@@ -81,7 +79,8 @@ class Invocation:
     def on_ray(self, work: Callable[..., Any]) -> Any:
         """`work` with a progress display and an executor that starts when it is first needed.
 
-        Ray prints of dying nodes on stdout, where only a command's result belongs; in here that goes to stderr.
+        Ray prints of dying nodes on stdout, and classifiers what they like, also below Python; in here that goes to
+        stderr, since only a command's result belongs on stdout.
         """
         from ..distributed.executor import make_executor
         from .terminal import LogProgress, TerminalProgress
@@ -89,13 +88,30 @@ class Invocation:
         shown = LogProgress if _as_json_lines() else TerminalProgress
         name = "local" if self.local else self.config.compute.executor
         with (
-            redirect_stdout(sys.stderr),
+            _stdout_on_stderr(),
             make_executor(name, self.address) as executor,
             shown(self.console) as progress,
         ):
             executor.report = progress.doing
             progress.doing("looking at the images, trying the classifiers on a few of them")
             return work(executor=executor, progress=progress)
+
+
+@contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Of Python and of what it calls: the file descriptor too."""
+    if sys.stdout is None:  # it is closed, and the number may be another file's
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def run_command(
@@ -180,21 +196,15 @@ def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = Fal
         return load_config(source, overrides)
     if overrides:
         raise ConfigError(_STANDS.format(source))
-    from ..stages.runs import release_of, stored_run
+    from ..stages.runs import require_this_release, stored_run
     from ..storage.outages import FIRST_ANSWER_SECONDS
     from ..storage.store import Store
 
     store = Store(source, FIRST_ANSWER_SECONDS)
-    found = stored_run(store, trusted=trust).config
-    storage, _, name = store.uri.rstrip("/").rpartition("/")
+    opened = stored_run(store, trusted=trust)
+    require_this_release(opened)
+    found, (storage, _, name) = opened.config, store.uri.rstrip("/").rpartition("/")
     if name != found.run_id():
-        by = release_of(read_run_yaml(store.read("run.yaml")))
-        if by != importlib.metadata.version("mixednuts-dist"):
-            raise ConfigError(
-                f"{source}: release {by} made it, and this one computes other rows under the id {found.run_id()}. Its "
-                "table is in report/results.json, `mixednuts verify` and MixedClassifier.from_run read it; for the "
-                f"rest install release {by}"
-            )
         raise ConfigError(
             f"{source}: the run in it is {found.run_id()}, and its folder's name is another: it was renamed. Rename "
             "it, or give the configuration file"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import DatasetError, InvalidInputError
 from ..images.datasets import open_dataset
-from ..stages.runs import Run
+from ..stages.runs import Run, require_this_release
 from ..stages.stage import stage_of
 from ..storage.tables import read_rows
 from ..uris import reaches_out
@@ -154,9 +154,12 @@ def compare(runs: Sequence[Run]) -> Comparison:
     Raises:
         InvalidInputError: for fewer than two runs, and for runs of other images or another threat model.
         MissingArtifact: where an evaluation has not finished.
+        ConfigError: for a run of another release.
     """
     if len(runs) < 2:
         raise InvalidInputError("a comparison takes two runs or more; give their folders or URIs")
+    for run in runs:
+        require_this_release(run)
     for run in runs[1:]:
         _require_comparable(runs[0], run)
     answers = tuple(Answers.of(run) for run in runs)

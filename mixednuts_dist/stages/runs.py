@@ -158,6 +158,21 @@ def release_of(described: Any) -> str:
         return "unknown"
 
 
+def require_this_release(run: Run) -> None:
+    """Refuse a run under another release's id: this one computes other rows, under other fingerprints.
+
+    Raises:
+        ConfigError: with the release and what reads the run.
+    """
+    by, uri = release_of(read_run_yaml(run.store.read(_RUN))), run.store.uri.rstrip("/")
+    if by != importlib.metadata.version("mixednuts-dist") and uri.rpartition("/")[2] != run.config.run_id():
+        raise ConfigError(
+            f"{uri}: release {by} made it, and this one computes other rows under the id {run.config.run_id()}. Its "
+            "table is in report/results.json, `mixednuts verify` and MixedClassifier.from_run read it; for the "
+            f"rest install release {by}"
+        )
+
+
 def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
     """`<storage>/<run id>`."""
     return Store(config.storage, patience_seconds).child(config.run_id())

@@ -1,12 +1,15 @@
-"""What all commands share: how a signal ends one."""
+"""What all commands share: how a signal ends one, and that only its result goes to stdout."""
 
+import json
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
@@ -144,3 +147,36 @@ def test_a_name_that_is_too_long_for_a_file_is_told_in_one_line() -> None:
         shown = CliRunner().invoke(main, [command, "a" * 300])
         assert shown.exit_code == 1
         assert isinstance(shown.exception, SystemExit)
+
+
+PRINTS = """
+import os
+from mixednuts_dist.classifiers.factories import demo_rob
+
+class Prints(type(demo_rob())):
+    def forward(self, x):
+        print("printed")
+        os.write(1, b"written below Python\\n")
+        return super().forward(x)
+
+def factory():
+    network = demo_rob()
+    network.__class__ = Prints
+    return network
+"""
+
+
+def test_what_a_classifier_prints_goes_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prints.py").write_text(PRINTS)
+    config = {
+        "name": "prints", "data": {"uri": "digits", "n": 2}, "rob": f"py:{tmp_path}/prints.py:factory",
+        "threat": {"eps": 0.1}, "precision": "fp32", "evaluate": {"attacks": ["apgd-ce"], "n_iter": 1},
+        "storage": str(tmp_path), "compute": {"executor": "debug", "batch_size": 8},
+    }  # fmt: skip
+    (tmp_path / "prints.yaml").write_text(yaml.safe_dump(config))
+    shown = CliRunner().invoke(main, ["run", "--json", str(tmp_path / "prints.yaml")])
+    below = capfd.readouterr()
+    assert json.loads(shown.stdout)["run"]["name"] == "prints"
+    assert "printed" in shown.stderr
+    assert "written below Python" in below.err
+    assert "written below Python" not in below.out

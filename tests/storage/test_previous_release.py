@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 
 from mixednuts_dist import MixedClassifier
+from mixednuts_dist.cli import main
 from mixednuts_dist.cli.options import config_of
 from mixednuts_dist.config import RunConfig
 from mixednuts_dist.errors import ConfigError
@@ -79,6 +81,9 @@ def test_commands_name_the_release_of_a_run_that_they_cannot_go_on_from_and_what
     folder = Path(store.uri).rename(tmp_path / FOLDER_NAME)
     with pytest.raises(ConfigError, match=r"release 0\.1\.0 made it, .*results\.json.*from_run read it.*install"):
         config_of(str(folder))
+    ended = CliRunner().invoke(main, ["compare", str(folder), str(folder)])
+    assert "release 0.1.0 made it" in ended.stderr
+    assert "delete" not in ended.stderr
     assert MixedClassifier.from_run(str(folder)).alpha < 1
 
 
