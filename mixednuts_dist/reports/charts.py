@@ -1,6 +1,5 @@
 """The other kinds of chart that reports and studies draw: lines, bars, histograms, maps."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +41,8 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
     def draw(frame: Frame) -> Drawn:
         colour, shape = key(names, frame)
         scale = alt.Scale(zero=False, nice=False, padding=0.8 * frame.font)
-        across: Any = alt.X("x:Q", title=x, scale=scale, axis=alt.Axis(tickCount=6))
+        ticks = alt.Axis(tickCount=6, labelOverlap=True, labelSeparation=6)
+        across: Any = alt.X("x:Q", title=x, scale=scale, axis=ticks)
         if named:
             across = alt.X(
                 "x:N", title=x, sort=list(dict.fromkeys(row["x"] for row in rows)), axis=alt.Axis(labelAngle=0)
@@ -176,8 +176,8 @@ def histograms(
     Args:
         columns: panels beside each other, on a wide frame.
         series: the two names, with their colours.
-        odds: edges are log10(m / (1 - m)) of margins m, an axis that is stretched at 0 and at 1; else they are margins
-            above 0, on a logarithmic axis.
+        odds: edges are x = log10(m / (1 - m)) of margins m, drawn at log(1 + |x|) to either side of m = 1/2: M takes
+            margins to 1 - 1e-1000 and leaves some near 0; else they are margins above 0, on a logarithmic axis.
     """
 
     def draw(frame: Frame) -> Drawn:
@@ -214,9 +214,9 @@ def _histogram(
         "series:N", scale=alt.Scale(domain=list(series), range=list(series.values())), legend=legend
     )  # fmt: skip
     dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=list(series), range=[[1, 0], [4, 2]]), legend=None)
-    scale = alt.Scale(type="linear" if odds else "log", domain=[edges[0], edges[-1]], nice=False)
+    scale = alt.Scale(type="symlog" if odds else "log", domain=[edges[0], edges[-1]], nice=False)
     labels: Row = {"labelExpr": _FROM_ODDS} if odds else {"format": "~g"}
-    axis = alt.Axis(values=_whole_decades(edges, odds=odds), labelOverlap=True, **labels)
+    axis = alt.Axis(values=_ticks(edges, odds=odds), labelOverlap=True, labelSeparation=6, **labels)
     across = alt.X("left:Q", title=x, scale=scale, axis=axis)
     scale_up = alt.Scale(domain=[0, top], nice=False)
     up = alt.Y("share:Q", title=y or None, scale=scale_up, axis=alt.Axis(tickCount=3))
@@ -250,16 +250,13 @@ _FROM_ODDS = (
 )
 
 
-_MOST_TICKS = 12  # each has a line of the grid: at 468 decades they fill the panel
-
-
-def _whole_decades(edges: Sequence[float], *, odds: bool) -> list[float]:
-    """Where the axis has ticks: at every decade, or where they are many at every second, fifth, tenth and so on."""
-    ends = (edges[0], edges[-1]) if odds else (math.log10(edges[0]) - 1e-9, math.log10(edges[-1]))
-    decades = range(math.ceil(ends[0]), math.floor(ends[1]) + 1)
-    steps = (step * 10**k for k in itertools.count() for step in (1, 2, 5))
-    apart = next(step for step in steps if len(decades) / step <= _MOST_TICKS)
-    return [float(n) if odds else 10.0**n for n in decades if n % apart == 0]
+def _ticks(edges: Sequence[float], *, odds: bool) -> list[float]:
+    """Where the axis has ticks: at decades of the margin; of odds that reach far out, at 1, 10, 100 decades."""
+    if not odds:
+        return [10.0**n for n in range(math.ceil(math.log10(edges[0]) - 1e-9), math.floor(math.log10(edges[-1])) + 1)]
+    steps = (1, 2, 5) if edges[-1] < 20 else (1,)
+    apart = [step * 10.0**k for k in range(7) for step in steps]
+    return [n for n in (*(-n for n in reversed(apart)), 0.0, *apart) if edges[0] <= n <= edges[-1]]
 
 
 def _bins(group: Row, edges: Sequence[float]) -> list[Row]:
@@ -325,7 +322,7 @@ def _map(rows: Sequence[Row], colour: alt.Color, width: int, frame: Frame, *, fi
 
     def axis(*, shown: bool) -> alt.Axis:
         return alt.Axis(
-            format=".2~g", labels=shown, labelOverlap=True, labelAngle=0, grid=False, ticks=False, domain=False
+            format=".2~r", labels=shown, labelOverlap=True, labelAngle=0, grid=False, ticks=False, domain=False
         )
 
     x = alt.X("s:O", title="scale s", axis=axis(shown=True))

@@ -76,7 +76,7 @@ def vega_config(*, dark: bool = False, font: int = 12) -> Row:
         "header": {"labelColor": ink, "titleColor": ink, "labelFontSize": font},
         "legend": {
             **sizes, "labelColor": ink, "titleColor": ink, "symbolSize": 5 * font, "labelLimit": 30 * font,
-            "symbolStrokeWidth": 1.5, "symbolOpacity": 1, "columnPadding": font, "rowPadding": 2, "offset": font,
+            "symbolStrokeWidth": 1.5, "symbolOpacity": 1, "columnPadding": 2 * font, "rowPadding": 2, "offset": font,
         },
         "title": {"color": ink, "fontSize": font, "fontWeight": "normal", "anchor": "start", "frame": "group"},
         "text": {"color": ink, "fontSize": font},
@@ -137,8 +137,8 @@ def key(names: Sequence[str], frame: Frame, marks: Mapping[str, tuple[str, str]]
     drawn_as = own | {
         name: (shape, colour) for name, shape, colour in zip(others, shapes * 4, colours * 4, strict=False)
     }
-    widest = frame.font * (0.55 * max(map(len, names), default=0) + 3)  # of an entry: its letters, its symbol
-    columns = max(1, min(2 if frame.narrow else 3, int(frame.width / widest)))
+    widest = frame.font * (0.55 * max(map(len, names), default=0) + 4)  # of an entry: its letters, its symbol, the gap
+    columns = max(1, min(3, int(frame.width / widest)))
     legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=0) if len(names) > 1 else None
 
     def channel(kind: Any, which: int) -> Any:

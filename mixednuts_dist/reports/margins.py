@@ -144,7 +144,10 @@ def _split(form: str, right: _Numbers, wrong: _Numbers, log_cutoff: float) -> Ma
     """The split of one form, from log(1 - margin) of its two groups."""
     both, cutoff = _log_odds(np.concatenate([right, wrong])), _log_odds(np.array([log_cutoff]))[0]
     low, high = np.quantile(both, (0.01, 0.99))  # what lies beyond counts in the bins at the ends
-    edges = np.linspace(min(low, cutoff) - 0.2, max(high, cutoff) + 0.2, _BINS + 1)
+    ends = np.array([min(low, cutoff) - 0.2, max(high, cutoff) + 0.2])
+    first, last = np.sign(ends) * np.log1p(abs(ends))  # as the axis is drawn: there all bins are as wide
+    drawn = np.linspace(first, last, _BINS + 1)
+    edges = np.sign(drawn) * np.expm1(abs(drawn))
     inside = (_log_odds(group).clip(edges[0], edges[-1]) for group in (right, wrong))
     n_right, n_wrong = (np.histogram(group, bins=edges)[0].tolist() for group in inside)
     return MarginSplit(
