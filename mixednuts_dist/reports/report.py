@@ -12,14 +12,14 @@ from typing import Any, cast
 import torch
 import yaml
 
-from ..attacks.budget import attack_words
+from ..attacks.budget import attack_words, spent_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config import RunConfig, parse_config
 from ..config_file import read_run_yaml
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, ReadOnlyStorage, StoreError
 from ..images.datasets import open_dataset
-from ..stages.attack import siblings
+from ..stages.attack import ATTACKS_OF, STD_ATTACKS, siblings
 from ..stages.evaluate import CHECK, check_fingerprint, evaluated_part, steps_of
 from ..stages.progress import Progress, Silent
 from ..stages.runs import (
@@ -40,11 +40,12 @@ from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
 from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, SURVIVED, read_attack_records, read_columns, read_evaluate_records, read_rows
-from ..uris import reaches_out
+from ..uris import is_black_box, reaches_out
 from ..versions import fast_notes
 from .counts import Count, outcome_counts
 from .page import report_files
 from .results import (
+    TRANSFER_ATTACK,
     AccuracyRow,
     MeasuredPoint,
     RunResults,
@@ -118,7 +119,7 @@ def _mixture_results(opened: Run, fingerprint: str) -> RunResults:
     """What the rows of attack and evaluate say, with the pictures of some."""
     results = gather_results(
         _batches(opened, fingerprint), search=read_search_result(opened),
-        mixed_attack=f"adaptive {_attack_words(opened)}", **_description(opened),
+        attacks=attacks_said(opened.config), **_description(opened),
     )  # fmt: skip
     worst, class_names, missing = _pictures(opened, results.worst, fingerprint)
     return replace(
@@ -142,14 +143,24 @@ def _rob_results(opened: Run, fingerprint: str) -> RunResults:
         n_robust += int(rows["robust"].sum())
     n_images = sum(map(len, opened.partitions))
     survival = survival_of(standing, n_images)
-    accuracy = AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), _attack_words(opened))
+    accuracy = AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), _attack_words(opened.config))
     return RunResults(
         **_description(opened), accuracy=(accuracy,), survival=survival, notes=tuple(square_note(survival))
     )
 
 
-def _attack_words(opened: Run) -> str:
-    return attack_words(opened.config.evaluate.model_dump(mode="json"))
+def _attack_words(config: RunConfig) -> str:
+    return attack_words(config.evaluate.model_dump(mode="json"))
+
+
+def attacks_said(config: RunConfig) -> dict[str, str]:
+    """What std, rob and the mixture were attacked with, each with its budget."""
+    attack = config.attack
+    on_std, on_rob = (
+        spent_words({**attack.model_dump(), "attacks": names}) for names in (STD_ATTACKS, ATTACKS_OF[attack.method])
+    )
+    std = TRANSFER_ATTACK if is_black_box(str(config.std)) else on_std
+    return {"std": std, "rob": f"MMAA by {on_rob}", "mixed": f"adaptive {_attack_words(config)}"}
 
 
 def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...]]:

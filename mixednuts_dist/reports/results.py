@@ -25,14 +25,12 @@ from .table import Cell, Table
 from .worst_images import WorstImage, WorstTally
 
 FORMAT = "mixednuts-results/2"
-BASE_ATTACK = "APGD-CE + APGD-T"
 TRANSFER_ATTACK = "the images attacked on rob (std is a black box)"
 BLACK_BOX_NOTE = (
     "std is a black box: its own robustness is not known beyond the images that were attacked on rob, and the "
     "gradients against the mixture were rob's alone. Every verdict is the real mixture's, but an adversary with std's "
     "gradients may find more."
 )
-MINIMUM_MARGIN_ATTACK = "APGD-CE + APGD-T (MMAA)"
 
 
 @dataclass(frozen=True)
@@ -270,7 +268,7 @@ def gather_results(  # the run's own description and one argument a stage
     batches: Iterable[tuple[AttackRecords, EvaluateRecords]],
     *,
     search: SearchResult,
-    mixed_attack: str,
+    attacks: Mapping[str, str],
     **description: Any,
 ) -> RunResults:
     """Count what the stages stored.
@@ -278,7 +276,7 @@ def gather_results(  # the run's own description and one argument a stage
     Args:
         batches: rows of the attack and of the evaluate stage about the same images, in the same order.
         search: what the search chose.
-        mixed_attack: what the mixture was attacked with, in words.
+        attacks: what std, rob and mixed were attacked with, in words.
         description: fields of `RunResults` that say what was run.
 
     Raises:
@@ -299,13 +297,12 @@ def gather_results(  # the run's own description and one argument a stage
         worst.add(attack, evaluate)
     if not hits["images"]:
         raise InvalidInputError("the attack stage's rows hold 0 images; nothing to report")
-    black_box = is_black_box(str(description["std"]))
-    std_attack = TRANSFER_ATTACK if black_box else BASE_ATTACK
     accuracy = tuple(
-        AccuracyRow(name, Count(hits[f"{name} clean"], hits["images"]), Count(hits[f"{name} robust"], hits["images"]),
-                    attack_name)
-        for name, attack_name in (("std", std_attack), ("rob", MINIMUM_MARGIN_ATTACK), ("mixed", mixed_attack))
-    )  # fmt: skip
+        AccuracyRow(
+            name, Count(hits[f"{name} clean"], hits["images"]), Count(hits[f"{name} robust"], hits["images"]), by
+        )
+        for name, by in attacks.items()
+    )
     results = RunResults(
         **description,
         accuracy=accuracy,
@@ -318,7 +315,8 @@ def gather_results(  # the run's own description and one argument a stage
         splits=margins.splits(log_one_minus_cutoff(chosen.mixture())),
         worst=worst.chosen(),
     )
-    notes = (*search.notes, *([BLACK_BOX_NOTE] if black_box else []), *_observations(results))
+    black_box = [BLACK_BOX_NOTE] if is_black_box(str(description["std"])) else []
+    notes = (*search.notes, *black_box, *_observations(results))
     return RunResults(**{**vars(results), "notes": notes})
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
+ATTACKS_OF = {"apgd": STD_ATTACKS, "square": ("square",)}  # a method's, on rob
 BEFORE_BPDA = "_broken_before_bpda"  # end of a column's name: broken while the gradient was cut
 
 

@@ -22,6 +22,7 @@ from ..register import STAGES
 from ..section import Section, read_fraction
 from ..storage.partitions import Partition
 from ..threat import ThreatModel
+from .attack import ATTACKS_OF
 from .evaluate import EvaluateTask
 from .runs import Run
 from .stage import Outcome, Stage, budget_of, classifier_names, stage_of
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
     from ..attacks.radius_curve import Reference
     from ..distributed.workbench import Workbench
-
-# What the attack stage tries on rob and std, by its method.
-_BASE_ATTACKS = {"apgd": ("apgd-ce", "apgd-t"), "square": ("square",)}
 
 
 class RadiiKeys(Section):
@@ -87,7 +85,7 @@ class Radii(Stage):
         return RadiiTask(
             stage=self.name, fingerprint=self.fingerprint(opened), mixture=task.mixture, budget=task.budget,
             attacks=task.attacks, mode=task.mode, threats=self.threats(config), evaluated=task.fingerprint,
-            attacked=opened.attack_fingerprint, base_attacks=_BASE_ATTACKS[config.attack.method],
+            attacked=opened.attack_fingerprint, base_attacks=ATTACKS_OF[config.attack.method],
             base_budget=budget_of(config.attack),
         )  # fmt: skip
 

@@ -20,6 +20,11 @@ from mixednuts_dist.threat import ThreatModel
 Batches = list[tuple[AttackRecords, EvaluateRecords]]
 BETAS = (1.0, 0.99, 0.985, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5)
 N_CLASSES = 10
+ATTACKS = {
+    "std": "apgd-ce, apgd-t (100 iterations, 9 targets)",
+    "rob": "MMAA by apgd-ce, apgd-t (100 iterations, 9 targets)",
+    "mixed": "adaptive AutoAttack",
+}
 SCALE, POWER, BIAS = 5.0, 4.0, -1.1
 
 
@@ -232,7 +237,7 @@ def made_up_results(n_images: int = 300, *, name: str = "made-up", betas: tuple[
     results = gather_results(
         in_batches(attack, made_up_evaluate(attack, alpha=search.deployed().alpha)),
         search=search,
-        mixed_attack="adaptive AutoAttack",
+        attacks=ATTACKS,
         run_id=run_id,
         name=name,
         dataset="npz:cifar10_first_2048.npz",

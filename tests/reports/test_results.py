@@ -4,33 +4,37 @@ import dataclasses
 import json
 import math
 import statistics
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from mixednuts_dist.config import RunConfig
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
-from mixednuts_dist.mixing.transforms import layer_norm_logits
+from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.reports.margins import (
     EDGES,
     MarginGroup,
     MarginSplit,
+    MarginTally,
     margin_gap,
     margin_ratio,
     ratio_sentence,
     split_sentence,
 )
+from mixednuts_dist.reports.report import attacks_said
 from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.threat import ThreatModel
 
-from .made_up_run import in_batches, made_up_attack, made_up_evaluate, made_up_results, made_up_search
+from .made_up_run import ATTACKS, in_batches, made_up_attack, made_up_evaluate, made_up_results, made_up_search
 
 
 def gather(attack, search, evaluate, **changes) -> RunResults:
     described = {"run_id": "r-00000000", "name": "r", "dataset": "digits", "std": "demo:std", "rob": "demo:rob"}
-    described["mixed_attack"] = "adaptive AutoAttack"
+    described["attacks"] = ATTACKS
     settings = {"threat": ThreatModel("Linf", 0.1), "seconds": {"attack": 1.0}, **described, **changes}
     return gather_results(in_batches(attack, evaluate), search=search, **settings)
 
@@ -110,7 +114,7 @@ def test_the_cut_into_batches_changes_nothing(size: int) -> None:
         search=search,
         run_id="r-00000000",
         threat=ThreatModel("Linf", 0.1),
-        mixed_attack="adaptive AutoAttack",
+        attacks=ATTACKS,
         **described,
     )
     assert cut.to_json() == gather(attack, search, evaluate).to_json()
@@ -134,16 +138,16 @@ def test_refuses_rows_about_other_images() -> None:
     search = made_up_search(attack)
     other = made_up_evaluate(made_up_attack(250), alpha=0.9)
     with pytest.raises(InvalidInputError, match=r"300 attack rows and 250 evaluate rows is not about the same images"):
-        gather_results([(attack, other)], search=search, mixed_attack="apgd-ce", std="demo:std")
+        gather_results([(attack, other)], search=search, attacks=ATTACKS, std="demo:std")
     shuffled = dataclasses.replace(other, sample_ids_N=other.sample_ids_N.flip(0))
     with pytest.raises(InvalidInputError, match="not about the same images"):
-        gather_results([(made_up_attack(250), shuffled)], search=search, mixed_attack="apgd-ce", std="demo:std")
+        gather_results([(made_up_attack(250), shuffled)], search=search, attacks=ATTACKS, std="demo:std")
 
 
 def test_json_is_strict_and_has_the_documented_fields(results: RunResults) -> None:
     entry = json.loads(json.dumps(results.to_json(), allow_nan=False))
     assert entry["accuracy"]["mixed"]["clean"]["correct"] == results.row("mixed").clean.correct
-    assert entry["accuracy"]["rob"]["attack"] == "APGD-CE + APGD-T (MMAA)"
+    assert entry["accuracy"]["rob"]["attack"] == ATTACKS["rob"]
     assert {"s", "p", "c", "alpha", "one_minus_alpha", "beta", "criterion", "clamp", "ln_k"} <= set(entry["parameters"])
     assert [point["beta"] for point in entry["tradeoff"]["predicted"]] == [e.beta for e in results.search.entries]
     assert entry["seconds"] == {"attack": 163.4, "search": 21.07, "evaluate": 412.9}
@@ -200,6 +204,30 @@ def test_a_split_counts_both_groups_at_the_deployed_cutoff_and_at_one_that_keeps
         assert [sum(counts) for counts in split.counts] == [len(right_N), len(wrong_N)]
     assert results.splits[-1].log_cutoff == pytest.approx(math.log1p(-chosen.one_minus_alpha / chosen.alpha), rel=1e-6)
     assert kept[0] == kept[1] == kept[2]
+
+
+def test_margins_that_m_takes_close_to_1_fill_the_histogram() -> None:
+    tally = MarginTally(LogitTransform(50.0, 6.0, 0.4), None)
+    tally.add(made_up_attack())
+    behind_m = tally.splits(-14.0)[-1]
+    assert behind_m.edges[-1] > 300, "some margins are 1 - 1e-300"
+    assert all(max(counts) < 0.3 * sum(counts) for counts in behind_m.counts)
+
+
+@pytest.mark.parametrize(
+    ("method", "on_rob"),
+    [("apgd", "MMAA by apgd-ce, apgd-t (8 iterations, 2 targets)"), ("square", "MMAA by square (30 queries)")],
+)
+def test_each_row_names_the_attack_that_ran_and_its_budget(
+    tiny: Callable[..., RunConfig], method: str, on_rob: str
+) -> None:
+    said = attacks_said(tiny(attack={"method": method, "n_iter": 8, "n_target_classes": 2, "n_queries": 30}))
+    assert said == {
+        "std": "apgd-ce, apgd-t (8 iterations, 2 targets)",
+        "rob": on_rob,
+        "mixed": "adaptive apgd-ce, apgd-t, fab-t, square (5 iterations, 2 targets, 20 queries)",
+    }
+    assert attacks_said(tiny(std="http://127.0.0.1:1/"))["std"] == "the images attacked on rob (std is a black box)"
 
 
 def test_the_sentence_of_the_splits_says_whether_m_helps() -> None:
