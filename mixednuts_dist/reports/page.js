@@ -3,7 +3,7 @@
 (() => {
   const page = JSON.parse(document.getElementById("page-data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const narrow = window.matchMedia("(max-width: 52rem)");
+  const narrow = window.matchMedia("screen and (max-width: 52rem)");
   const slider = document.getElementById("beta");
   let views = {};
   const options = { mode: "vega-lite", actions: false, renderer: "svg" };

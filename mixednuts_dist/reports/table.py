@@ -59,7 +59,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     bold: str | None = None  # first cell of the row that stands out
     printed: Sequence[str] | None = None  # the columns that a paper has room for; all by default
-    narrow: Sequence[str] | None = None  # those that a phone has room for; `printed` by default
+    below: str | None = None  # the column of words that a phone shows below each row
 
     def row(self, name: str) -> dict[str, Cell]:
         """One row by its first cell, as column -> cell."""
@@ -68,7 +68,7 @@ class Table:
     def only(self, columns: Sequence[str]) -> "Table":
         """The same with these columns alone."""
         places = [list(self.columns).index(name) for name in columns]
-        return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed, self.narrow)
+        return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed, self.below)
 
     def turned(self) -> "Table":
         """Rows as columns: the first cells head them."""
@@ -151,10 +151,14 @@ class Table:
         return {"columns": list(self.columns), "rows": self.to_json()}
 
     def _kinds(self) -> list[str]:
-        """CSS classes of each column: `more` is hidden on a phone, `words` are sentences, set from the left."""
-        shown = self.narrow or self.printed or self.columns
+        """CSS classes of a column: a phone hides `more`, puts `below` under its row; `words` are set from the left."""
+        shown = {*(self.printed or self.columns), self.below}
         return [
-            " ".join(["more"] * (name not in shown) + ["words"] * all(isinstance(row[i], str) for row in self.rows))
+            " ".join(
+                ["more"] * (name not in shown)
+                + ["below"] * (name == self.below)
+                + ["words"] * all(isinstance(row[i], str) for row in self.rows)
+            )
             for i, name in enumerate(self.columns)
         ]
 

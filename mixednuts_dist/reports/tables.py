@@ -27,11 +27,11 @@ def accuracy_table(results: RunResults) -> Table:
     """std, rob and mixed, clean and attacked; then what stages of a key of their own have left of them."""
     shown = (*results.accuracy, *results.stages)
     named = {row.classifier: results.names.get(row.classifier, row.classifier) for row in results.accuracy}
-    rows: list[list[Cell]] = [
-        [named.get(row.classifier, row.classifier), row.clean, row.robust, row.attack] for row in shown
-    ]
-    columns = ["classifier", "clean", "robust", "attack"]
-    return Table(columns, rows, bold=named.get("mixed"), narrow=columns[:3])
+    rows: list[list[Cell]] = []
+    for row in shown:
+        classifier, comma, rest = row.classifier.partition(", ")  # of a stage: `std, corrupted`
+        rows.append([f"{named.get(classifier, classifier)}{comma}{rest}", row.clean, row.robust, row.attack])
+    return Table(["classifier", "clean", "robust", "attack"], rows, bold=named.get("mixed"), below="attack")
 
 
 def search_table(search: SearchResult) -> Table:
@@ -179,7 +179,7 @@ def _report(results: RunResults) -> Group:
     setting = f"{results.dataset}, {results.n_images} images, {results.threat}"
     std = f"std = {results.std}\n" if results.std else ""
     accuracy = accuracy_table(results).only(["classifier", "clean", "robust"])
-    attacks = ", ".join(f"{row.attack} for {row.classifier}" for row in results.accuracy)
+    attacks = "; ".join(f"{row.attack} for {row.classifier}" for row in results.accuracy)
     for attack in dict.fromkeys(row.attack for row in results.stages):
         attacks += f"; {' / '.join(row.classifier for row in results.stages if row.attack == attack)}: {attack}"
     parts: list[RenderableType] = [

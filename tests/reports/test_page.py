@@ -155,6 +155,7 @@ def test_classifiers_and_classes_have_the_names_that_people_gave_them(results: R
     rows = Outline(named["index.html"]).rows
     assert [row[0] for row in rows if row[0] in names.values()] == ["ConvNeXt", "MixedNUTS"]
     assert f"class {cat[results.worst[0].label]}" in named["index.html"].decode()
+    assert "std = ConvNeXt, py:zoo.py:std_c10_resnet18" in named["index.html"].decode()
     assert "ConvNeXt &" in named["table.tex"].decode()
     assert "adaptive AutoAttack" in named["table.tex"].decode()
 
