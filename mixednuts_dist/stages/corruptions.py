@@ -194,8 +194,8 @@ class Corruptions(Stage):
         ]
         names = list(clean)
         return {
-            f"accuracy under corruptions, {self.keys.data.partition(':')[0]}": ([*columns, f"mCE {words} (%)"], rows),
-            "accuracy by corruption, mean of the severities (%)": (
+            f"severity of the corruptions, {self.keys.data.partition(':')[0]}": ([*columns, f"mCE {words} (%)"], rows),
+            "corruptions one by one, mean of the severities (%)": (
                 ["corruption", *(names[place] for place in shown)],
                 by_corruption,
             ),

@@ -17,6 +17,7 @@ from mixednuts_dist.errors import ConfigError, DatasetError
 from mixednuts_dist.images.corruptions import ALEXNET_ERRORS, COMMON, SEVERITIES, THREE_D
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.images.image_files import evaluation_names
+from mixednuts_dist.reports.tables import file_name
 from mixednuts_dist.stages.corruptions import Corruptions, mean_corruption_error
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
@@ -67,6 +68,7 @@ def test_every_number_is_that_of_plain_forward_passes(
     every = right_MCSN[2].flatten(0, 1).all(dim=0)
     assert shown["mixed, corrupted"]["robust"]["correct"] == int(every.sum())
     title, other = (title for title in results.tables if "corruption" in title)
+    assert file_name(title) != file_name(other), "one file would replace the other"
     table = results.tables[title]
     assert [row[0] for row in table.rows] == names
     assert table.columns[-1] == "mCE against std (%)"
