@@ -239,7 +239,7 @@ class Bench:
         """
         size, inputs = self.config.partition_size, opened.inputs
         most = max(1, MOST_LOGITS // (inputs.n_classes * size)) * size
-        wanted = inputs.n_images if self.full else -(-max(REDUCED_IMAGES, 2 * size) // size) * size
+        wanted = inputs.n_images if self.full else -(-REDUCED_IMAGES // size) * size
         return replace(opened, inputs=replace(inputs, n_images=min(wanted, most, inputs.n_images)))
 
     def _complete(self, part: Run, task: Task, label: str) -> None:
