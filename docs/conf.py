@@ -13,6 +13,8 @@ import mixednuts_dist
 from mixednuts_dist.register import STUDIES
 
 project, version, author = "mixednuts_dist", mixednuts_dist.__version__, "The mixednuts_dist authors"
+project_copyright = f"{author}, MIT licence"
+smartquotes = False  # `--rob` outside of code is not a dash
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 html_theme, html_title, html_copy_source = "furo", f"mixednuts_dist {version}", False
 html_static_path: list[str] = []
@@ -48,7 +50,8 @@ def fill_the_gallery(_app: Any, page: str, source: list[str]) -> None:
 def section(name: str, entry: Any) -> str:
     paper = entry.facts.get("section", "not in the paper")
     options = " --rob URI" if "--rob" in entry.describes else ""
-    head = f"\n## {name}\n\n{entry.describes}. Section: {paper}."
+    end = "" if entry.describes.endswith("?") else "."
+    head = f"\n## {name}\n\n{entry.describes}{end} Section: {paper}."
     text = f"{head}\n\n```sh\nmixednuts study {name} CONFIG{options}\n```\n\n"
     study = study_of_the_run(name)
     if study is None:
