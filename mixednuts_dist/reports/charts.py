@@ -133,7 +133,7 @@ def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Char
 _EXTREMES: tuple[tuple[Any, str], ...] = ((min, "low"), (max, "high"))
 
 
-def count_bars(rows: Sequence[tuple[str, str, Count]], *, value: str = "images (%)") -> Chart:
+def count_bars(rows: Sequence[tuple[str, str, Count]], *, value: str = "images right (%)") -> Chart:
     """`bars` of (name, group, count) in percent with 95 % intervals."""
     return bars(
         [
@@ -288,8 +288,9 @@ def maps(cells: Sequence[Row], *, meaning: str, maximised: bool) -> Chart:
 
     def draw(frame: Frame) -> Drawn:
         columns, gap = (2 if frame.narrow else 4), 1.2 * frame.font
+        words = [f"{meaning};", "darker is better"]  # a key wider than its frame leaves the maps no room
         legend = alt.Legend(
-            title=f"{meaning}; darker is better", orient="top", gradientLength=16 * frame.font,
+            title=words if frame.narrow else " ".join(words), orient="top", gradientLength=16 * frame.font,
             gradientThickness=0.8 * frame.font, titleLimit=0, format=".3~g",
         )  # fmt: skip
         ends = [min(found, default=0.0), max(found, default=1.0)]

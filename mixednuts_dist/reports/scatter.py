@@ -161,7 +161,7 @@ def placed(
 def _box(mark: tuple[float, float], text: str, place: Place, font: int) -> Box:
     """What a label covers, about: letters of system fonts are 0.55 as wide as they are high."""
     (x, y), (align, dx, dy) = mark, place
-    width = 0.55 * font * len(text)
+    width = 0.55 * font * (len(text) + 1)  # with a space behind it: 1 beside 1 is not 11
     left = x + dx - {"left": 0.0, "right": width, "center": width / 2}[align]
     return left, y + dy - 0.6 * font, left + width, y + dy + 0.6 * font
 

@@ -131,7 +131,8 @@ def data_size(bench: Bench) -> Outcome:
             compared("Clean", (f"{name} images", few.clean_N), (f"{all_name} images", most.clean_N)),
         )
     )
-    return Outcome(Table(columns, rows), _accuracies(found), findings, bench.reduction)
+    figure = _accuracies({f"{name} images": one for name, one in found.items()})
+    return Outcome(Table(columns, rows), figure, findings, bench.reduction)
 
 
 @STUDIES("seen-unseen", describes="Images that the search saw against others", section="D.3, tab:overfit", order=17)
