@@ -25,7 +25,7 @@ ONE_MACHINE = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # the nodes need no copy of our environment: they are in it
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-_STARTS = 3
+_STARTS = 6  # on a busy machine most fail
 
 
 @dataclass
@@ -48,10 +48,10 @@ class Head:
             env=self.environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=500,
         )  # fmt: skip
 
-    def start(self) -> bool:
+    def start(self, *options: str) -> bool:
         """Once more after `kill`, too; False where it gave up, on a busy machine or on a port that is taken."""
         (self.folder / "ray_current_cluster").unlink(missing_ok=True)  # by which Ray takes a node here for the head
-        self.process = self._blocking(self.started_by, self.folder / "head.log")
+        self.process = self._blocking([*self.started_by, *options], self.folder / "head.log")
         return self.process is not None
 
     def join(self, labels: Mapping[str, str] | None = None, **environment: str) -> psutil.Process:

@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,40 @@ def test_a_stopped_job_is_submitted_again(cluster: Head, undisturbed: Undisturbe
     assert rows(storage) == undisturbed.rows
     assert stamps(storage, "attack").items() >= kept.items()
     assert leftovers(storage) == []
+
+
+# Each is a process that takes seconds of the 15 that Ray gives a head's raylet.
+LEAN = ("--include-dashboard=false", "--no-monitor", "--include-log-monitor=false")
+
+
+def begin_again(head: Head, undisturbed: Undisturbed, storage: str, log: Path, *options: str) -> None:
+    """The head by its own command, on its own port, and then the run."""
+    kept, deadline = stamps(storage, "attack"), time.monotonic() + 600
+    while not head.start(*LEAN):  # on a busy machine its agent is too slow for its raylet
+        assert time.monotonic() < deadline, (head.folder / "head.log").read_text()
+    if not head.daemons("raylet")[1:]:
+        head.join()
+    require_same(undisturbed, driver_on(head, undisturbed.config, storage, log, *options), storage)
+    assert stamps(storage, "attack").items() >= kept.items()
+
+
+def require_given_up(driver: Driver) -> None:
+    assert driver.exit_status() == 1
+    assert "the same command goes on from there once the head is back" in told(driver)
+    assert "Traceback" not in driver.log()
+
+
+def test_a_killed_gcs_without_fault_tolerance(
+    object_store_server: ObjectStore, undisturbed: Undisturbed, tmp_path: Path, object_store: ObjectStore
+) -> None:
+    """The head ends at once and its node when its patience does; on new ones the same command goes on."""
+    environment = {**object_store_server.environment, RECONNECTS: "15"}
+    with local_head("--num-cpus=0", *LEAN, environment=environment) as head:
+        storage, node = object_store.uri("gcs"), head.join()
+        driver = begun(head, undisturbed, storage, tmp_path / "log")
+        assert head.process is not None
+        head.daemons("gcs_server")[0].kill()
+        require_given_up(driver)
+        head.process.wait(300)
+        node.wait(300)
+        begin_again(head, undisturbed, storage, tmp_path / "again")
