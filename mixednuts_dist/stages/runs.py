@@ -167,9 +167,9 @@ def require_this_release(run: Run) -> None:
     by, uri = release_of(read_run_yaml(run.store.read(_RUN))), run.store.uri.rstrip("/")
     if by != importlib.metadata.version("mixednuts-dist") and uri.rpartition("/")[2] != run.config.run_id():
         raise ConfigError(
-            f"{uri}: release {by} made it, and this one computes other rows under the id {run.config.run_id()}. Its "
-            "table is in report/results.json, `mixednuts verify` and MixedClassifier.from_run read it; for the "
-            f"rest install release {by}"
+            f"{uri}: release {by} made it, and this one computes other rows under the id {run.config.run_id()}. If "
+            "it was finished, its table is in report/results.json, and MixedClassifier.from_run reads it; for the rest "
+            f"install release {by}, or run its configuration anew"
         )
 
 

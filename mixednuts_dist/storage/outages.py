@@ -98,6 +98,12 @@ def has_no_reason(error: Exception) -> bool:
     return status is not None and code == str(status)
 
 
+def has_expired(error: Exception) -> bool:
+    """Whether the server no longer takes the access token or key: another may stand in its place by now."""
+    code = _answer(error)[1]
+    return code == "InvalidAccessKeyId" or _TOLD.get(str(code)) == _EXPIRED
+
+
 def conditional_writes_unknown(error: Exception) -> bool:
     """Whether this kind of object store has never heard of them."""
     return _answer(error)[0] == 501

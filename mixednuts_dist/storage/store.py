@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,7 @@ from ..errors import MissingArtifact, ReadOnlyStorage, StoreError, redacted
 from .outages import (
     PATIENCE_SECONDS,
     conditional_writes_unknown,
+    has_expired,
     has_no_reason,
     in_words,
     patiently,
@@ -57,6 +59,7 @@ _S3_OPTIONS = {
         "max_pool_connections": _CONNECTIONS,
     },
 }
+_RENEWING = threading.Lock()
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -195,7 +198,7 @@ class Store:
                 timeout=_ANSWER_SECONDS, **more,
             )  # fmt: skip
             try:
-                page = patiently(ask, self.address(folder), self._patience)
+                page = patiently(self._renewing(ask), self.address(folder), self._patience)
             except FileNotFoundError as error:
                 raise StoreError(in_words(error, self.address(folder))) from error
             files = ((f"{bucket}/{one['Key']}", one["Size"], "file") for one in page.get("Contents", ()))
@@ -382,12 +385,36 @@ class Store:
         return self._ask(call, path)
 
     def _ask(self, call: Callable[[], Result], path: str) -> Result:
+        call = self._renewing(call)
         try:
             return patiently(call, self.address(path), self._patience)
         except StoreError as error:
-            if self._bucket is not None and has_no_reason(error):
-                self._pages("", _TEMPORARY)  # which raises with the reason, an expired token for instance
-            raise
+            if self._bucket is None or not has_no_reason(error):
+                raise
+        self._pages("", _TEMPORARY)  # which raises with the reason, or finds that an expired token has been renewed
+        return patiently(call, self.address(path), self._patience)
+
+    def _renewing(self, call: Callable[[], Result]) -> Callable[[], Result]:
+        """On S3 `call`, once more where its token has expired: its profile's file may have been written anew."""
+        fs = self._fs
+        if self._bucket is None:
+            return call
+
+        def renewing() -> Result:
+            used = getattr(fs, "_s3", None)
+            try:
+                return call()
+            except Exception as error:
+                if not has_expired(error):
+                    raise
+            with _RENEWING:
+                if fs._s3 is used:  # else another thread has read it meanwhile
+                    fs.session = None
+                    _read_dates_quickly(fs)
+                    fs.connect(refresh=True)
+            return call()
+
+        return renewing
 
     def _cat(self, path: str, most_bytes: int, **options: int) -> bytes:
         try:

@@ -119,6 +119,7 @@ class RefusingProxy(FaultProxy):
 
     def __init__(self, endpoint: str, delay: float = 0.0) -> None:
         self.delay, self._answer, self.n_requests, self.listings, self._refuse_at = delay, b"", 0, 0, 1 << 60
+        self.refused_key = b""  # requests that are signed with it are refused too
         self._counting = threading.Lock()
         super().__init__(endpoint, "refusal", 0)
 
@@ -149,7 +150,8 @@ class RefusingProxy(FaultProxy):
                     with self._counting:
                         self.n_requests += 1
                         self.listings += b"list-type" in line
-                    if self.n_requests > self._refuse_at:
+                    signed = b"Credential=" + self.refused_key + b"/"
+                    if self.n_requests > self._refuse_at or (self.refused_key and signed in content):
                         head = self._answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
                         client.sendall(head if line.startswith(b"HEAD") else self._answer)
                         client.shutdown(socket.SHUT_RDWR)

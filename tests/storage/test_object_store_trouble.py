@@ -77,6 +77,35 @@ def test_a_token_that_its_profile_renews_is_renewed_before_it_expires(
     assert len(asked.read_text()) > before
 
 
+@pytest.mark.parametrize("call", ["exists", "read", "create"])
+def test_a_token_whose_file_is_written_anew_is_read_again_in_mid_run(
+    object_store: ObjectStore, proxy: RefusingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
+) -> None:
+    """As tools outside do that renew what stands in `~/.aws/credentials`; botocore itself reads that file once."""
+
+    def give(key: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {object_store.secret}\n")
+
+    file = tmp_path / "credentials"
+    Store(object_store.uri("file")).write("there", b"1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    give("expired")
+    proxy.refuse(*EXPIRED[:2], after=1 << 60)
+    proxy.refused_key = b"expired"
+    store = Store(object_store.uri("file"))
+    with pytest.raises(StoreError, match="the access token has expired"):
+        store.read("there")
+    give("tests")
+
+    acts = {"exists": lambda _: store.exists("there"), "read": lambda _: store.read("there"),
+            "create": lambda i: store.create(f"new-{i}", b"2")}  # fmt: skip
+    assert concurrently(acts[call], range(4)) == [b"1" if call == "read" else True] * 4
+    assert "there" in store.names("")
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_a_run_on_a_slow_server_sends_few_requests_and_ends_in_the_same_rows(
     object_store: ObjectStore, proxy: RefusingProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig]
