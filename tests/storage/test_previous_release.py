@@ -79,7 +79,7 @@ def test_commands_name_the_release_of_a_run_that_they_cannot_go_on_from_and_what
 ) -> None:
     """`from_run` and `verify` read it; a report of today's rows would not be its report."""
     folder = Path(store.uri).rename(tmp_path / FOLDER_NAME)
-    with pytest.raises(ConfigError, match=r"release 0\.1\.0 made it, .*results\.json.*from_run read it.*install"):
+    with pytest.raises(ConfigError, match=r"release 0\.1\.0 made it, .*results\.json.*from_run reads it.*install"):
         config_of(str(folder))
     ended = CliRunner().invoke(main, ["compare", str(folder), str(folder)])
     assert "release 0.1.0 made it" in ended.stderr
