@@ -4,7 +4,7 @@ import json
 import os
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -241,9 +241,11 @@ def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return ", ".join(f"`{value}`" for value in (registered.register.names() if registered else arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(_takes(argument) for argument in arguments))
-    if origin in (Annotated, tuple):
+    if origin in (dict, Mapping):
+        return f"map of {_takes(arguments[0])} to {_takes(arguments[1])}"
+    if origin in (Annotated, tuple, list):
         inner = _takes(arguments[0])
-        return f"list of {inner}" if origin is tuple else inner
+        return inner if origin is Annotated else f"list of {inner}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "{" + ", ".join(annotation.model_fields) + "}"
     return _NAMES.get(annotation, str(annotation))

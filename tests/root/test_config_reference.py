@@ -24,6 +24,8 @@ def test_the_reference_has_one_line_a_key_with_type_and_default() -> None:
     assert "| `name` | text | required | begins the run id |" in lines
     assert any(line.startswith('| `threat.norm` | `Linf`, `L2`, `L1` | `"Linf"` |') for line in lines)
     assert any(line.startswith("| `search.scales` | {min, max, count, spacing} or list of number |") for line in lines)
+    assert any(line.startswith("| `names` | map of `std`, `rob`, `mixed` to text | `{}` |") for line in lines)
+    assert not [line for line in lines if "typing." in line or "dict[" in line or "list[" in line]
     assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
 
 
