@@ -323,7 +323,14 @@ def _map(rows: Sequence[Row], colour: alt.Color, width: int, frame: Frame, *, fi
 
     def axis(*, shown: bool) -> alt.Axis:
         return alt.Axis(
-            format=".2~r", labels=shown, labelOverlap=True, labelAngle=0, grid=False, ticks=False, domain=False
+            format=".2~r",
+            labels=shown,
+            labelOverlap=True,
+            labelSeparation=6,
+            labelAngle=0,
+            grid=False,
+            ticks=False,
+            domain=False,
         )
 
     x = alt.X("s:O", title="scale s", axis=axis(shown=True))

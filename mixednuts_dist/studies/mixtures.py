@@ -34,7 +34,9 @@ def main_table(bench: Bench) -> Outcome:
     rows: list[tuple[str, Count, Count, str]] = [
         (row.classifier, row.clean, row.robust, row.attack) for row in results.accuracy
     ]
-    rows.append((plain_name, count(plain.clean_N), count(plain.robust_N), "adaptive attack as below"))
+    n_plain = plain.clean_N.numel()
+    plain_row = plain_name if n_plain == results.n_images else f"{plain_name}, first {n_plain}"
+    rows.append((plain_row, count(plain.clean_N), count(plain.robust_N), "adaptive attack as below"))
     table = Table(("classifier", "clean", "robust", "attack"), rows, bold="mixed")
     rob, mixed = results.row("rob"), results.row("mixed")
     findings = (

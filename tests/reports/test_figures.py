@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mixednuts_dist.register import CHARTS, load_extensions
-from mixednuts_dist.reports.charts import RIGHT_AND_WRONG, bars
+from mixednuts_dist.reports.charts import RIGHT_AND_WRONG, bars, maps
 from mixednuts_dist.reports.drawing import (
     CLASSIFIER_COLOURS,
     NARROW,
@@ -156,6 +156,15 @@ def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults
     titles = [row["words"] for rows in spec["datasets"].values() for row in rows if "words" in row]
     assert len(titles) == 12
     assert "p = 18" in titles
+
+
+def test_a_long_key_leaves_the_maps_their_room_in_a_papers_column() -> None:
+    cells = [
+        {"s": s, "p": p, "c": c, "objective": s * c, "selected": s == p == c}
+        for s in (1.0, 2.0) for p in (1.0, 2.0) for c in (1.0, 2.0)
+    ]  # fmt: skip
+    chart = maps(cells, meaning="clean and wrong images above the cutoff (%)", maximised=False)
+    assert min(panel["width"] for panel in drawn(chart, PAPER[0])[0]["concat"]) > 70
 
 
 def test_a_run_without_candidates_has_no_maps(results: RunResults) -> None:
