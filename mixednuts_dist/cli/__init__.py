@@ -68,6 +68,12 @@ def stage_command(entry: Entry) -> click.Command:
         else:
             for title, table in tables.items():
                 print_table(table, Console(), title)
+            further = dict(stage_of(given.config, entry.name).further())
+            if entry.name in given.config.added_stages():
+                further = {"the whole run, with this on its page": "", **further}
+            for why, override in further.items():
+                line = f"Next, {why}: {given.typed('run', *filter(None, [override]))}"
+                given.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     command.__name__, command.__doc__ = entry.name, f"{entry.describes[:1].upper()}{entry.describes[1:]}."
     options = entry.facts.get("options", {})

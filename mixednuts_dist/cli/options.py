@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -67,14 +68,30 @@ def _names(what: str, commands: tuple[str, ...]) -> bool:
     return any(what in command for command in commands)
 
 
+def typed(command: str, config: str, overrides: tuple[str, ...] = (), *, local: bool = False) -> str:
+    """A command as one types it: with the configuration, `--set`s and `--local` that this one was given.
+
+    >>> typed("run", "my runs.yaml", ("data.n=8",), local=True)
+    "mixednuts run 'my runs.yaml' --set data.n=8 --local"
+    """
+    sets = (part for override in overrides for part in ("--set", override))
+    return shlex.join(["mixednuts", *command.split(), config, *sets, *["--local"] * local])
+
+
 @dataclass(frozen=True)
 class Invocation:
-    """A command with its checked configuration."""
+    """A command with its checked configuration, and how the two were typed."""
 
     config: RunConfig
     console: Console
     address: str | None = None
     local: bool = False
+    source: str = ""
+    overrides: tuple[str, ...] = ()
+
+    def typed(self, command: str, *more: str) -> str:
+        """Another command on the same configuration, with `more` values of keys."""
+        return typed(command, self.source, (*self.overrides, *more), local=self.local)
 
     def on_ray(self, work: Callable[..., Any]) -> Any:
         """`work` with a progress display and an executor that starts when it is first needed.
@@ -147,7 +164,7 @@ def run_command(
             overrides += tuple(f"{key}={value}" for key, value in written.items() if value is not None)
             with reported(verbose) as console:
                 loaded = prepared(config, overrides, console, trust=trust, looks=looks)
-                function(Invocation(loaded, console, address, local), **options)
+                function(Invocation(loaded, console, address, local, config, overrides), **options)
 
         for option in (verbose_option, trust_option, *reversed([option for option, wanted in taken.items() if wanted])):
             command = option(command)

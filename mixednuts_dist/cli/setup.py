@@ -21,7 +21,7 @@ from ..register import REGISTERS
 from ..search_config import RangeConfig
 from ..section import Registered, section_in
 from ..uris import TWO_CHECKPOINTS, code_files, missing_input, missing_inputs
-from .options import config_argument, examples, reported, set_option
+from .options import config_argument, examples, local_option, reported, set_option, typed
 
 _WORKER_BYTES = 0.6e9  # of a worker with torch, measured; its classifiers and images come on top
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
@@ -55,7 +55,8 @@ def init(file: str, images: str, std: str, rob: str) -> None:
 @click.command(epilog=examples("check jobs/configs/cifar10.yaml"))
 @config_argument
 @set_option
-def check(config: str, overrides: tuple[str, ...]) -> None:
+@local_option
+def check(config: str, overrides: tuple[str, ...], *, local: bool) -> None:
     """All that is missing or wrong, at once, with the commands that fix it.
 
     Nothing is written. Files and the storage are looked for first: a second, or twenty where a bucket's server does
@@ -75,7 +76,7 @@ def check(config: str, overrides: tuple[str, ...]) -> None:
             click.echo(problem)
         if problems:
             raise SystemExit(1)
-        click.echo(f"nothing is missing. Next: mixednuts run {config}")
+        click.echo(f"nothing is missing. Next: {typed('run', config, overrides, local=local)}")
 
 
 @click.command(epilog=examples("fetch jobs/configs/cifar10.yaml"))
@@ -101,7 +102,7 @@ def fetch(config: str, overrides: tuple[str, ...]) -> None:
                 console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         if failed:
             raise SystemExit(1)
-        click.echo(f"nothing is missing. Next: mixednuts check {config}" if not items else "fetched")
+        click.echo(f"{'fetched' if items else 'nothing is missing'}. Next: {typed('check', config, overrides)}")
 
 
 def _missing(config: RunConfig) -> Iterator[str]:

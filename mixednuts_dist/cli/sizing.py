@@ -32,14 +32,12 @@ def describe(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
             _print_sizes(loaded, shape, sizes, Console())
 
 
-@run_command("estimate mine.yaml", local=False, as_json=True)
+@run_command("estimate mine.yaml", "estimate mine.yaml --local", as_json=True)
 def estimate(given: Invocation, as_json: bool) -> None:
     """GPU-hours and wall time, before anything starts, from a few measured batches."""
-    from ..distributed.executor import make_executor
     from ..stages import estimate as stage
 
-    with make_executor(given.config.compute.executor, given.address) as executor:
-        found = stage.run(given.config, executor=executor)
+    found = given.on_ray(lambda executor, progress: stage.run(given.config, executor=executor))  # noqa: ARG005
     if as_json:
         click.echo(json.dumps(estimate_json(found), indent=2))
     else:
@@ -108,8 +106,8 @@ def print_estimate(estimate: "Estimate", console: Console) -> None:
     for stage in estimate.stages:
         forward, backward = stage.passes
         console.print(
-            f"{stage.stage:<8} {stage.images_left} images left, up to {forward} forward and {backward} backward passes "
-            f"each: at most {_cost(estimate, stage.at_most)}",
+            f"{stage.stage:<8} {stage.images_left} {stage.which}, up to {forward} forward and {backward} backward "
+            f"passes each: at most {_cost(estimate, stage.at_most)}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
         if stage.likely is not None:
@@ -124,7 +122,7 @@ def _cost(estimate: "Estimate", worker_seconds: float) -> str:
     from ..reports.counts import held_text, seconds_text
 
     wall = seconds_text(worker_seconds / estimate.n_workers)
-    return f"{held_text(hours, estimate.unit)}, {wall} on the {estimate.n_workers} worker{plural} of this cluster"
+    return f"{held_text(hours, estimate.unit)}, {wall} with {estimate.n_workers} worker{plural}"
 
 
 def _stage_json(estimate: "Estimate", stage: "StageEstimate") -> dict[str, Any]:

@@ -77,11 +77,12 @@ def run_status(config: RunConfig) -> RunStatus:
     """Raises MissingArtifact where the run has not begun."""
     opened = reopen_run(config, FIRST_ANSWER_SECONDS)
     searched = opened.store.exists(SELECTED)
-    stages = [stage for stage in stages_of(config) if searched or stage.model_name(config) == "rob"]
     return RunStatus(
         run_id=config.run_id(),
         uri=opened.store.uri,
-        stages=tuple(_stage(opened, stage) for stage in stages),
+        stages=tuple(
+            _stage(opened, stage, begun=searched or stage.model_name(config) == "rob") for stage in stages_of(config)
+        ),
         searched=searched,
         reported=opened.store.exists(RESULTS),
         failed=tuple(opened.store.address(f"errors/{name}") for name in opened.store.names("errors")),
@@ -122,12 +123,14 @@ def watch_status(config: RunConfig, console: Console, every_seconds: float = 5.0
             time.sleep(every_seconds)
 
 
-def _stage(opened: Run, stage: Stage) -> StageStatus:
-    fingerprint = stage.fingerprint(opened)
-    finished = finished_partitions(opened, stage.name, fingerprint)
-    unfinished = [partition for partition in opened.partitions if partition not in finished]
-    spans = finished_spans(opened.store, stage.name, unfinished, fingerprint)
-    receipts = [*finished.values(), *spans.values()]
+def _stage(opened: Run, stage: Stage, *, begun: bool) -> StageStatus:
+    """Without rows where it has not `begun`: what is about the mixture waits for the search's choice."""
+    finished, receipts = {}, list[Receipt]()
+    if begun:
+        fingerprint = stage.fingerprint(opened)
+        finished = finished_partitions(opened, stage.name, fingerprint)
+        unfinished = [partition for partition in opened.partitions if partition not in finished]
+        receipts = [*finished.values(), *finished_spans(opened.store, stage.name, unfinished, fingerprint).values()]
     clean, robust = outcome_counts(receipts)
     return StageStatus(
         stage=stage.name,

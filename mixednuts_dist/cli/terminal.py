@@ -43,6 +43,7 @@ class StageTally:
         self.n_done = self.n_fresh = self.clean_correct = self.robust = 0
         self.began: float | None = None  # when the first worker of this session did
         self.workers: tuple[int, int] | None = None  # there, asked for
+        self.shown: tuple[int, int] | None = None  # of these, in the last line
         self.classifier = ""  # whose accuracy it is
         self.n_under_way = 0  # decided images of pieces that are not finished
         for receipt in done:
@@ -96,8 +97,8 @@ class StageTally:
         if self.workers is None:
             return []
         there, asked = self.workers
-        waiting = f" of {asked}" if asked > there else ""
-        return [f"{there}{waiting} worker{'s' if max(there, asked) > 1 else ''}"]
+        workers = f"worker{'s' if max(there, asked) > 1 else ''}"
+        return [f"{there} of {asked} {workers} ready" if asked > there else f"{there} {workers}"]
 
 
 class _Bar:
@@ -155,7 +156,7 @@ class TerminalProgress(_Bar):
         self._tally.workers = ready, asked
         if ready and self._tally.began is None:
             self._tally.began = time.monotonic()
-        self._line_after(LINE_AT_LEAST_SECONDS)
+        self._line_after(LINE_AT_LEAST_SECONDS if self._tally.workers == self._tally.shown else LINE_EVERY_SECONDS)
 
     def images_decided(self, images: float) -> None:
         """Of the pieces that are not finished."""
@@ -177,6 +178,7 @@ class TerminalProgress(_Bar):
     def _line_after(self, seconds: float) -> None:
         """The running counts, where there is no bar and the last line is at least so old."""
         if self._tally and not self.console.is_terminal and time.monotonic() - self._last_line >= seconds:
+            self._tally.shown = self._tally.workers
             self._log(self._tally.stage, self._tally.line())
 
     def _log(self, stage: str, message: str) -> None:

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import json
-import shlex
 import signal
 import tempfile
 import webbrowser
@@ -31,6 +30,7 @@ from .options import (
     set_option,
     store_of,
     trust_option,
+    typed,
     verbose_option,
 )
 
@@ -63,8 +63,7 @@ def submit(config: str, overrides: tuple[str, ...], address: str, with_uv: bool,
         console.print(f"run {loaded.run_id()} is job {job}", highlight=False, soft_wrap=True)
         for what in ("status", "logs --follow", "stop"):
             console.print(f"  ray job {what} --address {address} {job}", highlight=False, soft_wrap=True)
-        sets = "".join(f" --set {shlex.quote(override)}" for override in overrides)
-        console.print(f"  mixednuts status {config}{sets}", highlight=False, soft_wrap=True)
+        console.print(f"  {typed('status', config, overrides)}", highlight=False, soft_wrap=True)
         if wait and not follow_job(address, job, partial(click.echo, nl=False)):
             raise ClusterError(f"job {job} did not succeed; the same command goes on from what is written")
 
@@ -184,9 +183,10 @@ def verify(config: str, overrides: tuple[str, ...], repair: bool) -> None:
         if bad and repair:
             for path in manifest.repair(store, bad):
                 click.echo(f"kept as {store.address(path)}")
-            click.echo(f"Next: mixednuts run {config}")
+            click.echo(f"Next: {typed('run', config, overrides)}")
         elif bad:
-            click.echo(f"{len(bad)} of {n_files} files are damaged. Next: mixednuts verify {config} --repair")
+            again = typed("verify --repair", config, overrides)
+            click.echo(f"{len(bad)} of {n_files} files are damaged. Next: {again}")
             raise SystemExit(1)
         else:
             click.echo(

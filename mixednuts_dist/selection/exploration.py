@@ -6,7 +6,7 @@ configured first, the largest 1 - alpha, the smallest power, the smallest scale 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from .choice import Choice
 from .criteria import Criterion, Scores
-from .grid import AXES, Grid, Pair
+from .grid import AXES, WIDEST, Grid, Pair
 
 _KEYS = dict(AXES)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -241,18 +241,25 @@ def remarks(parts: Iterable[Selection], chosen: Iterable[Choice | None], betas: 
         sentence = "No clean image is wrong: the objective is 0 for every candidate and the ties decided."
         found.append(Remark(None, sentence))
     for beta, choice in zip(betas, chosen, strict=True):
-        sentences = _choice_remarks(choice, parts[0]) if choice else ["no candidate is feasible and deployable."]
+        sentences = _choice_remarks(choice, parts) if choice else ["no candidate is feasible and deployable."]
         found += [Remark(beta, sentence) for sentence in sentences]
     return tuple(found)
 
 
-def _choice_remarks(choice: Choice, part: Selection) -> list[str]:
+def _choice_remarks(choice: Choice, parts: Sequence[Selection]) -> list[str]:
+    part = next(part for part in parts if part.grid.pair == (choice.clamp, choice.ln_k))
     notes = []
     if choice.beta == 0:
         notes.append("nothing is constrained; the cutoff is the largest margin of any attacked image.")
     if choice.on_grid_edge:
-        keys = " and ".join(f"search.{_KEYS[name]}" for name in choice.on_grid_edge)
-        notes.append(f"the optimum lies on the grid's edge in {', '.join(choice.on_grid_edge)}; widen {keys}.")
+        keys = {name: _KEYS[name] for name in choice.on_grid_edge}
+        ends = [f"{name} (at {getattr(choice, name):.3g})" for name in keys]
+        listed = " and ".join(f"search.{key}" for key in keys.values())
+        notes.append(f"the optimum lies on the grid's edge in {', '.join(ends)}; widen {listed}.")
+        at_limit = [key for name, key in keys.items() if not part.grid.beyond(key, getattr(choice, name))]
+        if at_limit:
+            limits = ", ".join(f"{key} {WIDEST[key][0]:g} to {WIDEST[key][1]:g}" for key in at_limit)
+            notes.append(f"a grid grows by itself no further than {limits}.")
     if choice.n_class_changes:
         notes.append(
             f"the transformation changes the class of {choice.n_class_changes} of {part.n_attacked + part.n_objective} "
@@ -271,8 +278,8 @@ def _choice_remarks(choice: Choice, part: Selection) -> list[str]:
 class GridRefinements:
     """First the grid for every clamp and width; then wider ones, then finer ones around the best candidate at `beta`.
 
-    The grid grows up to `n_widen` times, each time beyond the edges that the best candidate lies on, for the best
-    clamp and width. A refinement that does not improve the objective is the last one.
+    The grid of the clamp and width that are best at `beta` grows up to `n_widen` times, each time beyond the edges that
+    the best candidate of any beta lies on. A refinement that does not improve the objective is the last one.
     """
 
     grid: Grid
@@ -289,8 +296,10 @@ class GridRefinements:
         if best is None:
             return []
         first = next(part.grid for part in exploration.parts if part.grid.pair == (best.clamp, best.ln_k))
-        if last == 0 and first.widenings < self.n_widen and (wider := first.wider(best.at)):
-            return [wider]
+        if last == 0 and first.widenings < self.n_widen:
+            choices = [choice for beta in first.betas if (choice := exploration.choice(beta)) is not None]
+            if wider := first.wider(*(each.at for each in choices if (each.clamp, each.ln_k) == first.pair)):
+                return [wider]
         if last >= self.n_refine:
             return []
         before = exploration.before(last).choice(self.beta) if last else None

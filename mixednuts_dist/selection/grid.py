@@ -97,19 +97,32 @@ class Grid:
         tried: dict[str, Any] = {name: tuple(sorted({v for g in grids for v in g.axis(name)})) for _, name in AXES}
         return replace(self, **tried)
 
-    def wider(self, at: tuple[float, float, float]) -> Grid | None:
-        """The grid with half as many values more wherever `at` lies at an end, within `WIDEST`; None at its limits.
+    def wider(self, *places: tuple[float, float, float]) -> Grid | None:
+        """The grid with half as many values more wherever one of `places` lies at an end; None at the limits `WIDEST`.
 
         >>> Grid((1.0, 2.0), (1.0, 2.0, 3.0), (0.0,)).wider((2.0, 2.0, 0.0)).scales
         (1.0, 2.0, 4.0)
         """
+        edges = {(name, at[i]) for at in places for i, (name, _) in enumerate(AXES) if name in self.on_edge(at)}
         grown: dict[str, Any] = {}
-        for (name, axis), value in zip(AXES, at, strict=True):
-            if name in self.on_edge(at):
-                more = _beyond(self.axis(axis), value, WIDEST[axis], ratio=axis == "scales")
-                if more:
-                    grown[axis] = tuple(sorted({*self.axis(axis), *more}))
+        for name, axis in AXES:
+            more = [value for edge_name, edge in edges if edge_name == name for value in self.beyond(axis, edge)]
+            if more:
+                grown[axis] = tuple(sorted({*self.axis(axis), *more}))
         return replace(self, **grown, widenings=self.widenings + 1) if grown else None
+
+    def beyond(self, axis: str, edge: float) -> tuple[float, ...]:
+        """Half as many values again beyond an end of "scales", "powers" or "biases", within `WIDEST`.
+
+        They are as far apart as the two at that end are: in the ratio for scales, else in the difference.
+        """
+        values, (low, high), ratio = self.axis(axis), WIDEST[axis], axis == "scales"
+        nearest = min((value for value in values if value != edge), key=lambda value: abs(value - edge), default=edge)
+        if nearest == edge:  # one value, given twice
+            return ()
+        steps = range(1, len(values) // 2 + 1)
+        found = (edge * (edge / nearest) ** i if ratio else edge + (edge - nearest) * i for i in steps)
+        return tuple(value for value in found if low <= value <= high)
 
     def zoomed(self, tried: Grid, at: tuple[float, float, float]) -> Grid:
         """A grid of this one's size between the values of `tried` beside `at`; beyond the edge where it lies on one."""
@@ -177,14 +190,6 @@ def _neighbours(
         below = value * value / above if ratio else 2 * value - above
     low, high = (value if end is None else end for end in (below, above))
     return (max(low, value / 2) if positive else low), high
-
-
-def _beyond(values: Sequence[float], edge: float, limits: tuple[float, float], *, ratio: bool) -> tuple[float, ...]:
-    """Half as many values again beyond the `edge` of an axis, as far apart as the two at that edge are."""
-    nearest = min((value for value in values if value != edge), key=lambda value: abs(value - edge))
-    steps = range(1, len(values) // 2 + 1)
-    found = (edge * (edge / nearest) ** i if ratio else edge + (edge - nearest) * i for i in steps)
-    return tuple(value for value in found if limits[0] <= value <= limits[1])
 
 
 def _between(ends: tuple[float, float], count: int, *, ratio: bool = False) -> tuple[float, ...]:

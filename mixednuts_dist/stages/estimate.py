@@ -31,11 +31,12 @@ class StageEstimate:
     at_most: float  # worker-seconds, if every image took so many, std's passes included
     likely: float | None  # worker-seconds, going by what is finished; None before anything is
     basis: str  # of `likely`, in words
+    which: str = "images left"  # what `images_left` counts
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """All of a run on the cluster as it is."""
+    """All of a run with the workers that there are."""
 
     stages: tuple[StageEstimate, ...]
     pass_seconds: dict[str, PassSeconds]
@@ -49,6 +50,7 @@ def run(config: RunConfig, *, executor: Executor | None = None) -> Estimate:
     opened, compute = open_run(config), config.compute
     with executing(executor, compute) as used:
         settings = used.workers(compute)
+        used.report("timing a few batches on one worker")
         measured = used.time_passes(worker_spec(opened), settings)
     return Estimate(
         stages=_stages(opened, measured),
@@ -85,6 +87,7 @@ def _rounds(opened: Run, seconds: PassSeconds) -> list[StageEstimate]:
             at_most=a_round * (first + later * (config.search.rounds - 1)),
             likely=a_round * robust * (first + later) if n_attacked else None,
             basis=f"two of at most {config.search.rounds} rounds, next to the cutoff",
+            which=f"images in the first of at most {config.search.rounds} rounds that attack the choice",
         )
     ]  # fmt: skip
 

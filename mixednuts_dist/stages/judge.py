@@ -97,6 +97,9 @@ class JudgePoints(Stage):
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         return {self.model_name(opened.config): (2, 0)}
 
+    def further(self) -> Mapping[str, str]:
+        return {"a run that knows these points from the start": f"evaluate.points={self.keys.points}"}
+
     def words(self) -> str:
         return f"right at the points of {self.keys.points} too"
 

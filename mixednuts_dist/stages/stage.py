@@ -80,6 +80,10 @@ class Stage:
         """What partitions are likely to cost, in any unit: the heaviest go first. None for their number of images."""
         return None
 
+    def further(self) -> Mapping[str, str]:
+        """What other run goes on from the rows: why -> KEY.PATH=VALUE, which the command prints as its next one."""
+        return {}
+
     def words(self) -> str:
         """For the report's table: what an image that counts as robust has withstood."""
         return STAGES.entries()[self.name].describes

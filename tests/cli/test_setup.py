@@ -99,10 +99,10 @@ def test_check_asks_for_the_bucket_before_anything_is_loaded(tmp_path: Path, obj
 
 def test_check_of_a_sound_configuration_says_what_it_saw_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
-    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"))
+    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"), "--local", "--set", "seed=3")
     assert status == 0, shown
     assert "24 images of 1 x 8 x 8, 10 classes" in shown
-    assert f"Next: mixednuts run {tmp_path / 'mine.yaml'}" in shown
+    assert f"Next: mixednuts run {tmp_path / 'mine.yaml'} --set seed=3 --local\n" in shown
     assert not (tmp_path / "runs").exists()
 
 

@@ -51,9 +51,21 @@ def test_a_stage_that_finishes_nothing_for_long_says_who_is_at_work(
     lines = len(shown.getvalue().splitlines())
     progress.workers_seen(0, 8)
     assert len(shown.getvalue().splitlines()) == lines, "a line just now is sign of life enough"
-    monkeypatch.setattr(terminal, "LINE_AT_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.0)
     progress.workers_seen(2, 8)
-    assert shown.getvalue().splitlines()[-1] == "evaluate 0/40 images · 2 of 8 workers"
+    assert shown.getvalue().splitlines()[-1] == "evaluate 0/40 images · 2 of 8 workers ready"
+
+
+def test_workers_that_load_are_told_of_within_seconds_and_once(
+    progress: TerminalProgress, shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.0)
+    progress.stage_started("attack", 40, [])
+    for ready in (0, 0, 1, 2, 2):
+        progress.workers_seen(ready, 2)
+    assert [line.split(" · ")[-1] for line in shown.getvalue().splitlines()[1:]] == [
+        "0 of 2 workers ready", "1 of 2 workers ready", "2 workers"
+    ]  # fmt: skip
 
 
 def test_images_of_unfinished_partitions_count_and_no_line_is_longer_than_a_terminal(

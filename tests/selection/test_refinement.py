@@ -9,7 +9,7 @@ import torch
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.selection.criteria import Criterion, ExactCriterion
 from mixednuts_dist.selection.exploration import Exploration, GridRefinements, Selection
-from mixednuts_dist.selection.grid import Grid, Pair
+from mixednuts_dist.selection.grid import WIDEST, Grid, Pair
 from mixednuts_dist.selection.selection import score_candidates
 
 BETA = 0.9
@@ -125,13 +125,20 @@ def test_remarks_name_the_whole_search() -> None:
 
 def test_a_grid_widens_where_its_optimum_lies_on_an_edge_until_it_is_inside_or_the_limit_is_reached() -> None:
     narrow = Grid((0.1, 0.2), (1.0, 1.5), (-0.1, 0.0), (1.0, BETA))
-    plain, widened = (explored(GridRefinements(narrow, BETA, 0, n_widen=n), GELU) for n in (0, 3))
+    plain, widened = (explored(GridRefinements(narrow, BETA, 0, n_widen=n), GELU) for n in (0, 16))
     assert chosen(plain).on_grid_edge
     (part,) = widened.parts  # the wide grid holds the narrow one, and replaces it
-    assert 1 <= part.grid.widenings <= 3
+    assert 1 <= part.grid.widenings < 16
     assert set(narrow) < set(part.grid)
-    assert not chosen(widened).on_grid_edge or part.grid.widenings == 3
     assert chosen(widened).objective_count >= chosen(plain).objective_count
+    axes = {"scale": "scales", "power": "powers", "bias": "biases"}
+    for beta in narrow.betas:
+        choice = widened.choice(beta)
+        assert choice is not None
+        for name in choice.on_grid_edge:
+            assert part.grid.beyond(axes[name], getattr(choice, name)) == (), "only a limit stops it"
+            limit = "{} {:g} to {:g}".format(axes[name], *WIDEST[axes[name]])
+            assert any(limit in str(remark) for remark in widened.remarks([beta]))
 
 
 def test_a_grid_grows_at_the_edges_of_a_candidate_alone_and_not_beyond_the_limits() -> None:

@@ -122,5 +122,5 @@ def test_it_is_printed_in_hours_and_wall_time(capsys: pytest.CaptureFixture[str]
     print_estimate(found, Console(width=200))
     shown = capsys.readouterr().out
     assert "rob      1 ms forward, 3 ms forward and backward" in shown
-    assert "at most 1 GPU-hour, 15 min 00 s on the 8 workers" in shown
-    assert "likely 2.5 GPU-hours, 37 min 30 s on the 8 workers of this cluster (50 % of the images)" in shown
+    assert "at most 1 GPU-hour, 15 min 00 s with 8 workers" in shown
+    assert "likely 2.5 GPU-hours, 37 min 30 s with 8 workers (50 % of the images)" in shown

@@ -219,6 +219,8 @@ def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig
         run_status(config)
     with pytest.raises(MissingArtifact, match=r"0 of 3 partitions .*missing: 0, 1, 2\. Run: mixednuts attack"):
         search.run(config, executor=NoRay())
+    begun = run_status(config)
+    assert [(stage.stage, stage.done, stage.total) for stage in begun.stages] == [("attack", 0, 3), ("evaluate", 0, 3)]
     with pytest.raises(MissingArtifact, match="Run: mixednuts attack"):
         evaluate.run(config, executor=NoRay())
 

@@ -166,7 +166,7 @@ def test_only_the_default_grid_widens_itself_and_says_how_far(configured: Config
     content = configured().model_dump(mode="json")
     content["search"] = {"beta": 0.9, "betas": [0.9], "rounds": 0}
     config = parse_config(content)
-    assert config.search.widen == 3 and configured().search.widen == 0
+    assert config.search.widen == 16 and configured().search.widen == 0
     assert parse_config({**content, "search": {**content["search"], "widen": 0}}).run_id() != config.run_id()
     attack.run(config, executor=local_executor)
     result = search.run(config, executor=local_executor)
