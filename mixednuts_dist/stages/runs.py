@@ -498,7 +498,7 @@ def stored_search(store: Store) -> tuple[SearchResult, str]:
     except MissingArtifact as error:
         raise MissingArtifact(
             f"the run has not been searched yet: {address} does not exist. Run: mixednuts search with the same "
-            "configuration"
+            "configuration, or mixednuts run for all that is missing"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"

@@ -92,6 +92,7 @@ def test_a_run_is_loaded_and_exported_from_any_folder(project, elsewhere):
     answer = CliRunner().invoke(main, ["export", str(run), "--to", "mixture"], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
     assert 'from_pretrained("mixture", trust_code=True)' in answer.output
+    assert "writing weights, parameters and card" in answer.output, "it takes a while, and says what it does"
     assert (elsewhere / "mixture" / "nets.py").read_text() == NETS
 
     (home / "std.pth").rename(home / "moved.pth")  # the weights are in the exported folder

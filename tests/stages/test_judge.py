@@ -43,6 +43,7 @@ def judged(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
     asked = parse_config({**config.model_dump(mode="json", exclude_unset=True), "judge": {"points": str(points)}})
     assert asked.run_id() == config.run_id()
     stage = stage_of(asked, "judge")
+    assert list(stage.further().values()) == [f"evaluate.points={points}"]  # the command that is printed next
     opened = stage.run(asked, executor=DebugExecutor(), progress=Watcher())
     about, verdicts = stage.tables(opened).values()
     return stage.outcomes(opened), {"about": dict(about[1]), "judged": {row[0]: row[1:] for row in verdicts[1]}}
