@@ -139,12 +139,14 @@ class _Process:
 def serve() -> None:
     """The process: answer the calls from standard input, one after the other, until it ends."""
     requests, answers = _own_pipes()
-    lock = threading.Lock()
+    lock, own = threading.Lock(), os.getpid()
     worker = AttackWorker(*pickle.load(requests))
     calls: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]] = queue.SimpleQueue()
 
     def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         content = _answered(worker, number, method, arguments)
+        if os.getpid() != own:  # a child that a classifier has forked, which came back from it
+            os._exit(0)
         with lock:
             answers.write(content)
             answers.flush()

@@ -28,6 +28,14 @@ def exiting():
         print("closing time")
         sys.exit(3)
     return Touchy(act)
+
+def forking():
+    def act():
+        if sys.argv[0] == "-c" and not MARK.exists():  # in a worker, once
+            MARK.touch()
+            if child := os.fork():
+                MARK.write_text(str(child))
+    return Touchy(act)
 """
 
 RUN = """
@@ -46,9 +54,12 @@ def factory(tmp_path: Path) -> Path:
     return path
 
 
+def running(process: psutil.Process) -> list[psutil.Process]:
+    return [one for one in process.children() if one.status() != psutil.STATUS_ZOMBIE]
+
+
 def children() -> list[psutil.Process]:
-    running = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    return [one for one in running if "local import serve" in " ".join(one.cmdline())]
+    return [one for one in running(psutil.Process()) if "local import serve" in " ".join(one.cmdline())]
 
 
 def test_a_whole_run_imports_no_ray_and_has_the_rows_and_the_choice_of_the_run_on_ray(
@@ -87,6 +98,17 @@ def test_a_piece_that_fails_is_tried_again_set_aside_and_named(
     assert sorted(table(config)["sample_id"]) == [*range(10), *range(12, 24)]
     assert log in (Path(config.storage) / config.run_id() / "errors" / "attack-00005.txt").read_text()
     assert children() == []
+
+
+def test_a_child_that_a_classifier_forks_ends_when_it_comes_back(tiny: Callable[..., RunConfig], factory: Path) -> None:
+    config = tiny(rob=f"py:{factory}:forking", data={"uri": "digits", "n": 16}, compute={"num_workers": 1})
+    with LocalExecutor() as executor:
+        attack.run(config, executor=executor)
+        child, deadline = int(factory.with_name("mark").read_text()), time.monotonic() + 60
+        while child in [one.pid for each in children() for one in running(each)] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert child not in [one.pid for each in children() for one in running(each)]
+    assert sorted(table(config)["sample_id"]) == [*range(16)]
 
 
 def test_a_worker_is_kept_for_the_next_stage_and_ends_with_the_executor(tiny: Callable[..., RunConfig]) -> None:
