@@ -121,6 +121,7 @@ def test_all_runs_of_a_storage_stand_in_one_table(two_runs: tuple[Path, Path], t
     assert [entry["run"] for entry in json.loads(listed.output)["runs"]]
     page = (tmp_path / "runs.html").read_text()
     assert page.count("<tr>") == 3
+    assert all(mark in page for mark in ('<html lang="en">', 'name="viewport"', "<main>", "<th><button"))
     assert "data:image/svg+xml" in page
     assert "reported" in CliRunner().invoke(main, ["runs", str(storage), "--sort", "clean"]).output
     with pytest.raises(InvalidInputError, match="there is no column 'speed' to sort by"):
