@@ -1,13 +1,17 @@
 """`mixednuts serve` on loopback: the classifier's answers, who gave them, and what it refuses."""
 
 import asyncio
+import contextlib
 import io
 import json
+import select
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -88,6 +92,60 @@ def test_a_bad_request_is_refused_and_the_next_one_answered(url: str) -> None:
     too_long = requests.post(url, b"{" + b" " * (MOST_IMAGES * 64 * 33), timeout=60)
     assert too_long.status_code == 400
     assert "send at most 1024 images" in too_long.json()["error"]
+    assert requests.post(url, npy(np.zeros((1, *SHAPE))), timeout=60).status_code == 200
+
+
+def begun(url: str, headers: str, body: bytes) -> socket.socket:
+    """A POST of which so much is sent."""
+    address = urlsplit(url)
+    assert address.hostname is not None
+    connection = socket.create_connection((address.hostname, address.port or 80), timeout=60)
+    connection.sendall(f"POST / HTTP/1.1\r\nHost: {address.netloc}\r\n{headers}\r\n\r\n".encode() + body)
+    return connection
+
+
+def status_of(connection: socket.socket) -> int:
+    return int(connection.makefile("rb").readline().split()[1])
+
+
+@pytest.mark.slow
+def test_200_requests_at_once_beside_clients_that_stop_in_mid_body_are_all_answered(url: str, run_folder: Path) -> None:
+    images, _ = open_dataset("digits").read(0, 200)
+    expected = MixedClassifier.from_run(str(run_folder)).predict(images).tolist()
+    body = npy(images[:1])
+    slow = [begun(url, f"Content-Length: {len(body)}", body[:100]) for _ in range(50)]
+    at_once = threading.Barrier(200)
+
+    def ask(i: int) -> list[int]:
+        at_once.wait()
+        answer = requests.post(url, npy(images[i : i + 1]), timeout=300)
+        assert answer.status_code == 200, answer.text
+        classes: list[int] = answer.json()["classes"]
+        return classes
+
+    with ThreadPoolExecutor(200) as threads:
+        assert [one for classes in threads.map(ask, range(200)) for one in classes] == expected
+    for connection in slow:
+        connection.sendall(body[100:])
+    assert [status_of(connection) for connection in slow] == [200] * 50
+    for connection in slow:
+        connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunked", [False, True], ids=["with its length", "in chunks"])
+def test_a_body_of_a_gigabyte_is_refused_before_its_end(url: str, chunked: bool) -> None:
+    part, sent = bytes(2**20), 0
+    headers, sending = f"Content-Length: {2**30}", part
+    if chunked:
+        headers, sending = "Transfer-Encoding: chunked", b"100000\r\n" + part + b"\r\n"
+    with begun(url, headers, b"") as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while sent < 2**30 and not select.select([connection], [], [], 0)[0]:
+                connection.sendall(sending)
+                sent += len(part)
+        assert status_of(connection) == 400
+    assert sent < 2**30
     assert requests.post(url, npy(np.zeros((1, *SHAPE))), timeout=60).status_code == 200
 
 
