@@ -14,7 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -93,11 +94,11 @@ class Invocation:
         """Another command on the same configuration, with `more` values of keys."""
         return typed(command, self.source, (*self.overrides, *more), local=self.local)
 
-    def on_ray(self, work: Callable[..., Any]) -> Any:
+    def on_ray(self, work: Callable[..., Any], prints: Console | None = None) -> Any:
         """`work` with a progress display and an executor that starts when it is first needed.
 
         Ray prints of dying nodes on stdout, and classifiers what they like, also below Python; in here that goes to
-        stderr, since only a command's result belongs on stdout.
+        stderr, since only a command's result belongs on stdout: what `work` itself `prints`, as it comes.
         """
         from ..distributed.executor import make_executor
         from .terminal import LogProgress, TerminalProgress
@@ -105,27 +106,31 @@ class Invocation:
         shown = LogProgress if _as_json_lines() else TerminalProgress
         name = "local" if self.local else self.config.compute.executor
         with (
-            _stdout_on_stderr(),
+            _stdout_on_stderr() as stdout,
             make_executor(name, self.address) as executor,
             shown(self.console) as progress,
         ):
+            if prints is not None:
+                prints.file = stdout
             executor.report = progress.doing
             progress.doing("looking at the images, trying the classifiers on a few of them")
             return work(executor=executor, progress=progress)
 
 
 @contextmanager
-def _stdout_on_stderr() -> Iterator[None]:
-    """Of Python and of what it calls: the file descriptor too."""
+def _stdout_on_stderr() -> Iterator[IO[str]]:
+    """Of Python and of what it calls: the file descriptor too. Yields what still leads to stdout."""
     if sys.stdout is None:  # it is closed, and the number may be another file's
-        yield
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+            yield nowhere
         return
-    sys.stdout.flush()
+    python = sys.stdout
+    python.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with redirect_stdout(sys.stderr):
-            yield
+        with open(kept, "w", encoding=python.encoding, closefd=False) as below, redirect_stdout(sys.stderr):
+            yield below if python is sys.__stdout__ else python
     finally:
         os.dup2(kept, 1)
         os.close(kept)

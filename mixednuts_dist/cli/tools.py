@@ -113,7 +113,7 @@ def study(
         from ..studies import study as studies
 
         shown = studies.result_console()
-        given.on_ray(partial(studies.run, given.config, name, full=full, robs=robs, console=shown))
+        given.on_ray(partial(studies.run, given.config, name, full=full, robs=robs, console=shown), prints=shown)
 
 
 def _radius(text: str) -> float:

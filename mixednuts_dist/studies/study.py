@@ -86,7 +86,7 @@ def run(
 
 def result_console() -> Console:
     """Standard output as it is now, with lines that are long enough for the tables where it is a file."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
+    return Console(file=sys.stdout, width=None if sys.stdout and sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
 
 
 def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, bytes]:
