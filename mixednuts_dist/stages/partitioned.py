@@ -61,9 +61,9 @@ def run_partitions(
         with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
             computed = _compute(opened, task, used, queue, manifest, progress, early_stop)
             record_devices(opened, [*finished.values(), *computed])
+        opened.store.sweep()  # what workers were writing that were killed meanwhile
         ended = _computed(len(computed), len(finished), early_stop)
     delete_spans(opened.store, task.stage)
-    opened.store.sweep()  # what workers were writing that were killed meanwhile
     progress.stage_finished(task.stage, ended)
 
 

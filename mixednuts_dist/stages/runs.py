@@ -164,8 +164,11 @@ def require_this_release(run: Run) -> None:
     Raises:
         ConfigError: with the release and what reads the run.
     """
-    by, uri = release_of(read_run_yaml(run.store.read(_RUN))), run.store.uri.rstrip("/")
-    if by != importlib.metadata.version("mixednuts-dist") and uri.rpartition("/")[2] != run.config.run_id():
+    uri = run.store.uri.rstrip("/")
+    if uri.rpartition("/")[2] == run.config.run_id():
+        return
+    by = release_of(read_run_yaml(run.store.read(_RUN)))
+    if by != importlib.metadata.version("mixednuts-dist"):
         raise ConfigError(
             f"{uri}: release {by} made it, and this one computes other rows under the id {run.config.run_id()}. If "
             "it was finished, its table is in report/results.json, and MixedClassifier.from_run reads it; for the rest "
