@@ -23,6 +23,7 @@ from .versions import FAST
 
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", "studies")
 _STAGE = r"[a-z][a-z0-9_]{0,31}"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # with the hash behind it a folder's name on any file system
 RESULTS_VERSION = 3  # part of every fingerprint: raised when the same configuration would give other rows
 
 
@@ -40,7 +41,7 @@ class DataConfig(Section):
 class RunConfig(Section):
     """Everything about one run; the keys of the YAML file."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="begins the run id")
+    name: str = Field(json_schema_extra={"pattern": f"^{_NAME}$"}, description="begins the run id")
     data: DataConfig
     std: str | None = Field(
         default=None,
@@ -145,6 +146,16 @@ class RunConfig(Section):
         given = {key: content.get(key, {}) for key in defaults}
         changed = {key: {**defaults[key], **given[key]} for key in defaults if isinstance(given[key], Mapping)}
         return {**content, **changed}
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(_NAME, name):
+            raise ValueError(
+                "takes 1 to 64 letters from A to Z or a to z, digits, dots, underscores and hyphens, the first one a "
+                f"letter or a digit; this has {len(name)} characters"
+            )
+        return name
 
     @field_validator("storage")
     @classmethod

@@ -80,15 +80,32 @@ def test_a_radius_is_a_number_or_a_fraction(written: object, eps: float) -> None
         ("extensions", "my_attack.py", "extensions.*'my_attack.py'"),
         ("extensions", ["nowhere.py"], r"extensions: nowhere\.py does not exist"),
         ("x" * 5000, 1, r"'xxx+ \.\.\. x+': unknown key"),
-        ("name", "a/b", "name.*'a/b'"),
-        ("name", "..", "name.*'..'"),
-        ("name", "../other", "name.*'../other'"),
         ("data", None, "data.*None"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_valid_ones(path: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(changed(path, value))
+
+
+NAMES = ["a" * 300, "a" * 65, "", "..", "../other", "a/b", ".hidden", "-rf", "a b", "nuts\N{PEANUTS}", "\u00e9"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_a_name_that_could_be_no_folder_is_told_its_limit_in_one_line(name: str) -> None:
+    limit = rf"^configuration: name: takes 1 to 64 letters .* this has {len(name)} characters \(value '[^\n]*'\)\Z"
+    with pytest.raises(ConfigError, match=limit):
+        parse_config(changed("name", name))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "a\n", "\u202ea"])
+def test_a_name_with_characters_that_cannot_be_printed_is_told_so_in_one_line(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^configuration: name: holds characters that cannot be printed [^\n\0]*\Z"):
+        parse_config(changed("name", name))
+
+
+def test_a_name_of_64_characters_is_a_run_s() -> None:
+    assert parse_config(changed("name", "a" * 64)).run_id().startswith("a" * 64 + "-")
 
 
 def test_each_axis_may_be_fine_but_not_all_three() -> None:
