@@ -11,6 +11,7 @@ import itertools
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from .worker_spec import WorkerSpec
 _COMMAND = f"from {__name__} import serve; serve()"
 _LAST_WORDS = 2000  # bytes of a lost worker's log
 _DEVICES = "CUDA_VISIBLE_DEVICES"
+_OUT_OF_MEMORY = ", perhaps by Linux for want of memory: a lower compute.num_workers leaves each process more"
 
 
 @EXECUTORS("local", describes="worker processes on this machine, without Ray", order=1)
@@ -124,7 +126,7 @@ class _Process:
         self._answers.close()
         with contextlib.suppress(OSError):
             self._requests.close()
-        reason = f"exit status {code}{self._last_words()}"
+        reason = f"{_ending(code)}{self._last_words()}"
         for future in left:
             future.set_exception(WorkerLost(reason))
 
@@ -134,6 +136,18 @@ class _Process:
         text = self._log.read().decode(errors="replace").strip()
         self._log.close()
         return f"\n{text}" if text else ""
+
+
+def _ending(code: int) -> str:
+    """What ended a process, from its exit status.
+
+    >>> _ending(3), _ending(-11)
+    ('exit status 3', 'killed by signal 11 (SIGSEGV)')
+    """
+    if code >= 0:
+        return f"exit status {code}"
+    known = signal.Signals(-code).name if -code in {*signal.Signals} else "real-time"
+    return f"killed by signal {-code} ({known}){_OUT_OF_MEMORY if -code == signal.SIGKILL else ''}"
 
 
 def serve() -> None:

@@ -29,6 +29,10 @@ def exiting():
         sys.exit(3)
     return Touchy(act)
 
+def killed():
+    import signal
+    return Touchy(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
 def forking():
     def act():
         if sys.argv[0] == "-c" and not MARK.exists():  # in a worker, once
@@ -84,6 +88,7 @@ def test_a_whole_run_imports_no_ray_and_has_the_rows_and_the_choice_of_the_run_o
     [
         ("raising", "ValueError: image 10 is poison", "in act"),
         ("dying", "the worker died: exit status 3", "exit status 3"),
+        ("killed", "compute.num_workers leaves each process more", "killed by signal 9"),
         ("exiting", "RuntimeError: SystemExit: 3", "in act"),
     ],
 )
@@ -122,7 +127,7 @@ def test_a_worker_is_kept_for_the_next_stage_and_ends_with_the_executor(tiny: Ca
         assert executor.hire(spec, settings) is first
         (process,) = children()
         process.kill()
-        with pytest.raises(WorkerLost, match="exit status -9"):
+        with pytest.raises(WorkerLost, match=r"killed by signal 9 \(SIGKILL\), perhaps by Linux for want of memory"):
             first.call("ready").result(60)
         second = executor.begin(spec, settings)
         second.call("ready").result(60)
