@@ -1,6 +1,7 @@
 """One worker in the driver's own thread: breakpoints work, and an exception surfaces as it is, with its traceback."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -35,12 +36,15 @@ class _Here:
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
         """The answer; what the method raises is raised here."""
-        future = Future[Any]()
+        future, own = Future[Any](), os.getpid()
         with _signals_end_it_whole():
             try:
                 future.set_result(getattr(self._worker, method)(*arguments))
             except SystemExit as error:  # it would end the command without a word
                 raise RuntimeError(f"sys.exit({error.code!r}) was called in {method}") from error
+            finally:
+                if os.getpid() != own:  # a child that a classifier has forked, which came back from it
+                    os._exit(0)
         return future
 
     def end(self) -> None:

@@ -1,11 +1,13 @@
 """The `debug` executor: a run in this very thread leaves the rows of the run on Ray."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow.parquet as pq
 import pytest
 import ray
 
@@ -55,6 +57,49 @@ def test_what_a_piece_raises_in_this_thread_surfaces_as_it_is(
     with pytest.raises(ArithmeticError, match="an image of NaN") as raised:
         attack.run(tiny(), executor=DebugExecutor())
     assert raised.traceback[-1].name == "poisoned"
+
+
+FORKING = """
+import os
+import pathlib
+import torch
+from mixednuts_dist.classifiers.factories import demo_rob
+
+MARK = pathlib.Path(__file__).with_name("mark")
+
+class Forking(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = demo_rob()
+
+    def forward(self, x):
+        if MARK.exists() and not MARK.read_text() and (child := os.fork()):
+            MARK.write_text(str(child))
+        return self.net(x)
+
+def forking():
+    return Forking()
+"""
+
+
+def test_a_child_that_a_classifier_forks_ends_when_it_comes_back(
+    tiny: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """It would go on as a second driver, without the threads of the first."""
+    (tmp_path / "forks.py").write_text(FORKING)
+    mark, n = tmp_path / "mark", 8
+
+    class Armed(Watcher):
+        def stage_started(self, *arguments: Any) -> None:
+            super().stage_started(*arguments)
+            mark.touch()
+
+    config = tiny(rob=f"py:{tmp_path / 'forks.py'}:forking", data={"uri": "digits", "n": n})
+    attack.run(config, executor=DebugExecutor(), progress=Armed())
+    _, status = os.waitpid(int(mark.read_text()), 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    (file,) = (Path(config.storage) / config.run_id() / "attack").glob("part-*.parquet")
+    assert pq.read_table(file)["sample_id"].to_pylist() == [*range(n)]
 
 
 @pytest.fixture
