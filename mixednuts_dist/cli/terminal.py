@@ -46,6 +46,8 @@ class StageTally:
         self.shown: tuple[int, int] | None = None  # of these, in the last line
         self.classifier = ""  # whose accuracy it is
         self.n_under_way = 0  # decided images of pieces that are not finished
+        self._n_counted = 0  # images of this session, finished or under way, when there were last more than before
+        self._counted = self._longest_pause = 0.0  # when that was, and between two such moments
         for receipt in done:
             self._count(receipt)
         self._n_to_do = n_images - self.n_done
@@ -55,7 +57,16 @@ class StageTally:
         self.began = self.began or time.monotonic() - receipt.seconds
         self._count(receipt)
         self.n_fresh += receipt.n_images
-        self.n_under_way = max(0, self.n_under_way - receipt.n_images)  # until the next count
+        self.under_way(max(0, self.n_under_way - receipt.n_images))  # until the next count
+
+    def under_way(self, n_images: int) -> None:
+        """So many images of unfinished pieces are decided."""
+        now = time.monotonic()
+        self.began = self.began or now
+        self.n_under_way = n_images
+        if self.n_fresh + n_images > self._n_counted:
+            self._longest_pause = max(self._longest_pause, now - (self._counted or self.began))
+            self._n_counted, self._counted = self.n_fresh + n_images, now
 
     def _count(self, receipt: Receipt) -> None:
         self.n_done += receipt.n_images
@@ -68,7 +79,11 @@ class StageTally:
         done = self.n_fresh + self.n_under_way
         if self.began is None or done < _SHARE_OF_ESTIMATE * self._n_to_do:
             return 0.0
-        return done / max(time.monotonic() - self.began, 1e-9)
+        return done / max(time.monotonic() - self._pause() - self.began, 1e-9)
+
+    def _pause(self) -> float:
+        """Seconds since more were decided, up to the longest such pause: many images are decided at once."""
+        return min(time.monotonic() - self._counted, self._longest_pause)
 
     @property
     def n_decided(self) -> int:
@@ -80,7 +95,7 @@ class StageTally:
         parts = [f"{self.n_decided}/{self.n_images} images"]
         rate = self.images_per_second()
         if rate > 0:
-            left = seconds_text((self.n_images - self.n_decided) / rate)
+            left = seconds_text(max(1.0, (self.n_images - self.n_decided) / rate - self._pause()))
             parts.append(f"{left} left" if self.n_done < self.n_images else "done")
             parts.append(f"{rate:.2g} a second" if rate < 10 else f"{rate:.0f} a second")
         if self.n_done:
@@ -162,8 +177,7 @@ class TerminalProgress(_Bar):
         """Of the pieces that are not finished."""
         if self._tally is None or self._task is None:
             return
-        self._tally.began = self._tally.began or time.monotonic()
-        self._tally.n_under_way = int(images)
+        self._tally.under_way(int(images))
         self._bar.update(self._task, completed=self._tally.n_decided)
         self._line_after(LINE_UNDER_WAY_SECONDS)
 

@@ -80,6 +80,7 @@ class Workbench:
         self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the piece at hand and prefetched ones
         self._settled: tuple[BatchShape, dict[str, Precision], bool] | None = None
         self._streams: dict[str, Stream] = {}  # of the task at hand, by what they attack
+        self._returned = 0.0  # decided images of the piece at hand, the shares of engines that have ended it
         self._task: tuple[str, str] | None = None  # its stage and fingerprint
         self._mixture: Mixture | None = None  # what it is about
         self._model: MixedClassifier | None = None
@@ -182,10 +183,14 @@ class Workbench:
         """
         if name not in self._streams:
             engine = make()
-            engine.progress = lambda _: self.report(sum(each.n_decided for each in self._streams.values()) / share)
+            engine.progress = lambda _: self.report(
+                self._returned + sum(each.n_decided for each in self._streams.values()) / share
+            )
             self._streams[name] = Stream(engine, group or self.group)
         stream = self._streams[name]
-        return stream.engine, stream.finish(piece, self._prefetched)
+        finished = stream.finish(piece, self._prefetched)
+        self._returned += len(piece) / share
+        return stream.engine, finished
 
     def group(self, piece: Partition) -> Group:
         """A piece's images as an engine takes them."""
@@ -213,7 +218,7 @@ class Workbench:
             self._streams, self._task = {}, (stage, fingerprint)
             self._mixture, self._model, self._uncut_model = mixture, None, None
         self._read = {each: images for each, images in self._read.items() if each in (piece, *prefetched)}
-        self._prefetched, self.decided = prefetched, 0.0
+        self._prefetched, self.decided, self._returned = prefetched, 0.0, 0.0
         try:
             yield
         except BaseException:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from mixednuts_dist.cli import terminal
-from mixednuts_dist.cli.terminal import LogProgress, TerminalProgress
+from mixednuts_dist.cli.terminal import LogProgress, StageTally, TerminalProgress
 from mixednuts_dist.stages.progress import WatchesWorkers
 from mixednuts_dist.storage.records import Receipt
 
@@ -96,6 +96,26 @@ def test_the_time_left_is_said_once_a_twentieth_of_the_images_is_decided(
     assert " left" not in before
     assert "240/1000" in after
     assert " left · " in after
+
+
+def test_the_time_left_falls_while_images_come_in_jumps_and_rises_in_a_pause_that_outlasts_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    tally = StageTally("attack", 200, [])
+    tally.under_way(0)
+
+    def left_at(moment: float, n_images: int) -> str:
+        now[0] = 100.0 + moment
+        tally.under_way(n_images)
+        return tally.line().split(" · ")[1]
+
+    assert left_at(20, 50) == "60.0 s left"
+    assert left_at(30, 50) == "50.0 s left"
+    assert left_at(40, 100) == "40.0 s left"
+    assert left_at(60, 100) == "20.0 s left"
+    assert left_at(80, 100) == "40.0 s left", "nothing came for 40 s, where jumps came every 20"
 
 
 def test_the_same_lines_are_records_with_their_stage(shown: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:

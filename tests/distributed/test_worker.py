@@ -60,7 +60,11 @@ def worker(tmp_path: Path) -> AttackWorker:
 def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
     task = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=10, n_target_classes=2))
+    decided = list[float]()
+    worker.bench.on_decided = decided.append
     receipt = worker.process(partition, task)[partition]
+    assert decided == sorted(decided), "what std's engine has ended still counts while rob's goes on"
+    assert decided[-1] == 12
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)
     assert torch.equal(records.labels_N, y)
