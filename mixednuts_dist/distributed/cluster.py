@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -167,15 +168,27 @@ def _start() -> list[psutil.Process]:
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
         except Exception as error:  # Ray has no class for it
             if _TOO_SLOW not in str(error):
-                raise ClusterError(f"a local Ray does not start: {error}\n{WITHOUT_RAY}") from error
+                raise ClusterError(f"a local Ray does not start: {error}\n{_room()}\n{WITHOUT_RAY}") from error
             if not left:
                 raise ClusterError(
-                    f"a local Ray did not start, {_STARTS} times; is the machine busy? {error}\n{WITHOUT_RAY}"
+                    f"a local Ray did not start, {_STARTS} times; is the machine busy? {error}\n{_room()}\n"
+                    f"{WITHOUT_RAY}"
                 ) from error
-            logger.warning("a local Ray did not start in time; trying again")
+            logger.warning("a local Ray did not start in time; trying again. %s", _room())
         else:
             return _children_since(before)
     raise AssertionError("the last try returns or raises")
+
+
+def _room() -> str:
+    """Where Ray keeps its session, and how much that disk can still take; Ray itself does not say that it is full."""
+    name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    folder = os.environ.get(name) or "/tmp"
+    try:
+        free = f"has {shutil.disk_usage(folder).free:,} bytes free"
+    except OSError as error:
+        free = f"cannot be used ({error.strerror})"
+    return f"Its session is kept in {folder}, which {free}; {name} names another place"
 
 
 def _children_since(before: Sequence[psutil.Process]) -> list[psutil.Process]:

@@ -107,6 +107,25 @@ def test_what_a_slow_start_of_ray_has_begun_is_ended_before_the_next(monkeypatch
         daemon.wait()
 
 
+@pytest.mark.parametrize("said", ["OSError: No space left on device", "the current node timed out during startup"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_ray_that_does_not_start_is_told_with_the_room_on_its_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, there: bool
+) -> None:
+    def init(**_: Any) -> None:
+        raise RuntimeError(said)
+
+    place = tmp_path if there else tmp_path / "nowhere"
+    free = r"has [\d,]+ bytes free" if there else r"cannot be used \(No such file or directory\)"
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(place))
+    with pytest.raises(
+        ClusterError, match=f"{said}\nIts session is kept in {place}, which {free}; TMPDIR names another"
+    ):
+        cluster.connect(None)
+
+
 @pytest.mark.slow
 def test_a_killed_head_of_a_private_ray_ends_a_run_with_a_line_of_ours(tmp_path: Path) -> None:
     """Ray's own end comes after a minute, with a stack; its agents outlive it."""
