@@ -1,0 +1,118 @@
+"""Odd pairs: std that is rob, constant logits, one class, dropout left on; 1,000 classes, equal images."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.distributed.debug import DebugExecutor
+from mixednuts_dist.errors import BaseClassifierError
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.stages.runs import open_run
+
+FACTORIES = """
+import torch
+from torch import nn
+from mixednuts_dist.classifiers.factories import demo_rob
+
+class Constant(nn.Module):
+    def __init__(self, n_classes):
+        super().__init__()
+        self.logits = nn.Parameter(torch.arange(float(n_classes)))
+
+    def forward(self, x):
+        return self.logits.expand(len(x), -1) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
+
+def constant():
+    return Constant(10)
+
+def one_class():
+    return Constant(1)
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = demo_rob()
+
+    def forward(self, x):
+        return self.net(nn.functional.dropout(x, 0.5, training=True))
+
+def dropping():
+    return Dropping()
+
+def linear(seed):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 1000))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.randn(1000, 64, generator=torch.Generator().manual_seed(seed)))
+        net[1].bias.zero_()
+    return net
+
+def wide_std():
+    return linear(1)
+
+def wide_rob():
+    return linear(2)
+"""
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Callable[[str], str]:
+    """The URI of one of them."""
+    file = tmp_path / "odd.py"
+    file.write_text(FACTORIES)
+    return lambda name: f"py:{file}:{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("constant", "constant|gradient"), ("one_class", "class"), ("dropping", "random")],
+)
+def test_a_rob_of_this_kind_is_refused_in_one_line_before_anything_runs(
+    tiny: Callable[..., RunConfig], odd: Callable[[str], str], name: str, told: str
+) -> None:
+    config = tiny(rob=odd(name))
+    with pytest.raises(BaseClassifierError, match=told) as refused:
+        open_run(config)
+    assert "\n" not in str(refused.value)
+    assert not (Path(config.storage) / config.run_id() / "attack").exists()
+
+
+def results(config: RunConfig) -> dict[str, Any]:
+    return pipeline.run(config, executor=DebugExecutor()).to_json()
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("std", ["demo:rob", "constant"])
+def test_a_std_that_is_rob_or_is_constant_keeps_every_image_of_rob_s(
+    tiny: Callable[..., RunConfig], odd: Callable[[str], str], std: str
+) -> None:
+    found = results(tiny(std=std if ":" in std else odd(std), data={"uri": "digits", "n": 8}))["accuracy"]
+    assert found["mixed"]["clean"] == found["rob"]["clean"]
+    assert found["mixed"]["robust"]["correct"] >= found["rob"]["robust"]["correct"] > 0
+    if std == "constant":
+        assert found["std"]["robust"] == found["std"]["clean"]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_1000_classes_and_equal_images(
+    tiny: Callable[..., RunConfig], odd: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Two images four times each, of the classes that rob gives them."""
+    images = open_dataset("digits").read(0, 2)[0].repeat(4, 1, 1, 1)
+    std, rob = (load_classifier(odd(name), "rob")(images).argmax(dim=1) for name in ("wide_std", "wide_rob"))
+    np.savez(tmp_path / "equal.npz", images=images.numpy(), labels=rob.numpy())
+    data, threat = {"uri": f"npz:{tmp_path / 'equal.npz'}"}, {"eps": 0.002}
+    config = tiny(std=odd("wide_std"), rob=odd("wide_rob"), data=data, threat=threat)
+    found = results(config)["accuracy"]
+    assert found["rob"]["clean"]["correct"] == 8
+    assert found["std"]["clean"]["correct"] == int((std == rob).sum())
+    (file,) = (Path(config.storage) / config.run_id() / "attack").glob("part-*.parquet")
+    logits = pq.read_table(file)["rob_clean"].to_pylist()
+    assert len(logits[0]) == 1000
+    assert logits == logits[:2] * 4
