@@ -1,0 +1,70 @@
+"""Two drivers of one run whose clocks are twenty minutes apart, and a third machine that asks for its status."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.config import RunConfig
+from mixednuts_dist.distributed.debug import DebugExecutor
+from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.tables import read_footer
+from tests.object_store import ObjectStore
+from tests.system.drivers import STAGES, Driver, attack_status, comparable, rows
+
+pytestmark = pytest.mark.slow
+
+APART = 600.0  # seconds that each is off; S3 takes signatures that are 15 minutes off
+ANOTHER_CLOCK = """
+import datetime, os, time
+import botocore.compat
+
+off, clock, now = float(os.environ["CLOCK_OFF"]), time.time, botocore.compat.get_current_datetime
+time.time = lambda: clock() + off
+time.time_ns = lambda: int(time.time() * 1e9)
+botocore.compat.get_current_datetime = lambda *a, **k: now(*a, **k) + datetime.timedelta(seconds=off)  # of signatures
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path, object_store: ObjectStore) -> Callable[[Path, float], Driver]:
+    """Of a configuration, in a process whose clock is so many seconds off."""
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock" / "sitecustomize.py").write_text(ANOTHER_CLOCK)
+
+    def begin(config: Path, off: float) -> Driver:
+        environment = {**os.environ, "CLOCK_OFF": str(off), "PYTHONPATH": str(tmp_path / "clock")}
+        return Driver(config, object_store.uri("clocks"), tmp_path / f"log{off}", environment=environment)
+
+    return begin
+
+
+def test_two_drivers_whose_clocks_differ_end_in_the_rows_of_one(
+    object_store: ObjectStore, driver: Callable[[Path, float], Driver], tiny: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config, file = tiny(compute={"executor": "debug"}, partition_size=2), tmp_path / "clocks.yaml"
+    storage = object_store.uri("clocks")
+    file.write_text(yaml.safe_dump({**config.as_written(), "storage": storage}))
+    ahead, behind = driver(file, APART), driver(file, -APART)
+    ahead.wait_until(lambda: Store(storage).exists(f"{config.run_id()}/run.yaml"))
+    while ahead.process.poll() is None or behind.process.poll() is None:
+        if (stage := attack_status(file, storage))["last_finished_seconds_ago"] is not None:
+            assert 0 <= stage["last_finished_seconds_ago"] <= APART + 60
+            assert stage["seconds_left"] is None or 0 <= stage["seconds_left"] < 3600
+    here = comparable(json.dumps(pipeline.run(config, executor=DebugExecutor()).to_json()))
+    for one in (ahead, behind):
+        assert one.results()["accuracy"] == here["accuracy"]
+        assert "damaged" not in one.log()
+    assert rows(storage) == rows(config.storage)
+    store = Store(storage).child(config.run_id())
+    assert not [path for stage in STAGES for path in store.names(stage) if ".bad-" in path]
+    footers = [
+        read_footer(store, f"{stage}/{name}") for stage in STAGES for name in store.names(stage) if "part" in name
+    ]
+    told = {footer.receipt.finished > time.time() for footer in footers if footer}
+    assert told == {True, False}, "each driver has written some, by its own clock"
