@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 from rich import box
 from rich import table as rich_table
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
@@ -183,17 +183,34 @@ def latex_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Fitted:
-    """A table on a console: its counts lose their intervals, then their numbers, before a cell is cut."""
+    """A table on a console: its counts lose their intervals, then their numbers, then a line is one cell.
+
+    No word and no number is ever cut.
+    """
 
     table: Table
     title: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         tables, wide = [self.table.rich(self.title, detail) for detail in (2, 1, 0)], options.update(max_width=10_000)
-        widths = [Measurement.get(console, wide, table).maximum for table in tables]
-        yield next(
-            (table for table, width in zip(tables, widths, strict=True) if width <= options.max_width), tables[1]
-        )
+
+        def words(table: rich_table.Table, at: ConsoleOptions) -> set[str]:
+            lines = console.render_lines(table, at, pad=False)
+            return {word for line in lines for word in "".join(part.text for part in line).split() if "─" not in word}
+
+        fits = [table for table in tables if Measurement.get(console, wide, table).maximum <= options.max_width]
+        whole = (table for table in tables[1:] if words(table, options) == words(table, wide))  # but for its headings
+        yield fits[0] if fits else next(whole, None) or self._listed()
+
+    def _listed(self) -> Group:
+        """A line a cell, each row's first one on a line of its own."""
+        heads = [_heading(name) for name in self.table.columns]
+        lines = [self.title] if self.title else []
+        for row in self.table.rows:
+            texts = [_with_count(cell, 1).strip() if isinstance(cell, Count) else cell_text(cell) for cell in row]
+            first, *rest = [f"{head}: {text}" for head, text in zip(heads, texts, strict=True)]
+            lines += [first, *(f"  {line}" for line in rest)]
+        return Group(*map(Text, lines))
 
 
 def print_table(table: Table, console: Console, title: str = "") -> None:

@@ -84,6 +84,22 @@ def test_a_whole_run_imports_no_ray_and_has_the_rows_and_the_choice_of_the_run_o
 
 
 @pytest.mark.parametrize(
+    ("compute", "n_workers", "n_threads"),
+    [({}, 8, 1), ({"num_cpus": 4}, 2, 4), ({"num_cpus": 16}, 1, 16), ({"num_workers": 3}, 3, 1)],
+)
+def test_the_processes_take_every_core_once(
+    compute: dict[str, float], n_workers: int, n_threads: int,
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Those that the command may use: of a container's share, too."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    config = tiny(compute=compute)
+    assert LocalExecutor().workers(config.compute).n_workers == n_workers
+    assert worker_spec(open_run(config)).n_threads == n_threads
+
+
+@pytest.mark.parametrize(
     ("name", "reason", "log"),
     [
         ("raising", "ValueError: image 10 is poison", "in act"),

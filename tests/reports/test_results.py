@@ -227,6 +227,9 @@ def test_each_row_names_the_attack_that_ran_and_its_budget(
         "rob": on_rob,
         "mixed": "adaptive apgd-ce, apgd-t, fab-t, square (5 iterations, 2 targets, 20 queries)",
     }
+    fast = attacks_said(tiny(preset="fast", attack={}, evaluate={}))
+    assert fast["mixed"] == "adaptive apgd-ce, apgd-t (100 iterations, 3 targets)"
+    assert fast["std"] == "apgd-ce, apgd-t (100 iterations, 3 targets)"
     assert attacks_said(tiny(std="http://127.0.0.1:1/"))["std"] == "the images attacked on rob (std is a black box)"
 
 

@@ -104,6 +104,22 @@ def test_counts_lose_their_intervals_before_a_heading_is_cut() -> None:
         assert words in narrow
 
 
+@pytest.mark.parametrize("width", [80, 40])
+@pytest.mark.parametrize("n_images", [40, 1000])
+def test_no_word_and_no_number_is_cut_however_narrow_it_is(width: int, n_images: int) -> None:
+    results = made_up_results(n_images)
+    lines = printed(results, width).splitlines()
+    assert max(map(len, lines)) <= width
+    words, uncut = ({word.strip(":") for word in text.split()} for text in (" ".join(lines), printed(results, 4000)))
+    assert {word for word in words - uncut if "─" not in word} == set()
+
+
+def test_a_table_that_fits_nowhere_is_a_line_a_cell() -> None:
+    console = Console(file=io.StringIO(), width=24)
+    console.print(Table(["classifier", "clean", "robust"], [["mixed", Count(30, 40), None]]).terminal("All"))
+    assert console.file.getvalue() == "All\nclassifier: mixed\n  clean: 30/40  75.0\n  robust: –\n"  # type: ignore[attr-defined]
+
+
 def test_a_name_cannot_leave_its_cell() -> None:
     table = Table(["run_id"], [["50%_a&b{c}\\d"], ["<img src=x>|"]])
     assert latex_text("50%_a&b{c}\\d") == r"50\%\_a\&b\{c\}\textbackslash{}d"

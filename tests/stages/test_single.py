@@ -108,6 +108,11 @@ def test_a_fast_run_is_never_called_autoattack_and_says_what_it_misses(tmp_path:
     page = (tmp_path / config.run_id() / "report" / "index.html").read_text()
     assert note in page
     assert "AutoAttack" not in page.replace(note, "")
+    assert "apgd-ce, apgd-t (100 iterations, 3 targets)" in page.replace(note, "")
+    for path in (tmp_path / config.run_id() / "report").iterdir():
+        if path.suffix in (".tex", ".csv", ".md"):
+            said = path.read_text().replace(note, "").casefold()
+            assert not [word for word in ("autoattack", "fab", "square", "quer") if word in said], path.name
 
 
 def test_survivors_keep_an_attacked_image(finished) -> None:
