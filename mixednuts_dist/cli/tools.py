@@ -139,7 +139,7 @@ def _radius(text: str) -> float:
 @click.option("--skip", type=click.IntRange(min=0), help="brackets: images left out at the beginning.")
 @click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
 @click.option("--published", is_flag=True, default=None, help="attack: 100 iterations, 9 targets, not 50 and 4.")
-@click.option("-n", "n_images", type=click.IntRange(min=1), help="all but search, gpu: how many images.")
+@click.option("-n", "n_images", type=click.IntRange(min=1), help="all but gpu: how many images.")
 @click.option("--draws", type=click.IntRange(min=50), help="brackets, certify: draws that bound a vote.")
 @click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
 @click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")

@@ -111,6 +111,24 @@ class Grid:
                 grown[axis] = tuple(sorted({*self.axis(axis), *more}))
         return replace(self, **grown, widenings=self.widenings + 1) if grown else None
 
+    def beside(self, tried: Grid) -> list[Grid]:
+        """The candidates that `tried`, a part of this grid, lacks: three boxes at most.
+
+        >>> [box.shape for box in Grid((1, 2), (1, 2, 3), (0, 1)).beside(Grid((1, 2), (1, 2), (0,)))]
+        [(0, 2, 3, 1), (0, 2, 1, 1)]
+        """
+        inside: dict[str, Any] = {}
+        boxes = []
+        for name in ("biases", "powers", "scales"):
+            inside[name] = tuple(value for value in self.axis(name) if value not in tried.axis(name))
+            boxes += [replace(self, **inside)] if inside[name] else []
+            inside[name] = tried.axis(name)
+        return boxes
+
+    def places(self, box: Grid) -> list[list[int]]:
+        """Where the scales, the powers and the biases of `box`, a part of this grid, stand in its lists."""
+        return [[self.axis(name).index(value) for value in box.axis(name)] for _, name in AXES]
+
     def beyond(self, axis: str, edge: float) -> tuple[float, ...]:
         """Half as many values again beyond an end of "scales", "powers" or "biases", within `WIDEST`.
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from ..config import digest
 from ..distributed.executor import Executor
 from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
@@ -92,7 +94,7 @@ class Choosing:
         )
         search = targeted(self._search, criteria)
         scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
-        exploration = _explored(search, criteria, scoring)
+        exploration = explored(search, criteria, scoring)
         self.explored = exploration, criteria
         notes = (
             *self._sample_notes(),
@@ -196,14 +198,28 @@ def work_of(grid: Grid, criteria: Mapping[Pair, Criterion]) -> int:
     return rows * n_classes * len(grid.scales) * len(grid.powers) * len(grid.biases)
 
 
-def _explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring) -> Exploration:
-    """One grid after another, until the refinements end."""
+def explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring) -> Exploration:
+    """One grid after another, until the refinements end; a grid that grows keeps the scores that it has."""
     exploration = Exploration(search.pairs())
     proposer = GridRefinements(grid_of(search), search.beta, search.refine, search.widen or 0)
+    known: dict[Pair, tuple[Grid, Scores]] = {}
     while grids := proposer.propose(exploration):
-        found = zip(grids, scoring(grids), strict=True)
-        exploration = exploration.with_parts(Selection.of(criteria[grid.pair], grid, scores) for grid, scores in found)
+        found = _widened(grids[0], *known[grids[0].pair], scoring) if grids[0].widenings else scoring(grids)
+        parts = list(zip(grids, found, strict=True))
+        known |= {grid.pair: (grid, scores) for grid, scores in parts if not grid.refinement}
+        exploration = exploration.with_parts(Selection.of(criteria[grid.pair], grid, scores) for grid, scores in parts)
     return exploration
+
+
+def _widened(grid: Grid, tried: Grid, known: Scores, scoring: Scoring) -> list[Scores]:
+    """The scores of a grid that has grown: only its new candidates are scored."""
+    boxes = grid.beside(tried)
+    whole = Scores(*(part.new_empty(len(part), *grid.shape[1:]) for part in known))
+    for box, scores in zip([tried, *boxes], [known, *scoring(boxes)], strict=True):
+        s_SPB, p_SPB, b_SPB = torch.meshgrid(*map(torch.tensor, grid.places(box)), indexing="ij")
+        for into, part in zip(whole, scores, strict=True):
+            into[:, s_SPB, p_SPB, b_SPB] = part
+    return [whole]
 
 
 def _inputs(records: AttackRecords) -> SearchInputs:
