@@ -32,6 +32,9 @@ class ThreatModel:
             NORMS.check(self.norm)
         except InvalidInputError as error:
             raise ThreatModelError(str(error)) from None
+        given: object = self.eps  # callers of other code may give the text that a configuration takes
+        if isinstance(given, str):
+            raise ThreatModelError(f"eps={given!r} is text; give a number: eps={given}")
         usual, smallest, largest = (self._fact(key) for key in ("usual", "smallest", "largest"))
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise ThreatModelError(f"eps={self.eps} must be positive and finite; usual for {self.norm}: {usual}")

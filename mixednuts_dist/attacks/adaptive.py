@@ -94,7 +94,7 @@ def adaptive_autoattack(
     """
     attacks, budget = preset_attacks(preset, version, attacks, budget)
     eot = draws_in(version, eot)
-    y_B = checked_labels(mixed, x_BCHW, y_B, threat, attacks, eot)
+    y_B, x_BCHW = checked_labels(mixed, x_BCHW, y_B, threat, attacks, eot), x_BCHW.detach()
     budget = budget.in_version(version, threat.norm)
     engine = ensemble_engine(
         mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget, eot=eot,
@@ -164,7 +164,7 @@ def autoattack(
     """
     attacks, budget = preset_attacks(preset, version, attacks, budget)
     eot = draws_in(version, eot)
-    y_B = checked_labels(model, x_BCHW, y_B, threat, attacks, eot)
+    y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat, attacks, eot), x_BCHW.detach()
     budget = budget.in_version(version, threat.norm)
     engine = ensemble_engine(
         model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget, eot=eot,

@@ -85,7 +85,7 @@ def preset_attacks(
     """The attacks and the budget of a preset, and in place of each what is given.
 
     Raises:
-        InvalidInputError: for another preset, or fast with a version; else as in `attacks_in`.
+        InvalidInputError: for another preset, a budget that is a mapping, fast with a version; else as in `attacks_in`.
 
     Example:
         >>> attacks, budget = preset_attacks("fast", None, None, AttackBudget(n_iter=5))
@@ -94,6 +94,8 @@ def preset_attacks(
     """
     if preset not in get_args(Preset):
         raise InvalidInputError(f"preset={preset!r} is not known; valid: {', '.join(get_args(Preset))}")
+    if isinstance(budget, Mapping):
+        raise InvalidInputError(f"budget={budget} is a mapping; give AttackBudget(**{budget})")
     if preset == "standard":
         return attacks_in(version, attacks), budget or AttackBudget()
     if version is not None:

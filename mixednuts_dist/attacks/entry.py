@@ -21,7 +21,7 @@ from ..register import ATTACKS
 from ..threat import ThreatModel, check_norm
 from .draws import check_eot
 from .judge import check_images
-from .red_flags import LOGITS_TOLERANCE, has_gradient
+from .red_flags import LOGITS_TOLERANCE, are_probabilities, has_gradient
 
 _N_TRIED = 2  # images
 _DROPS = re.compile("drop|stochastic", re.IGNORECASE)  # timm's DropPath, torchvision's StochasticDepth, a user's own
@@ -39,11 +39,12 @@ def checked_labels(
     """The labels as int64, once model, images, labels, threat and attacks are found fit; nothing of them is changed.
 
     Warns:
-        UserWarning: where an attack follows a gradient and the model has none.
+        UserWarning: where an attack follows a gradient and the model has none, or returns probabilities.
 
     Raises:
         InvalidInputError: for what is no tensor or `ThreatModel`; an unknown attack; labels that are no class of the
-            model; a model that is in training mode, fails, is random, or changes its input.
+            model; a model that is in training mode, fails, is random, returns NaN, or changes its input; a gradient
+            under `torch.inference_mode()`.
     """
     _check_types(x_BCHW, y_B, threat, attacks)
     check_images(x_BCHW, y_B)
@@ -56,6 +57,14 @@ def checked_labels(
             f"{logits_BK.shape[1] - 1}"
         )
     if attacks is None or any(ATTACKS.get(name).takes_gradient for name in attacks):
+        if torch.is_inference_mode_enabled():
+            raise InvalidInputError("torch.inference_mode() takes the attack's gradients away; call it outside of it")
+        if are_probabilities(logits_BK):
+            warnings.warn(
+                "the model's outputs sum to 1 on every image: these are probabilities, whose gradient fades where the "
+                "model is sure, so robustness is overestimated; return the logits before the softmax",
+                stacklevel=3,
+            )
         _warn_without_gradient(model, x_BCHW[:_N_TRIED])
     return y_B.long()
 
@@ -110,6 +119,8 @@ def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, eot: int | None)
         raise InvalidInputError(
             "the model changes the images that it is given; let its forward compute x = x - mean, not x -= mean"
         )
+    if not bool(torch.isfinite(logits).all()):
+        raise InvalidInputError("the model returns NaN or infinity on clean images; it must be finite logits")
     if eot is not None and torch.equal(logits, again):
         warnings.warn(
             f"two passes over the same images give the same logits: the model is not random, eot={eot} changes nothing "

@@ -81,7 +81,7 @@ def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:
         raise InvalidInputError(f"images are {x_BCHW.dtype}; give float32 in [0, 1] (divide uint8 by 255)")
     if not len(x_BCHW):
         raise InvalidInputError("there is no image to attack: the batch is empty")
-    low, high = float(x_BCHW.min()), float(x_BCHW.max())
+    low, high = x_BCHW.min().item(), x_BCHW.max().item()
     if not (low >= 0 and high <= 1):
         raise InvalidInputError(
             f"images range over [{low:g}, {high:g}]; give them in [0, 1], normalisation inside the model"

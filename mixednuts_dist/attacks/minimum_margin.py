@@ -94,7 +94,7 @@ def minimum_margin_attack(
         >>> bool(((found.x_adv - x).abs() <= 0.1 + 1e-6).all()), len(found.margin)
         (True, 5)
     """
-    y_B = checked_labels(model, x_BCHW, y_B, threat)
+    y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat), x_BCHW.detach()
     budget = AttackBudget(n_iter, n_target_classes, border_restarts=border_restarts)
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
     engine = margin_engine(

@@ -43,6 +43,11 @@ def raised_flags(
     }
 
 
+def are_probabilities(outputs_BK: Tensor) -> bool:
+    """Whether the outputs of every image are shares that sum to 1, so behind a softmax."""
+    return bool((outputs_BK >= 0).all()) and bool(((outputs_BK.sum(dim=1) - 1).abs() < 1e-4).all())
+
+
 def has_gradient(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> bool:
     """Whether the gradient of the cross-entropy is nonzero somewhere, on at least one of the images."""
     labels_B = torch.zeros(len(x_BCHW), dtype=torch.long, device=x_BCHW.device)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..attacks.red_flags import are_probabilities
 from ..errors import BaseClassifierError, MixedNutsError
 from ..register import CLASSIFIERS
 from ..uris import check_classifier_uri, is_black_box, parse_uri, without_weights
@@ -125,7 +126,7 @@ def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: in
     if not logits.is_floating_point() or not bool(torch.isfinite(logits).all()):
         what = "holds NaN or infinity" if logits.is_floating_point() else f"is {logits.dtype}"
         return f"the output {what}; it must be finite floating-point logits, before any rounding or argmax"
-    if bool((logits >= 0).all()) and bool(((logits.sum(dim=1) - 1).abs() < 1e-4).all()):
+    if are_probabilities(logits):
         return "the output sums to 1 on every image: these are probabilities; return the logits before the softmax"
     if not torch.allclose(logits, again, rtol=_SAME, atol=_SAME):
         worst = float((logits - again).abs().max())

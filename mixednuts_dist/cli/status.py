@@ -63,7 +63,7 @@ class RunStatus:
     run_id: str
     uri: str
     stages: tuple[StageStatus, ...]
-    searched: bool
+    searched: bool | None  # None where no std is there to be mixed
     reported: bool
     failed: tuple[str, ...]  # logs of partitions that were set aside
     notes: tuple[str, ...]  # on what the evaluation's settings are worth
@@ -83,7 +83,7 @@ def run_status(config: RunConfig) -> RunStatus:
         stages=tuple(
             _stage(opened, stage, begun=searched or stage.model_name(config) == "rob") for stage in stages_of(config)
         ),
-        searched=searched,
+        searched=None if config.std is None else searched,
         reported=opened.store.exists(RESULTS),
         failed=tuple(opened.store.address(f"errors/{name}") for name in opened.store.names("errors")),
         notes=tuple(fast_notes(config.evaluate.model_dump(mode="json"))),
@@ -97,7 +97,8 @@ def print_status(status: RunStatus, console: Console) -> None:
     print_table(Table(columns, [_cells(stage) for stage in status.stages]), console)
     for stage in status.stages:
         console.print(f"{stage.stage:<8} {_pace_text(stage)}", highlight=False, soft_wrap=True)
-    console.print(f"search   {'done' if status.searched else 'not done'}", highlight=False)
+    if status.searched is not None:
+        console.print(f"search   {'done' if status.searched else 'not done'}", highlight=False)
     console.print(f"report   {'done' if status.reported else 'not done'}", highlight=False)
     for note in status.notes:
         console.print(note, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from mixednuts_dist import LogitTransform, MixedClassifier
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
-from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.errors import InvalidInputError, ThreatModelError
 from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
@@ -128,10 +128,11 @@ def test_int32_labels_are_labels_and_the_images_stay(attack: Attacker) -> None:
         ({"y": torch.rand(6)}, "labels are torch.float32; give the classes' numbers"),
         ({"y": torch.arange(6) + 7}, "labels range from 7 to 12, the model's classes from 0 to 9"),
         ({"y": torch.arange(6) - 1}, "labels range from -1 to 4"),
+        ({"x": images(6, SHAPE) + float("nan")}, "images range over"),
         ({"threat": ("Linf", 0.03)}, r"threat=\('Linf', 0.03\) is tuple; give ThreatModel"),
         ({"x": images(6, SHAPE).permute(0, 2, 3, 1)}, r"fails on images of shape .*give x.permute\(0, 3, 1, 2\)"),
     ],
-    ids=["numpy", "a list", "floats", "beyond K", "negative", "a tuple", "channels last"],
+    ids=["numpy", "a list", "floats", "beyond K", "negative", "NaN", "a tuple", "channels last"],
 )
 def test_wrong_arguments_are_one_line(attack: Attacker, changed: dict[str, Any], message: str) -> None:
     x = images(6, SHAPE)
@@ -139,6 +140,54 @@ def test_wrong_arguments_are_one_line(attack: Attacker, changed: dict[str, Any],
     with pytest.raises(InvalidInputError, match=message) as caught:
         attack(small_net(10, SHAPE), **given)
     assert "\n" not in str(caught.value).partition(": RuntimeError")[0]
+
+
+@of_one_model
+def test_probabilities_in_place_of_logits_are_warned_of(attack: Attacker) -> None:
+    model, x = nn.Sequential(small_net(10, SHAPE), nn.Softmax(dim=1)).eval(), images(6, SHAPE)
+    with pytest.warns(UserWarning, match=r"sum to 1 on every image: .*return the logits before the softmax"):
+        attack(model, x, labels(x))
+    attack(nn.Sequential(small_net(10, SHAPE), nn.LogSoftmax(dim=1)).eval(), x, labels(x))
+
+
+@of_one_model
+def test_nan_is_named_and_not_taken_for_a_random_model(attack: Attacker) -> None:
+    x = images(6, SHAPE)
+    with pytest.raises(InvalidInputError, match="returns NaN or infinity on clean images"):
+        attack(Wrapped(lambda x: x * float("nan")).eval(), x, labels(x))
+
+
+@every
+def test_inference_mode_leaves_no_gradient_and_is_refused(attack: Attacker) -> None:
+    model, x = small_net(10, SHAPE), images(6, SHAPE)
+    with torch.inference_mode(), pytest.raises(InvalidInputError, match=r"inference_mode\(\) takes .* gradients away"):
+        attack(model, x, labels(x))
+    with torch.no_grad():
+        found = attack(model, x, labels(x))
+    assert torch.equal(found.x_adv, attack(model, x, labels(x)).x_adv)
+
+
+@every
+def test_images_that_ask_for_a_gradient_are_images(attack: Attacker) -> None:
+    model, x = small_net(10, SHAPE), images(6, SHAPE)
+    asking = x.clone().requires_grad_()
+    found = attack(model, asking, labels(x))
+    assert not found.x_adv.requires_grad
+    assert asking.grad is None
+    assert torch.equal(found.x_adv, attack(model, x, labels(x)).x_adv)
+
+
+@pytest.mark.parametrize("attack", [by_autoattack, by_adaptive])
+@pytest.mark.parametrize("preset", ["standard", "fast"])
+def test_a_budget_that_is_a_mapping_is_refused(attack: Attacker, preset: str) -> None:
+    x = images(6, SHAPE)
+    with pytest.raises(InvalidInputError, match=r"is a mapping; give AttackBudget\(\*\*\{'n_iter': 5\}\)"):
+        attack(small_net(10, SHAPE), x, labels(x), budget={"n_iter": 5}, preset=preset)
+
+
+def test_a_radius_as_text_is_refused() -> None:
+    with pytest.raises(ThreatModelError, match="eps='8/255' is text; give a number: eps=8/255"):
+        ThreatModel("Linf", "8/255")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("attack", [by_autoattack, by_adaptive])
