@@ -105,8 +105,12 @@ def _curve(results: RunResults) -> list[Row]:
 
 
 def _measured_marks(results: RunResults) -> list[Row]:
-    """std, rob and mixed; what the rounds measured at each beta; the mixtures of other runs."""
-    own = [point(row.classifier, row.classifier, row.clean, row.robust, attack=row.attack) for row in results.accuracy]
+    """std, rob and mixed by the names that the run gives them; what the rounds measured; the mixtures of other runs."""
+    names = results.names
+    own = [
+        point(row.classifier, names.get(row.classifier, row.classifier), row.clean, row.robust, attack=row.attack)
+        for row in results.accuracy
+    ]
     by_beta = {entry.beta: entry for entry in results.search.entries}
     attack = results.row("mixed").attack  # siblings have the same settings
     rounds = [

@@ -59,7 +59,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     bold: str | None = None  # first cell of the row that stands out
     printed: Sequence[str] | None = None  # the columns that a paper has room for; all by default
-    below: str | None = None  # the column of words that a phone shows below each row
+    below: str | None = None  # the column of words that a phone shows below each row, LaTeX below the last
 
     def row(self, name: str) -> dict[str, Cell]:
         """One row by its first cell, as column -> cell."""
@@ -115,8 +115,11 @@ class Table:
         return file.getvalue()
 
     def as_latex(self, comment: str) -> str:
-        """A `tabular` for `\\input`, four significant digits; needs the booktabs package."""
-        table = self.only(self.printed) if self.printed else self
+        """A `tabular` for `\\input`, four significant digits; needs the booktabs package.
+
+        The words of the column `below` are a note of 3 inches under the rows: beside them they reach beyond a page.
+        """
+        table = self.only([name for name in self.printed or self.columns if name != self.below])
         counted = [any(isinstance(row[i], Count) for row in table.rows) for i in range(len(table.columns))]
         heads = [
             _latex_heading(name) + r" (\%)" * is_count for name, is_count in zip(table.columns, counted, strict=True)
@@ -126,8 +129,21 @@ class Table:
         alignment = "l" + "r" * (len(table.columns) - 1)
         return "\n".join(
             [f"% {' '.join(comment.split())}", rf"\begin{{tabular}}{{{alignment}}}", r"  \toprule", head,
-             r"  \midrule", *rest, r"  \bottomrule", r"\end{tabular}", ""]
+             r"  \midrule", *rest, r"  \bottomrule", *self._latex_note(len(table.columns)), r"\end{tabular}", ""]
         )  # fmt: skip
+
+    def _latex_note(self, width: int) -> list[str]:
+        """The words of the column `below` with the rows that they are of, as one row over `width` columns."""
+        if self.below is None:
+            return []
+        at = list(self.columns).index(self.below)
+        rows: dict[str, list[str]] = {}
+        for row in self.rows:
+            rows.setdefault(cell_text(row[at]), []).append(cell_text(row[0]))
+        words = "; ".join(f"{text} for {', '.join(names)}" for text, names in rows.items())
+        note = f"{_latex_heading(self.below)}: {latex_text(words)}."
+        # The braces end \raggedright before the row does: inside it, \\ would break a line of the note.
+        return [rf"  \multicolumn{{{width}}}{{p{{3in}}}}{{{{\footnotesize\raggedright {note}\par}}}} \\"]
 
     def as_markdown(self) -> str:
         """A pipe table."""

@@ -157,7 +157,8 @@ def test_classifiers_and_classes_have_the_names_that_people_gave_them(results: R
     assert f"class {cat[results.worst[0].label]}" in named["index.html"].decode()
     assert "std = ConvNeXt, py:zoo.py:std_c10_resnet18" in named["index.html"].decode()
     assert "ConvNeXt &" in named["table.tex"].decode()
-    assert "adaptive AutoAttack" in named["table.tex"].decode()
+    assert "adaptive AutoAttack for MixedNUTS." in named["table.tex"].decode()
+    assert "ConvNeXt" in named["tradeoff.svg"].decode()  # beside its mark
 
 
 def test_downloads_are_the_files(page: dict[str, bytes]) -> None:

@@ -81,6 +81,17 @@ def test_counts_become_columns_in_csv_and_an_interval_in_latex() -> None:
     assert r"  After & Standing (\%) & Lost \\" in lines
 
 
+def test_words_beside_numbers_are_a_note_of_a_papers_column_in_latex() -> None:
+    rows = [["A_1", Count(30, 40), "APGD (100 %)"], ["B", Count(9, 40), "none"], ["C", Count(3, 40), "none"]]
+    lines = Table(["classifier", "robust", "attack"], rows, below="attack").as_latex("x").splitlines()
+    assert lines[1] == r"\begin{tabular}{lr}"
+    assert r"  Classifier & Robust (\%) \\" in lines
+    assert r"  B & 22.5 {\footnotesize [12.3, 37.5]} \\" in lines
+    note = r"Attack: APGD (100 \%) for A\_1; none for B, C."
+    below = rf"  \multicolumn{{2}}{{p{{3in}}}}{{{{\footnotesize\raggedright {note}\par}}}} \\"
+    assert lines[-3:] == [r"  \bottomrule", below, r"\end{tabular}"]
+
+
 def test_every_form_has_every_cell() -> None:
     shown = {"markdown": TABLE.as_markdown(), "html": str(TABLE.as_html()), "terminal": printed_table(TABLE)}
     for form, text in shown.items():
@@ -137,7 +148,8 @@ def test_the_accuracy_file_holds_the_counts_unrounded(results: RunResults) -> No
 
 def test_latex_has_one_row_a_classifier_and_few_columns(results: RunResults) -> None:
     lines = table_files(results)["table.tex"].splitlines()
-    assert [line.split("&")[0].strip() for line in lines if line.endswith(r"\\")][1:] == ["std", "rob", "mixed"]
+    cells = [line.split("&")[0].strip() for line in lines if line.endswith(r"\\")]
+    assert cells[1:-1] == ["std", "rob", "mixed"] and cells[-1].startswith(r"\multicolumn{3}")  # what attacked them
     assert sum(line.startswith("%") for line in lines) == 1
     for name, content in table_files(results).items():
         if name.endswith(".tex"):
