@@ -24,12 +24,13 @@ from .config import parse_config
 from .deployment.loading import read_run
 from .distributed.executor import make_executor
 from .errors import InvalidInputError
+from .images.arrays import ArrayImages
 from .mixing.classifier import MixedClassifier
 from .reports.page import report_files
 from .reports.results import RunResults
 from .reports.tables import accuracy_table, search_table
 from .stages.progress import Progress
-from .threat import ThreatModel
+from .threat import ThreatModel, check_threat
 
 _HELD: dict[str, nn.Module] = {}  # what `mix` was called with, while it runs
 
@@ -137,6 +138,12 @@ def mix(
     for role, model in (("std", std), ("rob", rob)):
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"{role} is a {type(model).__name__}, not a torch module; wrap a function in one")
+    check_threat(threat)
+    images, labels = (
+        np.ascontiguousarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        for values in (images_BCHW, labels_B)
+    )
+    ArrayImages("mix", images, labels)  # refuses them before there is a file for a message to name
     names = {role: f"{role}-{secrets.token_hex(4)}" for role in ("std", "rob")}
     with ExitStack() as stack:
         storage = Path(folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="mixednuts-"))).absolute()
@@ -150,7 +157,7 @@ def mix(
             stack.callback(_HELD.pop, names[role])
         config = parse_config({
             "name": "mix",
-            "data": {"uri": f"npz:{_stored(storage, images_BCHW, labels_B)}"},
+            "data": {"uri": f"npz:{_stored(storage, images, labels)}"},
             **{role: f"py:{__name__}:held?name={name}" for role, name in names.items()},
             "threat": {"norm": threat.norm, "eps": threat.eps},
             "seed": seed,
@@ -183,11 +190,9 @@ def held(name: str) -> nn.Module:
     return copy.deepcopy(_HELD[name])
 
 
-def _stored(folder: Path, images_BCHW: Any, labels_B: Any) -> Path:
-    """The .npz file of the images and labels, which the run reads and checks."""
-    arrays = [np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
-              for values in (images_BCHW, labels_B)]  # fmt: skip
+def _stored(folder: Path, images: Any, labels: Any) -> Path:
+    """The .npz file of the images and labels, which the run reads."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"images-{secrets.token_hex(4)}.npz"
-    np.savez(path, images=arrays[0], labels=arrays[1])
+    np.savez(path, images=images, labels=labels)
     return path

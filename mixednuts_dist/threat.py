@@ -36,6 +36,8 @@ class ThreatModel:
         if isinstance(given, str):
             raise ThreatModelError(f"eps={given!r} is text; give a number: eps={given}")
         usual, smallest, largest = (self._fact(key) for key in ("usual", "smallest", "largest"))
+        if isinstance(self.eps, str):
+            raise ThreatModelError(f"eps={self.eps!r} is text; write the number: 8 / 255 without quotes")
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise ThreatModelError(f"eps={self.eps} must be positive and finite; usual for {self.norm}: {usual}")
         if largest is not None and self.eps > largest:
@@ -56,6 +58,16 @@ class ThreatModel:
         plain, levels = f"{self.eps:g}", f"{round(self.eps * 255, 6):g}/255"
         short = levels if self._fact("in_255ths") and len(levels) <= len(plain) else plain
         return f"{self.norm}, eps = {short}"
+
+
+def check_threat(threat: Any) -> None:
+    """Refuse what a caller may give in the place of a threat model.
+
+    Raises:
+        InvalidInputError: with the call that makes one.
+    """
+    if not isinstance(threat, ThreatModel):
+        raise InvalidInputError(f"threat={threat!r} is {type(threat).__name__}; give ThreatModel('Linf', 8 / 255)")
 
 
 def check_norm(attacks: Iterable[str], norm: str) -> None:

@@ -18,7 +18,7 @@ from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..register import ATTACKS
-from ..threat import ThreatModel, check_norm
+from ..threat import ThreatModel, check_norm, check_threat
 from .draws import check_eot
 from .judge import check_images
 from .red_flags import LOGITS_TOLERANCE, are_probabilities, has_gradient
@@ -77,8 +77,7 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any) -> None:
             )
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InvalidInputError(f"labels are {y.dtype}; give the classes' numbers, int64")
-    if not isinstance(threat, ThreatModel):
-        raise InvalidInputError(f"threat={threat!r} is {type(threat).__name__}; give ThreatModel('Linf', 8 / 255)")
+    check_threat(threat)
     if isinstance(attacks, str):
         raise InvalidInputError(f"attacks={attacks!r} is one string; give a list of names: [{attacks!r}]")
     for name in attacks or ():

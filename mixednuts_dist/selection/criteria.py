@@ -380,7 +380,8 @@ def require_attacked(n_images: int) -> None:
     """Raises InvalidInputError where there is no attacked image to set a cutoff from."""
     if n_images == 0:
         raise InvalidInputError(
-            "no attacked image is classified correctly by rob: there is no margin to set the cutoff from"
+            "no attacked image is classified correctly by rob: there is no margin to set the cutoff from. Is rob the "
+            "robust one (std comes first), and is eps, in units of the pixel range, one that it was trained for?"
         )
 
 

@@ -234,9 +234,10 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "eps"), [("Linf", 0), ("Linf", float("nan")), ("L2", -1), ("L1", 8 / 255), ("L7", 1), ("Linf", 1.5)]
+    ("norm", "eps"),
+    [("Linf", 0), ("Linf", float("nan")), ("L2", -1), ("L1", 8 / 255), ("L7", 1), ("Linf", 1.5), ("Linf", "8/255")],
 )
-def test_threat_models_are_checked(norm: Any, eps: float) -> None:
+def test_threat_models_are_checked(norm: Any, eps: Any) -> None:
     with pytest.raises(ThreatModelError):
         ThreatModel(norm, eps)
 

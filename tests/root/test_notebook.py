@@ -81,7 +81,14 @@ def test_what_cannot_be_mixed_is_refused_in_a_line() -> None:
     images, labels = mn.open_dataset("digits").read(0, 8)
     with pytest.raises(InvalidInputError, match=r"std is a function, not a torch module"):
         mn.mix(lambda x: x, rob, images, labels, threat=THREAT)  # type: ignore[arg-type]
-    with pytest.raises(DatasetError):
-        mn.mix(std, rob, images, labels[:3], threat=THREAT)
+    with pytest.raises(InvalidInputError, match=r"threat='Linf' is str; give ThreatModel\('Linf', 8 / 255\)"):
+        mn.mix(std, rob, images, labels, threat="Linf")  # type: ignore[arg-type]
+    for wrong, given in {
+        r"^mix: images \(8, 1, 8, 8\) and labels \(3,\) are not N images with N labels": (images, labels[:3]),
+        r"^mix: pixels range over \[0, 255\]": (images * 255, labels),
+        r"^mix: labels must be integers from 0 to \d+; found float32": (images, labels.float()),
+    }.items():
+        with pytest.raises(DatasetError, match=wrong):  # and no file that the caller has never seen
+            mn.mix(std, rob, *given, threat=THREAT)
     with pytest.raises(InvalidInputError, match="keep the mixed classifier with save_pretrained"):
         held("std-0")
