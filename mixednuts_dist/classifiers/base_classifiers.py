@@ -6,6 +6,7 @@ Shapes: B images of C x H x W, K classes.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ def load_classifier(uri: str, role: str) -> nn.Module:
         raise BaseClassifierError(f"{role}={uri!r}: {error}") from error
     except (Exception, SystemExit) as error:
         what = "the factory failed" if uri.startswith("py:") else "cannot be built"
-        raise BaseClassifierError(f"{role}={uri!r}: {what}: {type(error).__name__}: {error}") from error
+        where = f"; relative paths in it start at {Path.cwd()}" if isinstance(error, FileNotFoundError) else ""
+        raise BaseClassifierError(f"{role}={uri!r}: {what}: {type(error).__name__}: {error}{where}") from error
     if not isinstance(model, nn.Module):
         raise BaseClassifierError(f"{role}={uri!r}: the factory returned {type(model).__name__}, not a torch module")
     return model.eval().requires_grad_(False)

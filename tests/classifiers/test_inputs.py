@@ -107,7 +107,7 @@ def test_a_factory_in_a_module(monkeypatch: pytest.MonkeyPatch, factory_file: Pa
     ("suffix", "message"),
     [
         (":linaer", "no factory 'linaer'; it has: linear, broken, number"),
-        (":broken", "FileNotFoundError: weights.pt is not here"),
+        (":broken", "FileNotFoundError: weights.pt is not here; relative paths in it start at /"),
         (":number", "returned int"),
         (":linear?bais=1", "bais"),
     ],
