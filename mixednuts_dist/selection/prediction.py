@@ -78,8 +78,8 @@ def compare_candidates(paper: Choice, exact: Choice, cached: CachedLogits) -> st
     if n_paper >= n_exact:
         return None
     return (
-        f"beta {exact.beta}: the paper's criterion would choose scale {paper.scale:.6g}, power {paper.power:.6g}, "
-        f"bias {paper.bias:.6g}, with which the mixture gets {n_paper} of {len(cached.labels_B)} clean images "
+        f"beta {exact.beta}: the paper's criterion would choose s = {paper.scale:.4g}, p = {paper.power:.4g}, "
+        f"c = {paper.bias:.4g}, with which the mixture gets {n_paper} of {len(cached.labels_B)} clean images "
         f"right; the exact criterion's choice gets {n_exact}."
     )
 
