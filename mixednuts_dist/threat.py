@@ -36,9 +36,6 @@ class ThreatModel:
         if isinstance(given, str):
             raise ThreatModelError(f"eps={given!r} is text; give a number: eps={given}")
         usual, smallest, largest = (self._fact(key) for key in ("usual", "smallest", "largest"))
-        given: Any = self.eps
-        if isinstance(given, str):
-            raise ThreatModelError(f"eps={given!r} is text; write the number: 8 / 255 without quotes")
         if not (math.isfinite(self.eps) and self.eps > 0):
             raise ThreatModelError(f"eps={self.eps} must be positive and finite; usual for {self.norm}: {usual}")
         if largest is not None and self.eps > largest:
