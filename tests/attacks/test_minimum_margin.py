@@ -114,7 +114,7 @@ def test_images_that_survive_by_a_hair_are_attacked_again(victim) -> None:
 def test_a_constant_classifier_neither_crashes_nor_breaks() -> None:
     class Constant(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tensor([[1.0, 0.0, 0.0, 0.0]]).repeat(len(x), 1) + 0 * x.sum(dim=(1, 2, 3))[:, None]
+            return torch.tensor([[2.0, 0.0, 0.0, 0.0]]).repeat(len(x), 1) + 0 * x.sum(dim=(1, 2, 3))[:, None]
 
     found = minimum_margin_attack(Constant(), torch.rand(3, 1, 4, 4), torch.zeros(3).long(), threat=LINF, n_iter=5)
     assert not bool(found.broken.any())
