@@ -22,7 +22,7 @@ from ..uris import reaches_out
 from .counts import Z_95, difference_interval, minus
 from .table import Cell, Table
 from .templates import data_uri, rendered
-from .worst_images import png
+from .worst_images import SMALL, png
 
 MOST_PICTURES = 24
 _POWER = 0.841621233572914  # 80 % quantile of the standard normal distribution
@@ -228,8 +228,9 @@ def page(comparison: Comparison) -> str:
     except DatasetError as error:
         missing = str(error)
     return rendered(
-        "reports", "comparison.html", comparison=comparison, rows=rows, n_differ=len(differ), missing=missing
-    )
+        "reports", "comparison.html", comparison=comparison, rows=rows, n_differ=len(differ), missing=missing,
+        small=max(comparison.answers[0].run.inputs.image_shape[1:]) <= SMALL,
+    )  # fmt: skip
 
 
 def _require_comparable(first: Run, second: Run) -> None:

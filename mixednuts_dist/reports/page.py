@@ -27,7 +27,7 @@ from .results import (
 )
 from .tables import accuracy_table, cost_table, file_name, search_table, survival_table, table_files
 from .templates import data_uri, rendered
-from .worst_images import Reason, WorstImage, class_text, perturbation_png, pixels_of, png
+from .worst_images import SMALL, Reason, WorstImage, class_text, perturbation_png, pixels_of, png
 
 # The page may run what is written in it and show what is written in it; it may fetch nothing, from anywhere.
 CONTENT_SECURITY_POLICY = (
@@ -197,7 +197,7 @@ def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> d
     taken_for = class_text(after.predicted, class_names)
     return {
         "title": name,
-        "kind": "pixels" if max(clean_CHW.shape[1:]) <= 96 else "photo",
+        "kind": "pixels" if max(clean_CHW.shape[1:]) <= SMALL else "photo",
         "pictures": [
             ("clean", data_uri("a.png", png(clean_CHW)), f"{name}: the clean image"),
             (

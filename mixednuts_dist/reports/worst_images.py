@@ -16,6 +16,7 @@ from ..mixing.margins import log_one_minus_signed_margin
 from ..storage.records import AttackRecords, EvaluateRecords
 from .counts import minus
 
+SMALL = 96  # pixels a side, at most, of images whose pixels are shown as squares
 Reason = Literal["lost", "narrow"]
 N_EACH = 4
 LARGEST_SIDE = 112  # a larger picture is made smaller: the page stays one file of a few megabytes

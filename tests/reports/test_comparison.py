@@ -78,6 +78,7 @@ def test_pairs_count_the_stored_rows(two_runs: tuple[Path, Path], tmp_path: Path
     n_differ = pairs["robust"]["only_first"] + pairs["robust"]["only_second"]
     assert f"{n_differ} images differ" in page
     assert page.count("<img") == 3 * n_differ
+    assert "image-rendering: pixelated" in page, "8 x 8 pixels, not a blur"
     assert page.count("<br>right") == n_differ
     text = CliRunner().invoke(main, ["compare", *map(str, two_runs)]).output
     assert "McNemar" in text
