@@ -4,6 +4,7 @@ A chart is a function of the frame that it is drawn for, so that the same data f
 column or a page of a paper with text of the right size. On paper one pixel is one point (1/72 inch).
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -125,11 +126,18 @@ def described(chart: Chart, words: str) -> Chart:
     return lambda frame: {**_specification(chart(frame)), "description": words}
 
 
-def key(names: Sequence[str], frame: Frame, marks: Mapping[str, tuple[str, str]] | None = None) -> tuple[Any, Any]:
+def key(
+    names: Sequence[str],
+    frame: Frame,
+    marks: Mapping[str, tuple[str, str]] | None = None,
+    *,
+    called: Mapping[str, str] | None = None,
+) -> tuple[Any, Any]:
     """Colour and shape of each name, with one key for both above the chart where there are several names.
 
     Args:
         marks: name -> (shape, colour); those of std, rob and mixed by default, other names take the free ones in turn.
+        called: name -> what the key calls it, where that is not the name.
     """
     own = {name: mark for name, mark in (marks or CLASSIFIER_MARKS).items() if name in names}
     shapes, colours = ([each for each in every if all(each not in mark for mark in own.values())] for every in _EVERY)
@@ -137,9 +145,11 @@ def key(names: Sequence[str], frame: Frame, marks: Mapping[str, tuple[str, str]]
     drawn_as = own | {
         name: (shape, colour) for name, shape, colour in zip(others, shapes * 4, colours * 4, strict=False)
     }
-    widest = frame.font * (0.55 * max(map(len, names), default=0) + 4)  # of an entry: its letters, its symbol, the gap
+    longest = max((len((called or {}).get(name, name)) for name in names), default=0)
+    widest = frame.font * (0.55 * longest + 4)  # of an entry: its letters, its symbol, the gap
     columns = max(1, min(3, int(frame.width / widest)))
-    legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=0) if len(names) > 1 else None
+    words: Row = {"labelExpr": f"{json.dumps(dict(called))}[datum.label] || datum.label"} if called else {}
+    legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=0, **words) if len(names) > 1 else None
 
     def channel(kind: Any, which: int) -> Any:
         scale = alt.Scale(domain=names, range=[drawn_as[name][which] for name in names])

@@ -79,7 +79,7 @@ def tradeoff(results: RunResults) -> Chart | None:
 
     def draw(frame: Frame) -> Any:
         drawn = [name for name in shown if name != "std"] if frame.single else shown  # std lies far from the curve
-        marked = key(drawn, frame, _MARKS)
+        marked = key(drawn, frame, _MARKS, called=results.names)
         columns, gap = (1 if frame.narrow else 2), 5.5 * frame.font
         named_few = [{**mark, "name": mark["name"] * (mark["series"] in ("std", "rob", "mixed"))} for mark in marks]
         windows = ((whole, "All of it (frame: the other panel)"), (close, "Around the curve"))

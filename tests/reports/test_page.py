@@ -158,7 +158,9 @@ def test_classifiers_and_classes_have_the_names_that_people_gave_them(results: R
     assert "std = ConvNeXt, py:zoo.py:std_c10_resnet18" in named["index.html"].decode()
     assert "ConvNeXt &" in named["table.tex"].decode()
     assert "adaptive AutoAttack for MixedNUTS." in named["table.tex"].decode()
-    assert "ConvNeXt" in named["tradeoff.svg"].decode()  # beside its mark
+    figure = named["tradeoff.svg"].decode()
+    assert figure.count(">ConvNeXt</text>") > 1, "in the key and beside its mark"
+    assert not [name for name in names if f">{name}</text>" in figure]
 
 
 def test_downloads_are_the_files(page: dict[str, bytes]) -> None:
