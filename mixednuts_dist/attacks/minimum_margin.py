@@ -19,6 +19,7 @@ from .engine import Engine, Finished, Group
 from .entry import checked_labels
 from .gradient_model import AttackedModel, shape_of
 from .judge import check_images
+from .outcome import images_text
 from .progress import Progress, shown_or
 
 
@@ -34,6 +35,16 @@ class MinimumMarginResult:
     n_forward: int  # images passed forward, all together; rows that fill a batch up are not counted
     n_backward: int
     decided: Tensor  # (B,) bool, False for images whose attack a keyboard interrupt has cut short
+
+    def __repr__(self) -> str:
+        """In three lines, not pixels."""
+        n_stand, margins = int((~self.broken).sum()), self.margin[~self.broken]
+        shown = f"{margins.min():.3g} to {margins.max():.3g}" if n_stand else "none"
+        return (
+            f"robust  {n_stand} of {images_text(len(self.broken))}\n"
+            f"margins of these, the smallest found: {shown}\n"
+            f"passes  {self.n_forward:,} forward, {self.n_backward:,} backward"
+        )
 
 
 def minimum_margin_attack(

@@ -37,8 +37,8 @@ class AttackOutcome:
         if self.fooled is not None:
             open_ += f"; random: {int(self.fooled.broken.sum())} broken, {int(self.fooled.undecided.sum())} undecided"
         return (
-            f"clean   {clean:.1f} %: {n_clean} of {_images(len(self.robust))}\n"
-            f"robust  {left}: {_images(int(self.robust.sum()))}{open_}\n"
+            f"clean   {clean:.1f} %: {n_clean} of {images_text(len(self.robust))}\n"
+            f"robust  {left}: {images_text(int(self.robust.sum()))}{open_}\n"
             f"passes  {self.n_forward:,} forward, {self.n_backward:,} backward"
         )
 
@@ -47,12 +47,12 @@ class AttackOutcome:
             f"<tr><th scope='row'>{name}</th><td>{right}</td><td>{percent:.1f} %</td></tr>"
             for name, right, percent in self.table()
         )
-        passes = f"{_images(len(self.robust))}; {self.n_forward:,} passes forward, {self.n_backward:,} backward"
+        passes = f"{images_text(len(self.robust))}; {self.n_forward:,} passes forward, {self.n_backward:,} backward"
         return (
             f"<table><caption>{passes}</caption><thead><tr><th>after</th><th>right</th><th>share</th></tr></thead>"
             f"<tbody>{rows}</tbody></table>"
         )
 
 
-def _images(n: int) -> str:
+def images_text(n: int) -> str:
     return f"{n} image{'s' * (n != 1)}"
