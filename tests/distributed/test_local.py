@@ -29,10 +29,6 @@ def exiting():
         sys.exit(3)
     return Touchy(act)
 
-def killed():
-    import signal
-    return Touchy(lambda: os.kill(os.getpid(), signal.SIGKILL))
-
 def forking():
     def act():
         if sys.argv[0] == "-c" and not MARK.exists():  # in a worker, once
@@ -104,7 +100,6 @@ def test_the_processes_take_every_core_once(
     [
         ("raising", "ValueError: image 10 is poison", "in act"),
         ("dying", "the worker died: exit status 3", "exit status 3"),
-        ("killed", "compute.num_workers leaves each process more", "killed by signal 9"),
         ("exiting", "RuntimeError: SystemExit: 3", "in act"),
     ],
 )
