@@ -7,11 +7,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from mixednuts_dist.distributed.submission import runtime_env
+from mixednuts_dist.images.datasets import open_dataset
 from tests.conftest import tiny_content
 from tests.distributed.local_head import Head, local_head
 
@@ -115,6 +117,26 @@ def test_a_job_that_fails_says_so(head: Head, tmp_path: Path) -> None:
     assert shown.returncode == 1
     assert "no weights here" in shown.stdout
     assert re.search(r"ClusterError: job raysubmit_\w+ did not succeed", shown.stderr)
+
+
+@pytest.mark.timeout(600)
+def test_a_driver_elsewhere_on_the_heads_machine_finds_what_lies_beside_its_configuration(
+    head: Head, tmp_path: Path
+) -> None:
+    """Classifiers and images are named relative to the configuration, the run relative to where one types."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    images, labels = open_dataset("digits").read(0, 24)
+    np.savez(home / "images.npz", images=images.numpy(), labels=labels.numpy())
+    (home / "nets.py").write_text("from mixednuts_dist.classifiers.factories import demo_rob, demo_std\n")
+    named = {"std": "py:nets.py:demo_std", "rob": "py:nets.py:demo_rob", "data": {"uri": "npz:images.npz", "n": 16}}
+    (home / "mine.yaml").write_text(yaml.safe_dump({**tiny_content(Path("runs"), **named), "storage": "runs"}))
+    shown = head.command("mixednuts", "run", "../home/mine.yaml", "--address", head.address, cwd=elsewhere)
+    assert shown.returncode == 0, shown.stderr
+    (results,) = elsewhere.glob("runs/*/report/results.json")
+    assert json.loads(results.read_text())["accuracy"]["mixed"]["robust"]["total"] == 16
+    assert not (home / "runs").exists()
 
 
 @pytest.mark.parametrize(
