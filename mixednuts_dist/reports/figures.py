@@ -106,9 +106,8 @@ def _curve(results: RunResults) -> list[Row]:
 
 def _measured_marks(results: RunResults) -> list[Row]:
     """std, rob and mixed by the names that the run gives them; what the rounds measured; the mixtures of other runs."""
-    names = results.names
     own = [
-        point(row.classifier, names.get(row.classifier, row.classifier), row.clean, row.robust, attack=row.attack)
+        point(row.classifier, results.called(row.classifier), row.clean, row.robust, attack=row.attack)
         for row in results.accuracy
     ]
     by_beta = {entry.beta: entry for entry in results.search.entries}

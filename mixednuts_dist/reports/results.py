@@ -164,6 +164,10 @@ class RunResults:
         """The accuracy row of `std`, `rob` or `mixed`."""
         return next(row for row in self.accuracy if row.classifier == classifier)
 
+    def called(self, classifier: str) -> str:
+        """What people call `std`, `rob` or `mixed`."""
+        return self.names.get(classifier, classifier)
+
     def to_json(self) -> dict[str, Any]:
         """A plain dict for `mixednuts run --json` and `results.json`; no NaN or infinity, None instead.
 

@@ -26,12 +26,11 @@ _PARAMETERS = ("beta", "s", "p", "c", "alpha", "one_minus_alpha")
 def accuracy_table(results: RunResults) -> Table:
     """std, rob and mixed, clean and attacked; then what stages of a key of their own have left of them."""
     shown = (*results.accuracy, *results.stages)
-    named = {row.classifier: results.names.get(row.classifier, row.classifier) for row in results.accuracy}
     rows: list[list[Cell]] = []
     for row in shown:
         classifier, comma, rest = row.classifier.partition(", ")  # of a stage: `std, corrupted`
-        rows.append([f"{named.get(classifier, classifier)}{comma}{rest}", row.clean, row.robust, row.attack])
-    return Table(["classifier", "clean", "robust", "attack"], rows, bold=named.get("mixed"), below="attack")
+        rows.append([f"{results.called(classifier)}{comma}{rest}", row.clean, row.robust, row.attack])
+    return Table(["classifier", "clean", "robust", "attack"], rows, bold=results.called("mixed"), below="attack")
 
 
 def search_table(search: SearchResult) -> Table:
