@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 
 import mixednuts_dist
-from mixednuts_dist.register import STUDIES
+from mixednuts_dist.config.register import STUDIES
 
 project, version, author = "mixednuts_dist", mixednuts_dist.__version__, "The mixednuts_dist authors"
 project_copyright = f"{author}, MIT licence"

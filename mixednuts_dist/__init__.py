@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .acceleration.arithmetic import Arithmetic as Arithmetic
     from .acceleration.batch_shape import BatchShape as BatchShape
+    from .api import mix as mix
     from .attacks.adaptive import adaptive_autoattack as adaptive_autoattack
     from .attacks.adaptive import autoattack as autoattack
     from .attacks.budget import AttackBudget as AttackBudget
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
     from .attacks.outcome import AttackOutcome as AttackOutcome
     from .certification.smoothed_mixture import SmoothedMixture as SmoothedMixture
     from .classifiers.base_classifiers import load_classifier as load_classifier
-    from .config import RunConfig as RunConfig
-    from .config import load_config as load_config
+    from .config.run_config import RunConfig as RunConfig
+    from .config.run_config import load_config as load_config
+    from .config.threat import ThreatModel as ThreatModel
     from .errors import MixedNutsError as MixedNutsError
     from .images.datasets import open_dataset as open_dataset
     from .mixing.classifier import MixedClassifier as MixedClassifier
     from .mixing.margins import signed_margin as signed_margin
     from .mixing.margins import top2_margin as top2_margin
     from .mixing.transforms import LogitTransform as LogitTransform
-    from .notebook import mix as mix
     from .selection.choice import MixedNUTSParameters as MixedNUTSParameters
     from .selection.selection import (
         Selection as Selection,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from .selection.selection import (
         select_parameters_exact as select_parameters_exact,
     )
-    from .threat import ThreatModel as ThreatModel
 
 __version__ = "0.3.0"
 
@@ -48,16 +48,16 @@ _HOMES = {
     "MixedClassifier": ".mixing.classifier",
     "MixedNUTSParameters": ".selection.choice",
     "MixedNutsError": ".errors",
-    "RunConfig": ".config",
+    "RunConfig": ".config.run_config",
     "Selection": ".selection.selection",
     "SmoothedMixture": ".certification.smoothed_mixture",
-    "ThreatModel": ".threat",
+    "ThreatModel": ".config.threat",
     "adaptive_autoattack": ".attacks.adaptive",
     "autoattack": ".attacks.adaptive",
     "load_classifier": ".classifiers.base_classifiers",
-    "load_config": ".config",
+    "load_config": ".config.run_config",
     "minimum_margin_attack": ".attacks.minimum_margin",
-    "mix": ".notebook",
+    "mix": ".api",
     "open_dataset": ".images.datasets",
     "select_parameters": ".selection.selection",
     "select_parameters_exact": ".selection.selection",

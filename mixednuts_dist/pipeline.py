@@ -2,7 +2,7 @@
 
 import logging
 
-from .config import RunConfig
+from .config.run_config import RunConfig
 from .distributed.executor import Executor, executing
 from .errors import DamagedFile, MissingArtifact, ReadOnlyStorage
 from .reports import report

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 
-from mixednuts_dist import register
-from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.config import register
+from mixednuts_dist.config.run_config import RunConfig, parse_config
 from tests.object_store import ObjectStore
 
 if TYPE_CHECKING:  # Ray takes seconds to import, and the tests of many rooms do without it

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import BatchShape
+from ..config.register import ATTACKS
+from ..config.threat import ThreatModel, check_norm
+from ..config.versions import version_named
 from ..mixing.classifier import MixedClassifier
-from ..register import ATTACKS
-from ..threat import ThreatModel, check_norm
-from ..versions import version_named
 from .apgd import float32_phases
 from .attack import Phase, Setting, phases_of
 from .budget import AttackBudget, Preset, preset_attacks

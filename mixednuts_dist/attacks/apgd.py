@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..register import ATTACKS
+from ..config.register import ATTACKS
 from .ascent import Apgd, ApgdPhase
 from .attack import NEAR, Attack, Known, Phase, Setting, decisive_margin, next_to_border
 from .budget import AttackBudget

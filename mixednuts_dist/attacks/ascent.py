@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..config.register import LOSSES
 from ..norms.ball import MOMENTUM, Ball, per_image
-from ..register import LOSSES
 from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows, sent
 from .gradient_model import Outputs
 from .losses import anyone

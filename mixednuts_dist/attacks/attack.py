@@ -69,10 +69,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..config.register import ATTACKS
+from ..config.threat import ThreatModel
 from ..mixing.classifier import MixedClassifier
 from ..norms.ball import Ball, ball_of
-from ..register import ATTACKS
-from ..threat import ThreatModel
 from .budget import AttackBudget
 from .gradient_model import Outputs
 

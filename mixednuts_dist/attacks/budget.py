@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
+from ..config.register import ATTACKS
+from ..config.versions import FAST, VERSIONS, version_named
 from ..errors import InvalidInputError
-from ..register import ATTACKS
-from ..versions import FAST, VERSIONS, version_named
 
 Preset = Literal["standard", "fast"]
 STANDARD_ATTACKS = VERSIONS["standard"].attacks

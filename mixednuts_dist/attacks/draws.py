@@ -27,9 +27,9 @@ from torch import Tensor
 
 from ..acceleration.batch_shape import filled
 from ..acceleration.tf32 import tf32_allowed
+from ..config.register import ATTACKS
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
-from ..register import ATTACKS
 from ..selection.sequential import ConfidenceSequence
 from .gradient_model import AttackMode, MixedOutputs, Outputs
 from .hashing import hashed, image_key, keys_of

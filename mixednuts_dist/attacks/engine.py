@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape, Passes
-from ..threat import ThreatModel
+from ..config.threat import ThreatModel
 from .attack import Known, Phase, Setting, SpeculativeSearch
 from .budget import AttackBudget
 from .gradient_model import AttackedModel

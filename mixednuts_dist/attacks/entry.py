@@ -15,10 +15,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..acceleration.tf32 import tf32_allowed
+from ..config.register import ATTACKS
+from ..config.threat import ThreatModel, check_norm, check_threat
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
-from ..register import ATTACKS
-from ..threat import ThreatModel, check_norm, check_threat
 from .draws import check_eot
 from .judge import check_images
 from .red_flags import LOGITS_TOLERANCE, are_probabilities, has_gradient

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..config.register import ATTACKS
+from ..config.threat import ThreatModel
 from ..norms.ball import ball_of, per_image
-from ..register import ATTACKS
-from ..threat import ThreatModel
 from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, again_in_float32, copy_rows
 from .budget import AttackBudget
 from .gradient_model import Outputs

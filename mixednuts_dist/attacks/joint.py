@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..config.register import ATTACKS, LOSSES
 from ..mixing.classifier import MixedClassifier
 from ..norms.ball import Ball, per_image
-from ..register import ATTACKS, LOSSES
 from .attack import NEAR_BORDER, Arrivals, Attack, Known, Phase, Seen, SlotArrays, sent
 from .budget import AttackBudget
 from .gradient_model import Outputs

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..config.register import LOSSES
 from ..errors import InvalidInputError
-from ..register import LOSSES
 from .gradient_model import MixedOutputs, Outputs
 
 _TINY = 1e-12  # added to DLR's denominator, as in AutoAttack, so that equal logits do not divide by zero

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import ON_CPU, BatchShape
-from ..threat import ThreatModel, check_norm
+from ..config.threat import ThreatModel, check_norm
 from .apgd import float32_phases
 from .attack import NEAR_BORDER, Known, Phase, Setting, phases_of
 from .budget import AttackBudget

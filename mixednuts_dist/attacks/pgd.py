@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..register import ATTACKS
+from ..config.register import ATTACKS
 from .attack import Arrivals, Attack, Seen, SlotArrays
 from .budget import AttackBudget
 from .gradient_model import Outputs

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.tf32 import tf32_allowed
-from ..threat import ThreatModel
+from ..config.threat import ThreatModel
 from .budget import STANDARD_ATTACKS, AttackBudget
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..acceleration.arithmetic import Arithmetic
 from ..acceleration.batch_shape import BatchShape
+from ..config.threat import ThreatModel
 from ..norms.ball import ball_of
-from ..threat import ThreatModel
 from .adaptive import ensemble_engine, ensemble_outcome
 from .budget import AttackBudget
 from .engine import Group

@@ -11,9 +11,9 @@ Shapes: S slots, images of C x H x W.
 import torch
 from torch import Tensor
 
+from ..config.threat import ThreatModel
 from ..norms.ball import ball_of, per_image
 from ..norms.l1 import sparse_signs
-from ..threat import ThreatModel
 from .ascent import Apgd, ApgdState
 from .attack import Arrivals, Seen, Setting, copy_rows, sent
 from .losses import anyone

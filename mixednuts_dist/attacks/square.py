@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..register import ATTACKS
+from ..config.register import ATTACKS
 from .attack import (
     Arrivals,
     Phase,

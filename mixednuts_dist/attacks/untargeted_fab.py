@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..config.register import ATTACKS
 from ..norms.ball import per_image
-from ..register import ATTACKS
 from .attack import Arrivals, Attack, Phase, Seen, SlotArrays, again_in_float32, copy_rows, sent
 from .budget import AttackBudget
 from .fab import PULL_BACK, difference, next_iterate

@@ -25,8 +25,8 @@ from ..attacks.losses import ce_loss
 from ..attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from ..attacks.outcome import AttackOutcome
 from ..attacks.published import pyautoattack_images
+from ..config.threat import ThreatModel
 from ..mixing.classifier import MixedClassifier
-from ..threat import ThreatModel
 from .attack_subjects import Subject, subject
 
 PUBLISHED_BUDGET = AttackBudget(border_restarts=0, joint_starts=0)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ..classifiers.base_classifiers import load_classifier
 from ..classifiers.checkpoints import import_quietly
 from ..classifiers.robustbench_zoo import import_robustbench
+from ..config.threat import ThreatModel
 from ..errors import DatasetError, InvalidInputError
 from ..images.datasets import open_dataset
-from ..threat import ThreatModel
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from ..certification.linear_bounds import logit_bounds
 from ..certification.smoothed_mixture import ABSTAINS, SmoothedMixture
 from ..certification.smoothing import SmoothingPlan, noisy, smoothed_votes
 from ..classifiers.base_classifiers import load_classifier
+from ..config.search_config import SearchConfig
+from ..config.threat import ThreatModel
 from ..images.datasets import open_dataset
 from ..mixing.certificates import cutoff_of
 from ..mixing.classifier import MixedClassifier
@@ -32,10 +34,8 @@ from ..mixing.margins import signed_margin
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform, LogitMap
 from ..reports.table import Cell, Table
-from ..search_config import SearchConfig
 from ..selection.certified import certified_selection
 from ..stages.choosing import grid_of
-from ..threat import ThreatModel
 
 ALPHAS = (1.0, 0.9, 0.8, 0.7)
 SIGMA, CONFIDENCE = 0.25, 0.999

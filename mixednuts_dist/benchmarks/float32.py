@@ -20,8 +20,8 @@ from ..attacks.engine import Engine, Group
 from ..attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from ..attacks.lane import Lane
 from ..attacks.minimum_margin import margin_plan
+from ..config.threat import ThreatModel
 from ..reports.table import Table
-from ..threat import ThreatModel
 from .attack import say
 from .attack_subjects import Subject, subject
 

@@ -23,10 +23,10 @@ from ..attacks.adaptive import adaptive_autoattack, autoattack
 from ..attacks.budget import AttackBudget
 from ..attacks.gradient_model import AttackedModel, repeats_its_bits
 from ..attacks.judge import Judge
+from ..config.threat import ThreatModel
 from ..distributed.gpus import keep_to_share, nvidia_driver
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
-from ..threat import ThreatModel
 from .attack import PUBLISHED_BUDGET
 from .attack_subjects import MODELS, Subject, subject
 

@@ -22,7 +22,7 @@ from ..attacks.judge import Judge
 from ..attacks.lane import Lane
 from ..attacks.minimum_margin import margin_engine
 from ..attacks.published import pyautoattack_images
-from ..threat import ThreatModel
+from ..config.threat import ThreatModel
 from .float32 import Act, counted, watch
 from .gpu_checks import WARM_UP, Found, Place, made_up
 

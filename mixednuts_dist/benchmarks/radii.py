@@ -10,9 +10,9 @@ from ..acceleration.batch_shape import BatchShape
 from ..attacks.budget import AttackBudget
 from ..attacks.radius_curve import radius_curve
 from ..classifiers.base_classifiers import load_classifier
+from ..config.threat import ThreatModel
 from ..images.datasets import open_dataset
 from ..reports.table import Cell, Table
-from ..threat import ThreatModel
 
 ATTACKS = ("apgd-ce", "apgd-t")
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of the largest radius, as 1/255, 2/255, 4/255 and 8/255

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..config.search_config import SearchConfig
 from ..mixing.transforms import layer_norm_logits
-from ..search_config import SearchConfig
 from ..selection.choice import published_grid
 from ..selection.criteria import Criterion, ExactCriterion, Scores
 from ..selection.grid import Grid, Pair, kept_images

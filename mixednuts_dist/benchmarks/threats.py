@@ -21,13 +21,13 @@ from ..attacks.gradient_model import shape_of
 from ..attacks.judge import Judge
 from ..attacks.published import published, pyautoattack_images
 from ..classifiers.base_classifiers import load_classifier
+from ..config.section import read_fraction
+from ..config.threat import ThreatModel
+from ..config.versions import version_named
 from ..errors import InvalidInputError
 from ..images.datasets import open_dataset
 from ..norms.ball import ball_of
 from ..reports.table import Cell, Table
-from ..section import read_fraction
-from ..threat import ThreatModel
-from ..versions import version_named
 from .attack import attacked_here, differentiable, say
 from .defences import Defence, defence_named
 

@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..attacks.red_flags import are_probabilities
+from ..config.register import CLASSIFIERS
+from ..config.uris import check_classifier_uri, is_black_box, parse_uri, without_weights
 from ..errors import BaseClassifierError, MixedNutsError
-from ..register import CLASSIFIERS
-from ..uris import check_classifier_uri, is_black_box, parse_uri, without_weights
 from .black_box_classifier import BlackBoxClassifier
 from .factories import find_function, source_of
 

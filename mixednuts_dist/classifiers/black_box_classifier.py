@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..config.register import CLASSIFIERS
+from ..config.uris import ResourceUri
 from ..errors import BaseClassifierError
-from ..register import CLASSIFIERS
-from ..uris import ResourceUri
 from .factories import find_function, keyword_arguments
 
 BATCH_SIZE = 64

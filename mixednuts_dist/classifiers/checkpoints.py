@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..config.uris import Missing
 from ..errors import BaseClassifierError, MixedNutsError
-from ..uris import Missing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

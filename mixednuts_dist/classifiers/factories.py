@@ -22,9 +22,9 @@ import yaml
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from ..config.register import CLASSIFIERS, import_file
+from ..config.uris import ResourceUri, parse_uri, split_factory
 from ..errors import BaseClassifierError
-from ..register import CLASSIFIERS, import_file
-from ..uris import ResourceUri, parse_uri, split_factory
 
 DEMO_EPS = 0.15
 """Linf radius, in units of the pixel range, at which the pair's robust figures are stated and the demo attacks it."""

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.register import CLASSIFIERS
+from ..config.uris import Missing, ResourceUri, with_missing
 from ..errors import BaseClassifierError
-from ..register import CLASSIFIERS
-from ..uris import Missing, ResourceUri, with_missing
 from .checkpoints import import_quietly, load_weights, quietly, tensors_only
 
 if TYPE_CHECKING:

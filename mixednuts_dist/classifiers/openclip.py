@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config.register import CLASSIFIERS
+from ..config.uris import Missing, ResourceUri, with_missing
 from ..errors import BaseClassifierError, InvalidInputError
-from ..register import CLASSIFIERS
-from ..uris import Missing, ResourceUri, with_missing
 from .checkpoints import import_quietly
 from .model_libraries import downloads, missing_checkpoint, missing_hub_files
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..config.register import CLASSIFIERS
+from ..config.uris import Missing, ResourceUri, with_missing
 from ..errors import BaseClassifierError
-from ..register import CLASSIFIERS
-from ..uris import Missing, ResourceUri, with_missing
 from .checkpoints import import_quietly, quietly, read_state_dict, require_checkpoint, tensors_only
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from itertools import pairwise
 import click
 from rich.console import Console
 
-from ..config import load_config
+from ..config.register import STAGES, Entry
+from ..config.run_config import load_config
 from ..errors import MissingArtifact, MixedNutsError
-from ..register import STAGES, Entry
 from .laboratory import compare, runs
 from .options import (
     Invocation,

@@ -21,9 +21,9 @@ import click
 from rich.console import Console
 from rich.highlighter import NullHighlighter
 
-from ..config import RunConfig, load_config
+from ..config.run_config import RunConfig, load_config
+from ..config.uris import check_uris, needs_trust
 from ..errors import ConfigError, MissingArtifact, MixedNutsError, log_json, printable
-from ..uris import check_uris, needs_trust
 
 if TYPE_CHECKING:
     from ..storage.store import Store

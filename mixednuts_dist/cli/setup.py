@@ -15,12 +15,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from rich.console import Console
 
-from ..config import RunConfig, config_with_stages, load_config, stages_with_keys
+from ..config.register import REGISTERS
+from ..config.run_config import RunConfig, config_with_stages, load_config, stages_with_keys
+from ..config.search_config import RangeConfig
+from ..config.section import Registered, section_in
+from ..config.uris import TWO_CHECKPOINTS, code_files, missing_input, missing_inputs
 from ..errors import ConfigError, MixedNutsError
-from ..register import REGISTERS
-from ..search_config import RangeConfig
-from ..section import Registered, section_in
-from ..uris import TWO_CHECKPOINTS, code_files, missing_input, missing_inputs
 from .options import config_argument, examples, local_option, reported, set_option, typed
 
 _WORKER_BYTES = 0.6e9  # of a worker with torch, measured; its classifiers and images come on top

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from ..config import RunConfig, load_config
-from ..uris import known_image_shape
+from ..config.run_config import RunConfig, load_config
+from ..config.uris import known_image_shape
 from .options import Invocation, config_argument, examples, json_option, reported, run_command, set_option
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ..config import RunConfig
+from ..config.run_config import RunConfig
+from ..config.versions import fast_notes
 from ..errors import MissingArtifact
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
 from ..reports.table import Cell, Table, print_table
@@ -23,7 +24,6 @@ from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
 from ..storage.spans import finished_spans
-from ..versions import fast_notes
 
 WINDOW_SECONDS = 1800.0  # only pieces that were finished in it count for the speed
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
+from ..config.register import STUDIES
+from ..config.section import read_fraction
+from ..config.uris import check_dataset_uri
 from ..errors import ClusterError, MissingArtifact
-from ..register import STUDIES
-from ..section import read_fraction
-from ..uris import check_dataset_uri
 from .options import (
     GOES_ON,
     Invocation,

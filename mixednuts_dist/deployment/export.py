@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from ..config_file import read_json
+from ..config.config_file import read_json
+from ..config.uris import code_files, is_black_box
+from ..config.versions import fast_notes
 from ..errors import DamagedFile, InvalidInputError, StoreError
 from ..reports.templates import rendered
 from ..storage.code_files import code_of
-from ..uris import code_files, is_black_box
-from ..versions import fast_notes
 from .graphs import export_graphs
 from .loading import ROLES, DeployedRun, StoredBase, write_folder
 

@@ -25,20 +25,20 @@ from torch import nn
 from ..certification.smoothed_mixture import SmoothedMixture
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..classifiers.factories import without_weights_argument
-from ..config import RunConfig
-from ..config_file import read_run_yaml
+from ..config.config_file import read_run_yaml
+from ..config.register import load_extensions
+from ..config.run_config import RunConfig
+from ..config.threat import ThreatModel
+from ..config.uris import code_files, named_code, needs_trust, placed, without_weights
 from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
-from ..register import load_extensions
 from ..selection.choice import Choice
 from ..stages.runs import stored_search
 from ..storage.code_files import is_own, places
 from ..storage.records import SearchResult
 from ..storage.store import Store
-from ..threat import ThreatModel
-from ..uris import code_files, named_code, needs_trust, placed, without_weights
 
 RUN = "run.yaml"
 ROLES = ("std", "rob")

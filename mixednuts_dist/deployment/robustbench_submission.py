@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 from ..attacks.budget import is_autoattack, spent_words
+from ..config.threat import ThreatModel
+from ..config.uris import placed
+from ..config.versions import fast_notes, with_joint_starts
 from ..errors import InvalidInputError, MissingArtifact
 from ..images.datasets import open_dataset
 from ..images.parquet_images import ParquetImages, read_part
@@ -23,9 +26,6 @@ from ..norms.ball import ball_of
 from ..reports.templates import rendered
 from ..storage.partitions import Partition, split_images
 from ..storage.tables import read_columns, read_footer
-from ..threat import ThreatModel
-from ..uris import placed
-from ..versions import fast_notes, with_joint_starts
 from .loading import DeployedRun
 
 TENSOR = "x_adv.pt"

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import ray
 
-from ..config_file import shortened
+from ..config.config_file import shortened
 from ..errors import ClusterError
 
 _CONNECT_SECONDS = 10.0

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..compute_config import ComputeConfig
-from ..register import EXECUTORS
+from ..config.compute_config import ComputeConfig
+from ..config.register import EXECUTORS
 from .executor import Executor, PoolSettings
 from .worker import AttackWorker
 from .worker_spec import WorkerSpec

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from ..compute_config import ComputeConfig
+from ..config.compute_config import ComputeConfig
+from ..config.register import EXECUTORS
 from ..errors import ClusterError, MixedNutsError
-from ..register import EXECUTORS
 from ..selection.criteria import Scores
 from ..selection.grid import Grid
 from .slabs import SearchInputs, SearchTask

@@ -16,8 +16,9 @@ import ray.data
 from ray.exceptions import RayError
 
 from .. import errors
-from ..compute_config import ComputeConfig
-from ..config import digest
+from ..config.compute_config import ComputeConfig
+from ..config.run_config import digest
+from ..config.uris import parse_uri
 from ..errors import ClusterError, DatasetError, MixedNutsError
 from ..images.arrays import ArrayImages
 from ..images.datasets import Dataset, open_dataset
@@ -34,7 +35,6 @@ from ..images.parquet_images import (
 )
 from ..storage.partitions import split_images
 from ..storage.store import Store
-from ..uris import parse_uri
 from .executor import Executor, executing
 
 _MAX_BLOCKS = 1000  # tasks that Ray Data makes of the job; a task writes one part after the other

@@ -14,9 +14,9 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from ..compute_config import ComputeConfig
+from ..config.compute_config import ComputeConfig
+from ..config.register import EXECUTORS
 from ..errors import ClusterError, log_json
-from ..register import EXECUTORS
 from ..storage.records import Receipt
 from .cluster import connect
 from .executor import Executor, PoolSettings, Scoring, WorkerLost

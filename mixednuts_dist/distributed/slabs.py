@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from ..config import digest
+from ..config.register import CRITERIA
+from ..config.run_config import digest
 from ..errors import MissingArtifact
 from ..mixing.clamps import Clamp
-from ..register import CRITERIA
 from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid
 from ..selection.inputs import CachedLogits

@@ -16,13 +16,13 @@ import torch
 from ray import tune
 from safetensors.torch import save
 
+from ..config.register import require_extensions
+from ..config.uris import travelled
 from ..errors import MixedNutsError
-from ..register import require_extensions
 from ..selection.criteria import Criterion, Scores
 from ..selection.grid import Grid, Pair
 from ..selection.selection import score_candidates
 from ..storage.store import Store
-from ..uris import travelled
 from .slabs import SearchInputs, SearchTask, read_slab
 
 _ROUNDS = 3

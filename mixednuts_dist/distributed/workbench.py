@@ -40,8 +40,8 @@ from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.judge import Judge
 from ..attacks.progress import Progress
 from ..attacks.stream import Stream
-from ..config import digest
-from ..config_file import read_json
+from ..config.config_file import read_json
+from ..config.run_config import digest
 from ..images.datasets import Dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture

@@ -21,12 +21,13 @@ from ..acceleration.arithmetic import Arithmetic
 from ..acceleration.tf32 import tf32_allowed
 from ..attacks.gradient_model import AttackedModel
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
+from ..config.register import require_extensions
+from ..config.uris import travelled
 from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
 from ..norms.ball import key_number
-from ..register import require_extensions
 from ..storage.damage import create_whole
 from ..storage.manifest import with_checksum
 from ..storage.partitions import Partition, Span
@@ -34,7 +35,6 @@ from ..storage.records import Receipt
 from ..storage.spans import merge_spans
 from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
-from ..uris import travelled
 from .answers import Answers
 from .energy import EnergyMeter, energy_meter
 from .gpus import keep_to_share, unusable_gpu

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from ..threat import ThreatModel
-from ..uris import placed, travelled
+from ..config.threat import ThreatModel
+from ..config.uris import placed, travelled
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from ..acceleration.arithmetic import PrecisionChoice

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from ..config.register import DATASETS
+from ..config.uris import Missing, ResourceUri, with_missing
 from ..errors import DatasetError
-from ..register import DATASETS
-from ..uris import Missing, ResourceUri, with_missing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..config.register import DATASETS
+from ..config.uris import ResourceUri
 from ..errors import DatasetError
-from ..register import DATASETS
-from ..uris import ResourceUri
 from .arrays import ArrayImages
 from .image_files import ImageFiles, class_labels, evaluation_names, image_files
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..config.register import DATASETS
+from ..config.uris import check_dataset_uri, parse_uri
 from ..errors import DatasetError, MixedNutsError
-from ..register import DATASETS
-from ..uris import check_dataset_uri, parse_uri
 
 
 class Dataset(Protocol):

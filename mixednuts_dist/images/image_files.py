@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..classifiers.robustbench_zoo import robustbench_file
+from ..config.register import DATASETS
+from ..config.uris import PREPROCESS, Missing, ResourceUri, with_missing
 from ..errors import DatasetError
-from ..register import DATASETS
-from ..uris import PREPROCESS, Missing, ResourceUri, with_missing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from ..config.register import DATASETS
+from ..config.uris import ResourceUri
 from ..errors import DatasetError, MissingArtifact, StoreError
-from ..register import DATASETS
 from ..storage.store import Store
-from ..uris import ResourceUri
 
 MANIFEST = "manifest.json"
 LAYOUT_VERSION = 1

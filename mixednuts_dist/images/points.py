@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..config.threat import ThreatModel
 from ..errors import DatasetError
 from ..norms.ball import ball_of
-from ..threat import ThreatModel
 
 _NAMES = ("x_adv", "adv_complete")  # ours and AutoAttack's
 _BLOCK = 1 << 20

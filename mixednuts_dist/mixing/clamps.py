@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..config.register import CLAMPS
 from ..errors import InvalidInputError
-from ..register import CLAMPS
 
 Clamp = str  # the name of a registered clamp
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..config.register import CLAMPS
 from ..errors import InvalidInputError
-from ..register import CLAMPS
 from .clamps import Clamp
 
 DEFAULT_LN_K = 250  # the paper's width for ImageNet; below it all classes count

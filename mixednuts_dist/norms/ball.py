@@ -27,8 +27,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..register import NORMS
-from ..threat import ThreatModel
+from ..config.register import NORMS
+from ..config.threat import ThreatModel
 
 ULP = 2.0**-23  # twice what float32 rounds a pixel near 1 by: x + eps and its distance from x are each rounded once
 TINY = 1e-12  # guards divisions by a length, as published

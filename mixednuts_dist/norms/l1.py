@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..register import NORMS
+from ..config.register import NORMS
 from .ball import Ball, per_image
 
 _STEEP_SHARE = 0.05  # of the pixels, which a step of PGD or of the joint attack moves

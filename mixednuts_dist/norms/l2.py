@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..register import NORMS
+from ..config.register import NORMS
 from .ball import TINY, Ball, per_image
 
 

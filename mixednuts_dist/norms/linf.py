@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..register import NORMS
+from ..config.register import NORMS
 from .ball import MOMENTUM, Ball
 
 

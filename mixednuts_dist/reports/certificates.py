@@ -4,7 +4,7 @@ from typing import Any
 
 import altair as alt
 
-from ..register import CHARTS
+from ..config.register import CHARTS
 from .charts import beside, lines
 from .counts import Count, percent_text
 from .drawing import Chart, Frame, Row, described, layered, values

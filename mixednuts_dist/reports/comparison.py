@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..config.uris import reaches_out
 from ..errors import DatasetError, InvalidInputError
 from ..images.datasets import open_dataset
 from ..stages.runs import Run, require_this_release
 from ..stages.stage import stage_of
 from ..storage.tables import read_rows
-from ..uris import reaches_out
 from .counts import Z_95, difference_interval, minus
 from .table import Cell, Table
 from .templates import data_uri, rendered

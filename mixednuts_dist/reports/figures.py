@@ -9,7 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from ..register import CHARTS, CRITERIA
+from ..config.register import CHARTS, CRITERIA
 from .charts import bars, beside, lines, maps
 from .counts import Count, percent_text
 from .drawing import (

@@ -14,8 +14,10 @@ import yaml
 
 from ..attacks.budget import attack_words, spent_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
-from ..config import RunConfig, parse_config
-from ..config_file import read_run_yaml
+from ..config.config_file import read_run_yaml
+from ..config.run_config import RunConfig, parse_config
+from ..config.uris import is_black_box, reaches_out
+from ..config.versions import fast_notes
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, ReadOnlyStorage, StoreError
 from ..images.datasets import open_dataset
@@ -40,8 +42,6 @@ from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
 from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, SURVIVED, read_attack_records, read_columns, read_evaluate_records, read_rows
-from ..uris import is_black_box, reaches_out
-from ..versions import fast_notes
 from .counts import Count, outcome_counts
 from .page import report_files
 from .results import (

@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
+from ..config.search_config import criterion_stage
+from ..config.threat import ThreatModel
+from ..config.uris import is_black_box
 from ..errors import InvalidInputError
 from ..mixing.mixture import log_one_minus_cutoff
-from ..search_config import criterion_stage
 from ..selection.choice import Choice
 from ..stages.stage import Certified
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
-from ..threat import ThreatModel
-from ..uris import is_black_box
 from .counts import Count, device_hours, percent_text, share_text
 from .margins import CLASSIFIERS, MarginGroup, MarginSplit, MarginTally, margin_gap, margin_ratio
 from .table import Cell, Table

@@ -17,9 +17,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from ..config.register import CRITERIA
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
-from ..register import CRITERIA
 from .criteria import ExactCriterion, Scores, best_cutoffs
 from .grid import Grid
 from .inputs import CachedLogits, Certificates

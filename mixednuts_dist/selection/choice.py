@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config_file import require_plain
+from ..config.config_file import require_plain
 from ..errors import InvalidInputError
 from .grid import Grid
 

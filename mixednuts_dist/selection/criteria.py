@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..config.register import CRITERIA
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp, clamp_logits, clamp_shape
 from ..mixing.margins import class_indices
-from ..register import CRITERIA
 from .inputs import AttackedPoints, CachedLogits, Owners, normed_logits
 from .kernel import GapRows, Slab, log_one_minus_gaps, sort_rows
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..attacks.budget import AttackBudget
-from ..config import RunConfig
-from ..config_file import read_run_yaml
+from ..config.config_file import read_run_yaml
+from ..config.register import STAGES
+from ..config.run_config import RunConfig
+from ..config.uris import is_black_box
 from ..distributed.tasks import Columns, Summary, Task
 from ..errors import FingerprintMismatch, MissingArtifact
-from ..register import STAGES
 from ..storage.partitions import Partition
 from ..storage.store import Store
 from ..storage.tables import is_whole
-from ..uris import is_black_box
 from .progress import Progress
 from .runs import Run, cut_in, finished_partitions, release_of
 from .stage import Stage, attack_passes, budget_of, stage_of

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from ..config import RunConfig
+from ..config.register import STAGES
+from ..config.run_config import RunConfig
+from ..config.section import Positive, Section, read_fraction
 from ..errors import InvalidInputError
-from ..register import STAGES
-from ..section import Positive, Section, read_fraction
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from ..config import digest
+from ..config.register import CRITERIA, load_extensions
+from ..config.run_config import digest
+from ..config.search_config import SearchConfig, criterion_stage, grid_values
 from ..distributed.executor import Executor
 from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
 from ..errors import InvalidInputError
-from ..register import CRITERIA, load_extensions
-from ..search_config import SearchConfig, criterion_stage, grid_values
 from ..selection.choice import Choice
 from ..selection.criteria import Criterion, Scores
 from ..selection.exploration import Exploration, GridRefinements, Selection

@@ -14,11 +14,11 @@ from urllib.parse import urlencode
 
 from pydantic import Field, field_validator
 
-from ..config import digest
+from ..config.register import DATASETS, STAGES
+from ..config.run_config import digest
+from ..config.section import Section
 from ..errors import DatasetError
 from ..images.corruptions import SEVERITIES, Suite
-from ..register import DATASETS, STAGES
-from ..section import Section
 from ..storage.partitions import Partition
 from .progress import Progress
 from .runs import Run, finished_partitions

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
 from ..distributed.worker import PassSeconds
 from ..errors import MissingArtifact

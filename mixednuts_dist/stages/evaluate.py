@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..attacks.budget import AttackBudget
-from ..config import RunConfig, digest
+from ..config.register import STAGES
+from ..config.run_config import RunConfig, digest
 from ..distributed.tasks import Columns, Summary, Task
-from ..register import STAGES
 from ..storage.partitions import Partition
 from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store, concurrently

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..config import digest
+from ..config.register import STAGES
+from ..config.run_config import digest
 from ..distributed.tasks import Columns, Summary
-from ..register import STAGES
 from ..storage.partitions import Partition
 from ..storage.tables import SURVIVED
 from .evaluate import EvaluateTask

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from ..config import digest
-from ..register import STAGES
-from ..section import Section
+from ..config.register import STAGES
+from ..config.run_config import digest
+from ..config.section import Section
 from ..storage.partitions import Partition
 from .evaluate import delete_rows
 from .points import held_points

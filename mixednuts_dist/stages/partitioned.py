@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..config.register import load_extensions
 from ..distributed.executor import Executor, executing
 from ..distributed.pool import Pool
 from ..distributed.schedule import WorkQueue, error_log
 from ..distributed.tasks import Task
 from ..distributed.worker_spec import WorkerSpec
-from ..register import load_extensions
 from ..storage.manifest import ManifestWriter, set_damaged_aside
 from ..storage.partitions import Partition
 from ..storage.records import Receipt

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..config.uris import travelled
 from ..storage.partitions import Partition
 from ..storage.records import SearchRound
-from ..uris import travelled
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from torch import Tensor, nn

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BeforeValidator, Field, field_validator
 
 from ..attacks.budget import AttackBudget
-from ..config import RunConfig
+from ..config.register import STAGES
+from ..config.run_config import RunConfig
+from ..config.section import Section, read_fraction
+from ..config.threat import ThreatModel
 from ..distributed.tasks import Columns, Summary
 from ..errors import InvalidInputError
-from ..register import STAGES
-from ..section import Section, read_fraction
 from ..storage.partitions import Partition
-from ..threat import ThreatModel
 from .attack import ATTACKS_OF
 from .evaluate import EvaluateTask
 from .runs import Run

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..attack_config import EvaluateConfig
 from ..attacks.budget import AttackBudget
-from ..config import digest
+from ..config.attack_config import EvaluateConfig
+from ..config.run_config import digest
+from ..config.search_config import SearchConfig
 from ..distributed.executor import Executor
 from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_classes
 from ..mixing.transforms import LogitMap
-from ..search_config import SearchConfig
 from ..selection.choice import Choice
 from ..selection.grid import kept_images
 from ..selection.inputs import AttackedPoints, CachedLogits

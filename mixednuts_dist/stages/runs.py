@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ..config import RunConfig, digest, parse_config
-from ..config_file import read_json, read_run_yaml
+from ..config.config_file import read_json, read_run_yaml
+from ..config.run_config import RunConfig, digest, parse_config
+from ..config.search_config import criterion_stage
+from ..config.uris import check_uris, is_black_box, needs_trust
 from ..errors import (
     BaseClassifierError,
     ConfigError,
@@ -26,14 +28,12 @@ from ..errors import (
     MissingArtifact,
     StoreError,
 )
-from ..search_config import criterion_stage
 from ..storage.code_files import is_own, keep_code, places, remember_own
 from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, split_images
 from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store, concurrently
-from ..uris import check_uris, is_black_box, needs_trust
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from torch import Tensor

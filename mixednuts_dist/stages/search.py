@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
 from ..errors import DamagedFile, FingerprintMismatch
 from ..selection.grid import kept_images

@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ..attack_config import AttackConfig, EvaluateConfig
 from ..attacks.budget import AttackBudget
-from ..config import RunConfig, digest
+from ..config.attack_config import AttackConfig, EvaluateConfig
+from ..config.register import ATTACKS, STAGES
+from ..config.run_config import RunConfig, digest
+from ..config.section import Section
 from ..distributed.tasks import Columns, Summary, Task
 from ..errors import InvalidInputError
-from ..register import ATTACKS, STAGES
-from ..section import Section
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns

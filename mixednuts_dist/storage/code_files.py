@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..config.uris import beside
 from ..errors import DamagedFile
-from ..uris import beside
 from .store import Store
 
 _FOLDER = "code"

@@ -9,8 +9,8 @@ import io
 
 import pyarrow.parquet as pq
 
-from ..config import digest
-from ..config_file import read_json
+from ..config.config_file import read_json
+from ..config.run_config import digest
 from ..errors import NewerSchema
 from .partitions import Partition
 from .records import Receipt

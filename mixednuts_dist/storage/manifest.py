@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ..config import digest
-from ..config_file import read_json
+from ..config.config_file import read_json
+from ..config.run_config import digest
 from ..errors import MissingArtifact
 from .damage import problem, set_aside_if_damaged
 from .partitions import Partition

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..config_file import require_plain
+from ..config.config_file import require_plain
 from ..selection.choice import Choice
 
 if TYPE_CHECKING:  # what only looks at a run's files does without PyTorch

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..config import digest
+from ..config.run_config import digest
 from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
 from .partitions import Partition, rows_among
 from .records import AttackRecords, EvaluateRecords, Receipt

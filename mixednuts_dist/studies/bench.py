@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attack_config import EvaluateConfig
-from ..config import RunConfig, digest
+from ..config.attack_config import EvaluateConfig
+from ..config.register import CRITERIA
+from ..config.run_config import RunConfig, digest
+from ..config.search_config import criterion_stage, grid_values
 from ..distributed.executor import Executor
 from ..distributed.tasks import Task
 from ..errors import ConfigError
 from ..mixing.margins import log_one_minus_signed_margin
 from ..mixing.mixture import Mixture, robust_lower_bound, tempered_log_probs
 from ..mixing.transforms import LogitMap
-from ..register import CRITERIA
 from ..reports.report import collect
 from ..reports.results import RunResults
-from ..search_config import criterion_stage, grid_values
 from ..selection.choice import Choice
 from ..selection.exploration import Selection
 from ..selection.grid import Grid, kept_images

@@ -8,10 +8,10 @@ import altair as alt
 import torch
 from torch import Tensor
 
+from ..config.register import STUDIES
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import layer_norm_logits
-from ..register import STUDIES
 from ..reports.charts import bars
 from ..reports.counts import count
 from ..reports.drawing import PALETTE, Chart, Frame, layered, values

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ..config.register import STUDIES
 from ..images.corruptions import SEVERITIES
-from ..register import STUDIES
 from ..reports.charts import lines as line_chart
 from ..reports.table import Table
 from ..stages.stage import stage_of

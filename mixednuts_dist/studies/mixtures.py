@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from ..classifiers.base_classifiers import ModelSize, measure_uri
+from ..config.register import STUDIES
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap, LogitTransform
-from ..register import STUDIES
 from ..reports.charts import bars, count_bars
 from ..reports.counts import Count, compared, count, minus, points_text, share_text
 from ..reports.drawing import Chart

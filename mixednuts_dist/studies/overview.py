@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from ..config import RunConfig
+from ..config.register import STUDIES
+from ..config.run_config import RunConfig
 from ..errors import MissingArtifact
-from ..register import STUDIES
 from ..reports.drawing import PAPER
 from ..reports.templates import rendered
 from ..storage.store import Store

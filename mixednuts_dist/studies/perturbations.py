@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..config.register import STUDIES
 from ..errors import InvalidInputError
-from ..register import STUDIES
 from ..reports.charts import bars, count_bars
 from ..reports.counts import Count, compared, count, images_text, share_text
 from ..reports.figures import rounds_chart

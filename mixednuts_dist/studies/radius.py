@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..register import STUDIES
+from ..config.register import STUDIES
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count
 from ..reports.table import Table

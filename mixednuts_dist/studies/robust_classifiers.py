@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..config.register import STUDIES
+from ..config.uris import parse_uri
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap, LogitTransform
-from ..register import STUDIES
 from ..reports.charts import bars, count_bars
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count, share_text
@@ -16,7 +17,6 @@ from ..reports.scatter import accuracy_scatter
 from ..reports.table import Cell, Table
 from ..selection.choice import Choice, MixedNUTSParameters
 from ..storage.records import AttackRecords
-from ..uris import parse_uri
 from .bench import Bench, clean_correct, only, robust_bound, select
 from .study import Outcome
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import torch
 
+from ..config.register import STUDIES
+from ..config.search_config import RangeConfig
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
-from ..register import STUDIES
 from ..reports.charts import bars, count_bars, maps
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count, points_text
@@ -17,7 +18,6 @@ from ..reports.results import predicted
 from ..reports.scatter import accuracy_scatter
 from ..reports.table import Cell, Table
 from ..reports.tables import search_table
-from ..search_config import RangeConfig
 from ..selection.criteria import PaperCriterion
 from ..selection.exploration import Selection
 from ..selection.selection import search_grid

@@ -16,10 +16,10 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from ..config import RunConfig
+from ..config.register import STUDIES
+from ..config.run_config import RunConfig
 from ..distributed.executor import Executor
 from ..errors import InvalidInputError
-from ..register import STUDIES
 from ..reports.drawing import Chart, chart_files
 from ..reports.table import Cell, Table, print_table
 from ..stages.progress import Progress

@@ -20,12 +20,12 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.mixing.transforms import LayerNormTransform, LogitTransform, layer_norm_logits
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 

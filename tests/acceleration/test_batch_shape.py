@@ -22,9 +22,9 @@ from mixednuts_dist.attacks.gradient_model import AttackedModel, rows_on_cpu
 from mixednuts_dist.attacks.judge import Judge
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.arrays import load_digits_split
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 

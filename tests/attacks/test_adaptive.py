@@ -12,10 +12,10 @@ from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ens
 from mixednuts_dist.attacks.attack import Known, Setting, next_to_border
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget, attack_words
 from mixednuts_dist.attacks.minimum_margin import margin_engine
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from mixednuts_dist.attacks.apgd import ApgdCe, ApgdDlr, ApgdT
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import arrivals, iterates, one_pass
 

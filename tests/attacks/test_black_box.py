@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from mixednuts_dist.attacks.minimum_margin import black_box_margin_attack, minimum_margin_attack
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import signed_margin
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 

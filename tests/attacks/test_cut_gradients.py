@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.cut_gradients import Cut, found_cuts, identity_backward
-from mixednuts_dist.threat import ThreatModel
+from mixednuts_dist.config.threat import ThreatModel
 
 from .conftest import images, small_net
 

@@ -9,11 +9,11 @@ from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.draws import CLIMB, RATE, Draws, fooling_rates
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 

@@ -20,10 +20,10 @@ from mixednuts_dist.attacks.judge import Verdicts
 from mixednuts_dist.attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.ball import ball_of
-from mixednuts_dist.threat import ThreatModel
 
 from .stepping import read_late
 

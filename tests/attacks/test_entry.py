@@ -11,8 +11,8 @@ from mixednuts_dist import LogitTransform, MixedClassifier
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError, ThreatModelError
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 

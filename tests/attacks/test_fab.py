@@ -15,8 +15,8 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.fab import Fab, difference, next_iterate, project_on_plane
 from mixednuts_dist.attacks.untargeted_fab import UntargetedFab
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 from .stepping import Pass, stepped

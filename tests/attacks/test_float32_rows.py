@@ -16,7 +16,7 @@ from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel
 from mixednuts_dist.attacks.minimum_margin import margin_plan, minimum_margin_attack
 from mixednuts_dist.benchmarks.attack_subjects import Subject
 from mixednuts_dist.benchmarks.float32 import counted
-from mixednuts_dist.threat import ThreatModel
+from mixednuts_dist.config.threat import ThreatModel
 
 from .conftest import images, small_net
 from .simulated_card import SimulatedCard

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
-from mixednuts_dist.register import ATTACKS
+from mixednuts_dist.config.register import ATTACKS
 
 from .card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
 

@@ -12,10 +12,10 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.joint import Joint, least_loss
 from mixednuts_dist.attacks.losses import joint_loss
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import arrivals, one_pass
 

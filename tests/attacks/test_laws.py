@@ -12,11 +12,11 @@ from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.entry import checked_labels
 from mixednuts_dist.attacks.outcome import AttackOutcome
+from mixednuts_dist.config.register import ATTACKS, load_extensions
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.norms.ball import ball_of
-from mixednuts_dist.register import ATTACKS, load_extensions
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 from .test_engine import ShortOfMemory
@@ -148,7 +148,7 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks.attack import Attack, SlotArrays
-from mixednuts_dist.register import ATTACKS
+from mixednuts_dist.config.register import ATTACKS
 
 
 @dataclass

@@ -6,9 +6,9 @@ from pyautoattack import AutoAttack
 from torch import nn
 
 from mixednuts_dist.attacks.minimum_margin import NEAR_BORDER, minimum_margin_attack
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import signed_margin
-from mixednuts_dist.threat import ThreatModel
 
 LINF = ThreatModel("Linf", 0.015)
 

@@ -7,8 +7,8 @@ from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.pgd import Pgd
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import iterates
 

@@ -17,9 +17,9 @@ from mixednuts_dist.attacks.engine import Group
 from mixednuts_dist.attacks.gradient_model import measured_rows, repeats_its_bits
 from mixednuts_dist.attacks.lane import Lane
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.config.register import ATTACKS
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.norms.ball import Ball
-from mixednuts_dist.register import ATTACKS
 
 from .card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
 from .conftest import images, small_net

@@ -13,7 +13,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.engine import Engine, Finished, Group
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from mixednuts_dist.attacks.square import Square, SquareMargin
-from mixednuts_dist.threat import ThreatModel
+from mixednuts_dist.config.threat import ThreatModel
 
 from .stepping import read_late
 

@@ -24,8 +24,8 @@ from mixednuts_dist.attacks.windows import (
     Windows,
     draws_of_query,
 )
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-from mixednuts_dist.threat import ThreatModel
 
 from .conftest import images, small_net
 from .stepping import Pass, stepped

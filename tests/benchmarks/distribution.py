@@ -26,7 +26,8 @@ from mixednuts_dist.attacks.engine import Group
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.executor import Executor, make_executor
 from mixednuts_dist.distributed.schedule import PREFETCHED
 from mixednuts_dist.images.datasets import open_dataset
@@ -35,7 +36,6 @@ from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.progress import Silent
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
-from mixednuts_dist.threat import ThreatModel
 from tests.benchmarks.simulation import simulate, sleep_through
 
 _THREAT = ThreatModel("Linf", 0.15)  # of the packaged pair on the digits

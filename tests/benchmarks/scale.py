@@ -28,7 +28,7 @@ import yaml
 from torch import Tensor
 
 from mixednuts_dist.attacks.red_flags import FLAGS
-from mixednuts_dist.config import RunConfig, digest, load_config, parse_config
+from mixednuts_dist.config.run_config import RunConfig, digest, load_config, parse_config
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages.evaluate import CACHED
 from mixednuts_dist.stages.runs import Run, evaluate_fingerprint, finished_partitions, open_run, read_search_result

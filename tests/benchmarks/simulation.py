@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
@@ -18,7 +19,6 @@ from mixednuts_dist.distributed.tasks import Task
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
-from mixednuts_dist.threat import ThreatModel
 
 PIECE_SECONDS = 0.2  # reading the images of a piece and writing its file
 _PASSES_A_SECOND = 300

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mixednuts_dist.config.register import CLAMPS
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.boxes import LogitBox, certified_over_box, clamped_box, least_margin, normalised_box
 from mixednuts_dist.mixing.certificates import certified_radius, published_radius, smoothed_margin, vote_needed
@@ -20,7 +21,6 @@ from mixednuts_dist.mixing.transforms import (
     TemperatureTransform,
     layer_norm_logits,
 )
-from mixednuts_dist.register import CLAMPS
 
 SIGMA = 0.25
 

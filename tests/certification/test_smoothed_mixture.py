@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import mixednuts_dist as mn
 from mixednuts_dist.certification.answers import ROB_ALONE
 from mixednuts_dist.certification.smoothed_mixture import ABSTAINS
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.transforms import IdentityTransform

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from mixednuts_dist.classifiers import checkpoints
 from mixednuts_dist.classifiers.checkpoints import fetch
 from mixednuts_dist.cli import main
+from mixednuts_dist.config.uris import Missing
 from mixednuts_dist.errors import BaseClassifierError
-from mixednuts_dist.uris import Missing
 from tests.conftest import tiny_content
 
 CONTENT = hashlib.shake_256(b"weights").digest(3_000_000)

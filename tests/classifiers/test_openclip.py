@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
+from mixednuts_dist.config.uris import missing_inputs, without_weights
 from mixednuts_dist.errors import BaseClassifierError, InvalidInputError
-from mixednuts_dist.uris import missing_inputs, without_weights
 
 open_clip = pytest.importorskip("open_clip")
 

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.cli import SECTIONS, main
-from mixednuts_dist.config import load_config
+from mixednuts_dist.config.run_config import load_config
+from mixednuts_dist.config.uris import TWO_CHECKPOINTS, check_classifier_uri
 from mixednuts_dist.errors import BaseClassifierError
-from mixednuts_dist.uris import TWO_CHECKPOINTS, check_classifier_uri
 from tests.conftest import tiny_content
 from tests.object_store import ObjectStore
 
@@ -108,7 +108,7 @@ def test_check_of_a_sound_configuration_says_what_it_saw_and_writes_nothing(tmp_
 
 def test_list_shows_the_entries_of_the_package_and_of_your_files(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from mixednuts_dist.register import CLAMPS\n"
+        "from mixednuts_dist.config.register import CLAMPS\n"
         "@CLAMPS('cube', describes='the third power')\n"
         "def cube(u_BK): return u_BK**3\n"
     )

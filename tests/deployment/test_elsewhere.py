@@ -14,14 +14,14 @@ from click.testing import CliRunner
 from mixednuts_dist import MixedClassifier, load_classifier
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.cli import main
-from mixednuts_dist.config import load_config
+from mixednuts_dist.config.register import require_extensions
+from mixednuts_dist.config.run_config import load_config
+from mixednuts_dist.config.uris import beside, placed, travelled
 from mixednuts_dist.errors import BaseClassifierError, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.register import require_extensions
 from mixednuts_dist.reports.interim import write_interim
 from mixednuts_dist.stages.runs import stored_run
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.uris import beside, placed, travelled
 
 NETS = """
 from pathlib import Path

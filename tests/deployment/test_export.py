@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from mixednuts_dist import MixedClassifier
 from mixednuts_dist.cli import main
+from mixednuts_dist.config.versions import FAST, fast_notes
 from mixednuts_dist.deployment.export import model_card
 from mixednuts_dist.deployment.loading import read_run
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.versions import FAST, fast_notes
 
 from .conftest import OLD_RUN
 

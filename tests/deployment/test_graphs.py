@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config.register import CLAMPS
 from mixednuts_dist.deployment.graphs import TOLERANCE, erfc_by_polynomial, export_graphs
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.register import CLAMPS
 
 SHAPE = (1, 8, 8)
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from mixednuts_dist import MixedClassifier, pipeline
 from mixednuts_dist.cli import main
-from mixednuts_dist.config import digest, parse_config
+from mixednuts_dist.config.run_config import digest, parse_config
 from mixednuts_dist.errors import DamagedFile, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports import report

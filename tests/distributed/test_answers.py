@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.runs import open_run

@@ -14,7 +14,7 @@ import pytest
 import ray
 import yaml
 
-from mixednuts_dist.compute_config import ComputeConfig
+from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import cluster
 from mixednuts_dist.distributed.ray_executor import pool_settings
 from mixednuts_dist.errors import ClusterError

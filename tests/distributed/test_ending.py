@@ -8,6 +8,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.metrics import RunMetrics
 from mixednuts_dist.distributed.pool import Pool
@@ -18,7 +19,6 @@ from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import ClusterError, StoreError
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
-from mixednuts_dist.threat import ThreatModel
 
 
 class Failing:

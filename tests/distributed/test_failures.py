@@ -6,7 +6,7 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from mixednuts_dist.compute_config import ComputeConfig
+from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed.executor import WorkerLost
 from mixednuts_dist.distributed.ray_executor import RayExecutor, _plain, pool_settings
 from mixednuts_dist.distributed.schedule import HOPELESS, MAX_LOST_MACHINES, Failures, Merge

@@ -9,8 +9,9 @@ import torch
 from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
-from mixednuts_dist.compute_config import ComputeConfig
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.run_config import parse_config
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed import gpus, local, worker
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.schedule import WorkQueue
@@ -21,7 +22,6 @@ from mixednuts_dist.stages import partitioned
 from mixednuts_dist.stages.attack import attack_task
 from mixednuts_dist.stages.progress import Silent
 from mixednuts_dist.stages.runs import open_run
-from mixednuts_dist.threat import ThreatModel
 from tests.conftest import tiny_content
 
 VERSION = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build  (root@host)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from mixednuts_dist.config import RunConfig, load_config
+from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.distributed.executor import PoolSettings, WorkerLost, executing, make_executor
 from mixednuts_dist.distributed.local import LocalExecutor
 from mixednuts_dist.errors import PartitionFailed
@@ -154,7 +154,7 @@ THREADED = """
 from concurrent.futures import ThreadPoolExecutor
 from mixednuts_dist.distributed.executor import Executor, PoolSettings
 from mixednuts_dist.distributed.worker import AttackWorker
-from mixednuts_dist.register import EXECUTORS
+from mixednuts_dist.config.register import EXECUTORS
 
 
 @EXECUTORS("threads", describes="two threads of this process")

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError, PartitionFailed
 from mixednuts_dist.stages import attack
 from mixednuts_dist.storage.records import Receipt

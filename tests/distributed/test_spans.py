@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.schedule import Merge, WorkQueue
 from mixednuts_dist.distributed.tasks import Task
 from mixednuts_dist.distributed.worker import AttackWorker

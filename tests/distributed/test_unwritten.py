@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
@@ -19,7 +20,6 @@ from mixednuts_dist.errors import PartitionFailed
 from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
-from mixednuts_dist.threat import ThreatModel
 
 TASK = AttackTask(stage="attack", fingerprint="", budget=AttackBudget(n_iter=1, n_target_classes=1))
 

@@ -16,6 +16,7 @@ import torch
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed import workbench
 from mixednuts_dist.distributed.ray_executor import end_with_parent
 from mixednuts_dist.distributed.workbench import Workbench
@@ -30,7 +31,6 @@ from mixednuts_dist.storage.manifest import verify
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import finished_receipt, read_attack_records, read_footer
-from mixednuts_dist.threat import ThreatModel
 
 TASK = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=2, n_target_classes=1))
 

@@ -8,9 +8,9 @@ import psutil
 import pytest
 import torch
 
+from mixednuts_dist.config.uris import ResourceUri, parse_uri
 from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.arrays import ArrayImages, open_npz
-from mixednuts_dist.uris import ResourceUri, parse_uri
 
 
 def npz(path: object) -> ResourceUri:

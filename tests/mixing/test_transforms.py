@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixednuts_dist.config.register import CLAMPS as REGISTER
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.clamps import Clamp, clamp_logits
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
-from mixednuts_dist.register import CLAMPS as REGISTER
 
 from ..selection import reference
 

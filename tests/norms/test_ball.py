@@ -16,12 +16,12 @@ from mixednuts_dist.attacks.fab import MOVES
 from mixednuts_dist.attacks.minimum_margin import black_box_margin_attack, minimum_margin_attack
 from mixednuts_dist.attacks.windows import WINDOWS
 from mixednuts_dist.cli import main
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.register import ATTACKS, NORMS, load_extensions
+from mixednuts_dist.config.run_config import parse_config
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import ConfigError, ThreatModelError
 from mixednuts_dist.norms.ball import ball_of, keyed_generator
 from mixednuts_dist.norms.l1 import L1, sparse_signs
-from mixednuts_dist.register import ATTACKS, NORMS, load_extensions
-from mixednuts_dist.threat import ThreatModel
 from tests.attacks.conftest import images, small_net
 from tests.attacks.test_laws import mixture
 from tests.conftest import tiny_content
@@ -130,7 +130,7 @@ def test_attacks_declare_the_norms_that_they_have_mathematics_for() -> None:
 
 L4 = """
 from mixednuts_dist.norms.ball import TINY, Ball, per_image
-from mixednuts_dist.register import NORMS
+from mixednuts_dist.config.register import NORMS
 
 
 @NORMS("L4", describes="fourth root of the sum of fourth powers", usual="0.1", largest=4.0)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
 from mixednuts_dist.reports.counts import Count
@@ -15,7 +16,6 @@ from mixednuts_dist.reports.results import MeasuredPoint, RunResults, StageCost,
 from mixednuts_dist.reports.worst_images import Verdict, WorstImage
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult, SearchRound
-from mixednuts_dist.threat import ThreatModel
 
 Batches = list[tuple[AttackRecords, EvaluateRecords]]
 BETAS = (1.0, 0.99, 0.985, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5)

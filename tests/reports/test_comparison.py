@@ -22,7 +22,7 @@ from tests.conftest import Finished, tiny_content
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A mixture and rob alone, on the same images."""
     from mixednuts_dist import pipeline
-    from mixednuts_dist.config import parse_config
+    from mixednuts_dist.config.run_config import parse_config
     from mixednuts_dist.distributed.debug import DebugExecutor
 
     storage, folders = tmp_path_factory.mktemp("two"), []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mixednuts_dist.register import CHARTS, load_extensions
+from mixednuts_dist.config.register import CHARTS, load_extensions
 from mixednuts_dist.reports.charts import RIGHT_AND_WRONG, bars, maps
 from mixednuts_dist.reports.drawing import (
     CLASSIFIER_COLOURS,
@@ -137,7 +137,8 @@ def test_the_maps_of_a_criterion_under_another_name_are_the_same(results: RunRes
     """No colour and no label is decided by the name: a user's maximised criterion is drawn as one."""
     file = tmp_path / "renamed_criterion.py"
     file.write_text(
-        "from mixednuts_dist.register import CRITERIA\nfrom mixednuts_dist.selection.criteria import ExactCriterion\n\n"
+        "from mixednuts_dist.config.register import CRITERIA\n"
+        "from mixednuts_dist.selection.criteria import ExactCriterion\n\n"
         '@CRITERIA("clean-count", describes="exact under another name")\nclass Renamed(ExactCriterion):\n'
         '    name = "clean-count"\n'
     )

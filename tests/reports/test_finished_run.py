@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.special import erf
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.errors import FingerprintMismatch
 from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.reports.counts import seconds_text

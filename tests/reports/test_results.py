@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
@@ -27,7 +28,6 @@ from mixednuts_dist.reports.margins import (
 from mixednuts_dist.reports.report import attacks_said
 from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
 from mixednuts_dist.storage.records import SearchResult
-from mixednuts_dist.threat import ThreatModel
 
 from .made_up_run import ATTACKS, in_batches, made_up_attack, made_up_evaluate, made_up_results, made_up_search
 

@@ -6,6 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.reports.counts import (
     Count,
     held_text,
@@ -19,7 +20,6 @@ from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.reports.table import Table, latex_text
 from mixednuts_dist.reports.tables import DATA_ONLY, TABLES, print_results, table_files
 from mixednuts_dist.reports.worst_images import Verdict
-from mixednuts_dist.threat import ThreatModel
 
 from .made_up_run import made_up_results
 

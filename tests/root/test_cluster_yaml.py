@@ -11,7 +11,7 @@ import yaml
 from ray.scripts.symmetric_run import symmetric_run
 
 from mixednuts_dist.cli import run
-from mixednuts_dist.config import load_config
+from mixednuts_dist.config.run_config import load_config
 
 ROOT = Path(__file__).parents[2]
 PATH = ROOT / "cluster.yaml"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from mixednuts_dist.config import RunConfig, load_config, parse_config
+from mixednuts_dist.config.run_config import RunConfig, load_config, parse_config
+from mixednuts_dist.config.search_config import RangeConfig
+from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.config.versions import FAST, fast_notes
 from mixednuts_dist.errors import ConfigError, ThreatModelError
-from mixednuts_dist.search_config import RangeConfig
-from mixednuts_dist.threat import ThreatModel
-from mixednuts_dist.versions import FAST, fast_notes
 from tests.conftest import tiny_content
 
 MINIMAL: dict[str, Any] = {
@@ -135,7 +135,7 @@ def test_changes_are_checked_as_the_file_is() -> None:
 def test_extensions_are_imported_before_their_names_are_checked(tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
-        "from mixednuts_dist.register import CRITERIA\n"
+        "from mixednuts_dist.config.register import CRITERIA\n"
         "@CRITERIA('most-certain-of-all', describes='a toy')\n"
         "class MostCertain: ...\n"
     )

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mixednuts_dist.cli import main
-from mixednuts_dist.config import RunConfig, load_config
+from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.errors import ConfigError, MixedNutsError
 from tests.conftest import tiny_content
 

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.setup import config_reference, fields_of
-from mixednuts_dist.config import config_with_stages, stages_with_keys
+from mixednuts_dist.config.run_config import config_with_stages, stages_with_keys
 
 CONFIG = config_with_stages(stages_with_keys())
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"

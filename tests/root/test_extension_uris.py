@@ -8,16 +8,22 @@ import pytest
 import torch
 
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, load_classifier
+from mixednuts_dist.config.register import CLASSIFIERS, DATASETS, load_extensions
+from mixednuts_dist.config.uris import (
+    check_classifier_uri,
+    check_uris,
+    classifier_forms,
+    dataset_forms,
+    without_weights,
+)
 from mixednuts_dist.errors import BaseClassifierError, DatasetError
 from mixednuts_dist.images.datasets import check_images, open_dataset
-from mixednuts_dist.register import CLASSIFIERS, DATASETS, load_extensions
-from mixednuts_dist.uris import check_classifier_uri, check_uris, classifier_forms, dataset_forms, without_weights
 
 MINE = """
 import numpy as np
 import torch
 from mixednuts_dist.images.arrays import ArrayImages
-from mixednuts_dist.register import CLASSIFIERS, DATASETS
+from mixednuts_dist.config.register import CLASSIFIERS, DATASETS
 
 @DATASETS("stripes@", describes="striped images", forms=("stripes@:N[?seed=0]",), target="number",
           options={"seed": ("number", "of the stripes")})

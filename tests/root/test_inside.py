@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.stages.runs import run_store
 from mixednuts_dist.studies import study
 from tests.conftest import tiny_content

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import mixednuts_dist as mn
+from mixednuts_dist.api import MixReport, held
 from mixednuts_dist.errors import DatasetError, InvalidInputError
-from mixednuts_dist.notebook import MixReport, held
 
 THREAT = mn.ThreatModel("Linf", 0.15)
 FEW = {"n_iter": 5, "n_target_classes": 2}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from tests.conftest import MAIN_JOB, MainJob
 
 ROOT = Path(__file__).parents[2]

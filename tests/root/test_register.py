@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mixednuts_dist import register
+from mixednuts_dist.config import register
+from mixednuts_dist.config.register import REGISTERS, Register, load_extensions
 from mixednuts_dist.errors import ConfigError, InvalidInputError
-from mixednuts_dist.register import REGISTERS, Register, load_extensions
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Register[Any]:
 
 def extension(tmp_path: Path, text: str, name: str = "mine.py") -> str:
     path = tmp_path / name
-    path.write_text("from mixednuts_dist.register import TOYS\n" + text)
+    path.write_text("from mixednuts_dist.config.register import TOYS\n" + text)
     return str(path)
 
 
@@ -63,7 +63,9 @@ def test_an_extension_may_define_dataclasses_and_be_pickled_by_name(tmp_path: Pa
         '@TOYS("box", describes="square")\n@dataclass\nclass Box:\n    side: int\n'
     )
     path = tmp_path / "boxes.py"
-    path.write_text(text.replace("import dataclass\n", "import dataclass\nfrom mixednuts_dist.register import TOYS\n"))
+    path.write_text(
+        text.replace("import dataclass\n", "import dataclass\nfrom mixednuts_dist.config.register import TOYS\n")
+    )
     load_extensions([str(path)])
     assert pickle.loads(pickle.dumps(toys.get("box")(3))) == toys.get("box")(3)
 
@@ -99,7 +101,7 @@ def test_every_built_in_entry_can_be_had_by_its_name(found: Register[Any]) -> No
 
 def test_names_are_known_without_importing_torch() -> None:
     code = (
-        "import sys; from mixednuts_dist.register import REGISTERS; "
+        "import sys; from mixednuts_dist.config.register import REGISTERS; "
         "[found.names() for found in REGISTERS]; print('torch' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,8 +13,7 @@ import mixednuts_dist
 
 PACKAGE = Path(mixednuts_dist.__file__).parent
 LAYERS = [
-    {"errors", "threat", "register", "uris", "versions", "__init__"}
-    | {"section", "attack_config", "search_config", "compute_config", "config", "config_file"},
+    {"errors", "config", "__init__"},
     {"mixing", "norms"},
     {"selection", "acceleration"},
     {"attacks"},
@@ -23,7 +22,7 @@ LAYERS = [
     {"distributed"},
     {"stages"},
     {"reports", "studies", "deployment"},
-    {"pipeline", "notebook", "cli", "benchmarks", "tools", "__main__"},
+    {"pipeline", "api", "cli", "benchmarks", "tools", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ALLOWED_THIRD_PARTY = {

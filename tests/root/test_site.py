@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mixednuts_dist
-from mixednuts_dist.register import STUDIES
+from mixednuts_dist.config.register import STUDIES
 from tests.conftest import MainJob
 
 ROOT = Path(mixednuts_dist.__file__).parents[1]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mixednuts_dist import uris
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config import uris
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError, DatasetError
 
 
@@ -103,7 +103,7 @@ def test_the_image_size_is_known_where_the_uri_says_it(uri: str, shape: tuple[in
 
 def test_checking_a_uri_imports_no_heavy_library(tmp_path: Path) -> None:
     code = (
-        "import sys; from mixednuts_dist.uris import check_uris; "
+        "import sys; from mixednuts_dist.config.uris import check_uris; "
         f"check_uris(data='folder:{tmp_path}', std='timm:x', rob='robustbench:X?dataset=imagenet'); "
         "print([m for m in ('torch', 'timm', 'torchvision', 'robustbench', 'numpy') if m in sys.modules])"
     )

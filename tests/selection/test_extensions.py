@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from mixednuts_dist.config.register import CRITERIA, load_extensions
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.clamps import clamp_shape
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.register import CRITERIA, load_extensions
 from mixednuts_dist.selection.exploration import Exploration, GridRefinements, Selection
 from mixednuts_dist.selection.selection import score_candidates
 
@@ -17,7 +17,7 @@ from .test_best_cutoffs import GRID, exact, rows
 
 CLAMP = """
 import torch
-from mixednuts_dist.register import CLAMPS
+from mixednuts_dist.config.register import CLAMPS
 
 @CLAMPS("swish_twice", describes="u sigmoid(2 u)", turns_at=-0.639232)
 def swish_twice(u):
@@ -30,7 +30,7 @@ def wavy(u):
 CRITERION = """
 from dataclasses import dataclass
 from typing import ClassVar
-from mixednuts_dist.register import CRITERIA
+from mixednuts_dist.config.register import CRITERIA
 from mixednuts_dist.selection.criteria import PaperCriterion
 
 @CRITERIA("relaxed", describes="the paper's objective over images that std gets right")

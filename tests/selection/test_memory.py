@@ -10,7 +10,7 @@ BYTES_A_RESULT = 8 + 8 + 8 + 1 + 1  # log cutoff, count, objective, infeasible, 
 SEARCH = f"""
 import resource
 import torch
-from mixednuts_dist.search_config import SearchConfig
+from mixednuts_dist.config.search_config import SearchConfig
 from mixednuts_dist.selection.selection import select_parameters_exact
 
 torch.set_num_threads(2)

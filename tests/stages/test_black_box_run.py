@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from tests.conftest import tiny_content
 
 ANSWERING_STD = """

@@ -22,7 +22,7 @@ from mixednuts_dist.certification.answers import ROB_ALONE, BoundedAnswers, Smoo
 from mixednuts_dist.certification.smoothing import smoothed_votes
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.sizing import estimate_json
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError, ConfigError, InvalidInputError, MissingArtifact
 from mixednuts_dist.mixing.classifier import MixedClassifier

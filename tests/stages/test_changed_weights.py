@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import FingerprintMismatch
 from mixednuts_dist.stages import attack, search
 

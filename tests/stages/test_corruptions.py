@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.deployment.loading import read_run
 from mixednuts_dist.errors import ConfigError, DatasetError
 from mixednuts_dist.images.corruptions import ALEXNET_ERRORS, COMMON, SEVERITIES, THREE_D

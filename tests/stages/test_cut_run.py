@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.stages.runs import open_run

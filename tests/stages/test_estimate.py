@@ -11,12 +11,12 @@ from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.cli.sizing import estimate_json, print_estimate
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.stages import attack, estimate, search
 from mixednuts_dist.stages.stage import attack_passes
-from mixednuts_dist.threat import ThreatModel
 
 THREAT = ThreatModel("Linf", 0.01)
 

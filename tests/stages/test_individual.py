@@ -9,7 +9,7 @@ import torch
 from pyautoattack import AutoAttack
 
 from mixednuts_dist import load_classifier, open_dataset, pipeline
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.stages.stage import stage_of
 

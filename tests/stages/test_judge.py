@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
-from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import DatasetError, FingerprintMismatch
 from mixednuts_dist.images.datasets import open_dataset

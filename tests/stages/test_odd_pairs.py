@@ -10,7 +10,7 @@ import pytest
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.images.datasets import open_dataset

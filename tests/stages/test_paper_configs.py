@@ -12,12 +12,12 @@ from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.classifiers.checkpoints import quietly
 from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
 from mixednuts_dist.cli.sizing import measure
-from mixednuts_dist.config import RunConfig, load_config
+from mixednuts_dist.config.run_config import RunConfig, load_config
+from mixednuts_dist.config.search_config import grid_values
+from mixednuts_dist.config.uris import check_classifier_uri, check_dataset_uri, known_image_shape
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.search_config import grid_values
 from mixednuts_dist.selection.choice import MixedNUTSParameters, published_grid
-from mixednuts_dist.uris import check_classifier_uri, check_dataset_uri, known_image_shape
 
 CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
 EXPERIMENTS = ("cifar10", "cifar100", "imagenet")

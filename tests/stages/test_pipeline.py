@@ -12,8 +12,8 @@ import yaml
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.compute_config import ComputeConfig
-from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.executor import Executor, PoolSettings
 from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.stages import attack, evaluate, search

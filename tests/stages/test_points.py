@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.stages.points import StoredPoints, bits_apart, hardest_points, moved_by, read_points
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.tables import encode_table
-from mixednuts_dist.threat import ThreatModel
 from tests.attacks.conftest import images, small_net
 
 SHAPE = (3, 16, 16)

@@ -10,7 +10,7 @@ import torch
 from mixednuts_dist import AttackBudget, ThreatModel, load_classifier, open_dataset, pipeline
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.radius_curve import Reference, radius_curve
-from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.errors import ConfigError, InvalidInputError, ThreatModelError
 from mixednuts_dist.stages.radii import Radii
 from mixednuts_dist.stages.runs import open_run

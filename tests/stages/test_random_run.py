@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError, ConfigError, InvalidInputError
 

@@ -11,10 +11,10 @@ from pyautoattack import AutoAttack
 from mixednuts_dist import pipeline
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.transforms import layer_norm_logits
-from mixednuts_dist.threat import ThreatModel
 
 REAL = Path(__file__).parents[3] / "shared" / "real"
 IMAGES = f"npz:{REAL / 'cifar10_test_first1000.npz'}"

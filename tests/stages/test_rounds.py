@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from mixednuts_dist.config import RunConfig, parse_config
+from mixednuts_dist.config.run_config import RunConfig, parse_config
+from mixednuts_dist.config.search_config import SearchConfig
 from mixednuts_dist.distributed.local import LocalExecutor
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.search_config import SearchConfig
 from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.selection.inputs import AttackedPoints

@@ -14,6 +14,7 @@ import yaml
 
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import Normalized, classifier_checksum, load_classifier
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.images.datasets import labels_checksum, open_dataset
@@ -22,7 +23,6 @@ from mixednuts_dist.images.parquet_images import MANIFEST, ImagePart, ImageRows,
 from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.threat import ThreatModel
 from tests.object_store import ObjectStore
 
 PICTURES = Path(__file__).parents[3] / "shared" / "real" / "imagenet"

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mixednuts_dist.config import RunConfig, digest, parse_config
+from mixednuts_dist.config.run_config import RunConfig, digest, parse_config
+from mixednuts_dist.config.search_config import SearchConfig
 from mixednuts_dist.errors import ConfigError
 from mixednuts_dist.mixing.mixture import mixed_clean_correct
-from mixednuts_dist.search_config import SearchConfig
 from mixednuts_dist.selection.criteria import Criterion, ExactCriterion, Scores
 from mixednuts_dist.selection.grid import Grid, Pair
 from mixednuts_dist.selection.selection import score_candidates, search_grid
@@ -25,7 +25,7 @@ from tests.conftest import tiny_content
 Configured = Callable[..., RunConfig]
 SEVERAL = {"clamps": ["relu"], "ln_ks": [5], "refine": 1}
 RENAMED = """
-from mixednuts_dist.register import CRITERIA
+from mixednuts_dist.config.register import CRITERIA
 from mixednuts_dist.selection.criteria import ExactCriterion
 
 @CRITERIA("clean-images", describes="exact under another name")

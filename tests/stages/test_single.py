@@ -18,13 +18,13 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.factories import demo_rob
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.config import RunConfig, load_config
+from mixednuts_dist.config.run_config import RunConfig, load_config
+from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.config.versions import fast_notes
 from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages import attack, evaluate, search
-from mixednuts_dist.threat import ThreatModel
-from mixednuts_dist.versions import fast_notes
 
 from .test_pipeline import NoRay, Watcher, rows
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import print_status, run_status
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.deployment.loading import read_run
 from mixednuts_dist.errors import ConfigError, FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.images.datasets import open_dataset

@@ -15,7 +15,7 @@ import s3fs
 import torch
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.errors import MissingArtifact, StoreError
 from mixednuts_dist.stages.runs import Inputs, Run, finished_partitions
 from mixednuts_dist.storage import outages

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli import main
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import StoreError
 from mixednuts_dist.storage import outages

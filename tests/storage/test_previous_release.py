@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from mixednuts_dist import MixedClassifier
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.options import config_of
-from mixednuts_dist.config import RunConfig
+from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import ConfigError
 from mixednuts_dist.stages import attack
 from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, verify

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.studies.bench import Bench
 from tests.conftest import tiny_content
 

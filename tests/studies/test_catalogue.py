@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mixednuts_dist.register import STUDIES
+from mixednuts_dist.config.register import STUDIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "studies.md"
 

@@ -15,17 +15,17 @@ from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.cli import main
-from mixednuts_dist.config import RunConfig, load_config, parse_config
+from mixednuts_dist.config.register import STUDIES
+from mixednuts_dist.config.run_config import RunConfig, load_config, parse_config
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import ConfigError, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.register import STUDIES
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies import study as studies
 from mixednuts_dist.studies.bench import Bench
 from mixednuts_dist.studies.study import Outcome, paper_tables, same_set_up
-from mixednuts_dist.threat import ThreatModel
 from tests.conftest import tiny_content
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
+from mixednuts_dist.config.register import STUDIES
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.register import STUDIES
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.stages.runs import searched_images
 from mixednuts_dist.storage.records import AttackRecords

@@ -11,7 +11,7 @@ import yaml
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.config import RunConfig, load_config
+from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.storage.store import Store
 from tests.object_store import ObjectStore

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config import parse_config
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.stages.runs import RESULTS
 from tests.conftest import tiny_content
 from tests.distributed.local_head import ONE_MACHINE, Head, local_head

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from .errors import ConfigError, redacted
+from ..errors import ConfigError, redacted
 
 _DEEPEST_KEY = 8  # parts of a key.path
 _LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600

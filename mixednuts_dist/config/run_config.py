@@ -10,10 +10,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, create_model, field_validator, model_validator
 
+from ..errors import ConfigError, redacted
 from .attack_config import AttackConfig, EvaluateConfig, ThreatConfig
 from .compute_config import ComputeConfig
 from .config_file import apply_override, read_yaml_file
-from .errors import ConfigError, redacted
 from .register import ATTACKS, STAGES, load_extensions
 from .search_config import GONE_FROM_SEARCH, SearchConfig, criterion_stage
 from .section import Positive, Section
@@ -281,7 +281,7 @@ def stages_with_keys() -> list[str]:
     Raises:
         ConfigError: for an extension's stage with the name of another key, or of a folder that every run has.
     """
-    own = [name for name, entry in STAGES.entries().items() if entry.home.startswith(f"{__package__}.")]
+    own = [name for name, entry in STAGES.entries().items() if entry.home.startswith("mixednuts_dist.")]
     for name in STAGES.names():
         if name not in own and (name in {*RunConfig.model_fields, *_RUN_FOLDERS} or not re.fullmatch(_STAGE, name)):
             raise ConfigError(

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import InvalidInputError, ThreatModelError
+from ..errors import InvalidInputError, ThreatModelError
 from .register import ATTACKS, NORMS
 
 

@@ -20,7 +20,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from . import pipeline
-from .config import parse_config
+from .config.run_config import parse_config
+from .config.threat import ThreatModel, check_threat
 from .deployment.loading import read_run
 from .distributed.executor import make_executor
 from .errors import InvalidInputError
@@ -30,7 +31,6 @@ from .reports.page import report_files
 from .reports.results import RunResults
 from .reports.tables import accuracy_table, search_table
 from .stages.progress import Progress
-from .threat import ThreatModel, check_threat
 
 _HELD: dict[str, nn.Module] = {}  # what `mix` was called with, while it runs
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from .errors import ConfigError, InvalidInputError
+from ..errors import ConfigError, InvalidInputError
 
 T = TypeVar("T")
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _EVERY: "list[Register[Any]]" = []
 _LOADED: dict[Path, str] = {}  # an extension's file -> the module of its content
 
@@ -222,7 +222,7 @@ def _registered(path: Path, constant: str, room: str) -> Iterator[Entry]:
     text = path.read_text(encoding="utf-8")
     if f"{constant}(" not in text:
         return
-    home = f"{__package__}.{room}.{path.stem}"
+    home = f"{_PACKAGE.name}.{room}.{path.stem}"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == constant:
             facts = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}

@@ -18,8 +18,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from ..errors import ConfigError
 from .config_file import shortened
-from .errors import ConfigError
 from .register import Register
 
 _MOST_LINES = 12  # of a message; a list of ten thousand wrong values is one mistake

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from .errors import BaseClassifierError, DatasetError, MixedNutsError
+from ..errors import BaseClassifierError, DatasetError, MixedNutsError
 from .register import CLASSIFIERS, DATASETS, Entry, Register
 
 PREPROCESS = re.compile(r"(?P<cubic>Bicubic)?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?")

@@ -1,0 +1,1 @@
+"""The configuration of a run, the registers of extension points, and URIs."""
