@@ -15,7 +15,8 @@ from mixednuts_dist.config.register import STUDIES
 from tests.conftest import MainJob
 
 ROOT = Path(mixednuts_dist.__file__).parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXTENSIONS = {"corruptions.py"}  # examples that a configuration names
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in EXTENSIONS)
 SHOWN = ROOT / "docs" / "figures" / "examples"
 
 

@@ -1,0 +1,73 @@
+"""The stage in examples/corruptions.py runs as an extension and equals plain forward passes."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.config.register import STAGES, load_extensions
+from mixednuts_dist.config.run_config import RunConfig
+from mixednuts_dist.deployment.loading import read_run
+from mixednuts_dist.errors import DatasetError
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.stages.runs import open_run
+from mixednuts_dist.stages.stage import stage_of
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "corruptions.py"
+N = 24
+NAMES = ["noise", "contrast"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """24 digits with noise and with less contrast, each at five severities."""
+    pixels = (open_dataset("digits").read(0, N)[0][:, 0] * 255).round().numpy()
+    rng = np.random.default_rng(0)
+    made = {
+        "noise": [pixels + rng.normal(0, 8 * s, pixels.shape) for s in range(1, 6)],
+        "contrast": [127 + (pixels - 127) * (1 - 0.17 * s) for s in range(1, 6)],
+    }
+    (tmp_path / "digits-c").mkdir()
+    for name, copies in made.items():
+        np.save(tmp_path / "digits-c" / f"{name}.npy", np.concatenate(copies).round().clip(0, 255).astype(np.uint8))
+    return tmp_path / "digits-c"
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_example_equals_plain_forward_passes(
+    tiny: Callable[..., RunConfig], folder: Path, local_executor: Any
+) -> None:
+    keys = {"folder": str(folder), "names": NAMES}
+    config = tiny(extensions=[str(EXAMPLE)], corruptions=keys)
+    results = pipeline.run(config, executor=local_executor)
+    opened, stage = open_run(config), stage_of(config, "corruptions")
+    rows = stage.rows(opened, NAMES)
+    mixed = read_run(opened.store.uri, trust_code=True).classifier()
+    y = open_dataset("digits").read(0, N)[1]
+    for name in NAMES:
+        images_SNCHW = torch.from_numpy(np.load(folder / f"{name}.npy")).float().div(255).reshape(5, N, 1, 8, 8)
+        for severity, x in enumerate(images_SNCHW):
+            for place, model in enumerate((mixed.std, mixed.rob, mixed)):
+                assert torch.equal(rows[name][:, severity, place], model(x).argmax(dim=1) == y)
+    every = torch.stack([rows[name][..., 2].all(dim=1) for name in NAMES]).all(dim=0)
+    assert results.to_json()["stages"]["mixed, corrupted"]["robust"]["correct"] == int(every.sum())
+    (table,) = (table for title, table in results.tables.items() if title == "common corruptions")
+    assert [row[0] for row in table.rows] == ["std", "rob", "mixed"]
+    assert table.rows[0][-1] in (100.0, None)  # std relative to itself; None if std makes no mistake
+
+
+def test_the_example_rejects_files_in_another_format(tmp_path: Path) -> None:
+    load_extensions([str(EXAMPLE)])
+    example = sys.modules[STAGES.get("corruptions").__module__]
+    with pytest.raises(DatasetError, match=r"fog\.npy is not a readable array"):
+        example.corrupted_images(str(tmp_path), "fog")
+    np.save(tmp_path / "fog.npy", np.zeros((9, 8, 8), np.uint8))
+    with pytest.raises(DatasetError, match="5 severities"):
+        example.corrupted_images(str(tmp_path), "fog")
+    assert example.mean_corruption_error([0.25, 0.75], [0.5, 0.5]) == 100.0
+    assert example.mean_corruption_error([0.25, 0.75], [0.5, 0.0]) is None
