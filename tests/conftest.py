@@ -7,30 +7,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from mixednuts_dist.config import register
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from tests.object_store import ObjectStore
+from tests.helpers.object_store import ObjectStore
+from tests.helpers.runs import MAIN_JOB, Finished, MainJob, tiny_content
+from tests.helpers.small_nets import images, small_net
 
 if TYPE_CHECKING:  # Ray takes seconds to import, and the tests of many rooms do without it
     from mixednuts_dist.distributed.debug import DebugExecutor
     from mixednuts_dist.distributed.ray_executor import RayExecutor
 
-MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
 
 torch.set_num_threads(1)
-
-
-class Finished(NamedTuple):
-    """A finished run: its configuration, its folder, and its results as JSON."""
-
-    config: RunConfig
-    folder: Path
-    results: dict[str, Any]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -99,14 +93,6 @@ def object_store(object_store_server: ObjectStore, monkeypatch: pytest.MonkeyPat
     return object_store_server
 
 
-class MainJob(NamedTuple):
-    """The README's main job, run once for the whole suite."""
-
-    results: dict[str, Any]
-    storage: str
-    stderr: str
-
-
 @pytest.fixture(scope="session")
 def main_job(object_store_server: ObjectStore) -> MainJob:
     """As a user types it, into a bucket; whoever reads it there asks for `object_store` too."""
@@ -124,32 +110,6 @@ def main_job(object_store_server: ObjectStore) -> MainJob:
     return MainJob(json.loads(shown.stdout), storage, shown.stderr)
 
 
-def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:
-    """24 digits, a few iterations: seconds on one core."""
-    content: dict[str, Any] = {
-        "name": "tiny",
-        "data": {"uri": "digits", "n": 24},
-        "std": "demo:std",
-        "rob": "demo:rob",
-        "threat": {"eps": 0.15},
-        "partition_size": 8,
-        "precision": "fp32",  # what is fastest on a loaded machine is luck
-        "attack": {"n_iter": 8, "n_target_classes": 2},
-        "search": {
-            "beta": 0.9,
-            "betas": [1.0, 0.9, 0.5],
-            "scales": [0.5, 5.0],
-            "powers": [1.0, 3.0],
-            "biases": [-0.5, 0.0],
-            "rounds": 0,  # they are in tests/stages/test_rounds.py
-        },
-        "evaluate": {"n_iter": 5, "n_target_classes": 2, "n_queries": 20},
-        "storage": str(storage),
-        "compute": {"num_workers": 2},
-    }
-    return {**content, **changes}
-
-
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., RunConfig]:
     """A factory of tiny configurations under the test's own folder."""
@@ -163,3 +123,16 @@ def _extensions_of_its_own() -> Iterator[None]:
     yield
     for module in [name for name in sys.modules if name.startswith("mixednuts_extension_") and name not in before]:
         register._forget(module)
+
+
+@pytest.fixture
+def victim() -> Callable[..., tuple[nn.Module, Tensor, Tensor]]:
+    """(model, x, y) with labels that the model gets right on the clean images."""
+
+    def make(
+        n: int = 12, n_classes: int = 10, shape: tuple[int, int, int] = (3, 8, 8), seed: int = 0
+    ) -> tuple[nn.Module, Tensor, Tensor]:
+        model, x = small_net(n_classes, shape, seed), images(n, shape)
+        return model, x, model(x).argmax(dim=1)
+
+    return make

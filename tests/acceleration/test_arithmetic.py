@@ -26,8 +26,7 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.margins import signed_margin
 from mixednuts_dist.mixing.transforms import LayerNormTransform, LogitTransform, layer_norm_logits
-
-from .conftest import images, small_net
+from tests.helpers.small_nets import images, small_net
 
 SHAPE = (3, 8, 8)
 THREAT = ThreatModel("Linf", 0.03)

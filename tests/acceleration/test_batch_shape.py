@@ -25,8 +25,7 @@ from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.arrays import load_digits_split
-
-from .conftest import images, small_net
+from tests.helpers.small_nets import images, small_net
 
 KERNELS = {
     "default": {},

@@ -16,8 +16,7 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-
-from .conftest import images, small_net
+from tests.helpers.small_nets import images, small_net
 
 THREAT = ThreatModel("Linf", 0.05)
 QUICK = AttackBudget(n_iter=20, n_target_classes=3, n_queries=150)

@@ -12,8 +12,7 @@ from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-
-from .conftest import arrivals, iterates, one_pass
+from tests.helpers.stepping import arrivals, iterates, one_pass
 
 pytestmark = pytest.mark.filterwarnings("ignore:there are . points with zero gradient")  # of DLR, where it is constant
 

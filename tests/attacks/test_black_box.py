@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from mixednuts_dist.attacks.minimum_margin import black_box_margin_attack, minimum_margin_attack
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import signed_margin
-
-from .conftest import images, small_net
+from tests.helpers.small_nets import images, small_net
 
 LINF = ThreatModel("Linf", 0.03)
 

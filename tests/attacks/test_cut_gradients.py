@@ -11,8 +11,7 @@ from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.cut_gradients import Cut, found_cuts, identity_backward
 from mixednuts_dist.config.threat import ThreatModel
-
-from .conftest import images, small_net
+from tests.helpers.small_nets import images, small_net
 
 SHAPE, OPTIONS = (3, 8, 8), {"threat": ThreatModel("Linf", 0.05), "attacks": ("apgd-ce", "apgd-t")}
 QUICK = AttackBudget(n_iter=15, n_target_classes=2)

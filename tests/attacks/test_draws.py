@@ -14,8 +14,7 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-
-from .conftest import images, small_net
+from tests.helpers.small_nets import images, small_net
 
 SHAPE, THREAT, QUICK = (3, 8, 8), ThreatModel("Linf", 0.03), AttackBudget(n_iter=8, n_target_classes=2)
 

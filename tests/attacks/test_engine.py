@@ -24,8 +24,8 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.ball import ball_of
-
-from .stepping import read_late
+from tests.helpers.small_nets import ShortOfMemory
+from tests.helpers.stepping import read_late
 
 LINF = ThreatModel("Linf", 0.015)
 REAL = Path(__file__).parents[3] / "shared" / "real"
@@ -42,21 +42,6 @@ def make_engine(attacked: AttackedModel, rows: int = 16, *, n_iter: int = 12, st
 
 def run_engine(attacked: AttackedModel, x: Tensor, y: Tensor, **options: int) -> Finished:
     return make_engine(attacked, **options).run_one(Group(x, y, range(len(x))))
-
-
-class ShortOfMemory(nn.Module):
-    """A network on a device with room for `room` images."""
-
-    def __init__(self, network: nn.Module, room: int) -> None:
-        super().__init__()
-        self.network, self.room, self.refused = network, room, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.room:
-            self.refused += 1
-            raise torch.OutOfMemoryError(f"no room for {len(x)} images")
-        logits: Tensor = self.network(x)
-        return logits
 
 
 @pytest.mark.parametrize("room", [1, 5, 9])

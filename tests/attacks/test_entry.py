@@ -13,8 +13,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError, ThreatModelError
-
-from .conftest import images, small_net
+from tests.helpers.small_nets import images, small_net
 
 SHAPE = (3, 8, 8)
 THREAT = ThreatModel("Linf", 0.03)

@@ -17,9 +17,8 @@ from mixednuts_dist.attacks.untargeted_fab import UntargetedFab
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
-
-from .conftest import images, small_net
-from .stepping import Pass, stepped
+from tests.helpers.small_nets import images, small_net
+from tests.helpers.stepping import Pass, stepped
 
 N_ITER = 20
 PUBLISHED = {"Linf": projection_linf, "L2": projection_l2, "L1": projection_l1}

@@ -17,9 +17,8 @@ from mixednuts_dist.attacks.minimum_margin import margin_plan, minimum_margin_at
 from mixednuts_dist.benchmarks.attack_subjects import Subject
 from mixednuts_dist.benchmarks.float32 import counted
 from mixednuts_dist.config.threat import ThreatModel
-
-from .conftest import images, small_net
-from .simulated_card import SimulatedCard
+from tests.helpers.simulated_card import SimulatedCard
+from tests.helpers.small_nets import images, small_net
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = (3, 8, 8)

@@ -8,8 +8,7 @@ import torch
 
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.config.register import ATTACKS
-
-from .card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
+from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
 
 pytestmark = [
     pytest.mark.gpu,

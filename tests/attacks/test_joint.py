@@ -16,8 +16,7 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-
-from .conftest import arrivals, one_pass
+from tests.helpers.stepping import arrivals, one_pass
 
 THREAT = ThreatModel("Linf", 0.15)
 

@@ -15,23 +15,13 @@ from mixednuts_dist.attacks.outcome import AttackOutcome
 from mixednuts_dist.config.register import ATTACKS, load_extensions
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.norms.ball import ball_of
+from tests.helpers.small_mixtures import L1, L2, LINF, QUICK, SHAPE, mixture
+from tests.helpers.small_nets import ShortOfMemory, images, small_net
 
-from .conftest import images, small_net
-from .test_engine import ShortOfMemory
-
-SHAPE = (3, 8, 8)
-QUICK = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, joint_starts=1)
 ALL = ATTACKS.names()
 ON_ONE = [name for name, entry in ATTACKS.entries().items() if not entry.facts.get("mixtures_only")]
 every_attack = pytest.mark.parametrize("attack", ALL)
-LINF, L2, L1 = ThreatModel("Linf", 0.08), ThreatModel("L2", 0.8), ThreatModel("L1", 8.0)
-
-
-def mixture() -> MixedClassifier:
-    std, rob = small_net(10, SHAPE, seed=1, sharpness=8), small_net(10, SHAPE, seed=0, sharpness=3)
-    return MixedClassifier(std, rob, LogitTransform(2.0, 2.0, -0.5), 0.6, surrogate_alpha=0.8)
 
 
 @pytest.fixture(scope="module")

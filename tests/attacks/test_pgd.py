@@ -9,8 +9,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.pgd import Pgd
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-
-from .conftest import iterates
+from tests.helpers.stepping import iterates
 
 LINF = ThreatModel("Linf", 0.03)
 

@@ -8,8 +8,7 @@ from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.attacks.red_flags import FLAGS, findings, has_gradient, raised_flags
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-
-from .conftest import images, small_net
+from tests.helpers.small_nets import images, small_net
 
 SHAPE = (1, 6, 9)
 

@@ -20,11 +20,10 @@ from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.config.register import ATTACKS
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.norms.ball import Ball
-
-from .card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
-from .conftest import images, small_net
-from .simulated_card import SimulatedCard
-from .test_laws import L2, LINF, QUICK, SHAPE, mixture
+from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
+from tests.helpers.simulated_card import SimulatedCard
+from tests.helpers.small_mixtures import L2, LINF, QUICK, SHAPE, mixture
+from tests.helpers.small_nets import images, small_net
 
 
 @pytest.fixture

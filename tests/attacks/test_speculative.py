@@ -14,8 +14,7 @@ from mixednuts_dist.attacks.engine import Engine, Finished, Group
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from mixednuts_dist.attacks.square import Square, SquareMargin
 from mixednuts_dist.config.threat import ThreatModel
-
-from .stepping import read_late
+from tests.helpers.stepping import read_late
 
 N_QUERIES = 120
 LINF, L2 = ThreatModel("Linf", 0.02), ThreatModel("L2", 0.2)

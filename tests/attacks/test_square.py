@@ -26,9 +26,8 @@ from mixednuts_dist.attacks.windows import (
 )
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-
-from .conftest import images, small_net
-from .stepping import Pass, stepped
+from tests.helpers.small_nets import images, small_net
+from tests.helpers.stepping import Pass, stepped
 
 SEED = 3
 LINF, L2, L1 = ThreatModel("Linf", 0.05), ThreatModel("L2", 0.5), ThreatModel("L1", 3.0)

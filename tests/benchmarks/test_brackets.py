@@ -11,7 +11,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.benchmarks import brackets
 from mixednuts_dist.certification.linear_bounds import logit_bounds
 from mixednuts_dist.cli import main
-from tests.stages.test_certify import RELU_NETWORK
+from tests.helpers.certified_runs import RELU_NETWORK
 
 SMALL = AttackBudget(n_iter=5, n_target_classes=2, n_queries=20)
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.stage import stage_of
-from tests.stages.test_certify import SMOOTHING, content
+from tests.helpers.certified_runs import SMOOTHING, content
 
 N_IMAGES = 24
 

@@ -18,7 +18,7 @@ from mixednuts_dist.classifiers.checkpoints import fetch
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.uris import Missing
 from mixednuts_dist.errors import BaseClassifierError
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 CONTENT = hashlib.shake_256(b"weights").digest(3_000_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

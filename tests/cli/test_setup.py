@@ -15,8 +15,8 @@ from mixednuts_dist.cli import SECTIONS, main
 from mixednuts_dist.config.run_config import load_config
 from mixednuts_dist.config.uris import TWO_CHECKPOINTS, check_classifier_uri
 from mixednuts_dist.errors import BaseClassifierError
-from tests.conftest import tiny_content
-from tests.object_store import ObjectStore
+from tests.helpers.object_store import ObjectStore
+from tests.helpers.runs import tiny_content
 
 
 def mixednuts(*arguments: str) -> tuple[int, str]:

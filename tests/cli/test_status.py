@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mixednuts_dist.cli.status import Pace, RunStatus, StageStatus, print_status
 from mixednuts_dist.reports.counts import Count
-from tests.conftest import Finished
+from tests.helpers.runs import Finished
 
 RUNNING = Pace(
     images_left=300, images_per_second=2.5, seconds_left=120.0, last_finished_seconds_ago=8.0,

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Finished
-
-OLD_RUN = str(Path(__file__).with_name("old_run"))  # of release 0.1.0, results version 2
+from tests.helpers.runs import Finished
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from mixednuts_dist.deployment.export import model_card
 from mixednuts_dist.deployment.loading import read_run
 from mixednuts_dist.images.datasets import open_dataset
 
-from .conftest import OLD_RUN
+OLD_RUN = str(Path(__file__).with_name("old_run"))  # of release 0.1.0, results version 2
 
 
 def export(*arguments: str) -> Result:

@@ -15,9 +15,9 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_columns, read_footer
-from tests.conftest import Finished
+from tests.helpers.runs import Finished
 
-from .conftest import OLD_RUN
+OLD_RUN = str(Path(__file__).with_name("old_run"))  # of release 0.1.0, results version 2
 
 
 def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Path) -> None:

@@ -12,7 +12,7 @@ from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitMap, LogitTransform
 from mixednuts_dist.storage.store import Store
-from tests.mixing.test_classifier import CountingNet, images, mixed
+from tests.helpers.counting_net import CountingNet, images, mixed
 
 
 def test_saved_weights_come_back(tmp_path: Path) -> None:

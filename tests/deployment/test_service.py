@@ -32,7 +32,7 @@ from mixednuts_dist.deployment.service import (
 )
 from mixednuts_dist.errors import ClusterError, InvalidInputError, MissingArtifact
 from mixednuts_dist.images.datasets import open_dataset
-from tests.ports import free_ports
+from tests.helpers.ports import free_ports
 
 SHAPE = (1, 8, 8)
 

@@ -18,7 +18,7 @@ from mixednuts_dist.errors import DamagedFile, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports import report
 from mixednuts_dist.stages.runs import open_run
-from tests.conftest import Finished, tiny_content
+from tests.helpers.runs import Finished, tiny_content
 
 LOOKS = [["status"], ["report"], ["open"], ["verify"], ["compare", "RUN"], ["runs", ".."]]
 USES = [["export", "--to", "given"], ["run", "--local"], ["estimate"], ["study", "margins", "--local"]]

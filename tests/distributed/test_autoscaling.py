@@ -12,8 +12,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.conftest import tiny_content
-from tests.distributed.local_head import Head, local_head
+from tests.helpers.local_head import Head, local_head
+from tests.helpers.runs import tiny_content
 
 HEAD_TYPE = "ray.head.default"  # as the fake provider calls whatever node it runs on
 HEAD_ID = "f" * 51 + "00000"

@@ -18,8 +18,8 @@ from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import cluster
 from mixednuts_dist.distributed.ray_executor import pool_settings
 from mixednuts_dist.errors import ClusterError
-from tests.conftest import tiny_content
-from tests.system.drivers import Driver, stamps
+from tests.helpers.drivers import Driver, stamps
+from tests.helpers.runs import tiny_content
 
 
 @pytest.mark.usefixtures("ray_executor")

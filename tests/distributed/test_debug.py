@@ -17,8 +17,7 @@ from mixednuts_dist.cli.options import reported
 from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.stages import attack
-from tests.conftest import Finished
-from tests.stages.test_pipeline import ATTACK, EVALUATE, Watcher, rows
+from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows
 
 
 @pytest.fixture

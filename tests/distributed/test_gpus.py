@@ -22,7 +22,7 @@ from mixednuts_dist.stages import partitioned
 from mixednuts_dist.stages.attack import attack_task
 from mixednuts_dist.stages.progress import Silent
 from mixednuts_dist.stages.runs import open_run
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 VERSION = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build  (root@host)
 GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1)

@@ -2,9 +2,8 @@
 
 import json
 import re
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,8 @@ import yaml
 
 from mixednuts_dist.distributed.submission import runtime_env
 from mixednuts_dist.images.datasets import open_dataset
-from tests.conftest import tiny_content
-from tests.distributed.local_head import Head, local_head
+from tests.helpers.local_head import Head, awaited, local_head, stop
+from tests.helpers.runs import tiny_content
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "jobs/configs/digits.yaml"
@@ -28,13 +27,6 @@ pytestmark = pytest.mark.slow
 def head() -> Iterator[Head]:
     with local_head("--num-cpus=2") as started:
         yield started
-
-
-def awaited(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
-        time.sleep(0.1)
 
 
 def overrides(storage: Path) -> list[str]:
@@ -50,13 +42,6 @@ def overrides(storage: Path) -> list[str]:
 def written(storage: Path) -> dict[Path, int]:
     """The finished partitions of the attack, and when each was written."""
     return {path: path.stat().st_mtime_ns for path in storage.glob("*/attack/part-*.parquet")}
-
-
-def stop(head: Head, job: str) -> None:
-    """What `ray job stop` asks for, at once: that command takes seconds to start, in which the attack may end."""
-    request = urllib.request.Request(f"{head.dashboard}/api/jobs/{job}/stop", method="POST")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        assert json.load(answer) == {"stopped": True}
 
 
 def metrics(head: Head) -> str:

@@ -18,9 +18,8 @@ from mixednuts_dist.errors import PartitionFailed
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.partitioned import worker_spec
 from mixednuts_dist.stages.runs import open_run
-from tests.conftest import Finished, tiny_content
-from tests.distributed.test_pool import FACTORY, table
-from tests.stages.test_pipeline import ATTACK, EVALUATE, rows
+from tests.helpers.runs import ATTACK, EVALUATE, Finished, rows, tiny_content
+from tests.helpers.touchy_classifiers import FACTORY, table
 
 LEAVING = """
 def exiting():

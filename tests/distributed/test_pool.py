@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
 import ray
 
@@ -14,64 +13,7 @@ from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError, PartitionFailed
 from mixednuts_dist.stages import attack
 from mixednuts_dist.storage.records import Receipt
-
-FACTORY = """
-import os
-import pathlib
-import sys
-import time
-import torch
-from mixednuts_dist.classifiers.factories import demo_rob
-from mixednuts_dist.images.arrays import load_digits_split
-
-MARK = pathlib.Path(__file__).with_name("mark")
-
-class Touchy(torch.nn.Module):
-    def __init__(self, act):
-        super().__init__()
-        self.net, self.act = demo_rob(), act
-        self.bad = load_digits_split("test")[0][10]
-
-    def forward(self, x):
-        if bool((x == self.bad).flatten(1).all(dim=1).any()) and (x.shape[0] > 0):
-            self.act()
-        return self.net(x)
-
-def raising():
-    def act():
-        raise ValueError("image 10 is poison")
-    return Touchy(act)
-
-class Never(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = demo_rob()
-
-    def forward(self, x):
-        if "default_worker" in sys.argv[0]:
-            raise RuntimeError("no kernel")
-        return self.net(x)
-
-def never():
-    return Never()
-
-def dying():
-    return Touchy(lambda: os._exit(3))
-
-def hanging_once():
-    def act():
-        if not MARK.exists():
-            MARK.write_text("hung")
-            time.sleep(3600)
-    return Touchy(act)
-
-def dying_once():
-    def act():
-        if not MARK.exists():
-            MARK.write_text("dead")
-            os._exit(3)
-    return Touchy(act)
-"""
+from tests.helpers.touchy_classifiers import FACTORY, table
 
 
 @pytest.fixture
@@ -100,11 +42,6 @@ class KillOnFirstReceipt:
 
     def stage_finished(self, stage: str, message: str) -> None:
         pass
-
-
-def table(config: RunConfig) -> dict[str, list[Any]]:
-    folder = Path(config.storage) / config.run_id() / "attack"
-    return pq.read_table(sorted(folder.glob("part-*.parquet"))).to_pydict()
 
 
 @pytest.mark.slow

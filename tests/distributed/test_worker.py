@@ -15,15 +15,12 @@ import torch
 
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
-from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed import workbench
 from mixednuts_dist.distributed.ray_executor import end_with_parent
 from mixednuts_dist.distributed.workbench import Workbench
 from mixednuts_dist.distributed.worker import AttackWorker
-from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import DatasetError, StoreError
-from mixednuts_dist.images.datasets import labels_checksum, open_dataset
+from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.stages.attack import AttackTask
@@ -31,23 +28,9 @@ from mixednuts_dist.storage.manifest import verify
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import finished_receipt, read_attack_records, read_footer
+from tests.helpers.worker_specs import spec_of
 
 TASK = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=2, n_target_classes=1))
-
-
-def spec_of(folder: Path, **changes) -> WorkerSpec:
-    """Of a run on the digits in this folder, which has what a driver leaves there."""
-    uris = {name: f"demo:{name}" for name in ("std", "rob")}
-    checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in uris.items()}
-    checksums["labels"] = labels_checksum(open_dataset("digits"))
-    spec = WorkerSpec(
-        store_uri=str(folder), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
-        threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
-    )  # fmt: skip
-    (folder / "run.yaml").write_text(
-        "inputs: {n_images: 24, n_classes: 10, image_shape: [], checksums: {}}\nversions: {}\n"
-    )  # the driver writes it, and every worker must see it
-    return replace(spec, **changes)
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import AttackRecords, Receipt
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_attack_records
-from tests.attacks.simulated_card import SimulatedCard
-
-from .test_worker import spec_of
+from tests.helpers.simulated_card import SimulatedCard
+from tests.helpers.worker_specs import spec_of
 
 PIECE = Partition(0, 30, 54)
 

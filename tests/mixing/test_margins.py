@@ -13,8 +13,7 @@ from mixednuts_dist.mixing.margins import (
     signed_margin,
     top2_margin,
 )
-
-from ..selection import reference
+from tests.helpers import reference
 
 
 def test_golden_margins() -> None:

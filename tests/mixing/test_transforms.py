@@ -11,8 +11,7 @@ from mixednuts_dist.config.register import CLAMPS as REGISTER
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.clamps import Clamp, clamp_logits
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
-
-from ..selection import reference
+from tests.helpers import reference
 
 CLAMPS = REGISTER.names()
 TORCH_CLAMPS = {"gelu": F.gelu, "relu": F.relu, "elu": F.elu, "softplus": F.softplus, "linear": lambda u: u}

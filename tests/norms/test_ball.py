@@ -22,9 +22,9 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import ConfigError, ThreatModelError
 from mixednuts_dist.norms.ball import ball_of, keyed_generator
 from mixednuts_dist.norms.l1 import L1, sparse_signs
-from tests.attacks.conftest import images, small_net
-from tests.attacks.test_laws import mixture
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
+from tests.helpers.small_mixtures import mixture
+from tests.helpers.small_nets import images, small_net
 
 SHAPES = [(1, 8, 8), (3, 5, 7)]
 RADII = {"Linf": (8 / 255, 1.0), "L2": (0.5, 3.0), "L1": (2.0, 12.0)}

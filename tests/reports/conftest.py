@@ -10,9 +10,8 @@ import pytest
 
 from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.results import RunResults
-
-from .browser import Browser, Tab
-from .made_up_run import made_up_results
+from tests.helpers.browser import Browser, Tab
+from tests.helpers.made_up_run import made_up_results
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -15,7 +15,7 @@ from mixednuts_dist.reports import comparison, leaderboard
 from mixednuts_dist.stages.runs import stored_run
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_columns
-from tests.conftest import Finished, tiny_content
+from tests.helpers.runs import Finished, tiny_content
 
 
 @pytest.fixture(scope="session")

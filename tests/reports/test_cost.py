@@ -7,8 +7,7 @@ import pytest
 
 from mixednuts_dist.reports.results import stage_costs
 from mixednuts_dist.reports.tables import cost_table
-
-from .made_up_run import made_up_receipts
+from tests.helpers.made_up_run import made_up_receipts
 
 
 def test_devices_are_billed_by_what_was_held() -> None:

@@ -26,8 +26,7 @@ from mixednuts_dist.reports.figures import caption, figures
 from mixednuts_dist.reports.margins import EDGES
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages.stage import Certified
-
-from .made_up_run import made_up_results
+from tests.helpers.made_up_run import made_up_results
 
 
 def rows_of(spec: dict[str, Any]) -> list[dict[str, Any]]:

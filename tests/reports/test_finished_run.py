@@ -23,9 +23,8 @@ from mixednuts_dist.reports.report import collect
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search import read_candidates
-from tests.conftest import tiny_content
-
-from .browser import Tab
+from tests.helpers.browser import Tab
+from tests.helpers.runs import tiny_content
 
 
 class Stored(NamedTuple):

@@ -10,8 +10,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from mixednuts_dist.errors import StoreError
 from mixednuts_dist.reports import report
-
-from .made_up_run import made_up_results
+from tests.helpers.made_up_run import made_up_results
 
 
 class Collector(HTTPServer):

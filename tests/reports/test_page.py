@@ -15,9 +15,8 @@ from mixednuts_dist.reports.figures import figures
 from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.reports.tables import table_files
-
-from .browser import Tab
-from .made_up_run import made_up_results
+from tests.helpers.browser import Tab
+from tests.helpers.made_up_run import made_up_results
 
 # The ring is drawn with arcs; its label, for screen readers, names its series and its beta.
 RING_PLACES = """

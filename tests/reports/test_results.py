@@ -28,8 +28,14 @@ from mixednuts_dist.reports.margins import (
 from mixednuts_dist.reports.report import attacks_said
 from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
 from mixednuts_dist.storage.records import SearchResult
-
-from .made_up_run import ATTACKS, in_batches, made_up_attack, made_up_evaluate, made_up_results, made_up_search
+from tests.helpers.made_up_run import (
+    ATTACKS,
+    in_batches,
+    made_up_attack,
+    made_up_evaluate,
+    made_up_results,
+    made_up_search,
+)
 
 
 def gather(attack, search, evaluate, **changes) -> RunResults:

@@ -20,8 +20,7 @@ from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.reports.table import Table, latex_text
 from mixednuts_dist.reports.tables import DATA_ONLY, TABLES, print_results, table_files
 from mixednuts_dist.reports.worst_images import Verdict
-
-from .made_up_run import made_up_results
+from tests.helpers.made_up_run import made_up_results
 
 
 def printed(results: RunResults, width: int = 80) -> str:

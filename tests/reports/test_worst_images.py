@@ -13,8 +13,7 @@ from mixednuts_dist.reports.worst_images import (
     perturbation_png,
     png,
 )
-
-from .made_up_run import in_batches, made_up_attack, made_up_evaluate
+from tests.helpers.made_up_run import in_batches, made_up_attack, made_up_evaluate
 
 
 def pixels(content: bytes) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 MIXEDNUTS = str(Path(sys.executable).with_name("mixednuts"))
 ROOT = Path(__file__).parents[2]

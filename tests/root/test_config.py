@@ -13,7 +13,7 @@ from mixednuts_dist.config.search_config import RangeConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.versions import FAST, fast_notes
 from mixednuts_dist.errors import ConfigError, ThreatModelError
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 MINIMAL: dict[str, Any] = {
     "name": "tiny",

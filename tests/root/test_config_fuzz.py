@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.errors import ConfigError, MixedNutsError
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 FILES = {
     "3,000 brackets": b"name: " + b"[" * 3000,

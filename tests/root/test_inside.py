@@ -11,7 +11,7 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.stages.runs import run_store
 from mixednuts_dist.studies import study
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "inside.md").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from mixednuts_dist.errors import JsonFormatter
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 
 def test_a_record_becomes_one_object_with_its_extras_and_traceback() -> None:

@@ -12,7 +12,7 @@ import torch
 import torchvision
 
 import mixednuts_dist as mn
-from tests.root.test_readme import BLOCKS, PAGES, README, ROOT
+from tests.helpers.pages import BLOCKS, PAGES, README, ROOT
 
 HERE = "tests/root/test_paths.py"
 LINES, WIDTH = 6, 125

@@ -5,42 +5,17 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
 
 from mixednuts_dist.config.run_config import parse_config
-from tests.conftest import MAIN_JOB, MainJob
+from tests.helpers.pages import BLOCKS, PAGES, README, ROOT, Block, blocks_of, without_directives
+from tests.helpers.runs import MAIN_JOB, MainJob
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HERE = "tests/root/test_readme.py"
 TESTS = "uv run pytest -n 2 --dist loadfile"
-
-
-class Block(NamedTuple):
-    """A fenced block with the comment above it: `<!-- tested: FILE -->` or `<!-- not run in CI: REASON -->`."""
-
-    page: str
-    state: str
-    reason: str
-    language: str
-    text: str
-
-
-def without_directives(page: Path) -> str:
-    """The page less the directives of the site, which test_site.py builds."""
-    return re.sub(r"^```\{.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-
-
-def blocks_of(page: Path) -> list[Block]:
-    fenced = re.compile(r"(?:<!-- (tested|not run in CI): (.+?) -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-    return [Block(page.name, *found) for found in fenced.findall(without_directives(page))]
-
-
-BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
 def run_here(language: str) -> list[Block]:

@@ -12,7 +12,7 @@ import pytest
 
 import mixednuts_dist
 from mixednuts_dist.config.register import STUDIES
-from tests.conftest import MainJob
+from tests.helpers.runs import MainJob
 
 ROOT = Path(mixednuts_dist.__file__).parents[1]
 EXTENSIONS = {"corruptions.py"}  # examples that a configuration names

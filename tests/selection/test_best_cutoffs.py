@@ -1,83 +1,15 @@
 """The best cutoff that keeps at least beta, and points sets, against a plain loop over every cutoff that differs."""
 
-import itertools
-
 import pytest
 import torch
-from torch import Tensor
 
 from mixednuts_dist.errors import InvalidInputError
-from mixednuts_dist.mixing.margins import log_one_minus_signed_margin, log_one_minus_top2_margin
-from mixednuts_dist.mixing.mixture import Mixture, mixed_clean_correct
+from mixednuts_dist.mixing.margins import log_one_minus_top2_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.grid import Grid, kept_images
-from mixednuts_dist.selection.inputs import AttackedPoints, CachedLogits
-from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact
-
-GRID = Grid((0.05, 0.4, 2.0), (0.8, 1.5, 3.0), (-1.6, -0.7, 0.2), betas=(1.0, 0.97, 0.9, 0.7, 0.3, 0.0))
-AXES = {"scales": GRID.scales, "powers": GRID.powers, "biases": GRID.biases, "betas": GRID.betas}
-
-
-def rows(n: int = 150, n_classes: int = 10, *, seed: int = 0) -> CachedLogits:
-    """Rob is right on most images, std on most others and wrong on some that rob gets right."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(n_classes, (n,), generator=generator)
-    clean = torch.randn(n, n_classes, generator=generator)
-    clean[torch.arange(n), labels] += 1 + 3 * torch.rand(n, generator=generator)
-    attacked = clean + 0.5 * torch.randn(n, n_classes, generator=generator)
-    attacked[torch.arange(n), labels] -= 0.4
-    wrong = torch.rand(n, generator=generator) < 0.25
-    std_pred = torch.where(wrong, torch.randint(n_classes, (n,), generator=generator), labels)
-    return CachedLogits(clean, attacked, labels, std_pred)
-
-
-def with_points(cached: CachedLogits, n_points: int, *, seed: int = 1) -> AttackedPoints:
-    """Up to several points of some images, on a few of which rob itself is wrong."""
-    generator = torch.Generator().manual_seed(seed)
-    image = torch.randint(len(cached.labels_B) // 2, (n_points,), generator=generator)
-    logits = cached.rob_attacked_BK[image] + 0.4 * torch.randn(
-        n_points, cached.rob_attacked_BK.shape[1], generator=generator
-    )
-    logits[torch.arange(n_points), cached.labels_B[image]] -= 0.3
-    return AttackedPoints(logits, image)
-
-
-def exact(cached: CachedLogits, points: AttackedPoints | None = None, **changes: str) -> Selection:
-    return select_parameters_exact(
-        cached.rob_attacked_BK, cached.labels_B, cached.rob_clean_BK, cached.labels_B, cached.std_pred_B,
-        **AXES, points=points, **changes,
-    )  # type: ignore[arg-type]  # fmt: skip
-
-
-def smallest_margins(cached: CachedLogits, points: AttackedPoints | None, transform: LogitTransform) -> Tensor:
-    """log(1 - signed margin) of each image that rob keeps, the largest over its points."""
-    values = log_one_minus_signed_margin(transform(cached.rob_attacked_BK.double()), cached.labels_B)
-    if points is not None:
-        found = log_one_minus_signed_margin(
-            transform(points.rob_logits_PK.double()), cached.labels_B[points.image_P]
-        ).tolist()
-        for image, value in zip(points.image_P.tolist(), found, strict=True):
-            values[image] = max(float(values[image]), value)
-    return values[cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B]
-
-
-def outcome(cached: CachedLogits, margins: Tensor, transform: LogitTransform, log_cutoff: float) -> tuple[int, int]:
-    """(clean images right, images kept) at a cutoff."""
-    cutoff = -float(torch.expm1(torch.tensor(log_cutoff, dtype=torch.float64)))
-    mixture = Mixture(transform, 1 / (1 + cutoff), cutoff / (1 + cutoff))
-    clean = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, mixture)
-    return int(clean.sum()), int((margins <= log_cutoff + 1e-12 * abs(log_cutoff)).sum())
-
-
-def every_outcome(cached: CachedLogits, margins: Tensor, transform: LogitTransform) -> list[tuple[int, int, float]]:
-    """Of every cutoff that differs from the others: at each margin, and just above each clean image's gap."""
-    mapped = transform(cached.rob_clean_BK.double())
-    top, probs = mapped.argmax(dim=1), mapped.softmax(dim=1)
-    index = torch.arange(len(top))
-    gaps = torch.log1p(-(probs[index, top] - probs[index, cached.std_pred_B]))
-    breaks = sorted({*margins[margins <= 0].tolist(), *gaps.tolist(), 0.0})
-    tried = [*margins[margins <= 0].tolist(), *((a + b) / 2 for a, b in itertools.pairwise(breaks))]
-    return [(*outcome(cached, margins, transform, value), value) for value in tried]
+from mixednuts_dist.selection.grid import kept_images
+from mixednuts_dist.selection.inputs import AttackedPoints
+from mixednuts_dist.selection.selection import select_parameters
+from tests.helpers.brute_force import AXES, GRID, every_outcome, exact, outcome, rows, smallest_margins, with_points
 
 
 @pytest.mark.parametrize("n_points", [0, 90])

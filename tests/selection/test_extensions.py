@@ -12,8 +12,7 @@ from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.exploration import Exploration, GridRefinements, Selection
 from mixednuts_dist.selection.selection import score_candidates
-
-from .test_best_cutoffs import GRID, exact, rows
+from tests.helpers.brute_force import GRID, exact, rows
 
 CLAMP = """
 import torch

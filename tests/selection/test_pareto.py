@@ -10,8 +10,7 @@ from mixednuts_dist.selection.criteria import ExactCriterion, PaperCriterion
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.selection.inputs import CachedLogits
 from mixednuts_dist.selection.selection import beta_of_robust, most_kept_at_clean, pareto_front, search_grid
-
-from .test_best_cutoffs import GRID, every_outcome, outcome, rows, smallest_margins, with_points
+from tests.helpers.brute_force import GRID, every_outcome, outcome, rows, smallest_margins, with_points
 
 
 def criterion(cached: CachedLogits, clamp: str = "gelu") -> ExactCriterion:

@@ -15,9 +15,8 @@ from mixednuts_dist.selection.selection import (
     select_parameters_exact,
     surrogate_alpha,
 )
-
-from . import reference
-from .reference import Answer, Grid
+from tests.helpers import reference
+from tests.helpers.reference import Answer, Grid
 
 GRID = Grid(scales=(0.05, 0.6, 5.0), powers=(0.7, 1.0, 3.3), biases=(-1.29, 0.0, 0.8))
 SMALL_GRID = Grid(scales=(0.002, 0.02), powers=(1.0, 2.7), biases=(-0.6, 0.1))

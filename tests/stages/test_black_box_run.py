@@ -8,7 +8,7 @@ import pytest
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import RunConfig
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 ANSWERING_STD = """
 import torch

@@ -12,7 +12,7 @@ from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.stages.runs import open_run
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 ROUNDED = """
 import torch

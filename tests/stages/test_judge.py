@@ -20,8 +20,7 @@ from mixednuts_dist.images.points import points_checksum, read_points_file
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.tables import read_columns
-from tests.conftest import tiny_content
-from tests.stages.test_stage import Watcher
+from tests.helpers.runs import Watcher, tiny_content
 
 N, EPS = 24, 0.15
 

@@ -1,7 +1,7 @@
 """A whole run on a real local Ray: what it leaves, what a second one does, and what a damaged one repairs."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,65 +12,14 @@ import yaml
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.cli.status import run_status
-from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.distributed.executor import Executor, PoolSettings
 from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.manifest import verify
-from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import Footer, read_footer
-
-
-class Watcher:
-    """Remembers which partitions were computed."""
-
-    def __init__(self) -> None:
-        self.computed: list[tuple[str, int]] = []
-        self.messages: dict[str, str] = {}
-
-    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
-        pass
-
-    def partition_done(self, receipt: Receipt) -> None:
-        self.computed.append((receipt.stage, receipt.partition))
-
-    def stage_finished(self, stage: str, message: str) -> None:
-        self.messages[stage] = message
-
-
-class NoRay(Executor):
-    """An executor that must not be needed: without workers, and with nothing that could start any."""
-
-    def workers(self, compute: ComputeConfig) -> PoolSettings:  # noqa: ARG002
-        raise AssertionError("Ray was started although there was nothing to do")
-
-
-def rows(folder: Path, stage: str, columns: Sequence[str]) -> dict[int, list[Any]]:
-    """sample_id -> the bits of its row, over all partitions."""
-    found: dict[int, list[Any]] = {}
-    for path in sorted((folder / stage).glob("part-*.parquet")):
-        table = pq.read_table(path, columns=["sample_id", *columns]).to_pydict()
-        for i, sample_id in enumerate(table["sample_id"]):
-            assert sample_id not in found, f"{sample_id} is there twice"
-            found[sample_id] = [table[name][i] for name in columns]
-    return found
-
-
-ATTACK = [
-    "label",
-    "std_clean",
-    "std_attacked",
-    "rob_clean",
-    "rob_attacked",
-    "margin",
-    "std_broken",
-    "rob_broken",
-    "x_adv",
-]
-EVALUATE = ["label", "mixed_clean", "mixed_attacked", "robust", "survived_cached", "survived_square", "x_adv"]
+from tests.helpers.runs import ATTACK, EVALUATE, NoRay, Watcher, rows
 
 
 def test_the_run_leaves_what_the_design_says(tiny_run) -> None:

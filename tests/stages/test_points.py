@@ -14,7 +14,7 @@ from mixednuts_dist.stages.points import StoredPoints, bits_apart, hardest_point
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.tables import encode_table
-from tests.attacks.conftest import images, small_net
+from tests.helpers.small_nets import images, small_net
 
 SHAPE = (3, 16, 16)
 N = 24

@@ -17,7 +17,7 @@ from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies import study
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 N, ATTACKS, BUDGET = 60, ("apgd-ce", "apgd-t"), AttackBudget(n_iter=15, n_target_classes=3)
 

@@ -27,9 +27,8 @@ from mixednuts_dist.storage import manifest
 from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import Store
-from tests.conftest import Finished
-from tests.object_store import ObjectStore
-from tests.stages.test_pipeline import ATTACK, EVALUATE, Watcher, rows
+from tests.helpers.object_store import ObjectStore
+from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows
 
 RESULTS = ("accuracy", "parameters", "tradeoff", "survival", "margins")
 

@@ -21,8 +21,8 @@ from mixednuts_dist.stages.rounds import Points, wanted_images
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import Receipt, SearchResult
 from mixednuts_dist.storage.tables import read_columns
-from tests.conftest import tiny_content
-from tests.selection.test_best_cutoffs import GRID, rows, with_points
+from tests.helpers.brute_force import GRID, rows, with_points
+from tests.helpers.runs import tiny_content
 
 N_IMAGES = 32
 WIDE = {

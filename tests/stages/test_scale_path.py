@@ -23,7 +23,7 @@ from mixednuts_dist.images.parquet_images import MANIFEST, ImagePart, ImageRows,
 from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
-from tests.object_store import ObjectStore
+from tests.helpers.object_store import ObjectStore
 
 PICTURES = Path(__file__).parents[3] / "shared" / "real" / "imagenet"
 N_CLASSES = 40

@@ -20,7 +20,7 @@ from mixednuts_dist.stages.choosing import explored
 from mixednuts_dist.stages.runs import reopen_run, search_fingerprint, searched_images
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.storage.tables import read_attack_records, read_columns
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 Configured = Callable[..., RunConfig]
 SEVERAL = {"clamps": ["relu"], "ln_ks": [5], "refine": 1}

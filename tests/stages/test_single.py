@@ -25,8 +25,7 @@ from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages import attack, evaluate, search
-
-from .test_pipeline import NoRay, Watcher, rows
+from tests.helpers.runs import NoRay, Watcher, rows
 
 EXAMPLE = Path(__file__).parents[2] / "jobs" / "configs" / "autoattack.yaml"
 SMALL = (

@@ -28,8 +28,7 @@ from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of, stages_of
 from mixednuts_dist.storage.manifest import verify
 from mixednuts_dist.storage.tables import read_columns
-from tests.conftest import tiny_content
-from tests.stages.test_pipeline import Watcher
+from tests.helpers.runs import Watcher, tiny_content
 
 PAGE = (Path(__file__).parents[2] / "docs" / "inside.md").read_text()
 (FLIP,) = (block for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if '@STAGES("flip"' in block)

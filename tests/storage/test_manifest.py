@@ -22,8 +22,8 @@ from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table
-from tests.object_store import ObjectStore
-from tests.storage.test_tables import columns, receipt
+from tests.helpers.object_store import ObjectStore
+from tests.helpers.stored_rows import columns, receipt
 
 PARTS = split_images(20, 3)
 

@@ -23,10 +23,10 @@ from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store, concurrently
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
-from tests.conftest import Finished, tiny_content
-from tests.object_store import ObjectStore
-from tests.storage.fault_proxy import CorruptingProxy, FaultProxy
-from tests.storage.test_tables import columns, receipt
+from tests.helpers.fault_proxy import CorruptingProxy, FaultProxy
+from tests.helpers.object_store import ObjectStore
+from tests.helpers.runs import Finished, tiny_content
+from tests.helpers.stored_rows import columns, receipt
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import StoreError
 from mixednuts_dist.storage import outages
 from mixednuts_dist.storage.store import Store, concurrently
-from tests.object_store import ObjectStore
-from tests.storage.fault_proxy import RefusingProxy
+from tests.helpers.fault_proxy import RefusingProxy
+from tests.helpers.object_store import ObjectStore
 
 
 @pytest.fixture

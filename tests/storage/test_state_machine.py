@@ -22,7 +22,7 @@ from mixednuts_dist.storage.partitions import Partition, Span, split_images, who
 from mixednuts_dist.storage.spans import delete_spans, finished_spans, merge_spans
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns
-from tests.storage.test_tables import columns, receipt
+from tests.helpers.stored_rows import columns, receipt
 
 PARTS = split_images(8, 4)
 FINGERPRINT, STAGE = "f0", "attack"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from mixednuts_dist.errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
 from mixednuts_dist.storage import tables
@@ -15,22 +14,7 @@ from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer, read_rows, stream_columns
-
-
-def receipt(part: Partition) -> Receipt:
-    return Receipt("attack", part.index, part.start, part.stop, 1, 1, 0.5, 10, 9, "node")
-
-
-def columns(part: Partition) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(part.index)
-    n = len(part)
-    return {
-        "sample_id": torch.arange(part.start, part.stop),
-        "logits": torch.randn(n, 10, generator=generator),
-        "margin": torch.randn(n, dtype=torch.float64, generator=generator),
-        "broken": torch.rand(n, generator=generator) > 0.5,
-        "x_adv": torch.rand(n, 1, 4, 5, generator=generator),
-    }
+from tests.helpers.stored_rows import columns, receipt
 
 
 def written(tmp_path: Path, fingerprint: str = "f0") -> tuple[Store, list[Partition]]:

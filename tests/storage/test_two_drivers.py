@@ -13,8 +13,8 @@ from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, set_
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table
-from tests.object_store import ObjectStore
-from tests.storage.test_tables import columns, receipt
+from tests.helpers.object_store import ObjectStore
+from tests.helpers.stored_rows import columns, receipt
 
 PARTS = split_images(12, 3)
 

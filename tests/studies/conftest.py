@@ -7,7 +7,7 @@ import pytest
 
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.studies.bench import Bench
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies import study as studies
 from mixednuts_dist.studies.bench import Bench
 from mixednuts_dist.studies.study import Outcome, paper_tables, same_set_up
-from tests.conftest import tiny_content
+from tests.helpers.runs import tiny_content
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {

@@ -21,8 +21,7 @@ from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies.bench import Bench
 from mixednuts_dist.studies.searches import CLOSE
 from mixednuts_dist.studies.study import Outcome
-
-from . import plain
+from tests.helpers import plain
 
 
 class Rows:

@@ -14,8 +14,8 @@ from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.storage.store import Store
-from tests.object_store import ObjectStore
-from tests.system.drivers import STAGES, Driver, comparable, rows
+from tests.helpers.drivers import STAGES, Driver, comparable, rows
+from tests.helpers.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 

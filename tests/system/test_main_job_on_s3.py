@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.conftest import MainJob
-from tests.object_store import ObjectStore
-from tests.system.drivers import STAGES, everything, leftovers, rows
+from tests.helpers.drivers import STAGES, everything, leftovers, rows
+from tests.helpers.object_store import ObjectStore
+from tests.helpers.runs import MainJob
 
 
 @pytest.mark.slow

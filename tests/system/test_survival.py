@@ -3,7 +3,6 @@
 Killed workers and poison images are in tests/distributed/test_pool.py.
 """
 
-import json
 import os
 import random
 import signal
@@ -15,25 +14,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
-from mixednuts_dist import pipeline
-from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.stages.runs import RESULTS
-from tests.conftest import tiny_content
-from tests.distributed.local_head import ONE_MACHINE, Head, local_head
-from tests.object_store import ObjectStore
-from tests.system.drivers import ROOT, Driver, attack_status, comparable, everything, leftovers, rows, stamps
+from tests.helpers.drivers import (
+    ROOT,
+    Driver,
+    Undisturbed,
+    attack_status,
+    comparable,
+    driver_on,
+    everything,
+    leftovers,
+    rows,
+    stamps,
+    undisturbed_run,
+)
+from tests.helpers.local_head import ONE_MACHINE, Head, local_head
+from tests.helpers.object_store import ObjectStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-
-
-class Undisturbed(NamedTuple):
-    """A finished run: its configuration, printed results and rows."""
-
-    config: Path
-    results: dict[str, Any]
-    rows: dict[tuple[str, int], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +40,6 @@ def head(object_store_server: ObjectStore) -> Iterator[Head]:
     """A cluster that outlives every driver, with room for two of them."""
     with local_head("--num-cpus=4", environment=object_store_server.environment) as started:
         yield started
-
-
-def driver_on(head: Head, config: Path, storage: str, log: Path, *options: str, **environment: str) -> Driver:
-    return Driver(
-        config, storage, log, "--address", head.address, *options, environment={**head.environment, **environment}
-    )
-
-
-def undisturbed_run(folder: Path, executor: Any, **changes: Any) -> Undisturbed:
-    """In this process, without Ray: on any number of workers it ends in the same bits."""
-    content = tiny_content(folder / "runs", partition_size=3, **changes)
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
-    results = pipeline.run(parse_config(content), executor=executor)
-    found = rows(str(folder / "runs"))
-    assert {(stage, i) for stage in ("attack", "evaluate") for i in range(24)} <= set(found)
-    return Undisturbed(folder / "tiny.yaml", comparable(json.dumps(results.to_json())), found)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +180,7 @@ class OnTwoMachines(NamedTuple):
 def on_two_machines(
     undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[OnTwoMachines]:
-    script = Path(__file__).with_name("two_machines.py")
+    script = ROOT / "tests" / "helpers" / "two_machines.py"
     process = subprocess.Popen(
         [sys.executable, str(script)],
         env={**os.environ, **ONE_MACHINE}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

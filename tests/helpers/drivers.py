@@ -7,10 +7,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import pyarrow.parquet as pq
+import yaml
+
+from mixednuts_dist import pipeline
+from mixednuts_dist.config.run_config import parse_config
+from tests.helpers.local_head import Head
+from tests.helpers.runs import tiny_content
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("attack", "evaluate")
@@ -122,3 +128,27 @@ def _open(storage: str) -> tuple[Any, str]:
     options = {"use_listings_cache": False} if storage.startswith("s3://") else {}
     fs, root = fsspec.core.url_to_fs(storage, **options)
     return fs, root
+
+
+class Undisturbed(NamedTuple):
+    """A finished run: its configuration, printed results and rows."""
+
+    config: Path
+    results: dict[str, Any]
+    rows: dict[tuple[str, int], dict[str, Any]]
+
+
+def driver_on(head: Head, config: Path, storage: str, log: Path, *options: str, **environment: str) -> Driver:
+    return Driver(
+        config, storage, log, "--address", head.address, *options, environment={**head.environment, **environment}
+    )
+
+
+def undisturbed_run(folder: Path, executor: Any, **changes: Any) -> Undisturbed:
+    """In this process, without Ray: on any number of workers it ends in the same bits."""
+    content = tiny_content(folder / "runs", partition_size=3, **changes)
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
+    results = pipeline.run(parse_config(content), executor=executor)
+    found = rows(str(folder / "runs"))
+    assert {(stage, i) for stage in ("attack", "evaluate") for i in range(24)} <= set(found)
+    return Undisturbed(folder / "tiny.yaml", comparable(json.dumps(results.to_json())), found)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.ports import free_ports
+from tests.helpers.ports import free_ports
 
 _PARTS = ("master", "volume", "filer", "admin", "s3")
 _READY_SECONDS = 60.0

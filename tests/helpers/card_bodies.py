@@ -10,10 +10,8 @@ from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, ensemble_engine
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.engine import Group
-
-from .conftest import images
-from .test_engine import ShortOfMemory
-from .test_laws import LINF, QUICK, SHAPE, mixture
+from tests.helpers.small_mixtures import LINF, QUICK, SHAPE, mixture
+from tests.helpers.small_nets import ShortOfMemory, images
 
 AT_THE_BORDER = 2  # images that float32 may break and another arithmetic not
 

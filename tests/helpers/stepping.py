@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixednuts_dist.attacks.attack import Arrivals, Attack, Phase, Seen
-from mixednuts_dist.attacks.gradient_model import Outputs
+from mixednuts_dist.attacks.gradient_model import AttackedModel, Outputs
 from mixednuts_dist.attacks.lane import Lane, of_same_attempts
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 
@@ -63,3 +63,41 @@ def read_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Lane, "_flags", late)
     monkeypatch.setattr(Lane, "_lags", True)
+
+
+def arrivals(
+    attack: Attack, x: Tensor, y: Tensor, *, phase: Phase | None = None, targets: Tensor | None = None
+) -> Arrivals:
+    """Images that begin the attack's first phase, with the ids 0, 1, ..."""
+    phase = phase or attack.phases()[0]
+    name = phase.name.format(rank=2)
+    return Arrivals([phase] * len(x), x, x, y, y if targets is None else targets, [name] * len(x), range(len(x)))
+
+
+def one_pass(attack: Attack, state: object, model: nn.Module, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """One round of an attack by hand: (where it was evaluated, whose phase has ended)."""
+    x_new = attack.propose(state).clone()
+    leaf = x_new.clone().requires_grad_()
+    outputs = AttackedModel.of(model).fast.run(leaf)
+    value = attack.objective(state, outputs, labels, targets)
+    (grad,) = torch.autograd.grad(value.sum(), leaf)
+    logits = outputs.model_logits
+    seen = Seen(
+        logits, labels, targets, log_one_minus_signed_margin(logits, labels), logits.argmax(dim=1) != labels,
+        value.detach(), grad,
+    )  # fmt: skip
+    return x_new, attack.absorb(state, attack.propose(state), seen)
+
+
+def iterates(attack: Attack, model: nn.Module, x: Tensor, y: Tensor, targets: Tensor | None = None) -> list[Tensor]:
+    """All points that the attack's first phase evaluates."""
+    targets = y if targets is None else targets
+    phase = attack.phases()[0]
+    attack = phase.stepper
+    state, seen = attack.state(x), []
+    attack.begin(state, torch.arange(len(x)), arrivals(attack, x, y, phase=phase, targets=targets))
+    ended = torch.zeros(len(x), dtype=torch.bool)
+    while not bool(ended.all()):
+        x_new, ended = one_pass(attack, state, model, y, targets)
+        seen.append(x_new)
+    return seen

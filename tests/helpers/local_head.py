@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import psutil
 import yaml
 
-from tests.ports import free_ports
+from tests.helpers.ports import free_ports
 
 BIN = Path(sys.executable).parent
 ONE_MACHINE = {
@@ -171,3 +172,17 @@ def _head(
         (folder / "autoscaling.yaml").write_text(yaml.safe_dump({**autoscaling, "provider": provider}))
         command.append(f"--autoscaling-config={folder / 'autoscaling.yaml'}")
     return Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}", metrics, folder, environment, command)
+
+
+def awaited(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
+        time.sleep(0.1)
+
+
+def stop(head: Head, job: str) -> None:
+    """What `ray job stop` asks for, at once: that command takes seconds to start, in which the attack may end."""
+    request = urllib.request.Request(f"{head.dashboard}/api/jobs/{job}/stop", method="POST")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert json.load(answer) == {"stopped": True}

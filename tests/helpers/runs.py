@@ -1,0 +1,107 @@
+"""A tiny configuration, finished runs, the partitions that they computed and the rows that they stored."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+
+from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.run_config import RunConfig
+from mixednuts_dist.distributed.executor import Executor, PoolSettings
+from mixednuts_dist.storage.records import Receipt
+
+MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
+
+
+class Finished(NamedTuple):
+    """A finished run: its configuration, its folder, and its results as JSON."""
+
+    config: RunConfig
+    folder: Path
+    results: dict[str, Any]
+
+
+class MainJob(NamedTuple):
+    """The README's main job, run once for the whole suite."""
+
+    results: dict[str, Any]
+    storage: str
+    stderr: str
+
+
+def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:
+    """24 digits, a few iterations: seconds on one core."""
+    content: dict[str, Any] = {
+        "name": "tiny",
+        "data": {"uri": "digits", "n": 24},
+        "std": "demo:std",
+        "rob": "demo:rob",
+        "threat": {"eps": 0.15},
+        "partition_size": 8,
+        "precision": "fp32",  # what is fastest on a loaded machine is luck
+        "attack": {"n_iter": 8, "n_target_classes": 2},
+        "search": {
+            "beta": 0.9,
+            "betas": [1.0, 0.9, 0.5],
+            "scales": [0.5, 5.0],
+            "powers": [1.0, 3.0],
+            "biases": [-0.5, 0.0],
+            "rounds": 0,  # they are in tests/stages/test_rounds.py
+        },
+        "evaluate": {"n_iter": 5, "n_target_classes": 2, "n_queries": 20},
+        "storage": str(storage),
+        "compute": {"num_workers": 2},
+    }
+    return {**content, **changes}
+
+
+class Watcher:
+    """Remembers which partitions were computed."""
+
+    def __init__(self) -> None:
+        self.computed: list[tuple[str, int]] = []
+        self.messages: dict[str, str] = {}
+
+    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
+        pass
+
+    def partition_done(self, receipt: Receipt) -> None:
+        self.computed.append((receipt.stage, receipt.partition))
+
+    def stage_finished(self, stage: str, message: str) -> None:
+        self.messages[stage] = message
+
+
+class NoRay(Executor):
+    """An executor that must not be needed: without workers, and with nothing that could start any."""
+
+    def workers(self, compute: ComputeConfig) -> PoolSettings:  # noqa: ARG002
+        raise AssertionError("Ray was started although there was nothing to do")
+
+
+def rows(folder: Path, stage: str, columns: Sequence[str]) -> dict[int, list[Any]]:
+    """sample_id -> the bits of its row, over all partitions."""
+    found: dict[int, list[Any]] = {}
+    for path in sorted((folder / stage).glob("part-*.parquet")):
+        table = pq.read_table(path, columns=["sample_id", *columns]).to_pydict()
+        for i, sample_id in enumerate(table["sample_id"]):
+            assert sample_id not in found, f"{sample_id} is there twice"
+            found[sample_id] = [table[name][i] for name in columns]
+    return found
+
+
+ATTACK = [
+    "label",
+    "std_clean",
+    "std_attacked",
+    "rob_clean",
+    "rob_attacked",
+    "margin",
+    "std_broken",
+    "rob_broken",
+    "x_adv",
+]
+
+
+EVALUATE = ["label", "mixed_clean", "mixed_attacked", "robust", "survived_cached", "survived_square", "x_adv"]

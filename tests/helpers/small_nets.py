@@ -1,0 +1,37 @@
+"""Small classifiers with real curvature, and images for them."""
+
+import torch
+from torch import Tensor, nn
+
+
+def small_net(n_classes: int, shape: tuple[int, int, int], seed: int = 0, sharpness: float = 4.0) -> nn.Module:
+    """A seeded convolutional net whose logits move visibly within the balls of the tests."""
+    channels, height, width = shape
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = nn.Sequential(
+            nn.Conv2d(channels, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 8, 3, padding=1), nn.GELU(),
+            nn.Flatten(), nn.Linear(8 * height * width, n_classes),
+        )  # fmt: skip
+        with torch.no_grad():
+            net[-1].weight.mul_(sharpness)
+    return net.eval().requires_grad_(False)
+
+
+def images(n: int, shape: tuple[int, int, int], seed: int = 1) -> Tensor:
+    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+class ShortOfMemory(nn.Module):
+    """A network on a device with room for `room` images."""
+
+    def __init__(self, network: nn.Module, room: int) -> None:
+        super().__init__()
+        self.network, self.room, self.refused = network, room, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.room:
+            self.refused += 1
+            raise torch.OutOfMemoryError(f"no room for {len(x)} images")
+        logits: Tensor = self.network(x)
+        return logits

@@ -1,0 +1,23 @@
+"""Small made-up rows of a partition, and their receipt."""
+
+import torch
+from torch import Tensor
+
+from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.records import Receipt
+
+
+def receipt(part: Partition) -> Receipt:
+    return Receipt("attack", part.index, part.start, part.stop, 1, 1, 0.5, 10, 9, "node")
+
+
+def columns(part: Partition) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(part.index)
+    n = len(part)
+    return {
+        "sample_id": torch.arange(part.start, part.stop),
+        "logits": torch.randn(n, 10, generator=generator),
+        "margin": torch.randn(n, dtype=torch.float64, generator=generator),
+        "broken": torch.rand(n, generator=generator) > 0.5,
+        "x_adv": torch.rand(n, 1, 4, 5, generator=generator),
+    }

@@ -1,0 +1,71 @@
+"""Robust classifiers that raise, hang or kill their process at one image."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from mixednuts_dist.config.run_config import RunConfig
+
+FACTORY = """
+import os
+import pathlib
+import sys
+import time
+import torch
+from mixednuts_dist.classifiers.factories import demo_rob
+from mixednuts_dist.images.arrays import load_digits_split
+
+MARK = pathlib.Path(__file__).with_name("mark")
+
+class Touchy(torch.nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.net, self.act = demo_rob(), act
+        self.bad = load_digits_split("test")[0][10]
+
+    def forward(self, x):
+        if bool((x == self.bad).flatten(1).all(dim=1).any()) and (x.shape[0] > 0):
+            self.act()
+        return self.net(x)
+
+def raising():
+    def act():
+        raise ValueError("image 10 is poison")
+    return Touchy(act)
+
+class Never(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = demo_rob()
+
+    def forward(self, x):
+        if "default_worker" in sys.argv[0]:
+            raise RuntimeError("no kernel")
+        return self.net(x)
+
+def never():
+    return Never()
+
+def dying():
+    return Touchy(lambda: os._exit(3))
+
+def hanging_once():
+    def act():
+        if not MARK.exists():
+            MARK.write_text("hung")
+            time.sleep(3600)
+    return Touchy(act)
+
+def dying_once():
+    def act():
+        if not MARK.exists():
+            MARK.write_text("dead")
+            os._exit(3)
+    return Touchy(act)
+"""
+
+
+def table(config: RunConfig) -> dict[str, list[Any]]:
+    folder = Path(config.storage) / config.run_id() / "attack"
+    return pq.read_table(sorted(folder.glob("part-*.parquet"))).to_pydict()

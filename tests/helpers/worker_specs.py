@@ -1,0 +1,24 @@
+"""The specification of a worker, as a driver hands it over."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from mixednuts_dist.classifiers.base_classifiers import classifier_checksum, load_classifier
+from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.distributed.worker_spec import WorkerSpec
+from mixednuts_dist.images.datasets import labels_checksum, open_dataset
+
+
+def spec_of(folder: Path, **changes) -> WorkerSpec:
+    """Of a run on the digits in this folder, which has what a driver leaves there."""
+    uris = {name: f"demo:{name}" for name in ("std", "rob")}
+    checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in uris.items()}
+    checksums["labels"] = labels_checksum(open_dataset("digits"))
+    spec = WorkerSpec(
+        store_uri=str(folder), data_uri="digits", std_uri="demo:std", rob_uri="demo:rob", checksums=checksums,
+        threat=ThreatModel("Linf", 0.15), seed=0, ln_k=None, batch_size=16, n_threads=1,
+    )  # fmt: skip
+    (folder / "run.yaml").write_text(
+        "inputs: {n_images: 24, n_classes: 10, image_shape: [], checksums: {}}\nversions: {}\n"
+    )  # the driver writes it, and every worker must see it
+    return replace(spec, **changes)
