@@ -169,6 +169,6 @@ def _load_packaged(file_name: str, widths: tuple[int, int]) -> DigitsNet:
     except (OSError, SafetensorError, RuntimeError) as error:
         raise BaseClassifierError(
             f"the packaged weights {file_name} cannot be loaded into widths={widths}: {error}. "
-            "Reinstall the package, or make them again: python -m mixednuts_dist.tools.demo_training"
+            "Reinstall the package, or make them again with `python -m tools.demo_training` in the repository"
         ) from error
     return classifier.eval().requires_grad_(False)

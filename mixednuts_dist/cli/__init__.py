@@ -28,7 +28,7 @@ from .options import (
 )
 from .setup import check, fetch, init, list_entries, schema
 from .sizing import describe, estimate
-from .tools import benchmark, export, open_page, prepare, serve, study, submit, verify
+from .tools import benchmark, export, open_page, prepare, study, submit, verify
 
 __all__ = ["attack", "evaluate", "main", "report", "run", "search", "status", "study"]
 
@@ -150,7 +150,7 @@ SECTIONS = {
     "Before a run": (init, check, fetch, describe, estimate, prepare),
     "A run, whole or stage by stage": (run, *dict.fromkeys((attack, search, *STAGE_COMMANDS.values())), report),
     "Elsewhere, and later": (submit, status, open_page, verify),
-    "With what came out": (compare, runs, export, serve),
+    "With what came out": (compare, runs, export),
     "Around it": (study, benchmark, list_entries, schema),
 }
 

@@ -1,9 +1,6 @@
 """The commands around the stages: jobs, studies, benchmarks, images, and what comes out of a run."""
 
-import importlib
-import inspect
 import json
-import signal
 import tempfile
 import webbrowser
 from contextlib import suppress
@@ -18,7 +15,6 @@ from ..config.section import read_fraction
 from ..config.uris import check_dataset_uri
 from ..errors import ClusterError, MissingArtifact
 from .options import (
-    GOES_ON,
     Invocation,
     address_option,
     config_argument,
@@ -117,52 +113,41 @@ def study(
 
 
 def _radius(text: str) -> float:
-    """A number or a fraction."""
-    return float(str(read_fraction(text)))
+    """Read a number or a fraction."""
+    try:
+        return float(str(read_fraction(text)))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a number or a fraction, e.g. 8/255.") from None
 
 
-@click.command(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48", "benchmark gpu"))
-@click.argument(
-    "name", type=click.Choice(["search", "attack", "brackets", "certify", "float32", "gpu", "radii", "threats"])
-)
-@click.option(
-    "--data", metavar="URI", help="attack, float32: images (CIFAR-10 or made-up ones); gpu: a folder; others: a URI."
-)
-@click.option(
-    "--model", metavar="NAME", help="attack, float32: resnet-18, wrn-28-10, wrn-70-16, or a URI; others: a URI."
-)
-@click.option("--std", metavar="URI", help="brackets: the other classifier.")
-@click.option(
-    "--eps", type=_radius, metavar="NUMBER", help="attack, float32: Linf, for a URI; radii: the largest; brackets."
-)
-@click.option("--bounds", is_flag=True, default=None, help="brackets: Linf by bounds, not L2 by smoothing.")
-@click.option("--skip", type=click.IntRange(min=0), help="brackets: images left out at the beginning.")
-@click.option("--whole", is_flag=True, help="attack: all of standard AutoAttack, attack by attack.")
-@click.option("--published", is_flag=True, default=None, help="attack: 100 iterations, 9 targets, not 50 and 4.")
-@click.option("-n", "n_images", type=click.IntRange(min=1), help="all but gpu: how many images.")
-@click.option("--draws", type=click.IntRange(min=50), help="brackets, certify: draws that bound a vote.")
-@click.option("--rounds", type=click.IntRange(min=1), help="attack: how often each contestant runs.")
-@click.option("--compile", is_flag=True, default=None, help="attack: torch.compile too; always on a GPU.")
-@click.option("--threat", "threats", metavar="NORM:EPS", multiple=True, help="threats: L1:12, L2:0.5 ...; several.")
-@click.option("--version", "versions", multiple=True, help="threats: standard, plus, rand; several.")
-@click.option("--individual", is_flag=True, default=None, help="threats: each attack of a version by itself, too.")
-@click.option("--behind", metavar="KIND:STRENGTH", help="threats: a defence: noise, dropout, rounded, jpeg.")
-@click.option("--n-iter", type=click.IntRange(min=1), help="float32, threats: iterations of each attack.")
-@click.option("--n-targets", "n_target_classes", type=click.IntRange(min=1), help="threats: targets, at most.")
-@click.option("--n-queries", type=click.IntRange(min=1), help="threats: queries of Square.")
-def benchmark(name: str, whole: bool, **options: Any) -> None:
-    """Our code beside a plain one in the same process, as ratios, in JSON."""
-    if whole and name != "attack":
-        raise click.UsageError(f"benchmark {name} does not take whole")
-    module = importlib.import_module(f"..benchmarks.{name}", __package__)
-    run = module.run_whole if whole else module.run
-    given = {option: value for option, value in options.items() if value is not None and value != ()}
-    taken = inspect.signature(run).parameters
-    if unknown := sorted(given.keys() - taken.keys()):
-        raise click.UsageError(f"benchmark {name} does not take {', '.join(unknown)}")
-    lost = GOES_ON if name == "gpu" else "interrupted: nothing of this benchmark is kept"
-    with reported(verbose=False, interrupted=lost):
-        click.echo(json.dumps(run(**given), indent=2))
+_NOTHING_KEPT = "interrupted: nothing of this benchmark is kept"
+
+
+@click.group(epilog=examples("benchmark search", "benchmark attack --model resnet-18 -n 48"))
+def benchmark() -> None:
+    """Compare the speed and the results of this package with a reference implementation; print them as JSON."""
+
+
+@benchmark.command(name="attack", epilog=examples("benchmark attack --model demo:rob --data digits --eps 0.1 -n 24"))
+@click.option("--model", metavar="NAME|URI", help="resnet-18, wrn-28-10, wrn-70-16, or a classifier's URI.")
+@click.option("--data", metavar="URI", help="Images; by default CIFAR-10 if it is present, otherwise synthetic ones.")
+@click.option("--eps", type=_radius, metavar="NUMBER", help="Linf radius; required with a classifier's URI.")
+@click.option("-n", "--num-images", "n_images", type=click.IntRange(min=1), default=40, show_default=True)
+def benchmark_attack(**options: Any) -> None:
+    """Run standard AutoAttack here and in pyautoattack on the same classifier and images."""
+    from ..benchmarks import attack_benchmark
+
+    with reported(verbose=False, interrupted=_NOTHING_KEPT):
+        click.echo(json.dumps(attack_benchmark.run(**options), indent=2))
+
+
+@benchmark.command(name="search", epilog=examples("benchmark search"))
+def benchmark_search() -> None:
+    """Run Algorithm 1 here and as a plain loop over the candidates, on the same logits."""
+    from ..benchmarks import search_benchmark
+
+    with reported(verbose=False, interrupted=_NOTHING_KEPT):
+        click.echo(json.dumps(search_benchmark.run(), indent=2))
 
 
 @click.command(epilog=examples("verify mine.yaml", "verify runs/mine-0af3c2d1 --repair"))
@@ -246,29 +231,21 @@ def prepare(
 @click.command(
     epilog=examples(
         "export runs/digits-bc980c1c --to digits-mixture",
-        "export s3://bucket/runs/cifar10-0af3c2d1 --to hf:ORG/NAME --format torch",
+        "export s3://bucket/runs/cifar10-0af3c2d1 --to hf:ORG/NAME",
     )
 )
 @run_argument
 @click.option("--to", "destination", required=True, metavar="FOLDER|hf:ORG/NAME", help="Where to put it.")
-@click.option(
-    "--format",
-    "formats",
-    type=click.Choice(["torch", "onnx"]),
-    multiple=True,
-    help="Graphs beside the weights; may be given twice.",
-)
 @click.option("--robustbench", is_flag=True, help="The adversarial images and the forms for RobustBench instead.")
 @beta_option
 @trust_option
 @verbose_option
 def export(
-    run: str, destination: str, formats: tuple[str, ...], *, robustbench: bool, beta: float | None, trust: bool,
-    verbose: bool,
+    run: str, destination: str, *, robustbench: bool, beta: float | None, trust: bool, verbose: bool
 ) -> None:  # fmt: skip
     """The mixture of RUN, a run's folder or URI, as files.
 
-    Weights, parameters and a model card, with --format also graphs that run without this package.
+    Weights, parameters and a model card.
     """
     with reported(verbose) as console:
         hub = destination.removeprefix("hf:") if destination.startswith("hf:") else None
@@ -293,9 +270,8 @@ def export(
                     said = f"the run left out {missing:,} images of the test set; RobustBench wants all"
                     console.print(said, highlight=False, soft_wrap=True)
             else:
-                graphs = f", then {' and '.join(formats)} graphs, each held against the classifier" if formats else ""
-                doing(f"loading the classifiers of {found.run_id}, writing weights, parameters and card{graphs}")
-                written = export_run(found, folder, formats=formats, address=destination)
+                doing(f"loading the classifiers of {found.run_id}, writing weights, parameters and card")
+                written = export_run(found, folder, address=destination)
             shown = ", trust_code=True" if has_code(folder) else ""
             if hub is not None:
                 doing(f"uploading to hf:{hub}")
@@ -303,45 +279,3 @@ def export(
         console.print(f"{place}: {', '.join(written)}", highlight=False, soft_wrap=True)
         if not robustbench:
             click.echo(f'MixedClassifier.from_pretrained("{destination}"{shown})')
-
-
-@click.command(epilog=examples("serve runs/digits-bc980c1c", "serve s3://bucket/runs/cifar10-0af3c2d1 --num-gpus 0.5"))
-@run_argument
-@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 answers other machines too.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--max-batch", type=click.IntRange(min=1), default=64, show_default=True, help="Requests a batch.")
-@click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Of rob and of std.")
-@click.option("--num-cpus", type=float, default=1.0, show_default=True, help="Cores a replica.")
-@click.option("--num-gpus", type=float, default=0.0, show_default=True, help="GPUs a replica; fractions share one.")
-@beta_option
-@trust_option
-@address_option
-@verbose_option
-def serve(
-    run: str, *, host: str, port: int, max_batch: int, replicas: int, num_cpus: float, num_gpus: float,
-    beta: float | None, trust: bool, address: str | None, verbose: bool,
-) -> None:  # fmt: skip
-    """The mixture of RUN, a run's folder or URI, behind HTTP.
-
-    It answers until Ctrl-C, and needs the extra `serve`.
-    """
-    with reported(verbose, interrupted="ended; the run is as it was") as console:
-        from ..deployment.loading import read_run
-
-        found = read_run(run, beta=beta, trust_code=trust)
-        from ..distributed.executor import make_executor
-        from ..errors import ClusterError
-
-        try:
-            from ..deployment import service
-        except ImportError as error:
-            raise ClusterError(f"serving needs {error.name}: pip install 'ray[serve]'") from error
-        options = service.ServiceOptions(
-            max_batch=max_batch, replicas=replicas, num_cpus=num_cpus, num_gpus=num_gpus, trust_code=True
-        )
-        with make_executor("ray", address) as executor:
-            console.print(f"starting {found.run_id}, beta = {found.chosen.beta:g} ...", highlight=False, soft_wrap=True)
-            executor.start()
-            with service.serving({"/": service.application(run, beta, options)}, host=host, port=port):
-                console.print(f"http://{host}:{port}/ answers; Ctrl-C ends it", highlight=False, soft_wrap=True)
-                signal.pause()

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from ..config.versions import fast_notes
 from ..errors import DamagedFile, InvalidInputError, StoreError
 from ..reports.templates import rendered
 from ..storage.code_files import code_of
-from .graphs import export_graphs
 from .loading import ROLES, DeployedRun, StoredBase, write_folder
 
 CARD = "README.md"
@@ -23,24 +21,19 @@ _CURVE = "tradeoff.png"
 _CURVE_SOURCES = ("report/tradeoff-5.5in.png", "report/tradeoff.png")  # the second of the release before
 
 
-def export_run(run: DeployedRun, folder: Path, *, formats: Sequence[str] = (), address: str = "") -> list[str]:
-    """Write safetensors, parameters, graphs and the model card of a run's mixture; returns the files' names.
+def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str]:
+    """Write the weights, the parameters and the model card of a run's mixture, and return the names of the files.
 
     Args:
-        formats: of graphs beside the weights: "torch", "onnx" or both.
         address: what a reader will load it as, `hf:ORG/NAME` for instance; the folder itself by default.
 
     Raises:
         BaseClassifierError, FingerprintMismatch: as in `DeployedRun.base`.
-        InvalidInputError: for a folder that is a file, or a format that these classifiers cannot have.
+        InvalidInputError: if the folder is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise InvalidInputError(f"--to {folder} is a file; give the name of a folder")
     black = [role for role in ROLES if is_black_box(run.config[role])]
-    if formats and black:
-        raise InvalidInputError(
-            f"{black[0]}={run.config[black[0]]!r} is a black box, of which there is no graph; leave --format out"
-        )
     mixed = run.classifier()
     bases = {
         role: StoredBase(
@@ -56,12 +49,11 @@ def export_run(run: DeployedRun, folder: Path, *, formats: Sequence[str] = (), a
     for role, base in bases.items():
         if base.code is not None:
             (folder / base.code).write_bytes(code_of(run.store, _kept_code(run, role)))
-    differences = export_graphs(mixed, run.image_shape, folder, tuple(formats)) if formats else {}
     source = next((path for path in _CURVE_SOURCES if run.is_deployed and run.store.exists(path)), None)
     if source is not None:
         (folder / _CURVE).write_bytes(run.store.read(source))
     curve = _CURVE if source is not None else None
-    card = model_card(run, address=address or str(folder), differences=differences, curve=curve)
+    card = model_card(run, address=address or str(folder), curve=curve)
     (folder / CARD).write_text(card, encoding="utf-8")
     return sorted(path.name for path in folder.iterdir())
 
@@ -117,12 +109,11 @@ def upload(folder: Path, name: str) -> str:
         raise StoreError(f"hf:{name}: the upload failed ({reason}); the folder is {folder}") from error
 
 
-def model_card(run: DeployedRun, *, address: str, differences: Mapping[str, float], curve: str | None) -> str:
+def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:
     """Markdown with the front matter that model hubs read.
 
     Args:
         address: what a reader loads the folder as.
-        differences: graph file -> largest difference from the classifier.
         curve: the trade-off figure's file name, if there is one.
     """
     results = measured_results(run)
@@ -131,7 +122,7 @@ def model_card(run: DeployedRun, *, address: str, differences: Mapping[str, floa
     elsewhere = any(run.config[role].startswith("py:") and not _kept_code(run, role) for role in ROLES)
     return rendered(
         "deployment", "model_card.md",
-        run=run, results=results, front=front, address=json.dumps(address), differences=differences, curve=curve,
+        run=run, results=results, front=front, address=json.dumps(address), curve=curve,
         code=files, code_elsewhere=elsewhere, fast_notes=fast_notes(run.config["evaluate"]),
     )  # fmt: skip
 

@@ -15,8 +15,8 @@ from mixednuts_dist.attacks.engine import Engine, Finished, Group
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel
 from mixednuts_dist.attacks.minimum_margin import margin_plan, minimum_margin_attack
 from mixednuts_dist.benchmarks.attack_subjects import Subject
-from mixednuts_dist.benchmarks.float32 import counted
 from mixednuts_dist.config.threat import ThreatModel
+from tests.helpers.float32_counts import counted
 from tests.helpers.simulated_card import SimulatedCard
 from tests.helpers.small_nets import images, small_net
 

@@ -1,4 +1,4 @@
-"""Whole AutoAttack beside pyautoattack: one classifier, a mixture, and what is told of a wrong name."""
+"""The benchmark of attacks: one classifier, a mixture, an interrupt and a wrong name."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.judge import Judge
-from mixednuts_dist.benchmarks import attack
+from mixednuts_dist.benchmarks import attack_benchmark
 from mixednuts_dist.cli import main
 
 FACTORY = """
@@ -23,43 +23,26 @@ def mixture():
 
 @pytest.fixture
 def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(attack, "PUBLISHED_BUDGET", AttackBudget(8, 2, 20, border_restarts=0, joint_starts=0))
+    budget = AttackBudget(8, 2, 20, border_restarts=0, joint_starts=0)
+    monkeypatch.setattr(attack_benchmark, "PUBLISHED_BUDGET", budget)
     (tmp_path / "pair.py").write_text(FACTORY)
     return tmp_path / "pair.py"
 
 
-def test_one_classifier_is_attacked_by_both(factory: Path) -> None:  # noqa: ARG001 - for the small budget
-    found = attack.run_whole(data="digits", model="demo:rob", eps=0.1, n_images=12)
-    survived = found["here"]["survived"]
-    assert list(survived) == ["apgd-ce", "apgd-t", "fab-t", "square"]
-    assert 12 > survived["apgd-ce"] >= survived["square"] > 0
-    assert len(found["here"]["ratios"]) == len(found["pyautoattack"]["seconds"]) == 1
-    assert "here with the joint attack" not in found
-
-
-def test_a_mixture_is_attacked_through_its_surrogate_with_the_joint_attack_and_without(factory: Path) -> None:
-    found = attack.run_whole(data="digits", model=f"py:{factory}:mixture", eps=0.1, n_images=12)
-    without, joined = found["here"], found["here with the joint attack"]
-    assert joined["survived"]["apgd-ce"] == without["survived"]["apgd-ce"] < 12
-    assert joined["survived"]["square"] <= without["survived"]["square"]
-    # The joint attack's passes come on top of those of the others, but for images that it breaks.
-    assert joined["n_backward"] != without["n_backward"]
-
-
-def test_apgd_takes_the_quick_budget_or_the_published_one(factory: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    monkeypatch.setattr(attack, "QUICK_BUDGET", AttackBudget(4, 1, border_restarts=0, joint_starts=0))
-    passes = []
-    for published in (False, True):
-        found = attack.run(data="digits", model="demo:rob", eps=0.1, n_images=8, rounds=1, published=published)
-        assert (found["iterations"], found["targets"]) == ((8, 2) if published else (4, 1))
-        passes.append(found["eager fp32"]["n_backward"])
-    assert passes[0] < passes[1]
+@pytest.mark.parametrize("kind", ["classifier", "mixture"])
+def test_both_packages_attack_the_same_images(factory: Path, kind: str) -> None:
+    model = "demo:rob" if kind == "classifier" else f"py:{factory}:mixture"
+    found = attack_benchmark.run(data="digits", model=model, eps=0.1, n_images=12)
+    here, there = found["here"], found["pyautoattack"]
+    assert list(here["survived"]) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert 12 > here["survived"]["apgd-ce"] >= here["survived"]["square"] == here["robust"] > 0
+    assert here["robust"] - there["robust"] == len(here["broken_by_pyautoattack_only"]) - len(here["broken_here_only"])
+    assert here["speedup"] == there["seconds"] / here["seconds"]
 
 
 @pytest.mark.usefixtures("factory")
-@pytest.mark.parametrize("whole", [["--whole"], []])
-def test_an_interrupt_leaves_no_figures(whole: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attacks return what they have by then, half of a second contestant's work."""
+def test_an_interrupt_prints_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks return what they have by then, which is half of a measurement."""
     verdicts, n_calls = Judge.verdicts, 0
 
     def interrupted(self: Judge, *arguments: Any, **options: Any) -> Any:
@@ -70,18 +53,23 @@ def test_an_interrupt_leaves_no_figures(whole: list[str], monkeypatch: pytest.Mo
         return verdicts(self, *arguments, **options)
 
     monkeypatch.setattr(Judge, "verdicts", interrupted)
-    given = ["--data", "digits", "--model", "demo:rob", "--eps", "0.1", "-n", "12", "--rounds", "1"]
-    result = CliRunner().invoke(main, ["benchmark", "attack", *given, *whole])
+    given = ["--data", "digits", "--model", "demo:rob", "--eps", "0.1", "-n", "12"]
+    result = CliRunner().invoke(main, ["benchmark", "attack", *given])
     assert n_calls >= 12
     assert result.exit_code == 130
-    assert result.stderr.endswith("interrupted: nothing of this benchmark is kept\n")
     assert not result.stdout
-    assert "times as fast" not in result.stderr
 
 
-def test_a_wrong_name_is_one_line(factory: Path) -> None:
-    given = ["benchmark", "attack", "--whole", "--model", f"py:{factory}:mixture", "--eps", "0.1", "--data", "digits:x"]
-    result = CliRunner().invoke(main, given)
-    assert result.exit_code == 1
-    assert "digits:x" not in result.stdout
-    assert "'x' is too much; valid forms: digits" in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--model", "demo:rob", "--eps", "0.1", "--data", "digits:x"], 1, "'x' is too much; valid forms: digits"),
+        (["--model", "demo:rob"], 1, "or a classifier's URI with --eps"),
+        (["--eps", "abc"], 2, "Invalid value for '--eps': 'abc' is not a number or a fraction"),
+        (["--n-targets", "3"], 2, "No such option '--n-targets'"),
+    ],
+)
+def test_a_wrong_value_is_one_line_in_the_names_of_the_command(arguments: list[str], status: int, words: str) -> None:
+    result = CliRunner().invoke(main, ["benchmark", "attack", *arguments])
+    assert result.exit_code == status
+    assert words in " ".join(result.stderr.split())

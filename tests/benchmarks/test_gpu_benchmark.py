@@ -1,11 +1,12 @@
-"""`mixednuts benchmark gpu` from end to end on a CPU, in small shapes; what is done is not repeated."""
+"""GPU acceptance: every step on a GPU with `-m gpu`, and on a CPU in small shapes."""
 
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from mixednuts_dist.benchmarks import gpu
+from benchmarks import gpu
 
 
 @pytest.mark.slow
@@ -15,7 +16,7 @@ def test_every_step_has_a_verdict_and_a_number(tmp_path: Path, capfd) -> None:
     assert found["failed"] == []
     assert list(found["steps"]) == [*gpu.STEPS, *gpu.ON_CPU_RATES]
     assert all(number for _, number, _ in found["steps"].values())
-    assert "| seconds by lane |" in capfd.readouterr().err
+    assert "| mixture in three orders |" in capfd.readouterr().err
 
 
 def test_what_is_done_stays_what_failed_is_repeated_and_another_torch_begins_anew(tmp_path: Path, monkeypatch) -> None:
@@ -41,3 +42,10 @@ def test_what_is_done_stays_what_failed_is_repeated_and_another_torch_begins_ane
     (tmp_path / "gpu.json").write_text(json.dumps({**content, "of": {**content["of"], "torch": "1.0"}}))
     gpu.run(data=str(tmp_path))
     assert taken[4:] == ["one", "two", "three"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*gpu.STEPS, *gpu.RATES])
+def test_a_gpu_passes_every_step(name: str) -> None:
+    ok, number = {**gpu.STEPS, **gpu.RATES}[name](gpu.Place(torch.device("cuda")))
+    assert ok is not False, number

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mixednuts_dist.benchmarks import threats
-from mixednuts_dist.cli import main
+from benchmarks import threats
 
 pytestmark = pytest.mark.filterwarnings("ignore:the gradient of the model is zero")
 
@@ -27,7 +26,7 @@ def by(column: str, rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
 def test_the_command_prints_counts_of_both_sides_and_a_table_in_markdown() -> None:
     given = ["--threat", "Linf:0.12", "--threat", "L1:1", "--individual", "-n", "20"]
     result = CliRunner().invoke(
-        main, ["benchmark", "threats", *given, "--n-iter", "10", "--n-targets", "2", "--n-queries", "30"]
+        threats.main, [*given, "--n-iter", "10", "--n-target-classes", "2", "--n-queries", "30"]
     )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

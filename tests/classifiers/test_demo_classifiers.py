@@ -14,8 +14,8 @@ from mixednuts_dist.classifiers import factories
 from mixednuts_dist.classifiers.factories import DEMO_EPS, DigitsNet, demo_noisy, demo_rob, demo_rob_light, demo_std
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.images.arrays import load_digits_split
-from mixednuts_dist.tools import demo_training
-from mixednuts_dist.tools.demo_training import Recipe, train
+from tools import demo_training
+from tools.demo_training import Recipe, train
 
 N_PGD_ITERATIONS = 20
 

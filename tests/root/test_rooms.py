@@ -22,7 +22,7 @@ LAYERS = [
     {"distributed"},
     {"stages"},
     {"reports", "studies", "deployment"},
-    {"pipeline", "api", "cli", "benchmarks", "tools", "__main__"},
+    {"pipeline", "api", "cli", "benchmarks", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ALLOWED_THIRD_PARTY = {
@@ -54,10 +54,6 @@ ALLOWED_THIRD_PARTY = {
         "yaml",
         "fsspec",
         "huggingface_hub",
-        "onnxruntime",
-        "onnxscript",
-        "ray",
-        "starlette",
     },
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -153,16 +149,12 @@ def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
                     paths.append([*path, following])
 
 
-# Ray beyond its room: the service is a Ray Serve application.
-RAY_ELSEWHERE = ("deployment/service.py",)
-
-
 def test_ray_is_imported_in_one_room_only() -> None:
     for path in SOURCES:
         for module, ours in imports(path):
             if module.split(".")[0] == "ray" and not ours:
                 relative = str(path.relative_to(PACKAGE))
-                assert relative.startswith(("distributed/", *RAY_ELSEWHERE)), f"{relative} imports {module}"
+                assert relative.startswith("distributed/"), f"{relative} imports {module}"
 
 
 # Rooms above their own that files ask for by name, which no reading of imports can see; each needs a reason.

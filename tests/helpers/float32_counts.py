@@ -1,4 +1,4 @@
-"""Float32's share of an attack's work on a card, counted in passes anywhere: `mixednuts benchmark float32`.
+"""Float32's share of an attack's work on a card, counted in passes on any machine.
 
 On tensor cores a float32 row costs about `DEARER` times a bfloat16 one, and a backward pass about as much as a forward
 one. So the cost of a pass is its rows, doubled with a gradient, times `DEARER` in float32. MMAA runs as on a card, in
@@ -9,49 +9,22 @@ passes matters, so that a CPU that emulates bfloat16 counts what a card would.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic
-from ..acceleration.batch_shape import FLOAT32_ROWS, ON_CARD, BatchShape
-from ..acceleration.gradient_copy import folded, frozen_copy
-from ..attacks.budget import AttackBudget
-from ..attacks.engine import Engine, Group
-from ..attacks.gradient_model import AttackedModel, GradientModel, Outputs
-from ..attacks.lane import Lane
-from ..attacks.minimum_margin import margin_plan
-from ..config.threat import ThreatModel
-from ..reports.table import Table
-from .attack import say
-from .attack_subjects import Subject, subject
+from mixednuts_dist.acceleration.arithmetic import Arithmetic
+from mixednuts_dist.acceleration.batch_shape import ON_CARD, BatchShape
+from mixednuts_dist.acceleration.gradient_copy import folded, frozen_copy
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.engine import Engine, Group
+from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
+from mixednuts_dist.attacks.lane import Lane
+from mixednuts_dist.attacks.minimum_margin import margin_plan
+from mixednuts_dist.benchmarks.attack_subjects import Subject
+from mixednuts_dist.config.threat import ThreatModel
 
 DEARER = 10.0
 
 Act = Callable[..., Any]
-
-
-def run(
-    *, data: str | None = None, model: str | None = None, eps: float | None = None, n_images: int = 100,
-    n_iter: int = AttackBudget.n_iter,
-) -> dict[str, Any]:  # fmt: skip
-    """Both shapes on one classifier, as a table and as numbers."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    attacked = subject(model or "resnet-18", data, n_images, device, eps)
-    say(f"{attacked.description}; MMAA, {n_iter} iterations, passes of {ON_CARD} rows")
-    rows, found = [], {}
-    for float32_rows in (ON_CARD, FLOAT32_ROWS):
-        one = counted(attacked, BatchShape(ON_CARD, float32_rows=float32_rows), AttackBudget(n_iter=n_iter))
-        found[f"{float32_rows} rows"] = one
-        rows.append([
-            f"{float32_rows} rows", f"{one['share']:.1%}", f"{one['useful_rows']:.1f}", one["float32_passes"],
-            one["passes"], f"{one['cost']:.3g}", one["robust"],
-        ])  # fmt: skip
-    columns = [
-        "float32 in", "share of the cost", "useful rows a float32 gradient pass", "such passes", "bfloat16 passes",
-        "cost", "stand",
-    ]  # fmt: skip
-    say(f"\n{Table(columns, rows).as_markdown()}")
-    return {"subject": attacked.description, "dearer": DEARER, **found}
 
 
 def counted(attacked: Subject, shape: BatchShape, budget: AttackBudget) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""What a GPU has to show before a long run, step by step: `mixednuts benchmark gpu --data FOLDER`.
+"""GPU acceptance: `python -m benchmarks.gpu FOLDER` checks a device step by step before a long run.
 
-Each step has a verdict and a number. Those that are done lie in FOLDER, of one device, torch and release, and are not
-repeated. Without a GPU the same steps run on the CPU in small shapes: that shows that they run, and no more.
+Each step prints a verdict and a number. Finished steps are stored in FOLDER for one device, torch and release, and are
+not repeated. Without a GPU the same steps run on the CPU in small shapes, which shows only that they run.
+`pytest -m gpu tests/benchmarks` runs them as tests.
 """
 
 import importlib.metadata
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ..attacks.budget import STANDARD_ATTACKS
-from ..reports.table import Table
-from . import gpu_checks as checks
-from . import gpu_speed as speed
-from .attack import say
-from .attack_subjects import MODELS
-from .gpu_checks import Found, Place
+from benchmarks import gpu_checks as checks
+from benchmarks import gpu_speed as speed
+from benchmarks.gpu_checks import Found, Place
+from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
+from mixednuts_dist.benchmarks.attack_benchmark import say
+from mixednuts_dist.benchmarks.attack_subjects import MODELS
+from mixednuts_dist.reports.table import Table
 
 Step = Callable[[Place], Found]
 _FAILED = "FAILED"
@@ -30,27 +32,21 @@ STEPS: dict[str, Step] = {
     "folding": checks.folding,
     "repeated bits": checks.repeated_bits,
     "judge against float64": checks.judge,
-    "shapes that keep bits": checks.shapes,
     "out of memory": checks.memory,
     "APGD against pyautoattack": lambda at: speed.against_pyautoattack(at, ("apgd-ce", "apgd-t")),
     "AutoAttack against pyautoattack": lambda at: speed.against_pyautoattack(at, STANDARD_ATTACKS),
-    "seconds by lane": speed.lanes,
-    "float32 by passes": speed.float32_by_passes,
     "mixture in three orders": checks.orders,
     "two workers on half a device": checks.two_workers,
-    "tests marked gpu": checks.gpu_tests,
 }
 RATES: dict[str, Step] = {
     "rate of WRN-28-10": lambda at: speed.rate(at, MODELS["wrn-28-10"][0], 32),
     "rate of WRN-70-16": lambda at: speed.rate(at, MODELS["wrn-70-16"][0], 32),
     "rate of ConvNeXtV2-L": lambda at: speed.rate(at, lambda: speed.timm_network("convnextv2_large"), 224),
     "rate of Swin-L": lambda at: speed.rate(at, lambda: speed.timm_network("swin_large_patch4_window7_224"), 224),
-    "APGD on WRN-70-16": lambda at: speed.apgd(at, MODELS["wrn-70-16"][0], 32),
     "rate of BiT-R152x2": lambda at: speed.rate(at, lambda: speed.timm_network("resnetv2_152x2_bit"), 224),
 }
 ON_CPU_RATES: dict[str, Step] = {
     "rate of ResNet-18": lambda at: speed.rate(at, MODELS["resnet-18"][0], 32),
-    "APGD on ResNet-18": lambda at: speed.apgd(at, MODELS["resnet-18"][0], 32),
 }
 
 
@@ -84,3 +80,7 @@ def _taken(step: Step, at: Place) -> tuple[str, str]:
     except Exception as error:  # a step that cannot be taken is a finding, and the others go on
         return _FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return {True: "ok", False: _FAILED, None: "-"}[ok], number
+
+
+if __name__ == "__main__":
+    raise SystemExit(bool(run(data=sys.argv[1] if len(sys.argv) > 1 else "gpu-benchmark")["failed"]))

@@ -1,37 +1,33 @@
-"""Whether a device computes what the package relies on: steps of `mixednuts benchmark gpu`.
+"""Check that a device computes what the package relies on; `benchmarks/gpu.py` runs these steps.
 
 Shapes: B images of C x H x W.
 """
 
 import multiprocessing
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
-from ..acceleration.batch_shape import BatchShape, Passes, repeated
-from ..acceleration.gradient_copy import folded
-from ..acceleration.tf32 import tf32_allowed
-from ..attacks.adaptive import adaptive_autoattack, autoattack
-from ..attacks.budget import AttackBudget
-from ..attacks.gradient_model import AttackedModel, repeats_its_bits
-from ..attacks.judge import Judge
-from ..config.threat import ThreatModel
-from ..distributed.gpus import keep_to_share, nvidia_driver
-from ..mixing.classifier import MixedClassifier
-from ..mixing.transforms import LogitTransform
-from .attack import PUBLISHED_BUDGET
-from .attack_subjects import MODELS, Subject, subject
+from mixednuts_dist.acceleration.arithmetic import PrecisionChoice
+from mixednuts_dist.acceleration.batch_shape import BatchShape, repeated
+from mixednuts_dist.acceleration.gradient_copy import folded
+from mixednuts_dist.acceleration.tf32 import tf32_allowed
+from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.gradient_model import AttackedModel, repeats_its_bits
+from mixednuts_dist.attacks.judge import Judge
+from mixednuts_dist.benchmarks.attack_benchmark import PUBLISHED_BUDGET
+from mixednuts_dist.benchmarks.attack_subjects import MODELS, Subject, subject
+from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.distributed.gpus import keep_to_share, nvidia_driver
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.transforms import LogitTransform
 
 WARM_UP = AttackBudget(1, 1, 1, 0, 0)
-_TESTS = Path(__file__).parents[2] / "tests" / "attacks" / "test_gpu.py"
 _AGREES = 1e-4  # of the largest logit, between the judge and float64
 
 Found = tuple[bool | None, str]  # the verdict, None where it is no question here; the number
@@ -143,22 +139,6 @@ def judge(at: Place) -> Found:
     return deviation < _AGREES and not flips, f"off float64 by {deviation:.1e} of the largest logit, {flips} classes"
 
 
-def shapes(at: Place) -> Found:
-    """Which smaller shapes give the bits of the full one; no failure: where none does, batches are filled up."""
-    told = []
-    arithmetics: list[tuple[str, PrecisionChoice, bool]] = [("fp32", "fp32", False), ("bf16", "bf16", False)]
-    if at.on_card:
-        arithmetics += [("tf32", "tf32", False), ("bf16 compiled", "bf16", True)]
-    for name, precision, compile in arithmetics:
-        arithmetic = Arithmetic(precision, compile=compile)
-        fast = AttackedModel.of(at.attacked.network, arithmetic=arithmetic, like_BCHW=at.attacked.x, rows=at.rows).fast
-        passes = Passes(BatchShape(at.rows), fast.probe)
-        tried = [at.rows * i // 8 for i in range(1, 8)]
-        same = [rows for rows in tried if passes._has_same_bits(at.attacked.x, rows)]
-        told.append(f"{name} {len(same)}/{len(tried)}")
-    return None, f"smaller shapes with the bits of {at.rows} rows: {', '.join(told)}"
-
-
 def memory(at: Place) -> Found:
     """An attack whose first passes do not fit comes to the same verdicts with fewer rows."""
     attacked, shape = at.attacked, BatchShape(at.rows, float32_rows=at.rows)
@@ -226,15 +206,6 @@ def _half(device: str, share: float = 0.5) -> list[bool]:
         keep_to_share(share)
     robust: list[bool] = _robust(at, autoattack, BatchShape.of(64, at.device), WARM_UP, ("apgd-ce",)).tolist()
     return robust
-
-
-def gpu_tests(at: Place) -> Found:
-    if not at.on_card or not _TESTS.is_file():
-        return None, "not run: " + ("the tests are not installed" if at.on_card else "no GPU")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(_TESTS)], capture_output=True, text=True, check=False
-    )
-    return done.returncode == 0, (done.stdout.strip().splitlines() or ["no output"])[-1]
 
 
 def _robust(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import InvalidInputError
+from mixednuts_dist.errors import InvalidInputError
 
 _BLOCK = 8  # pixels: JPEG's
 _LUMA = (0.299, 0.587, 0.114)

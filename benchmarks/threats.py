@@ -1,35 +1,38 @@
-"""What we leave of a classifier beside what pyautoattack leaves: any norm, version and defence, in one process.
+"""Compare the robust images here with pyautoattack's, for any norm, version and defense, in one process.
 
-Run: `mixednuts benchmark threats`. Tables go to stderr in Markdown, all numbers as JSON to stdout. Both sides have the
-same images, radius, version, iterations, targets and queries; the float32 judge decides at the points of both, and a
-point of theirs outside the ball counts as none. A pass is an image through the network, forward or backward.
+Run `python -m benchmarks.threats --help`. Tables go to stderr in Markdown, all numbers as JSON to stdout. Both sides
+receive the same images, radius, version, iterations, targets and queries. The float32 verification decides at the
+adversarial examples of both, and an example of theirs outside the ball does not count. A pass is one image through the
+network, forward or backward.
 
 Shapes: B images of C x H x W.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import click
 import torch
 from torch import Tensor, nn
 
-from ..attacks.budget import AttackBudget
-from ..attacks.draws import Draws, FoolingRates, fooling_rates
-from ..attacks.gradient_model import shape_of
-from ..attacks.judge import Judge
-from ..attacks.published import published, pyautoattack_images
-from ..classifiers.base_classifiers import load_classifier
-from ..config.section import read_fraction
-from ..config.threat import ThreatModel
-from ..config.versions import version_named
-from ..errors import InvalidInputError
-from ..images.datasets import open_dataset
-from ..norms.ball import ball_of
-from ..reports.table import Cell, Table
-from .attack import attacked_here, differentiable, say
-from .defences import Defence, defence_named
+from benchmarks.defences import Defence, defence_named
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.draws import Draws, FoolingRates, fooling_rates
+from mixednuts_dist.attacks.gradient_model import shape_of
+from mixednuts_dist.attacks.judge import Judge
+from mixednuts_dist.attacks.published import published, pyautoattack_images
+from mixednuts_dist.benchmarks.attack_benchmark import attacked_here, differentiable, say
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config.section import read_fraction
+from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.config.versions import version_named
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.norms.ball import ball_of
+from mixednuts_dist.reports.table import Cell, Table
 
 SEEDS = (0, 1)  # of a random classifier's attacks
 _HERE, _THERE = "here", "pyautoattack"
@@ -273,3 +276,23 @@ _HEADS = {
         "opposite verdicts to it", "passes an image",
     ],
 }  # fmt: skip
+
+
+@click.command()
+@click.option("--model", metavar="URI", default="demo:rob")
+@click.option("--data", metavar="URI", default="digits")
+@click.option("-n", "n_images", type=int, default=100, help="Number of images.")
+@click.option("--threat", "threats", metavar="NORM:EPS", multiple=True, default=["Linf:0.12"])
+@click.option("--version", "versions", multiple=True, default=["standard"], help="standard, plus or rand.")
+@click.option("--individual", is_flag=True, help="Also run each attack of a version by itself.")
+@click.option("--behind", metavar="KIND:STRENGTH", help="A defense: noise, dropout, rounded or jpeg.")
+@click.option("--n-iter", type=int, default=100)
+@click.option("--n-target-classes", type=int, default=9)
+@click.option("--n-queries", type=int, default=5000)
+def main(**options: Any) -> None:
+    """Compare the robust images here with pyautoattack's."""
+    click.echo(json.dumps(run(**options), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,23 +1,25 @@
-"""Certificates on the digits: ours against the published radius, and the draws that stopping early saves.
+"""Compare certificates on the digits with the published radius, and count the draws that stopping early saves.
 
-Run: `mixednuts benchmark certify`. The tables go to stderr, all numbers as JSON to stdout.
+Run `python -m benchmarks.certify --help`. The tables go to stderr, all numbers as JSON to stdout.
 """
 
+import json
 import time
 from dataclasses import replace
 from typing import Any
 
+import click
 import torch
 from torch import Tensor
 
-from ..certification.answers import ROB_ALONE, SmoothedAnswers
-from ..certification.smoothing import SmoothingPlan, Votes, smoothed_votes
-from ..classifiers.base_classifiers import load_classifier
-from ..images.datasets import open_dataset
-from ..mixing.certificates import published_radius
-from ..mixing.mixture import Mixture
-from ..reports.table import Cell, Table
-from .attack import say
+from mixednuts_dist.benchmarks.attack_benchmark import say
+from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
+from mixednuts_dist.certification.smoothing import SmoothingPlan, Votes, smoothed_votes
+from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.images.datasets import open_dataset
+from mixednuts_dist.mixing.certificates import published_radius
+from mixednuts_dist.mixing.mixture import Mixture
+from mixednuts_dist.reports.table import Cell, Table
 
 ALPHAS, RADII = (1.0, 0.9, 0.8, 0.7), (0.1, 0.25, 0.5)
 SIGMA, CONFIDENCE = 0.25, 0.999
@@ -101,3 +103,16 @@ def _mixture(alpha: float) -> Mixture:
 def _gpu_hours(share: float) -> float:
     """For ImageNet, where images take this share of all draws, as they did here."""
     return share * IMAGENET_IMAGES * (100 + IMAGENET_DRAWS) * RESNET50_FLOPS / ASSUMED_FLOPS / 3600
+
+
+@click.command()
+@click.option("-n", "n_images", type=int, default=899, help="Number of digits.")
+@click.option("--draws", type=int, default=1000, help="Maximum number of draws that bound a vote.")
+@click.option("--model", metavar="URI", default="demo:rob")
+def main(**options: Any) -> None:
+    """Certify digits with and without early stops."""
+    click.echo(json.dumps(run(**options), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,14 @@
-"""Algorithm 1 here against the plain loop over candidates: the same numbers, how many times as fast.
+"""Compare Algorithm 1 here with a plain loop over the candidates: the numbers and the time.
 
-Run: `mixednuts benchmark search`. Both run in this process, in float64, with the same threads; the loop
-is timed on a sample of the candidates, since the cost of each is the same. With `-n 1000`: what the default grid of a
-run costs as it grows, on so many made-up images.
+Both run in this process, in float64, with the same threads. The loop is timed on a sample of the candidates, because
+every candidate costs the same.
 
 Shapes: B images, K classes.
 """
 
 import math
-import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,14 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config.search_config import SearchConfig
 from ..mixing.transforms import layer_norm_logits
 from ..selection.choice import published_grid
-from ..selection.criteria import Criterion, ExactCriterion, Scores
-from ..selection.grid import Grid, Pair, kept_images
-from ..selection.selection import Selection, score_candidates, select_parameters
-from ..stages.choosing import explored
-from .attack import say
+from ..selection.grid import Grid, kept_images
+from ..selection.selection import Selection, select_parameters
+from .attack_benchmark import say
 
 N_ATTACKED, N_WRONG = 575, 210
 BETAS = (1.0, 0.99, 0.985, 0.97, 0.9)
@@ -61,10 +56,8 @@ class Case:
         )
 
 
-def run(n_images: int | None = None) -> dict[str, Any]:
-    """Prints one line a size and returns their numbers; with a number of images, those of the grid that grows."""
-    if n_images is not None:
-        return {f"K={n_classes}": _growing(n_classes, n_images) for n_classes in (10, 1000)}
+def run() -> dict[str, Any]:
+    """Print one line per number of classes on stderr and return the numbers."""
     say(
         f"threads: {torch.get_num_threads()}; {N_ATTACKED} + {N_WRONG} images, 8 x 8 x 8 candidates, {len(BETAS)} betas"
     )
@@ -77,36 +70,6 @@ def run(n_images: int | None = None) -> dict[str, Any]:
             f"objectives by {result['objectives_that_differ']} of {result['objectives_compared']}"
         )
     return results
-
-
-def _growing(n_classes: int, n_images: int) -> dict[str, Any]:
-    """The search that a run without a grid of its own makes, once: rounds make it again."""
-    generator = torch.Generator().manual_seed(n_classes)
-    labels_B = torch.randint(n_classes, (n_images,), generator=generator)
-    clean_BK, rows_B = torch.randn(n_images, n_classes, generator=generator), torch.arange(n_images)
-    clean_BK[rows_B, labels_B] += 2 * torch.randn(n_images, generator=generator) + math.sqrt(2 * math.log(n_classes))
-    clean_BK[rows_B, labels_B] += 1
-    attacked_BK = clean_BK.clone()
-    attacked_BK[rows_B, labels_B] -= 1.5
-    std_pred_B = torch.where(torch.rand(n_images, generator=generator) < 0.95, labels_B, (labels_B + 1) % n_classes)
-    criterion = ExactCriterion.of(attacked_BK, labels_B, clean_BK, labels_B, std_pred_B, clamp="gelu", ln_k=None)
-    start = time.process_time()
-    criteria: dict[Pair, Criterion] = {("gelu", None): criterion}
-
-    def scoring(grids: Sequence[Grid]) -> list[Scores]:
-        return [score_candidates(criterion, grid) for grid in grids]
-
-    (part,) = explored(SearchConfig(), criteria, scoring).parts
-    found = {
-        "candidates": math.prod(part.grid.shape[1:]),
-        "cpu_s": time.process_time() - start,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
-    say(
-        f"K={n_classes}, {n_images:,} images: grown {part.grid.widenings} times to {found['candidates']:,} candidates; "
-        f"{found['cpu_s']:.3g} s of CPU, at most {found['peak_mib']:,.0f} MiB"
-    )
-    return found
 
 
 def _compare(case: Case) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Train the embedded classifiers: `python -m mixednuts_dist.tools.demo_training [--out DIR]`.
+"""Train the embedded classifiers: `python -m tools.demo_training [--out DIR]`.
 
 Both classifiers see the training half of the digits only, on a fixed schedule, and what is kept is the moving average
 of the weights after the last step: within a run nothing is picked by the test half. `std` minimises the smoothed

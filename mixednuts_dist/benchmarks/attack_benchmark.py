@@ -1,0 +1,117 @@
+"""Compare standard AutoAttack here with pyautoattack's: same classifier, images, radius, budgets and process.
+
+With a GPU the default classifier is a WRN-70-16, otherwise a ResNet-18 on the CPU.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..acceleration.arithmetic import Arithmetic
+from ..acceleration.tf32 import tf32_allowed
+from ..attacks.adaptive import adaptive_autoattack, autoattack
+from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
+from ..attacks.outcome import AttackOutcome
+from ..attacks.published import pyautoattack_images
+from ..config.threat import ThreatModel
+from ..mixing.classifier import MixedClassifier
+from .attack_subjects import Subject, subject
+
+PUBLISHED_BUDGET = AttackBudget(border_restarts=0, joint_starts=0)
+_WARM_UP = AttackBudget(2, 1, 1, border_restarts=0, joint_starts=0)
+
+
+def run(
+    *, data: str | None = None, model: str | None = None, eps: float | None = None, n_images: int = 40
+) -> dict[str, Any]:
+    """Attack the same images with both packages, report on stderr, and return the numbers.
+
+    A mixture (the URI of a function that returns a `MixedClassifier`) is attacked with its gradient bypass, and
+    pyautoattack receives `as_bypass()`.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    attacked = subject(model or ("wrn-70-16" if device.type == "cuda" else "resnet-18"), data, n_images, device, eps)
+    where = torch.cuda.get_device_name() if attacked.x.is_cuda else f"CPU, {torch.get_num_threads()} threads"
+    say(f"{attacked.description}; {where}; standard AutoAttack")
+    arithmetic = Arithmetic("auto")
+    _theirs(attacked, _WARM_UP)
+    _ours(attacked, arithmetic, _WARM_UP)  # network copies are made and tried before the clock runs
+    their_seconds, theirs = _timed(partial(_theirs, attacked, PUBLISHED_BUDGET))
+    seconds, ours = _timed(partial(_ours, attacked, arithmetic, PUBLISHED_BUDGET))
+    robust = ours.robust.to(theirs.device)
+    here = {
+        "seconds": seconds,
+        "speedup": their_seconds / seconds,
+        "robust": int(robust.sum()),
+        "broken_by_pyautoattack_only": (robust & ~theirs).nonzero().squeeze(1).tolist(),
+        "broken_here_only": (theirs & ~robust).nonzero().squeeze(1).tolist(),
+        "survived": {attack: int(survived.sum()) for attack, survived in ours.survived.items()},
+        "n_forward": ours.n_forward,
+        "n_backward": ours.n_backward,
+    }
+    say(f"{here['speedup']:.2f}x as fast as pyautoattack; robust: {here['robust']}, pyautoattack {int(theirs.sum())}")
+    return {
+        "subject": attacked.description,
+        "device": where,
+        "here": here,
+        "pyautoattack": {"seconds": their_seconds, "robust": int(theirs.sum())},
+    }
+
+
+def _timed(attack: Callable[[], Any]) -> tuple[float, Any]:
+    _wait()
+    started = time.perf_counter()
+    found = attack()
+    _wait()
+    return time.perf_counter() - started, found
+
+
+def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> AttackOutcome:
+    rows = len(attacked.x) if attacked.x.is_cuda else None  # pyautoattack receives all images at once
+    return attacked_here(
+        attacked.network, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps), budget=budget,
+        batch_size=rows, arithmetic=arithmetic,
+    )  # fmt: skip
+
+
+def attacked_here(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AttackOutcome:
+    """Run `autoattack`; of a mixture in the mode in which pyautoattack can follow."""
+    if isinstance(model, MixedClassifier):
+        outcome = adaptive_autoattack(model, x, y, mode="bypass", **options)
+    else:
+        outcome = autoattack(model, x, y, **options)
+    if not bool(outcome.decided.all()):  # an attack that was cut short is no measurement
+        raise KeyboardInterrupt
+    return outcome
+
+
+def differentiable(model: nn.Module) -> nn.Module:
+    """Return what pyautoattack receives: the classifier, or a mixture with its surrogate's gradient."""
+    return model.as_bypass() if isinstance(model, MixedClassifier) else model
+
+
+def _theirs(attacked: Subject, budget: AttackBudget) -> Tensor:
+    """Which images pyautoattack leaves robust in full float32, (B,) bool."""
+    x, y, network = attacked.x, attacked.y, attacked.network
+    x_adv, _, _ = pyautoattack_images(
+        differentiable(network), x, y, threat=ThreatModel("Linf", attacked.eps), budget=budget, seed=0,
+        batch_size=len(x), attacks=STANDARD_ATTACKS,
+    )  # fmt: skip
+    with tf32_allowed(False), torch.no_grad():
+        robust: Tensor = network(x_adv).argmax(dim=1) == y
+        return robust
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def say(line: str) -> None:
+    """Print to stderr; stdout carries the JSON."""
+    print(line, file=sys.stderr, flush=True)
