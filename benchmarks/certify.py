@@ -14,10 +14,10 @@ from torch import Tensor
 
 from mixednuts_dist.benchmarks.attack_benchmark import say
 from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
+from mixednuts_dist.certification.certificates import published_radius
 from mixednuts_dist.certification.smoothing import SmoothingPlan, Votes, smoothed_votes
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.mixing.certificates import published_radius
 from mixednuts_dist.mixing.mixture import Mixture
 from mixednuts_dist.reports.table import Cell, Table
 

@@ -1,7 +1,7 @@
 """What draws say of a smoothed vote: confidence bounds, and when further draws cannot change a certificate.
 
-A vote is the mean of independent draws. Hard votes are 0 or 1, so that the number of hits is binomial and Clopper &
-Pearson's bound is exact. Soft votes lie in [0, 1]; their bound is by betting.
+A vote is the mean of independent draws that are 0 or 1, so the number of hits is binomial and the bound of Clopper and
+Pearson is exact.
 
 **Looks.** The draws of an image are looked at a few times, at numbers that double up to the full one, and the allowed
 error is shared among the looks: at each, the bound holds with its share, so by the union bound all hold together, and
@@ -25,9 +25,6 @@ from torch import Tensor
 
 from ..errors import InvalidInputError
 
-_HALVINGS = 40  # of [0, 1] in the search for a mean: to 1e-12
-_BET_SHARE = 0.75  # of the largest bet that cannot lose all; any share is valid
-
 
 def lower_bound(hits_B: Tensor, n_B: Tensor | int, error: float) -> Tensor:
     """Clopper & Pearson's lower bound of a probability from `hits` of `n` draws, (B,), float64.
@@ -46,39 +43,6 @@ def upper_bound(hits_B: Tensor, n_B: Tensor | int, error: float) -> Tensor:
     """The same from above: `1 - lower_bound(misses)`, (B,), float64."""
     hits_B = hits_B.double()
     return 1 - lower_bound(torch.as_tensor(n_B, device=hits_B.device) - hits_B, n_B, error)
-
-
-def betting_lower_bound(draws_BN: Tensor, error: float) -> Tensor:
-    """A lower bound of the mean of draws in [0, 1], (B,), float64, wrong with probability `error` at most.
-
-    For a candidate mean m the capital `prod_i (1 + l_i (x_i - m))` is, with bets l_i that depend on earlier draws
-    alone, a nonnegative martingale with start 1 at the true mean, so by Ville's inequality it ever reaches `1 / error`
-    with probability `error` at most (Waudby-Smith & Ramdas 2024, section 4). It falls with m while all l_i are
-    positive, so the means that it rules out are those below the bound.
-
-    >>> round(float(betting_lower_bound(torch.full((1, 1000), 0.9), 0.001)), 3)
-    0.892
-    """
-    draws_BN = draws_BN.double()
-    bets_BN = _bets(draws_BN, error)
-    low_B, high_B = torch.zeros_like(draws_BN[:, 0]), torch.ones_like(draws_BN[:, 0])
-    for _ in range(_HALVINGS):
-        mean_B = (low_B + high_B) / 2
-        limited_BN = torch.minimum(bets_BN, _BET_SHARE / mean_B.clamp_min(1e-12)[:, None])
-        log_capital_BN = torch.log1p(limited_BN * (draws_BN - mean_B[:, None])).cumsum(dim=1)
-        ruled_out_B = log_capital_BN.amax(dim=1) >= -math.log(error)
-        low_B, high_B = torch.where(ruled_out_B, mean_B, low_B), torch.where(ruled_out_B, high_B, mean_B)
-    return low_B
-
-
-def _bets(draws_BN: Tensor, error: float) -> Tensor:
-    """`sqrt(2 log(1 / error) / (n v))`, v the variance of the draws before each: the predictable plug-in bets."""
-    n = draws_BN.shape[1]
-    places = torch.arange(1, n + 1, dtype=torch.float64, device=draws_BN.device)
-    means_BN = (0.5 + draws_BN.cumsum(dim=1)) / (1 + places)
-    variance_BN = (0.25 + (draws_BN - means_BN).square().cumsum(dim=1)) / (1 + places)
-    before_BN = torch.cat([torch.full_like(variance_BN[:, :1], 0.25), variance_BN[:, :-1]], dim=1)
-    return (2 * math.log(1 / error) / (n * before_BN)).sqrt()
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from ..acceleration.batch_shape import BatchShape
 from ..attacks.hashing import image_key
 from ..attacks.judge import Judge, check_images
 from ..errors import InvalidInputError
-from ..mixing.certificates import certified_radius, cutoff_of
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import tempered_log_probs
+from .certificates import certified_radius, cutoff_of
 from .confidence import lower_bound, upper_bound
 from .smoothing import SmoothingPlan, Votes, smoothed_votes
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..mixing.certificates import vote_needed
 from ..norms.ball import key_number
+from .certificates import vote_needed
 from .confidence import Looks
 
 _BLOCK = 16  # draws from one generator: making one costs as much as a few hundred random numbers

@@ -115,8 +115,7 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
     """See `SmoothedMixture.from_run`."""
     run = read_run(uri, beta=beta, trust_code=trust_code)
     stored = run.config.get("certify") or {}
-    smooths = stored.get("method") == "smoothing"
-    given = {name: stored[name] for name in ("sigma", "confidence", "n_choose") if smooths} | noise
+    given = {name: stored[name] for name in ("sigma", "confidence", "n_choose") if stored} | noise
     if "sigma" not in given:
         raise InvalidInputError(
             f"run {run.run_id} began without the key certify: {{sigma: ...}}, so the noise of its smoothed mixture is "

@@ -105,7 +105,7 @@ def collect(opened: Run) -> RunResults:
         notes=(
             *screened, *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*receipts.values()),
             *counted.notes, *opinion, *_red_flags(evaluated, fingerprint),
-            *_contradictions(evaluated, fingerprint, certified), *unfinished,
+            *unfinished,
         ),
         stages=_rows(opened, added),
         tables=stage_tables(opened, [stage.name, *added]),
@@ -204,22 +204,6 @@ def _certified(opened: Run, names: Iterable[str]) -> Certified | None:
     """Of the first stage that has proven something."""
     found = (stage_of(opened.config, name).certified(replace(opened, only=None)) for name in names)
     return next((each for each in found if each is not None), None)
-
-
-def _contradictions(opened: Run, fingerprint: str, found: Certified | None) -> tuple[str, ...]:
-    """What the attack left of the images that are certified against it: all, or one of the two is wrong."""
-    threat = opened.config.threat.threat_model()
-    if found is None or not found.of_deployed or found.norm != threat.norm or opened.only is not None:
-        return ()
-    robust_N = read_columns(opened.store, "evaluate", opened.partitions, fingerprint, ["robust"])["robust"]
-    robust = [left for left, reach in zip(robust_N.tolist(), found.reach, strict=True) if reach >= threat.eps]
-    n_broken, n = len(robust) - sum(robust), f"{len(robust):,}"
-    if not n_broken:
-        return (f"The attack broke none of the {n} images that are certified at its radius.",) if robust else ()
-    return (
-        f"Contradiction: the attack broke {n_broken:,} of the {n} images that are certified at its radius; the "
-        "certificates or the verdicts are wrong. Please report it with the run's folder.",
-    )
 
 
 def _description(opened: Run) -> dict[str, Any]:

@@ -21,10 +21,8 @@ from ..config.register import CRITERIA
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from .criteria import ExactCriterion, Scores, best_cutoffs
-from .grid import Grid
 from .inputs import CachedLogits, Certificates
 from .kernel import Slab
-from .selection import Selection, search_grid
 
 _STRICTLY = 1e-9  # of 1 - margin: a margin has to be above the cutoff, not at it
 
@@ -40,7 +38,6 @@ class CertifiedCriterion(ExactCriterion):
     """`exact`, with the constraint on the images that rob alone is certified on."""
 
     certificates: Certificates | None = None
-    ln_k: int | None = None
     name: ClassVar[str] = "certified"
     meaning: ClassVar[str] = "clean accuracy of the mixture"
     compared_with: ClassVar[str | None] = None
@@ -54,7 +51,7 @@ class CertifiedCriterion(ExactCriterion):
                 "rob alone is certified on no image, so there is nothing to keep: certify at a smaller radius "
                 "(certify.radius), or search by what the attack left (search.criterion: exact)"
             )
-        return replace(super().from_rows(rows, clamp=clamp, ln_k=ln_k), certificates=rows.certificates, ln_k=ln_k)
+        return replace(super().from_rows(rows, clamp=clamp, ln_k=ln_k), certificates=rows.certificates)
 
     @property
     def held(self) -> Certificates:
@@ -68,20 +65,19 @@ class CertifiedCriterion(ExactCriterion):
         return int(self.held.held_B.sum())
 
     def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
-        gap_rows, _, gains_E = self._gap_rows(slab)
-        attacked_PSn, open_PSE = self._log_gaps(gap_rows, slab)
-        if (votes := self._of_votes()) is not None:
-            open_E, gains_E = votes
-            open_PSE = open_E.expand(*open_PSE.shape[:2], -1)
-        certified_PSn = self.held.log_gaps(slab, self.ln_k) + _STRICTLY
+        gap_rows, _, _ = self._gap_rows(slab)
+        attacked_PSn, _ = self._log_gaps(gap_rows, slab)
+        open_E, gains_E = self._of_votes()
+        candidates = len(slab.powers), len(slab.scales), -1
+        open_PSE = open_E.expand(*candidates)
+        certified_PSn = self.held.log_gaps_n.expand(*candidates) + _STRICTLY
         log_cutoffs, gained, _ = best_cutoffs(certified_PSn, open_PSE, gains_E, kept)
         n_kept = (attacked_PSn <= log_cutoffs[..., None]).sum(dim=-1)
         return Scores(log_cutoffs, gained + int((self.std_pred_N == self.clean_labels_N).sum()), n_kept)
 
-    def _of_votes(self) -> tuple[Tensor, Tensor] | None:
-        """The same of votes: log(1 - lead over std's class) where one of rob and std is right, and gain or loss."""
-        if (shares_BK := self.held.shares_BK) is None:
-            return None
+    def _of_votes(self) -> tuple[Tensor, Tensor]:
+        """Return log(1 - lead over std's class) where exactly one of rob and std is correct, and the gain or loss."""
+        shares_BK = self.held.shares_BK
         top_B = shares_BK.argmax(dim=1)
         rob_right_B, std_right_B = top_B == self.clean_labels_N, self.std_pred_N == self.clean_labels_N
         open_B = rob_right_B ^ std_right_B
@@ -90,8 +86,3 @@ class CertifiedCriterion(ExactCriterion):
 
     def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> None:
         """None: the corrected predictions are for constraints on attacked images."""
-
-
-def certified_selection(rows: CachedLogits, grid: Grid) -> Selection:
-    """The grid's choice for every beta; `rows` have certificates. Errors as in `from_rows` and `search_grid`."""
-    return search_grid(CertifiedCriterion.from_rows(rows, clamp=grid.clamp, ln_k=grid.ln_k), grid)

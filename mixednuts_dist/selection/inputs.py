@@ -4,7 +4,7 @@ Shapes: B images, K classes, P attacked points.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp, clamp_shape
 from ..mixing.margins import require_logits
 from ..mixing.transforms import norm_statistics, resolve_ln_k
-from .kernel import Slab, sort_rows
+from .kernel import sort_rows
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,13 @@ class AttackedPoints:
         return AttackedPoints(self.rob_logits_PK[mine_P], row_B[self.image_P[mine_P]], std_pred_P)
 
 
-class Certificates(Protocol):
-    """What is certified of each image at one radius."""
+@dataclass(frozen=True)
+class Certificates:
+    """What is certified for each image at one radius; no (s, p, c) changes it."""
 
-    @property
-    def held_B(self) -> Tensor:  # noqa: N802
-        """Which images rob alone is certified on, bool (B,); there are n."""
-
-    @property
-    def shares_BK(self) -> Tensor | None:  # noqa: N802
-        """Votes under noise, where those are what is mixed in place of softmax(M(rob)); else None."""
-
-    def log_gaps(self, slab: Slab, ln_k: int | None) -> Tensor:
-        """log(1 - certified margin) of those images under each candidate, (P, S, n)."""
+    held_B: Tensor  # bool, the images on which the robust classifier alone is certified; there are n
+    shares_BK: Tensor  # votes under noise, which the smoothed mixture mixes instead of softmax(M(rob))
+    log_gaps_n: Tensor  # log(1 - certified margin) of those images
 
 
 @dataclass(frozen=True)

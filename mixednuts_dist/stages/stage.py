@@ -187,7 +187,6 @@ class Certified:
     by_radius: Mapping[str, Sequence[tuple[float, int]]]  # of rob alone and of the deployed mixture
     reach: Sequence[float]  # by sample id: the deployed mixture's largest certified radius, 0 for none
     total: int
-    of_deployed: bool  # of the very classifier that the evaluation attacks
 
 
 @dataclass(frozen=True, kw_only=True)

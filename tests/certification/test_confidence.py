@@ -6,7 +6,6 @@ from scipy.stats import beta
 
 from mixednuts_dist.certification.confidence import (
     Looks,
-    betting_lower_bound,
     lower_bound,
     require_enough_draws,
     upper_bound,
@@ -49,16 +48,6 @@ def test_wrong_certificates_are_rarer_than_the_confidence_allows(confidence: flo
     wrong = int((bounds > votes).sum())
     allowed = {0.9: 77, 0.99: 15}[confidence]
     assert wrong <= allowed
-
-
-def test_the_betting_bound_covers_soft_votes_and_beats_hoeffding() -> None:
-    generator = torch.Generator().manual_seed(1)
-    means = torch.linspace(0.5, 0.97, CLASSIFIERS, dtype=torch.float64)
-    spread = torch.rand(CLASSIFIERS, 400, generator=generator, dtype=torch.float64) - 0.5
-    draws = means[:, None] + 0.06 * spread  # soft votes vary little
-    bounds = betting_lower_bound(draws, 0.05)
-    assert int((bounds > means).sum()) <= 45  # the binomial's .9999 quantile of 500 at .05
-    assert float((means - bounds).max()) < 0.5 * (torch.tensor(20.0).log() / 800).sqrt()
 
 
 def test_stopping_early_changes_no_decision_beyond_its_confidence() -> None:

@@ -72,7 +72,7 @@ def test_a_run_that_was_searched_by_certificates_smooths_their_choice(tmp_path: 
 
 
 def test_a_run_without_smoothing_is_asked_for_the_noise(tmp_path: Path) -> None:
-    searched(parse_config(content(tmp_path, certify={"method": "bounds"})))
+    searched(parse_config(content(tmp_path, certify=None)))
     (folder,) = tmp_path.glob("certified-*")
     with pytest.raises(InvalidInputError, match=r"sigma=0\.25 for instance"):
         mn.SmoothedMixture.from_run(str(folder))

@@ -54,7 +54,7 @@ def charts(results: RunResults) -> dict[str, Chart]:
     certified = Certified(
         claim="made up", norm="Linf", radii={0.01: "0.01", 0.02: "0.02"}, by_beta=dict.fromkeys(betas, (90, 40)),
         by_radius={name: [(0.005 * step, 120 - 12 * step) for step in range(10)] for name in ("rob", "mixed")},
-        reach=[0.01] * 300, total=300, of_deployed=True,
+        reach=[0.01] * 300, total=300,
     )  # fmt: skip
     return figures(dataclasses.replace(results, certified=certified))
 

@@ -1,6 +1,5 @@
 """The certify stage from the configuration to the report: same rows after a kill, bad input, no contradiction."""
 
-import itertools
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from torch import nn
 from mixednuts_dist import ThreatModel, load_classifier, open_dataset, pipeline
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.certification.answers import ROB_ALONE, BoundedAnswers, SmoothedAnswers
+from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
 from mixednuts_dist.certification.smoothing import smoothed_votes
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.sizing import estimate_json
@@ -26,16 +25,14 @@ from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError, ConfigError, InvalidInputError, MissingArtifact
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.mixing.mixture import Mixture
-from mixednuts_dist.mixing.transforms import IdentityTransform, LogitTransform
+from mixednuts_dist.mixing.transforms import IdentityTransform
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.stages import attack, estimate, search
 from mixednuts_dist.stages.certify import Certify
-from mixednuts_dist.stages.choosing import grid_of
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.stage import stage_of
-from tests.helpers.certified_runs import RELU_NETWORK, SMOOTHING, content
+from tests.helpers.certified_runs import SMOOTHING, content
 
 
 def certified(folder: Path, **changes: Any) -> tuple[Certify, Any]:
@@ -82,7 +79,7 @@ def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
         counts = [n for _, n in steps]
         assert counts == sorted(counts, reverse=True) and counts[0] > 0
     page = (folder / "report" / "index.html").read_text()
-    for said in ('id="certified"', 'id="at-certified"', "Bracket: ", "not for the one that a single pass deploys"):
+    for said in ('id="certified"', 'id="at-certified"', "Bracket: ", "not for the mixture that is deployed"):
         assert said in page
 
 
@@ -119,23 +116,6 @@ def test_any_alpha_and_radius_is_answered_later(tmp_path: Path) -> None:
 def test_rob_alone_is_certified_too(tmp_path: Path) -> None:
     stage, opened = certified(tmp_path, std=None)
     assert [row.name for row in stage.outcomes(opened)] == ["rob, certified at 0.1", "rob, certified at 0.25"]
-
-
-def test_bounds_certify_the_mixture_and_no_attack_breaks_it(tmp_path: Path) -> None:
-    """The whole adaptive AutoAttack at the bounded radius, against a certified mixture, breaks no certified image."""
-    (tmp_path / "relu.py").write_text(RELU_NETWORK)
-    uri = f"py:{tmp_path / 'relu.py'}:network"
-    stage, opened = certified(tmp_path, rob=uri, certify={"method": "bounds", "radii": [0.01]})
-    answers, mixture = stage.answers(opened), Mixture(IdentityTransform(), 0.9, 0.1)
-    safe = answers.certified(mixture, 0.01)
-    assert int(safe.sum()) > 0
-    assert bool(answers.clean(mixture)[safe].all())
-    x, y = open_dataset("digits").read(0, 24)
-    mixed = MixedClassifier(load_classifier("demo:std", "std"), load_classifier(uri, "rob"), mixture.transform, 0.9)
-    outcome = adaptive_autoattack(
-        mixed, x[safe], y[safe], threat=ThreatModel("Linf", 0.01), budget=AttackBudget(20, 3, 200)
-    )
-    assert bool(outcome.robust.all())
 
 
 class Averaged(nn.Module):
@@ -184,19 +164,12 @@ def test_the_whole_autoattack_contradicts_no_certificate_of_smoothing(tmp_path: 
         ({"alphas": [0.5]}, "std alone decides"),
         ({"n": 10}, "Give n of at least"),
         ({"confidence": 1}, "confidence"),
-        ({"method": "guess"}, "method"),
-        ({"method": "bounds", "radii": [0.1], "radius": 0.2}, "not among radii"),
+        ({"method": "smoothing"}, "method"),
     ],
 )
 def test_bad_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_config(content(tmp_path, certify=keys))
-
-
-def test_bounds_in_l2_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    config = parse_config(content(tmp_path, certify={"method": "bounds"}, threat={"norm": "L2", "eps": 0.5}))
-    with pytest.raises(InvalidInputError, match="method: smoothing"):
-        stage_of(config, "certify").run(config, executor=DebugExecutor())
 
 
 def test_estimate_knows_the_stage(tmp_path: Path) -> None:
@@ -212,35 +185,6 @@ def test_the_command_is_there() -> None:
     found = CliRunner().invoke(main, ["certify", "--help"])
     assert found.exit_code == 0
     assert "Certified robustness" in found.output
-
-
-def test_the_search_by_certificates_keeps_beta_and_is_the_best_of_the_grid(tmp_path: Path) -> None:
-    (tmp_path / "relu.py").write_text(RELU_NETWORK)
-    config = parse_config(
-        content(
-            tmp_path, rob=f"py:{tmp_path / 'relu.py'}:network", certify={"method": "bounds", "radii": [0.01]},
-            search={"rounds": 0, "scales": [0.5, 2, 5], "powers": [1, 3], "biases": [-0.5, 0.5], "betas": [1.0, 0.8]},
-        )
-    )  # fmt: skip
-    stage = stage_of(config, "certify")
-    assert isinstance(stage, Certify)
-    attack.run(config, executor=DebugExecutor())
-    search.run(config, executor=DebugExecutor())
-    opened = stage.run(config, executor=DebugExecutor())
-    answers = stage.answers(opened)
-    assert isinstance(answers, BoundedAnswers)
-    (_, (columns, rows)) = list(stage.tables(opened).items())[-1]
-    assert columns[:3] == ["radius", "beta", "s"] and len(rows) >= 2
-    held = int(answers.certified(ROB_ALONE, 0.01).sum())
-    grid = grid_of(config.search)
-    tried = []  # (certified, clean) of every candidate and some alphas
-    for s, p, c in itertools.product(grid.scales, grid.powers, grid.biases):
-        for alpha in torch.linspace(0.505, 0.999, 12).tolist():
-            mixture = Mixture(LogitTransform(s, p, c), alpha, 1 - alpha)
-            tried.append((int(answers.certified(mixture, 0.01).sum()), int(answers.clean(mixture).sum())))
-    for _, beta, *_, (clean, _), (n_certified, _) in rows:
-        assert n_certified >= kept_images(beta, held)
-        assert clean >= max(right for n, right in tried if n >= kept_images(beta, held))
 
 
 BLACK_BOX = """
@@ -282,11 +226,8 @@ def test_a_random_rob_is_refused_before_any_draw(tmp_path: Path) -> None:
     with pytest.raises(BaseClassifierError, match="the forward is random"):
         certified(tmp_path, rob=f"py:{tmp_path / 'noisy.py'}:network")
     evaluate = {"attacks": ["apgd-ce"], "eot": 4}  # a run that admits random classifiers has no certificates
-    for method in ("smoothing", "bounds"):
-        with pytest.raises(InvalidInputError, match="admits a random"):
-            certified(
-                tmp_path, rob=f"py:{tmp_path / 'noisy.py'}:network", evaluate=evaluate, certify={"method": method}
-            )
+    with pytest.raises(InvalidInputError, match="admits a random"):
+        certified(tmp_path, rob=f"py:{tmp_path / 'noisy.py'}:network", evaluate=evaluate)
 
 
 @pytest.mark.slow
@@ -313,19 +254,14 @@ def test_a_killed_certification_goes_on_to_the_same_rows(tmp_path: Path) -> None
     assert {name: after[name].stat().st_mtime_ns for name in before} == before
 
 
-@pytest.mark.parametrize("method", ["smoothing", "bounds"])
-def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path, method: str) -> None:
+def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path) -> None:
     """Certified before it is searched, and the mixture that comes out is the best of those that keep enough."""
-    (tmp_path / "relu.py").write_text(RELU_NETWORK)
-    bounds = {"rob": f"py:{tmp_path / 'relu.py'}:network", "certify": {"method": "bounds"},
-              "threat": {"norm": "Linf", "eps": 0.01}}  # fmt: skip
-    changes = bounds if method == "bounds" else {"certify": {**SMOOTHING, "radius": 0.25}}
     found = {**content(tmp_path)["search"], "rounds": 8, "criterion": "certified", "beta": 0.9}
-    config = parse_config(content(tmp_path, **changes, search=found))
+    config = parse_config(content(tmp_path, certify={**SMOOTHING, "radius": 0.25}, search=found))
     results = pipeline.run(config, executor=DebugExecutor(), drawn=False)
     stage = stage_of(config, "certify")
     assert isinstance(stage, Certify)
-    answers, radius = stage.answers(reopen_run(config)), stage.keys.radius or 0.01
+    answers, radius = stage.answers(reopen_run(config)), 0.25
     (folder,) = tmp_path.glob("certified-*")
     deployed = MixedClassifier.from_run(str(folder), trust_code=True).mixture
     assert deployed.alpha == results.parameters.alpha
@@ -336,7 +272,6 @@ def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path, method: st
         other = replace(deployed, alpha=alpha, one_minus_alpha=1 - alpha)
         assert clean >= int(answers.clean(other).sum()) or int(answers.certified(other, radius).sum()) < needed
     assert any("counted certificates" in note for note in results.search.notes)
-    assert any("broke none of the" in note for note in results.notes) == (method == "bounds")
 
 
 def test_a_search_by_certificates_says_what_it_lacks(tmp_path: Path) -> None:
