@@ -1,4 +1,4 @@
-"""A tiny configuration with a certify stage, and a ReLU network that has linear bounds."""
+"""A tiny configuration with a certify stage."""
 
 from pathlib import Path
 from typing import Any
