@@ -27,14 +27,6 @@ if TYPE_CHECKING:  # Ray takes seconds to import, and the tests of many rooms do
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runs of the tests are noted as the user's own elsewhere than the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def ray_executor() -> "Iterator[RayExecutor]":
     """A started Ray for tests of what only Ray does; the stages that get it leave it running."""

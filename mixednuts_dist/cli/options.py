@@ -51,7 +51,7 @@ local_option = click.option(
 trust_option = click.option(
     "--trust",
     is_flag=True,
-    help="Use the Python code, services and files that RUN names, which was not made here: you read it.",
+    help="Use the Python code, services and files that RUN names. Read them first.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show the log.")
@@ -218,13 +218,12 @@ def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = Fal
         return load_config(source, overrides)
     if overrides:
         raise ConfigError(_STANDS.format(source))
-    from ..stages.runs import require_this_release, stored_run
+    from ..stages.runs import stored_run
     from ..storage.outages import FIRST_ANSWER_SECONDS
     from ..storage.store import Store
 
     store = Store(source, FIRST_ANSWER_SECONDS)
     opened = stored_run(store, trusted=trust)
-    require_this_release(opened)
     found, (storage, _, name) = opened.config, store.uri.rstrip("/").rpartition("/")
     if name != found.run_id():
         raise ConfigError(

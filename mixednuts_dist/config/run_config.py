@@ -15,7 +15,7 @@ from .attack_config import AttackConfig, EvaluateConfig, ThreatConfig
 from .compute_config import ComputeConfig
 from .config_file import apply_override, read_yaml_file
 from .register import ATTACKS, STAGES, load_extensions
-from .search_config import GONE_FROM_SEARCH, SearchConfig, criterion_stage
+from .search_config import SearchConfig, criterion_stage
 from .section import Positive, Section
 from .threat import check_norm
 from .uris import beside, code_files, dataset_forms, placed, reaches_out
@@ -24,7 +24,7 @@ from .versions import FAST
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", "studies")
 _STAGE = r"[a-z][a-z0-9_]{0,31}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # with the hash behind it a folder's name on any file system
-RESULTS_VERSION = 3  # part of every fingerprint: raised when the same configuration would give other rows
+RESULTS_VERSION = 4  # part of every fingerprint: raised when the same configuration would give other rows
 
 
 class DataConfig(Section):
@@ -238,15 +238,6 @@ class RunConfig(Section):
             "evaluate": {"check", "check_n", "until"},
         }
         values = self.as_written(exclude=left_out)
-        values["search"] |= GONE_FROM_SEARCH
-        if values["bpda"]:  # as in releases without it; what is cut is part of the inputs' checksums
-            del values["bpda"]
-        for key in ("version", "eot", "points"):  # as in releases without them
-            if values["evaluate"][key] is None:
-                del values["evaluate"][key]
-        if not values["search"]["widen"]:  # as in releases that knew no widening
-            del values["search"]["widen"]
-        values["evaluate"]["border_restarts"] = values["evaluate"].pop("joint_starts")  # the name in older run ids
         contents = sorted(load_extensions(self.extensions).values())
         return {"version": RESULTS_VERSION, **values, **({"extensions": contents} if contents else {})}
 

@@ -80,8 +80,6 @@ CriterionName = Annotated[str, Registered(CRITERIA)]
 # As often as it takes: within the limits there are 22 scales, 37 powers and 23 biases, 37 times the default candidates.
 # On the digits and on CIFAR images four times were enough, and made 7,000 to 10,000 candidates.
 _WIDENINGS = 16
-# Keys that earlier releases wrote into every run.yaml: their defaults are read, and stay in the run id.
-GONE_FROM_SEARCH = {"sampler": "grid", "n_trials": 64}
 
 
 def criterion_stage(criterion: str) -> str | None:
@@ -156,23 +154,17 @@ class SearchConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_target(cls, content: Any) -> Any:
-        """`keep` becomes `beta`; two targets, and values of keys that are gone, are refused."""
+        """Turn `keep` into `beta`, and refuse two targets."""
         if not isinstance(content, Mapping):
             return content
-        for name, default in GONE_FROM_SEARCH.items():
-            if content.get(name, default) != default:
-                raise ValueError(
-                    f"{name} is gone: a grid takes seconds, so none is sampled any more. Do leave search.sampler and "
-                    "search.n_trials out; clamps, ln_ks and refine try more than one grid"
-                )
-        content = {name: value for name, value in content.items() if name not in GONE_FROM_SEARCH}
+        content = dict(content)
         given = [name for name in ("beta", "keep", "robust", "clean") if content.get(name) is not None]
         # A resolved configuration names the default beta beside its target.
         targets = [name for name in given if name != "beta" or content[name] != cls.model_fields["beta"].default]
         if len(targets) > 1:
             values = ", ".join(f"{name}: {shortened(content[name])}" for name in targets)
             raise ValueError(f"{values} are {len(targets)} targets; a search has one of beta, keep, robust and clean")
-        if content.get("widen") is None:  # a grid that is given, also one of a released run.yaml, stays as it is
+        if content.get("widen") is None:
             content["widen"] = 0 if {"scales", "powers", "biases"} & content.keys() else _WIDENINGS
         return {**content, "beta": content["keep"]} if "keep" in targets else content
 

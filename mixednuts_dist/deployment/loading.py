@@ -25,22 +25,21 @@ from torch import nn
 from ..certification.smoothed_mixture import SmoothedMixture
 from ..classifiers.base_classifiers import classifier_checksum, load_classifier
 from ..classifiers.factories import without_weights_argument
-from ..config.config_file import read_run_yaml
 from ..config.register import load_extensions
 from ..config.run_config import RunConfig
 from ..config.threat import ThreatModel
 from ..config.uris import code_files, named_code, needs_trust, placed, without_weights
-from ..errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
+from ..errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..selection.choice import Choice
 from ..stages.runs import stored_search
-from ..storage.code_files import is_own, places
+from ..storage.code_files import places
 from ..storage.records import SearchResult
+from ..storage.run_file import RUN, read_run_file
 from ..storage.store import Store
 
-RUN = "run.yaml"
 ROLES = ("std", "rob")
 PARAMETERS = "mixed_classifier.json"
 HUB = "hf:"
@@ -137,8 +136,8 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
 
     Raises:
         MissingArtifact: where there is no run, or its search has not been done.
-        InvalidInputError: for a beta that was not searched, a run of one classifier alone, or one that this user has
-            not made here and that names Python code or a service, without `trust_code`.
+        InvalidInputError: for a beta that was not searched, a run of one classifier alone, or one that names Python
+            code or a service, without `trust_code`.
         DamagedFile: where one of the two files is not what was written.
     """
     store = Store(str(uri))
@@ -148,7 +147,7 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
         raise InvalidInputError(f"run {run_id} attacks rob alone; without std there is no mixture to load")
     files = config.get("extensions") or ()
     named = named_code(std=config["std"], rob=config["rob"], extensions=files)
-    if named and not trust_code and not is_own(described):
+    if named and not trust_code:
         raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True, or --trust to a command"))
     find = places(store, described)
     load_extensions(find(file.removeprefix("py:")) for file in files)
@@ -166,15 +165,7 @@ def _described(store: Store) -> dict[str, Any]:
         runs = [name for name in store.names("") if store.exists(f"{name}/{RUN}")][:5]
         hint = f"; these folders below it do: {', '.join(runs)}" if runs else ""
         raise MissingArtifact(f"{store.uri} holds no run (no {RUN}){hint}. Give the folder <storage>/<run id>")
-    try:
-        content = read_run_yaml(store.read(RUN))
-        if not isinstance(content, dict) or not {"run_id", "config", "inputs", "versions"} <= content.keys():
-            raise ValueError("keys are missing")
-    except ValueError as error:
-        raise DamagedFile(
-            f"{store.address(RUN)} is damaged ({error}): the next `mixednuts run` writes it anew"
-        ) from error
-    return content
+    return read_run_file(store)
 
 
 def _chosen(searched: SearchResult, run_id: str, beta: float | None) -> Choice:
@@ -298,13 +289,8 @@ def _read_parameters(folder: Path) -> dict[str, Any]:
         version = content.get("version")
     except (ValueError, AttributeError) as error:
         raise InvalidInputError(f"{path} is damaged ({error}); write it again with save_pretrained") from error
-    if version == 1:  # a URI, or None where the weights are in the folder
-        uris = content["base_classifiers"]
-        content["base_classifiers"] = {
-            role: {"uri": uri, "weights": None if uri else f"{role}.safetensors"} for role, uri in uris.items()
-        }
-    elif version != _VERSION:
-        raise InvalidInputError(f"{path} has version {version}, this package reads versions 1 and {_VERSION}")
+    if version != _VERSION:
+        raise InvalidInputError(f"{path} has version {version}, this package reads version {_VERSION}")
     return content
 
 

@@ -166,7 +166,7 @@ class MixedClassifier(nn.Module):
             uri: the run's folder, `<storage>/<run id>`: a path or any fsspec URI.
             beta: another of the searched ones than the deployed one.
             trust_code: run the Python code that the run names (`py:` classifiers, extensions) and ask its services,
-                because you have read it. A run that you have made on this machine needs no word.
+                because you have read it.
 
         Raises:
             MissingArtifact: where there is no run, or its search has not been done.

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ..mixing.mixture import Mixture
     from ..mixing.transforms import LogitTransform
 
-_OLD_NAMES = {"robust_correct_bound": "kept_predicted", "robust_interval": "kept_interval", "round": "refinement"}
 _GRID_POINTS = 8  # of the published grids
 _Entry = TypeVar("_Entry")
 
@@ -108,9 +107,9 @@ class Choice:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Choice:
-        """A choice as it was stored, by this release or the one before; JSON has no tuples and no NaN."""
+        """Read a choice as it was stored; JSON has no tuples and no NaN."""
         values: dict[str, Any] = {
-            _OLD_NAMES.get(name, name): tuple(value) if isinstance(value, list) else value
+            name: tuple(value) if isinstance(value, list) else value
             for name, value in content.items()
             if name != "cutoff"
         }

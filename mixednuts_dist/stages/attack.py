@@ -7,24 +7,23 @@ Shapes: B images of a piece, C x H x W, K classes.
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..attacks.budget import AttackBudget
-from ..config.config_file import read_run_yaml
 from ..config.register import STAGES
 from ..config.run_config import RunConfig
 from ..config.uris import is_black_box
 from ..distributed.tasks import Columns, Summary, Task
-from ..errors import FingerprintMismatch, MissingArtifact
+from ..errors import ConfigError, DamagedFile, FingerprintMismatch, MissingArtifact
 from ..storage.partitions import Partition
+from ..storage.run_file import read_run_file
 from ..storage.store import Store
 from ..storage.tables import is_whole
 from .progress import Progress
-from .runs import Run, cut_in, finished_partitions, release_of
+from .runs import Run, cut_in, finished_partitions
 from .stage import Stage, attack_passes, budget_of, stage_of
 
 if TYPE_CHECKING:
@@ -255,13 +254,6 @@ def _copy_file(sibling: Run, opened: Run, path: str) -> bool:
 
 def _same_attack(sibling: Run, fingerprint: str) -> bool:
     try:
-        described = read_run_yaml(sibling.store.read("run.yaml"))
-    except (MissingArtifact, ValueError):
+        return bool(read_run_file(sibling.store)["attack_fingerprint"] == fingerprint)
+    except (MissingArtifact, DamagedFile, ConfigError):
         return False
-    if not isinstance(described, dict):
-        return False
-    if described.get("attack_fingerprint") == fingerprint:
-        return True
-    if (by := release_of(described)) != importlib.metadata.version("mixednuts-dist"):
-        logger.warning("%s is of release %s, whose rows are others: this run begins anew", sibling.store.uri, by)
-    return False

@@ -71,7 +71,7 @@ def read_points(worker: Workbench, piece: Partition, points: Sequence[StoredPoin
     for source in points:
         for column in source.columns:
             stored = worker.stored(piece, source.stage, source.fingerprint, column)
-            if stored.is_floating_point():  # of an attack, or of a round of an older release: zeros where is no point
+            if stored.is_floating_point():  # of an attack: zeros where is no point
                 there = stored.flatten(1).any(dim=1)
                 found.append(stored.where(there[:, None, None, None], x))
             else:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from ..config.config_file import read_json, read_run_yaml
-from ..config.run_config import RunConfig, digest, parse_config
+from ..config.config_file import read_json
+from ..config.run_config import RESULTS_VERSION, RunConfig, digest, parse_config
 from ..config.search_config import criterion_stage
 from ..config.uris import check_uris, is_black_box, needs_trust
 from ..errors import (
@@ -28,11 +28,12 @@ from ..errors import (
     MissingArtifact,
     StoreError,
 )
-from ..storage.code_files import is_own, keep_code, places, remember_own
+from ..storage.code_files import keep_code, places
 from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, split_images
 from ..storage.records import Receipt, SearchResult
+from ..storage.run_file import LAST_KEY, RUN, parse_run_file, read_run_file
 from ..storage.store import Store, concurrently
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
@@ -48,12 +49,9 @@ MOST_LOGITS, MOST_IMAGES = 5_000_000, 50_000
 _PROBE_IMAGES = 8
 _POINTS = "given points"  # `evaluate.points` among the inputs' checksums
 _LEAST_CLASSES = 4  # of evaluate.check: pyautoattack's targeted DLR loss needs the fourth logit
-_RUN = "run.yaml"
 SELECTED = "search/selected.json"
 RESULTS = "report/results.json"  # with it the report is whole; report/index.html is there while a run goes, too
-_LAST_KEY = "versions"
 _DEVICES, _DEVICE_KEYS = "devices", ("rows", "float32_rows", "precision", "repeatable")
-_MALFORMED = (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError)
 _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
 
 
@@ -102,7 +100,7 @@ def open_run(config: RunConfig) -> Run:
     """
     check_uris(data=config.data.uri, std=config.std, rob=config.rob)
     impatient = run_store(config, FIRST_ANSWER_SECONDS)
-    impatient.exists(_RUN)  # a wrong address or key
+    impatient.exists(RUN)  # a wrong address or key
     impatient.require_writable()
     run = Run(config, run_store(config), inspect_inputs(config))
     _write_or_compare(impatient, run)
@@ -117,7 +115,7 @@ def reopen_run(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) ->
         MissingArtifact: where no stage has.
     """
     store = run_store(config, patience_seconds)
-    if not store.exists(_RUN):
+    if not store.exists(RUN):
         raise MissingArtifact(f"run {config.run_id()} has not begun under {config.storage}. Run: mixednuts attack")
     return Run(config, store, _read_inputs(store))
 
@@ -126,8 +124,8 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
     """A run as its own folder says it, without its configuration file.
 
     Args:
-        trusted: whether its extensions are imported, and files that its stages name read; else it is refused for them,
-            unless this user has made it here.
+        trusted: whether its extensions are imported, and files that its stages name read; else it is refused for
+            them.
 
     Raises:
         MissingArtifact: where there is none.
@@ -135,12 +133,10 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
         ConfigError: for a configuration that this release does not read, an extension that is not here, or a run that
             is not trusted and needs to be.
     """
-    if not store.exists(_RUN):
-        raise MissingArtifact(f"{store.uri} holds no run: there is no {_RUN} in it. Give a run's folder or URI")
-    inputs = _read_inputs(store)
-    described = read_run_yaml(store.read(_RUN))
-    address, content = store.address(_RUN), described["config"]
-    trusted = trusted or is_own(described)
+    if not store.exists(RUN):
+        raise MissingArtifact(f"{store.uri} holds no run: there is no {RUN} in it. Give a run's folder or URI")
+    inputs, described = _read_inputs(store), read_run_file(store)
+    address, content = store.address(RUN), described["config"]
     if not trusted and isinstance(content, dict) and content.get("extensions"):
         raise ConfigError(needs_trust(store.uri, {"extensions": str(content["extensions"])}))
     config = parse_config(content, address, folder=described.get("folder") or "", find=places(store, described))
@@ -148,32 +144,6 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
         raise ConfigError(needs_trust(store.uri, outside))
     config._trusted = trusted
     return Run(config, store, inputs)
-
-
-def release_of(described: Any) -> str:
-    """The release of this package that began a run, as the content of its `run.yaml` says."""
-    try:
-        return str(described[_LAST_KEY]["mixednuts-dist"])
-    except (KeyError, TypeError):
-        return "unknown"
-
-
-def require_this_release(run: Run) -> None:
-    """Refuse a run under another release's id: this one computes other rows, under other fingerprints.
-
-    Raises:
-        ConfigError: with the release and what reads the run.
-    """
-    uri = run.store.uri.rstrip("/")
-    if uri.rpartition("/")[2] == run.config.run_id():
-        return
-    by = release_of(read_run_yaml(run.store.read(_RUN)))
-    if by != importlib.metadata.version("mixednuts-dist"):
-        raise ConfigError(
-            f"{uri}: release {by} made it, and this one computes other rows under the id {run.config.run_id()}. If "
-            "it was finished, its table is in report/results.json, and MixedClassifier.from_run reads it; for the rest "
-            f"install release {by}, or run its configuration anew"
-        )
 
 
 def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
@@ -187,16 +157,15 @@ def _write_or_compare(store: Store, run: Run) -> None:
     Either way a file is written, so that a storage that takes none raises here.
     """
     content = _run_yaml(run).encode()
-    remember_own(read_run_yaml(content))
-    if store.create(_RUN, content):
+    if store.create(RUN, content):
         return
     try:
         _require_same_inputs(run, _read_inputs(store))
-        content = store.read(_RUN)
+        content = store.read(RUN)
     except DamagedFile as error:
         logger.warning("%s", error)
-        store.set_aside(_RUN, unless=_says_inputs)
-    store.write(_RUN, content)
+        store.set_aside(RUN, unless=_says_inputs)
+    store.write(RUN, content)
 
 
 def inspect_inputs(config: RunConfig) -> Inputs:
@@ -276,36 +245,34 @@ def _n_images(config: RunConfig, dataset: Dataset) -> int:
 def _run_yaml(run: Run) -> str:
     versions = {name: importlib.metadata.version(name) for name in _VERSIONED}
     content = {
+        "version": RESULTS_VERSION,
         "run_id": run.config.run_id(),
         "attack_fingerprint": run.attack_fingerprint,
         "inputs": {**asdict(run.inputs), "image_shape": list(run.inputs.image_shape)},
         "config": run.config.as_written(),
         "folder": run.config.folder,
         "code": keep_code(run.store, run.config.code_files()),
-        _LAST_KEY: {"python": platform.python_version(), **versions},
+        LAST_KEY: {"python": platform.python_version(), **versions},
     }
     return yaml.safe_dump(content, sort_keys=False)
 
 
 def _read_inputs(store: Store) -> Inputs:
+    return _parse_inputs(store.read(RUN), store.address(RUN))
+
+
+def _parse_inputs(run_yaml: bytes, address: str) -> Inputs:
+    inputs = parse_run_file(run_yaml, address)["inputs"]
     try:
-        return _parse_inputs(store.read(_RUN))
-    except _MALFORMED as error:
-        raise DamagedFile(f"{store.address(_RUN)} is damaged ({error}); the next run writes it anew", _RUN) from error
-
-
-def _parse_inputs(run_yaml: bytes) -> Inputs:
-    content = read_run_yaml(run_yaml)
-    if _LAST_KEY not in content:  # a file that was cut is often valid YAML
-        raise ValueError("its end is missing")
-    inputs = content["inputs"]
-    return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
+        return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFile(f"{address} is damaged ({error}); the next `mixednuts run` writes it again", RUN) from error
 
 
 def _says_inputs(run_yaml: bytes) -> bool:
     try:
-        return bool(_parse_inputs(run_yaml))
-    except _MALFORMED:
+        return bool(_parse_inputs(run_yaml, RUN))
+    except DamagedFile:
         return False
 
 
@@ -322,7 +289,7 @@ def _require_same_inputs(run: Run, stored: Inputs) -> None:
 
 def record_devices(run: Run, receipts: Sequence[Receipt]) -> None:
     """Note in `run.yaml` in what shapes (rows a pass) and precisions each type of device has computed rows."""
-    content = yaml.safe_load(run.store.read(_RUN))
+    content = yaml.safe_load(run.store.read(RUN))
     known = {
         device: [
             (one["rows"], one.get("float32_rows", one["rows"]), one["precision"], one.get("repeatable", True))
@@ -337,11 +304,11 @@ def record_devices(run: Run, receipts: Sequence[Receipt]) -> None:
             found.setdefault(receipt.device, set()).add((*shapes, receipt.precision, receipt.repeatable))
     noted = {device: sorted(used) for device, used in sorted(found.items())}
     if noted != known:
-        versions = content.pop(_LAST_KEY)
+        versions = content.pop(LAST_KEY)
         content[_DEVICES] = {
             device: [dict(zip(_DEVICE_KEYS, one, strict=True)) for one in used] for device, used in noted.items()
         }
-        run.store.write(_RUN, yaml.safe_dump({**content, _LAST_KEY: versions}, sort_keys=False).encode())
+        run.store.write(RUN, yaml.safe_dump({**content, LAST_KEY: versions}, sort_keys=False).encode())
 
 
 def cut_in(run: Run) -> dict[str, str]:

@@ -1,19 +1,16 @@
 """The user's Python files of a run: copies in its folder, so that the folder is enough where the originals are not.
 
 `run.yaml` says beside the configuration in which folder it was read (`folder`) and where the copy of each file lies
-(`code`: path as written -> path in the run). Code is run only for a run that this user has made here, or trusts
-(`--trust`, `trust_code=True`).
+(`code`: path as written -> path in the run). Code of a run is executed only if the user trusts the run (`--trust`,
+`trust_code=True`).
 """
 
 import atexit
 import functools
 import hashlib
-import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +36,7 @@ def places(store: Store, described: Mapping[str, Any]) -> Callable[[str], str]:
     """Where the paths of a run's configuration lie now: beside it as long as its code is the same, else in the run.
 
     Args:
-        described: the content of `run.yaml`; older releases noted neither folder nor code.
+        described: the content of `run.yaml`.
     """
     kept, folder = described.get("code") or {}, described.get("folder") or ""
     original = beside(folder) if folder else str
@@ -77,27 +74,6 @@ def _local_copy(store_uri: str, path: str) -> str:
     copy = Path(folder, Path(path).name)
     copy.write_bytes(content)
     return str(copy)
-
-
-def remember_own(described: Mapping[str, Any]) -> None:
-    """Note in the user's state folder that the user has made a run that says this; without such a folder nothing."""
-    with suppress(OSError, RuntimeError):
-        marker = _own_marker(described)
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
-
-
-def is_own(described: Any) -> bool:
-    """Whether this user has made, on this machine, a run of this very configuration, folder and code."""
-    with suppress(OSError, RuntimeError):
-        return isinstance(described, dict) and _own_marker(described).exists()
-    return False
-
-
-def _own_marker(described: Mapping[str, Any]) -> Path:
-    said = json.dumps([described.get(key) for key in ("config", "folder", "code")], sort_keys=True, default=str)
-    state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
-    return Path(state, "mixednuts-dist", "own-runs", hashlib.sha256(said.encode()).hexdigest())
 
 
 def code_paths(paths: Iterable[str], find: Callable[[str], str]) -> dict[str, str]:

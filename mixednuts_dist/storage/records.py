@@ -74,7 +74,7 @@ class SearchRound:
     def from_json(cls, content: dict[str, Any]) -> SearchRound:
         """The round as it was stored."""
         attacked = tuple(Choice.from_json(choice) for choice in content["attacked"])
-        counts = {name: tuple(content.get(name, ())) for name in ("kept", "tried")}
+        counts = {name: tuple(content[name]) for name in ("kept", "tried")}
         return cls(**{**content, "attacked": attacked, **counts})
 
 
@@ -92,8 +92,8 @@ class SearchResult:
     n_undeployable: int  # candidates that float32 could not deploy
     notes: tuple[str, ...]  # plain sentences: assumption violations, edges, criteria that differ
     rounds: tuple[SearchRound, ...] = ()
-    # The exact front of (clean_correct, kept_predicted) over all candidates and cutoffs, most kept first; empty where
-    # an older release searched, where the criterion fixes the cutoff, and for very large searches.
+    # The exact front of (clean_correct, kept_predicted) over all candidates and cutoffs, most kept first; empty if the
+    # criterion fixes the cutoff, and for very large searches.
     front: tuple[Choice, ...] = ()
 
     def deployed(self) -> Choice:
@@ -116,10 +116,10 @@ class SearchResult:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> SearchResult:
-        """The result as it was stored, by this release or the one before."""
+        """The result as it was stored."""
         entries = tuple(Choice.from_json(entry) for entry in content["entries"])
-        rounds = tuple(SearchRound.from_json(round_) for round_ in content.get("rounds", ()))
-        front = tuple(Choice.from_json(choice) for choice in content.get("front", ()))
+        rounds = tuple(SearchRound.from_json(round_) for round_ in content["rounds"])
+        front = tuple(Choice.from_json(choice) for choice in content["front"])
         notes = tuple(content["notes"])
         require_plain(cls, content)
         return cls(**{**content, "entries": entries, "notes": notes, "rounds": rounds, "front": front})
@@ -143,11 +143,11 @@ class Receipt:
     n_devices: float = 1.0  # cores or accelerators that the worker held; below 1 where workers share one
     joules: float = 0.0  # that the share which it held has used; 0 where the device does not say
     precision: str = "std fp32, rob fp32"  # of the gradients, as chosen on this device
-    rows: int = 0  # of every pass; fewer once memory has run out; 0 where an older release wrote it
+    rows: int = 0  # of every pass; fewer once memory has run out
     float32_rows: int = 0  # of the passes in float32 beside coarser ones, and of the judge's
     repeatable: bool = True  # a pass over the same images gave the same bits twice
-    finished: float = 0.0  # when, in seconds since 1970; 0 where an older release wrote it
-    classifier: str = ""  # "rob" or "mixed": whose counts these are; empty where an older release wrote it
+    finished: float = 0.0  # when, in seconds since 1970
+    classifier: str = ""  # "rob" or "mixed": whose counts these are
     sha256: str = field(
         default="", compare=False
     )  # of the whole file; told by its writer and kept in the manifest, since no file can hold its own

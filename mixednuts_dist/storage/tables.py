@@ -26,8 +26,7 @@ from .store import Store
 if TYPE_CHECKING:  # what only looks at a run's footers does without PyTorch
     from torch import Tensor
 
-SCHEMA_VERSION = 4  # 3: receipts say more; 4: rounds of the search store their points as differences of bits
-READABLE_VERSIONS = (2, 3, 4)
+SCHEMA_VERSION = 5
 SURVIVED = "survived_"  # column prefix; the attack's name follows
 FLAG = "flag_"  # column prefix; the red flag's name follows
 FOOTER = b"mixednuts"
@@ -118,7 +117,7 @@ def footer_of(content: bytes) -> Footer:
 
 
 def unusable_column(content: bytes) -> str | None:
-    """Which column of a whole file holds values that no stage can go on from, as an older release may have written."""
+    """Which column of a whole file holds values that no stage can go on from."""
     try:
         table = pq.ParquetFile(io.BytesIO(content))
         for field in table.schema_arrow:
@@ -349,14 +348,14 @@ def _footer(schema: Any, address: str) -> Footer:
     """
     content = json.loads(schema.metadata[FOOTER])
     version = content["schema_version"]
-    if version not in READABLE_VERSIONS:
+    if version != SCHEMA_VERSION:
         raise NewerSchema(
-            f"{address} has schema version {version!r}; this release reads {_listed(READABLE_VERSIONS)}. Nothing was "
-            "changed: use the release that wrote it, or a newer one"
+            f"{address} has schema version {version!r}; this release reads {SCHEMA_VERSION}. Nothing was "
+            "changed. Use the release that wrote it"
         )
     if content.pop("digest") != digest(content):
         raise ValueError("its footer is not the one that was written")
-    if "columns" in content and content["columns"] != _described(schema):  # older releases do not say
+    if content["columns"] != _described(schema):
         raise ValueError("its columns are not those that were written")
     return Footer(content["fingerprint"], version, Receipt.from_json(content["receipt"]))
 
@@ -369,10 +368,6 @@ def _described(fields: Iterable[Any]) -> str:
         kind, n_each = (field.type.value_type, field.type.list_size) if is_list else (field.type, 1)
         described.append([field.name, str(kind), n_each, json.loads(field.metadata[b"shape"])])
     return digest({"columns": described})
-
-
-def _listed(versions: Sequence[int]) -> str:
-    return f"{', '.join(map(str, versions[:-1]))} and {versions[-1]}"
 
 
 def _to_arrow(values: Tensor) -> Any:

@@ -18,8 +18,6 @@ from mixednuts_dist.deployment.export import model_card
 from mixednuts_dist.deployment.loading import read_run
 from mixednuts_dist.images.datasets import open_dataset
 
-OLD_RUN = str(Path(__file__).with_name("old_run"))  # of release 0.1.0, results version 2
-
 
 def export(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["export", *arguments])
@@ -71,30 +69,23 @@ def test_another_beta_is_said_not_to_have_been_attacked(run_folder: Path, tmp_pa
     assert MixedClassifier.from_pretrained(tmp_path).alpha == MixedClassifier.from_run(str(run_folder), beta=0.5).alpha
 
 
-def test_a_run_of_the_release_before_is_exported(tmp_path: Path) -> None:
-    shown = export(OLD_RUN, "--to", str(tmp_path / "old"))
-    assert shown.exit_code == 0, shown.output
-    assert "| 0.9 (this one) | 95.83 | 45.83 |" in (tmp_path / "old/README.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere", "--to", "there"], "nowhere holds no run (no run.yaml)"),
-        ([OLD_RUN, "--to", __file__], "test_export.py is a file; give the name of a folder"),
-        ([OLD_RUN, "--to", "hf:org/name"], "hf:org/name: there is no token to upload with; run `hf auth login`"),
-        ([OLD_RUN, "--to", "hf:name"], "--to hf:name is not of the form hf:ORG/NAME"),
-        ([OLD_RUN, "--to", "there", "--beta", "2"], "beta=2 was not searched"),
-        ([OLD_RUN, "--to", "there", "--robustbench"], "evaluate/part-00000.parquet is missing"),
-        ([OLD_RUN, "--to", "hf:org/name", "--robustbench"], "--robustbench writes a folder"),
+        (["RUN", "--to", __file__], "test_export.py is a file; give the name of a folder"),
+        (["RUN", "--to", "hf:org/name"], "hf:org/name: there is no token to upload with; run `hf auth login`"),
+        (["RUN", "--to", "hf:name"], "--to hf:name is not of the form hf:ORG/NAME"),
+        (["RUN", "--to", "there", "--beta", "2"], "beta=2 was not searched"),
+        (["RUN", "--to", "hf:org/name", "--robustbench"], "--robustbench writes a folder"),
     ],
 )
 def test_what_cannot_be_exported_is_told_in_a_line(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    shown = export(*arguments)
+    shown = export(*(str(run_folder) if word == "RUN" else word for word in arguments))
     assert shown.exit_code != 0
     assert message in " ".join(shown.output.split())
     assert list(tmp_path.iterdir()) == []

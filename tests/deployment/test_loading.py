@@ -9,15 +9,14 @@ import torch
 import yaml
 
 from mixednuts_dist import MixedClassifier
+from mixednuts_dist.cli.options import config_of
 from mixednuts_dist.deployment.loading import loading_line, read_run
-from mixednuts_dist.errors import DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
+from mixednuts_dist.errors import ConfigError, DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_columns, read_footer
 from tests.helpers.runs import Finished
-
-OLD_RUN = str(Path(__file__).with_name("old_run"))  # of release 0.1.0, results version 2
 
 
 def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Path) -> None:
@@ -66,10 +65,16 @@ def test_a_run_in_a_bucket_loads_like_one_in_a_folder(run_folder: Path, object_s
     assert torch.equal(there(images), here(images))
 
 
-def test_a_run_of_the_release_before_still_loads() -> None:
-    mixed = MixedClassifier.from_run(OLD_RUN)
-    assert mixed.alpha == pytest.approx(0.9644157)
-    assert mixed.transform.settings()["clamp"] == "gelu"
+def test_a_run_of_another_release_is_refused_in_one_line(copied: Callable[[], Path]) -> None:
+    folder = copied()
+    content = yaml.safe_load((folder / "run.yaml").read_text())
+    del content["version"]
+    content["versions"]["mixednuts-dist"] = "0.3.0"
+    (folder / "run.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    for reads in (MixedClassifier.from_run, config_of):
+        with pytest.raises(ConfigError, match=r"release 0\.3\.0") as refused:
+            reads(str(folder))
+        assert len(str(refused.value).splitlines()) == 1
 
 
 def test_a_folder_without_a_run_names_those_below_it(run_folder: Path) -> None:

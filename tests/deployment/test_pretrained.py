@@ -1,6 +1,5 @@
 """A mixed classifier as files: weights, references, both; what does not fit is refused."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -86,22 +85,11 @@ def test_a_folder_in_a_bucket_loads(tmp_path: Path, object_store: object) -> Non
     assert torch.equal(loaded(images()), model(images()))
 
 
-def test_files_of_the_release_before_are_read(tmp_path: Path) -> None:
-    model = mixed()
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "mixed_classifier.json"
-    content = json.loads(path.read_text())
-    content |= {"version": 1, "base_classifiers": {"std": None, "rob": "demo:rob"}}
-    path.write_text(json.dumps(content))
-    loaded = MixedClassifier.from_pretrained(tmp_path, std=CountingNet(10, 8), rob=model.rob)
-    assert torch.equal(loaded(images()), model(images()))
-
-
 def test_files_that_hold_no_mixture_are_errors(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"mixed_classifier\.json does not exist"):
         MixedClassifier.from_pretrained(tmp_path)
     (tmp_path / "mixed_classifier.json").write_text('{"version": 99}')
-    with pytest.raises(InvalidInputError, match="has version 99, this package reads versions 1 and 2"):
+    with pytest.raises(InvalidInputError, match="has version 99, this package reads version 2"):
         MixedClassifier.from_pretrained(tmp_path)
     (tmp_path / "mixed_classifier.json").write_text("{")
     with pytest.raises(InvalidInputError, match=r"mixed_classifier\.json is damaged"):

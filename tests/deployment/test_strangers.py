@@ -24,12 +24,6 @@ LOOKS = [["status"], ["report"], ["open"], ["verify"], ["compare", "RUN"], ["run
 USES = [["export", "--to", "given"], ["run", "--local"], ["estimate"], ["study", "margins", "--local"]]
 
 
-@pytest.fixture(autouse=True)
-def another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who has made a run here."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that the stranger's code makes; a working folder, and no browser."""
@@ -115,7 +109,6 @@ def test_images_that_a_run_names_are_shown_only_where_the_run_is_trusted(
     data = {"uri": f"npz:{tmp_path}/private.npz", "n": 8}
     config = parse_config(tiny_content(tmp_path / "runs", data=data))
     pipeline.run(config, executor=local_executor, drawn=False)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
     run = tmp_path / "runs" / config.run_id()
     assert "--trust" in shown(["estimate"], run)[1]
     monkeypatch.setattr("mixednuts_dist.reports.report.report_files", lambda results: pages.append(results) or {})

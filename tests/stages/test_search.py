@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mixednuts_dist.config.run_config import RunConfig, digest, parse_config
+from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.config.search_config import SearchConfig
 from mixednuts_dist.errors import ConfigError
 from mixednuts_dist.mixing.mixture import mixed_clean_correct
@@ -17,7 +17,7 @@ from mixednuts_dist.selection.grid import Grid, Pair
 from mixednuts_dist.selection.selection import score_candidates, search_grid
 from mixednuts_dist.stages import attack, search
 from mixednuts_dist.stages.choosing import explored
-from mixednuts_dist.stages.runs import reopen_run, search_fingerprint, searched_images
+from mixednuts_dist.stages.runs import reopen_run, searched_images
 from mixednuts_dist.storage.records import SearchResult
 from mixednuts_dist.storage.tables import read_attack_records, read_columns
 from tests.helpers.runs import tiny_content
@@ -147,8 +147,6 @@ def test_the_pairs_begin_with_the_configured_one(configured: Configured) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampler": "optuna"}, "sampler is gone: .*leave search.sampler and search.n_trials out"),
-        ({"n_trials": 5}, "n_trials is gone"),
         ({"ln_ks": [1]}, "search.ln_ks.*greater than or equal to 2"),
         ({"clamps": ["tanh"]}, "search.clamps.*'tanh' is not known.*gelu"),
     ],
@@ -156,16 +154,6 @@ def test_the_pairs_begin_with_the_configured_one(configured: Configured) -> None
 def test_bad_settings_are_refused(configured: Configured, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configured(**changes)
-
-
-def test_the_keys_of_the_sampler_in_a_released_run_are_read_and_its_id_is_kept(configured: Configured) -> None:
-    released = configured(sampler="grid", n_trials=64)
-    assert released.run_id() == configured().run_id()
-    stored = {**released.search.model_dump(mode="json"), "sampler": "grid", "n_trials": 64}
-    assert stored.pop("widen") == 0  # its grid is given
-    assert released.determinants()["search"] == stored
-    opened = reopen_run(released)
-    assert search_fingerprint(opened) == digest({"attack": opened.attack_fingerprint, "search": stored})
 
 
 def test_only_the_default_grid_widens_itself_and_says_how_far(configured: Configured, local_executor: Any) -> None:

@@ -1,0 +1,43 @@
+"""`run.yaml`: what a run says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config.config_file import read_run_yaml
+from ..config.run_config import RESULTS_VERSION
+from ..errors import ConfigError, DamagedFile
+from .store import Store
+
+RUN = "run.yaml"
+LAST_KEY = "versions"  # a file that was cut is often valid YAML, so the last key must be there
+_KEYS = {"run_id", "inputs", "config", LAST_KEY}
+
+
+def read_run_file(store: Store) -> dict[str, Any]:
+    """Read a run's `run.yaml`.
+
+    Raises:
+        MissingArtifact: if there is none.
+        DamagedFile: if it is not what was written.
+        ConfigError: if another version of this package wrote it.
+    """
+    return parse_run_file(store.read(RUN), store.address(RUN))
+
+
+def parse_run_file(content: bytes, address: str) -> dict[str, Any]:
+    """Parse the bytes of a `run.yaml`; errors as in `read_run_file`."""
+    try:
+        found = read_run_yaml(content)
+        if not isinstance(found, dict) or not found.keys() >= _KEYS:
+            raise ValueError("keys are missing")
+    except ValueError as error:
+        raise DamagedFile(f"{address} is damaged ({error}); the next `mixednuts run` writes it again", RUN) from error
+    if found.get("version") != RESULTS_VERSION:
+        versions = found[LAST_KEY]
+        release = versions.get("mixednuts-dist", "unknown") if isinstance(versions, dict) else "unknown"
+        raise ConfigError(
+            f"{address} was written by release {release}, whose runs this release does not read. Run its configuration "
+            "again, or install that release"
+        )
+    return found
