@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 MODEL_DIR = "models"
 MIXTURE = "Bai2024MixedNUTS"
+_ROBUST_PARTS = {
+    "cifar10": "Peng2023Robust",
+    "cifar100": "Wang2023Better_WRN-70-16",
+    "imagenet": "Liu2023Comprehensive_Swin-L",
+}
 _N_CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
 _ARCHITECTURES = "robustbench.model_zoo.architectures"
 _UNUSED_BY_FORWARD = {"mean", "std", "mu", "sigma", "normalize.mean", "normalize.std"}
@@ -116,6 +122,10 @@ def drive_ids(dataset: str, threat: str) -> Mapping[str, Any]:
 def _missing_weights(uri: ResourceUri) -> Iterator[Missing]:
     if uri.option("weights") == "none":
         return
+    if _is_whole_mixture(uri):
+        for part in _parts(uri):
+            yield from _missing_weights(part)
+        return
     ids = drive_ids(*_benchmark(uri))
     if uri.target not in ids:
         raise _no_such_model(uri, list(ids))
@@ -144,6 +154,8 @@ def load_zoo_model(uri: ResourceUri) -> "nn.Module":
         BaseClassifierError: for an unknown name (close ones are listed), or weights that are missing or no weights,
             with the file's place and the command that fetches it.
     """
+    if _is_whole_mixture(uri):
+        return _published_mixture(uri)
     if uri.option("weights") == "none":
         return random_zoo_model(uri)
     dataset, threat = _benchmark(uri)
@@ -158,6 +170,33 @@ def load_zoo_model(uri: ResourceUri) -> "nn.Module":
     with quietly(), tensors_only():
         model: nn.Module = load(uri.target, model_dir=folder, dataset=dataset, threat_model=threat)
     return model
+
+
+def _is_whole_mixture(uri: ResourceUri) -> bool:
+    return uri.target == MIXTURE and uri.option("part") is None
+
+
+def _parts(uri: ResourceUri) -> tuple[ResourceUri, ResourceUri]:
+    """The URIs of the standard and the robust base classifier of the published mixture.
+
+    Raises:
+        BaseClassifierError: if nothing is published for the threat model.
+    """
+    dataset, threat = _benchmark(uri)
+    if threat != "Linf":
+        raise BaseClassifierError(f"{MIXTURE} is published for threat=Linf, not {threat}. Leave out threat={threat}")
+    std = replace(uri, options=(*uri.options, ("part", "std")))
+    return std, replace(uri, target=_ROBUST_PARTS[dataset])
+
+
+def _published_mixture(uri: ResourceUri) -> "nn.Module":
+    """Build the mixed classifier of the paper from its two parts and the published parameters."""
+    from ..mixing.classifier import MixedClassifier
+    from ..selection.choice import MixedNUTSParameters
+
+    std, rob = (load_zoo_model(part) for part in _parts(uri))
+    published = MixedNUTSParameters.published(_benchmark(uri)[0])
+    return MixedClassifier.from_mixture(std, rob, published.mixture()).eval()
 
 
 def random_zoo_model(uri: ResourceUri) -> "nn.Module":

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from mixednuts_dist.classifiers import robustbench_zoo
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.classifiers.checkpoints import quietly
 from mixednuts_dist.classifiers.robustbench_zoo import import_robustbench
 from mixednuts_dist.cli.sizing import measure
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.config.search_config import grid_values
-from mixednuts_dist.config.uris import check_classifier_uri, check_dataset_uri, known_image_shape
+from mixednuts_dist.config.uris import check_classifier_uri, check_dataset_uri, known_image_shape, missing_input
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.selection.choice import MixedNUTSParameters, published_grid
@@ -143,3 +144,41 @@ def test_our_mixture_has_the_logits_of_robustbench_s_bai2024mixednuts(name: str)
         assert torch.allclose(ours.surrogate_logits(x), surrogate, rtol=1e-4, atol=1e-4)
     assert torch.equal(found.argmax(dim=1), expected.argmax(dim=1))
     assert bool((std_classes != rob_classes).any()), "the two base classifiers never disagree: nothing was mixed"
+
+
+SMALL_ROBUST = {"cifar10": "Sehwag2021Proxy_R18", "cifar100": "Addepalli2022Efficient_RN18"}
+
+
+@pytest.mark.usefixtures("small_zoo")
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_the_published_mixture_loads_as_a_mixed_classifier(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robustbench_zoo, "_ROBUST_PARTS", SMALL_ROBUST)
+    uri = f"robustbench:Bai2024MixedNUTS?dataset={name}"
+    mixed = load_classifier(f"{uri}&weights=none&seed=5", "rob")
+    std = load_classifier(f"{uri}&part=std&weights=none&seed=5", "std")
+    rob = load_classifier(f"robustbench:{SMALL_ROBUST[name]}?dataset={name}&weights=none", "rob")
+    assert isinstance(mixed, MixedClassifier)
+    x = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(mixed.std(x), std(x))
+    assert type(mixed.rob) is type(rob)
+    published = MixedNUTSParameters.published(name)
+    assert (mixed.alpha, mixed.surrogate_alpha) == (published.alpha, published.surrogate_alpha)
+    assert (mixed.transform.scale, mixed.transform.power, mixed.transform.bias) == (
+        published.scale,
+        published.power,
+        published.bias,
+    )
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_check_names_the_weights_of_both_parts_of_a_published_mixture(name: str, tmp_path: Path) -> None:
+    config = config_of(f"published-{name}")
+    missing = list(missing_input("rob", f"{config.rob}&model_dir={tmp_path}"))
+    assert [Path(item.path).name for item in missing] == [
+        "Bai2024MixedNUTS.pt_m0.pt",
+        f"{robustbench_zoo._ROBUST_PARTS[name]}.pt",
+    ]
+    assert config.std is None
+    assert config.threat.eps == config_of(name).threat.eps
+    assert config.data == config_of(name).data
