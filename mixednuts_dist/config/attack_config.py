@@ -15,9 +15,7 @@ class ThreatConfig(Section):
     """The threat model, as `ThreatModel`."""
 
     norm: Annotated[str, Registered(NORMS)] = Field(default="Linf", description="norm of the perturbation")
-    eps: Annotated[float, BeforeValidator(read_fraction)] = Field(
-        description="radius in [0, 1] pixels, e.g. 8/255; or several"
-    )
+    eps: Annotated[float, BeforeValidator(read_fraction)] = Field(description="radius in [0, 1] pixels, e.g. 8/255")
 
     @model_validator(mode="after")
     def _check(self) -> "ThreatConfig":

@@ -326,7 +326,6 @@ def parse_config(
     if extensions is not None and _are_texts(extensions):
         load_extensions(extensions)
     content = _with_places(content, find, written) if find else content  # of URIs whose forms the extensions register
-    content = _with_radii(content, source)
     asked = [name for name in stages_with_keys() if name in content]
     content = {key: {} if key in asked and value is True else value for key, value in content.items()}
     config = config_with_stages(asked).checked(content, f"{source}: ")
@@ -357,16 +356,3 @@ def _with_places(content: Mapping[str, Any], find: Callable[[str], str], written
     if files is not None and _are_texts(files):
         changed["extensions"] = [place(file, lambda file: find(file.removeprefix("py:"))) for file in files]
     return changed
-
-
-def _with_radii(content: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """A list under `threat.eps` is the largest radius, at which the search asks for beta, and `radii: {eps: list}`."""
-    threat = content.get("threat")
-    radii = threat.get("eps") if isinstance(threat, Mapping) else None
-    if not isinstance(threat, Mapping) or not isinstance(radii, list | tuple) or not radii:
-        return content
-    if content.get("radii"):
-        raise ConfigError(
-            f"{source}: threat.eps lists radii, and so does `radii`; give one radius or leave `radii` out"
-        )
-    return {**content, "threat": {**threat, "eps": radii[-1]}, "radii": {"eps": list(radii)}}

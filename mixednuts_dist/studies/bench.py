@@ -38,9 +38,8 @@ from ..stages import search as search_stage
 from ..stages.partitioned import run_partitions
 from ..stages.progress import Progress, Silent
 from ..stages.runs import MOST_LOGITS, Run, open_run, read_search_result, searched_images
-from ..stages.stage import stage_of
 from ..storage.records import AttackRecords, Receipt, SearchResult
-from ..storage.tables import read_attack_records, read_columns, read_evaluate_records
+from ..storage.tables import read_attack_records, read_evaluate_records
 
 REDUCED_IMAGES = 150
 REDUCED_ITERATIONS = 50
@@ -183,17 +182,6 @@ class Bench:
         records = read_evaluate_records(part.store, part.partitions, key, steps, stage=task.stage)
         clean_N = records.mixed_clean_NK.argmax(dim=1) == records.labels_N
         return Measured(clean_N, records.robust_N, records.survived)
-
-    def radii(self, label: str, mixture: Mixture) -> dict[str, Tensor]:
-        """`mixed_clean`, (N,), and `mixed_robust` at the R radii of the stage, (N, R), of another mixture."""
-        task = stage_of(self.config, "radii").task(self.run)
-        key = digest({"radii": task.fingerprint, "mixture": mixture.settings()})
-        mixture = replace(mixture, surrogate_alpha=self.search.surrogate_alpha, rd=self.config.evaluate.rd)
-        changes: dict[str, Any] = {"evaluated": None, "bases": False, "mixture": mixture}
-        task = replace(task, fingerprint=key, stage=f"studies/rows/{key}", **changes)
-        self._complete(self.run, task, label)
-        columns = ["mixed_clean", "mixed_robust"]
-        return read_columns(self.run.store, task.stage, self.run.partitions, key, columns)
 
     def attacked(self, label: str, logit_map: LogitMap | None = None, **changes: Any) -> AttackRecords:
         """Rob under MMAA behind another map than LayerNorm, or with some keys of `attack` changed."""

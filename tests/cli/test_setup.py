@@ -140,11 +140,3 @@ def test_local_and_a_cluster_exclude_each_other_and_every_stage_offers_both(tmp_
         assert "--local" in shown
         assert "--address" in shown
         assert "Examples:" in shown
-
-
-def test_check_says_what_a_configurations_stages_cannot_do_together(tmp_path: Path) -> None:
-    content = tiny_content(tmp_path, evaluate={"eot": 4, "n_iter": 5}, radii={"eps": [0.1]})
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"))
-    assert status == 1
-    assert "radii: evaluate.eot=4 admits a random classifier" in shown
