@@ -11,17 +11,16 @@ Shapes: B images of C x H x W.
 
 import logging
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InvalidInputError
 
-ON_CPU = 64  # rows: memory does not limit the batch there, and more rows of a large network are hardly faster
+ON_CPU = 64  # rows of a pass on a CPU, where more rows of a large network are hardly faster
+MOST_ON_CPU = 128  # rows in a library call with many images, which is faster for small networks
 SMALLEST = 4  # smaller shapes are not even tried: in float32 they differ on every CPU that was measured
 MOST = 4096
 ON_CARD = 256  # rows of a call on an accelerator, where 64 leave it idle; a run measures its own
@@ -33,7 +32,6 @@ _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _NOT_ALLOCATED = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED")  # of cuDNN 9 too
 
 Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images: all that it gives, each with the rows first
-Proven = dict[tuple[Any, ...], bool]  # (full rows, fewer, of which images) -> whether each image has the same bits
 
 _logger = logging.getLogger(__name__)
 
@@ -84,37 +82,36 @@ class BatchShape:
 
 
 class Passes:
-    """The shapes in which one function may be passed: the rows of `shape`, and fewer that give the same bits.
+    """The batch shapes in which one function may be called: the rows of `shape`, and fewer that give the same bits.
 
-    Fewer are multiples of a sixteenth of the rows, at least of 4. Each is probed once, when the rows that it would have
-    saved so far are as many as the probe takes: a short call is filled up and never probes, a long one loses at most
-    twice as much. `proven` holds what is known before, and is added to.
+    Fewer rows are multiples of a sixteenth of the rows, at least of 4. Each number is tried when it is first needed,
+    and the answer is kept on this object.
+
+    Args:
+        shape: the full shape.
+        probe: calls the function on images and returns everything that it gives.
+        fixed: use only the full shape, for compiled functions, which compile again for each shape.
     """
 
-    def __init__(self, shape: BatchShape, probe: Probe, proven: Proven | None = None, *, fixed: bool = False) -> None:
-        self.shape, self._probe = shape, probe
-        self._fixed = fixed  # for compiled functions, which compile anew for each shape
-        self._same: Proven = {} if proven is None else proven
-        self._saved: dict[tuple[int, int], int] = {}  # rows that the smaller shape would have saved so far
+    def __init__(self, shape: BatchShape, probe: Probe, *, fixed: bool = False) -> None:
+        self.shape, self._probe, self._fixed = shape, probe, fixed
+        self._same: dict[tuple[int, int], bool] = {}  # (full rows, fewer) -> whether each image has the same bits
         self._whole: tuple[Tensor, list[Tensor]] | None = None  # a full batch, and what the probe gives for it
 
     def rows_for(self, n_images: int, like_BCHW: Tensor) -> int:
-        """The rows in which to pass `n_images`, at most those of the shape; `like_BCHW` holds images to try with."""
+        """Return the rows in which to pass `n_images`, at most those of the shape; try them on images like these."""
         rows = self.shape.rows
         step = max(SMALLEST, rows // 16)
         fewer = -(-n_images // step) * step
-        if self._fixed or self.shape.fixed or fewer >= rows or not len(like_BCHW):
+        if self._fixed or self.shape.fixed or not len(like_BCHW):
             return rows
-        kind = like_BCHW.shape[1:], like_BCHW.dtype, like_BCHW.device
-        while self._same.get((rows, fewer, *kind)) is False:
+        while fewer < rows:
+            if (rows, fewer) not in self._same:
+                self._same[rows, fewer] = self._has_same_bits(like_BCHW, fewer)
+            if self._same[rows, fewer]:
+                return fewer
             fewer += step
-        usable = next((n for n in range(fewer, rows, step) if self._same.get((rows, n, *kind))), rows)
-        if fewer < usable:
-            saved = self._saved[rows, fewer] = self._saved.get((rows, fewer), 0) + usable - fewer
-            if saved >= fewer + (rows if self._whole is None else 0):
-                same = self._same[(rows, fewer, *kind)] = self._has_same_bits(like_BCHW, fewer)
-                usable = fewer if same else usable
-        return usable
+        return rows
 
     def _has_same_bits(self, like_BCHW: Tensor, fewer: int) -> bool:
         """Whether the probe gives each image among `fewer` images the bits that it has in a full batch.
@@ -137,24 +134,6 @@ class Passes:
             self._whole = None
             release_memory()
             return False
-
-
-def proven_before(model: Any, passed: Any, *kind: object) -> Proven:
-    """What earlier calls have proven of a network whose passes go through `passed`, to be given to `Passes`.
-
-    Which kernels compute a pass follows from the layers, their arrays' layout and the threads, not from the weights.
-    """
-    if not isinstance(model, nn.Module) or not isinstance(passed, nn.Module):
-        return {}
-    modules = (model, passed) if passed is not model else (model,)
-    layers = [
-        (str(each), *((values.shape, values.stride(), values.dtype) for values in each.state_dict().values()))
-        for each in modules
-    ]
-    return _PROVEN.setdefault(model, {}).setdefault((*kind, *layers, torch.get_num_threads()), {})
-
-
-_PROVEN: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Proven]]" = weakref.WeakKeyDictionary()
 
 
 def filled(x_BCHW: Tensor, rows: int) -> Tensor:

@@ -55,9 +55,6 @@ What an attack may rely on and has to keep:
   it needs nothing of what that finds: it then takes free slots of their lane early. Of those that break an image the
   first one counts.
 
-A random search without gradients may instead derive from `SpeculativeSearch`: free rows then hold an image's next
-points.
-
 Shapes: S slots, images of C x H x W, K classes.
 """
 
@@ -110,8 +107,6 @@ class Known:
     clean_margin: Tensor  # float64, on the clean image
     gained: Tensor  # float64, by how much the phase before lowered the margin
     behind: Tensor  # float64, by how much the same phase in coarse arithmetic ended above the best of these; 0 else
-    targets: Tensor  # int64, the class of the phase's target; the label where it has none
-    n_own: Tensor  # int64, backward passes that the phases of this phase's stepper have taken so far
 
 
 @dataclass(frozen=True)
@@ -265,57 +260,6 @@ def phases_of(name: str, setting: Setting) -> list[Phase]:
     return [replace(phase, attack=name) for phase in ATTACKS.get(name)(own).phases()]
 
 
-@dataclass(frozen=True)
-class SpeculativeRows:
-    """Whose point each row of a pass is, where the R rows hold several points of each of S slots.
-
-    Row r belongs to slot r % S, and is its next point but r // S, its depth; the last depth may lack some slots.
-    """
-
-    n_slots: int
-    slot_R: Tensor
-    depth_R: Tensor
-
-    @classmethod
-    def of(cls, n_slots: int, n_rows: int, device: torch.device) -> "SpeculativeRows":
-        """The rows of a pass."""
-        row_R = torch.arange(n_rows, device=device)
-        return cls(n_slots, row_R % n_slots, row_R // n_slots)
-
-    def by_depth(self, values_R: Tensor, missing: float) -> Tensor:
-        """(D, S): a row's values at its depth and slot, `missing` where the last depth lacks a slot."""
-        lacking = -len(values_R) % self.n_slots
-        if lacking:
-            values_R = torch.cat([values_R, values_R.new_full((lacking,), missing)])
-        return values_R.view(-1, self.n_slots)
-
-
-class SpeculativeSearch(Attack):
-    """Base of attacks without gradients that know their next points as long as they keep none of them: random search.
-
-    Where a pass has rows to spare, it holds several points of each image. Those up to the first that the attack keeps
-    count, the others are thrown away; so an image's outcome is the one of a point a pass, whatever the company.
-    `propose` and `absorb` are those of a point a slot. All points are in the ball.
-    """
-
-    takes_gradient = False
-
-    def propose_speculative(self, state: Any, layout: SpeculativeRows) -> Tensor:
-        """(R, C, H, W): each slot's next points, all made from what it knows now."""
-        raise NotImplementedError
-
-    def last(self, state: Any, seen: Seen, layout: SpeculativeRows) -> Tensor:
-        """(R,) bool: after which rows a slot has no such point any more: it keeps this one, or its phase ends."""
-        raise NotImplementedError
-
-    def absorb_speculative(self, state: Any, x_new: Tensor, seen: Seen, n_counted: Tensor) -> Tensor:
-        """Take in each slot's first `n_counted` points, (S,), of which only the last may be one to keep; as `absorb`.
-
-        A slot of which none counts must not change.
-        """
-        raise NotImplementedError
-
-
 def again_in_float32(phases: Sequence[Phase], setting: Setting) -> list[Phase]:
     """The phases and, where passes are coarse, once more in float32 for images that stand near the border.
 
@@ -353,16 +297,11 @@ def decisive_margin(known: Known, setting: Setting) -> Tensor:
     return margin
 
 
-def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor, row_S: Tensor | None = None) -> None:
-    """`kept[chosen] = new[chosen]` in place, for a mask over the slots; without asking an accelerator anything.
-
-    With `row_S`, slot s takes row `row_S[s]` of `new`.
-    """
+def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor) -> None:
+    """Set `kept[chosen] = new[chosen]` in place, for a mask over the slots, without waiting for an accelerator."""
     if kept.device.type == "cpu":  # row by row: torch and numpy would gather the rows first and then scatter them
-        to, rows, slots = kept.numpy(), new.detach().numpy(), chosen.numpy().nonzero()[0]
-        sources = slots if row_S is None else row_S.numpy()[slots]
-        for slot, source in zip(slots.tolist(), sources.tolist(), strict=True):
-            to[slot] = rows[source]
+        to, rows = kept.numpy(), new.detach().numpy()
+        for slot in chosen.numpy().nonzero()[0].tolist():
+            to[slot] = rows[slot]
     else:
-        new = new if row_S is None else new[row_S]
         torch.where(chosen.view(-1, *[1] * (kept.dim() - 1)), new, kept, out=kept)

@@ -24,13 +24,12 @@ from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape, Passes
 from ..config.threat import ThreatModel
-from .attack import Known, Phase, Setting, SpeculativeSearch
+from .attack import Known, Phase, Setting
 from .budget import AttackBudget
 from .gradient_model import AttackedModel
 from .judge import Judge, Verdicts
 from .lane import Lane, Leaving
 from .progress import Progress
-from .speculative import SpeculativeLane
 from .tracks import AS_CLEAN, AS_KNOWN, DONE, NEVER, RUNNING, Tracks
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image beside the attacks
@@ -94,10 +93,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.judge = Judge(self.attacked.model, self.shape)
         fast, finer = self.attacked.fast, self.attacked.float32
-        self._passes = {False: Passes(self.shape, fast.probe, fast.proven, fixed=fast.compiled)}
-        self._passes[True] = (
-            self._passes[False] if finer is None else Passes(self.shape.float32, finer.probe, finer.proven)
-        )
+        self._passes = {False: Passes(self.shape, fast.probe, fixed=fast.compiled)}
+        self._passes[True] = self._passes[False] if finer is None else Passes(self.shape.float32, finer.probe)
         self._lanes: dict[LaneKey, Lane] = {}
         self._lane_order: list[LaneKey] = []  # as the plan comes to them
         self._blocks: list[tuple[int, int]] = []  # (first, stop) phases that may run side by side on an image
@@ -235,15 +232,12 @@ class Engine:
         return torch.ones(len(rows), dtype=torch.bool) if wanted is None else wanted(self._known(rows, place))
 
     def _known(self, rows: Tensor, place: int) -> Known:
-        phase, tracks = self.plan[place], self.tracks
-        own = torch.tensor([each.stepper is phase.stepper for each in self.plan])
+        tracks = self.tracks
         return Known(
             margin=tracks.margin(rows),
             clean_margin=-torch.expm1(tracks.clean_log_gap[rows]),
             gained=tracks.log_gap[rows].expm1() - tracks.log_gap_before[rows].expm1(),
             behind=self._behind(rows, place),
-            targets=tracks.targets[rows, phase.target - 1] if phase.target else tracks.host_labels[rows],
-            n_own=tracks.taken[rows][:, own, 1].sum(dim=1),
         )
 
     def _behind(self, rows: Tensor, place: int) -> Tensor:
@@ -291,9 +285,8 @@ class Engine:
         key = _lane_key(phase)
         if key not in self._lanes:
             model = self.attacked.in_float32 if phase.in_float32 else self.attacked.fast
-            kind = SpeculativeLane if isinstance(phase.stepper, SpeculativeSearch) else Lane
             passes = self._passes[phase.in_float32]
-            self._lanes[key] = kind(phase.stepper, model, passes, self.tracks, self.plan, self.stop_when_broken)
+            self._lanes[key] = Lane(phase.stepper, model, passes, self.tracks, self.plan, self.stop_when_broken)
         return self._lanes[key]
 
     def _verify(self) -> None:

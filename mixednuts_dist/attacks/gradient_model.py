@@ -9,7 +9,7 @@ Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -18,27 +18,25 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import (
+    MOST_ON_CPU,
     ON_CARD,
     ON_CPU,
     SMALLEST,
     BatchShape,
-    Proven,
     as_out_of_memory,
     efficient_rows,
     fastest_of_three,
     largest_rows,
-    proven_before,
     repeated,
 )
-from ..acceleration.gradient_copy import input_gradient, is_heavy
+from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 
 AttackMode = Literal["transfer", "bypass"]
 
-_SMALL = 4 << 20  # bytes that a pass keeps for the gradient of one image, weights included; half a GiB at 128 rows
-_ROWS_IF_SMALL = 128  # a third faster an image than 64 in bfloat16, and 256 only a tenth faster than that
+_SMALL_NETWORK = 4_000_000  # weights
 
 
 class Outputs:
@@ -90,7 +88,6 @@ class GradientModel:
     run: Callable[[Tensor], Outputs]  # with or without a graph, as autograd is set
     tf32: bool = False
     compiled: bool = False
-    proven: Proven = field(default_factory=dict)  # what is known of its batch shapes
 
     def probe(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """All that a pass gives, logits and an input gradient, to compare shapes by their bits."""
@@ -137,7 +134,7 @@ class AttackedModel:
             )
 
         def through(made: Any, tf32: bool = False, compiled: bool = False) -> GradientModel:
-            return GradientModel(_passes_through(made, mode), tf32, compiled, proven_before(model, made, mode, tf32))
+            return GradientModel(_passes_through(made, mode), tf32, compiled)
 
         as_it_is = (
             not isinstance(model, nn.Module) and arithmetic is not None and arithmetic.precision in ("auto", "fp32")
@@ -161,10 +158,10 @@ def measured_rows(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: 
     """The fewest rows that are nearly as fast as any for which memory suffices, in every arithmetic of an attack.
 
     Tried on copies that are not compiled, so that no graphs of other shapes stay behind. On a CPU, where memory is
-    swapped before it ends, `rows_on_cpu`.
+    swapped before it ends, `ON_CPU`.
     """
     if x_BCHW.device.type == "cpu":
-        return rows_on_cpu(model, x_BCHW)
+        return ON_CPU
     fast, *finer = _gradient_models(model, x_BCHW, precision)
     exact = GradientModel(_passes_through(model, "transfer"))
     most = largest_rows([each.probe for each in (fast, *finer, exact)], x_BCHW)
@@ -193,28 +190,19 @@ def _gradient_models(model: Callable[[Tensor], Tensor], x: Tensor, precision: Pr
     return [each for each in (attacked.fast, attacked.float32) if each is not None]
 
 
-def rows_on_cpu(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> int:
-    """64 rows, or 128 for more images of a small network: of its pass a fixed part is calls and not products."""
-    if len(x_BCHW) <= ON_CPU or not isinstance(model, nn.Module) or not is_heavy(model):
-        return ON_CPU
-    kept = 0
-
-    def counted(values: Tensor) -> Tensor:
-        nonlocal kept
-        kept += values.nbytes
-        return values
-
-    with torch.autograd.graph.saved_tensors_hooks(counted, lambda values: values):
-        GradientModel(_passes_through(model, "transfer")).probe(x_BCHW[:1])
-    return _ROWS_IF_SMALL if kept <= _SMALL else ON_CPU
-
-
 def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> BatchShape:
-    """The shape that was asked for; by default the one of `rows_on_cpu`.
+    """Return the batch shape that was asked for.
 
-    On an accelerator `ON_CARD` rows, or as many as a smaller number of images needs.
+    The default has as many rows as there are images, rounded up to a power of two, at least `ON_CPU` and at most
+    `ON_CARD` on an accelerator, `MOST_ON_CPU` for a small network on a CPU, and `ON_CPU` for any other model.
     """
     if batch_size is None:
         needed = max(ON_CPU, 1 << (len(x_BCHW) - 1).bit_length())
-        batch_size = rows_on_cpu(model, x_BCHW) if x_BCHW.device.type == "cpu" else min(ON_CARD, needed)
+        on_cpu = x_BCHW.device.type == "cpu"
+        batch_size = min(needed, ON_CARD if not on_cpu else MOST_ON_CPU if _is_small(model) else ON_CPU)
     return BatchShape.of(batch_size, x_BCHW.device)
+
+
+def _is_small(model: Callable[[Tensor], Tensor]) -> bool:
+    """Return whether so much of a pass is calls and not products that more rows make an image cheaper."""
+    return isinstance(model, nn.Module) and sum(each.numel() for each in model.parameters()) < _SMALL_NETWORK

@@ -29,8 +29,6 @@ from .gradient_model import Outputs
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
 MOST_STEPS = 33  # of an attempt: they broke what 100 did, and within APGD-T's number of passes allow several attempts
-REVIEWS = 4  # of an attempt, at equal distances:
-REACHABLE = 2.0  # it ends where the goal is farther away than so many times the gain since the last review
 # (weight of std's gap, whether to start from the best point so far), in the order of the attempts. No weight is best:
 # of 150 digits next to the cutoff one attempt a target broke 4 at weights 1 and 3, and 0 to 3 at .3 and less.
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
@@ -43,7 +41,6 @@ class JointPhase(Phase):
     n_iter: int = 100
     from_best: bool = False  # start at the best point so far, not at a random one
     weight: float = 1.0  # of std's gap
-    goal: float = -math.inf  # every broken image has at least this loss: an attempt that cannot reach it ends
 
 
 @dataclass
@@ -53,12 +50,9 @@ class JointState(SlotArrays):
     x: Tensor  # clean image
     x_adv: Tensor  # to be evaluated next
     momentum: Tensor
-    loss_best: Tensor
-    loss_before: Tensor  # `loss_best` at the last review
     iteration: Tensor  # number of the next evaluation; 0 is that of the starting point
     n_iter: Tensor
     weight: Tensor
-    goal: Tensor
 
 
 @ATTACKS(
@@ -68,9 +62,7 @@ class JointState(SlotArrays):
 class Joint(Attack):
     """Attempts from random points and from the best points, on standing images near the decision border.
 
-    All attempts on an image together take no more passes than APGD-T. An attempt ends where its loss will not reach
-    what every broken image has. With T = 0 std's term is 0 there and rob's gap at most (1 - alpha) / alpha, so the loss
-    is at least `log(1 - (1 - alpha) / alpha)`.
+    All runs on an image together take no more passes than APGD-T.
     """
 
     name = "joint"
@@ -84,9 +76,8 @@ class Joint(Attack):
         setting, budget = self.setting, self.setting.budget
         if not isinstance(setting.model, MixedClassifier) or not budget.joint_starts:
             return []
-        n_iter = min(budget.n_iter, MOST_STEPS)
-        wanted = can_win(setting.model, self.passes(budget, setting.n_classes)[1] - n_iter - 1)
-        n_random = 0
+        n_iter, targets = min(budget.n_iter, MOST_STEPS), range(1, budget.n_targets(setting.n_classes) + 1)
+        wanted, n_random = can_win(setting.model), 0
         plan: list[Phase] = []
         for weight, from_best in TURNS:
             if not from_best and n_random == budget.joint_starts:
@@ -94,12 +85,12 @@ class Joint(Attack):
             plan += [
                 JointPhase(
                     self.name, "joint/{rank}", self, target=target, restart=n_random, wanted=wanted,
-                    n_iter=n_iter, from_best=from_best, weight=weight, goal=least_loss(setting.model),
+                    n_iter=n_iter, from_best=from_best, weight=weight,
                 )
-                for target in range(1, budget.n_targets(setting.n_classes) + 1)
+                for target in targets
             ]  # fmt: skip
             n_random += not from_best
-        return plan
+        return plan[: self.passes(budget, setting.n_classes)[1] // (n_iter + 1)]
 
     def state(self, like_SCHW: Tensor) -> JointState:
         def images() -> Tensor:
@@ -109,8 +100,8 @@ class Joint(Attack):
             return like_SCHW.new_zeros(len(like_SCHW), dtype=dtype)
 
         return JointState(
-            x=images(), x_adv=images(), momentum=images(), loss_best=numbers(), loss_before=numbers(),
-            iteration=numbers(torch.long), n_iter=numbers(torch.long), weight=numbers(), goal=numbers(),
+            x=images(), x_adv=images(), momentum=images(),
+            iteration=numbers(torch.long), n_iter=numbers(torch.long), weight=numbers(),
         )  # fmt: skip
 
     def start_ball(self, phase: JointPhase) -> Ball | None:
@@ -124,8 +115,7 @@ class Joint(Attack):
             start[sent(drawn, slots)] = arrivals.at(drawn).random_start(self.setting)
         state.x[slots], state.x_adv[slots] = arrivals.x, start
         state.momentum[slots], state.iteration[slots] = 0, 0
-        state.loss_best[slots] = -torch.inf
-        for values, name in ((state.n_iter, "n_iter"), (state.weight, "weight"), (state.goal, "goal")):
+        for values, name in ((state.n_iter, "n_iter"), (state.weight, "weight")):
             values[slots] = sent([getattr(phase, name) for phase in phases], values)
 
     def propose(self, state: JointState) -> Tensor:
@@ -133,7 +123,7 @@ class Joint(Attack):
 
     def objective(self, state: JointState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
         loss: Callable[..., Tensor] = LOSSES.get("joint")
-        return loss(outputs, labels, targets, state.weight).to(state.loss_best)
+        return loss(outputs, labels, targets, state.weight).to(state.weight)
 
     def absorb(self, state: JointState, x_new: Tensor, seen: Seen) -> Tensor:
         ball = self.setting.ball
@@ -143,33 +133,18 @@ class Joint(Attack):
         step = 0.5 * FIRST_STEP * ball.eps * (1 + (math.pi * passed).cos())
         moved = x_new + per_image(step, x_new) * ball.steepest(state.momentum)
         state.x_adv.copy_(ball.project(moved, state.x))
-        starting = state.iteration == 0
-        torch.where(starting, seen.objective, state.loss_before, out=state.loss_before)
-        torch.maximum(state.loss_best, seen.objective, out=state.loss_best)
-        due = ~starting & (state.iteration % (state.n_iter // REVIEWS).clamp(min=1) == 0)
-        gained = state.loss_best - state.loss_before
-        hopeless = due & (state.goal - state.loss_best > REACHABLE * gained)
-        torch.where(due, state.loss_best, state.loss_before, out=state.loss_before)
         state.iteration += 1
-        return hopeless | (state.iteration > state.n_iter)
+        return state.iteration > state.n_iter
 
 
-def least_loss(mixed: MixedClassifier) -> float:
-    """The smallest joint loss at which the target can win; -inf where there is no bound (T > 0 or alpha <= 1/2)."""
-    if mixed.temperature > 0 or mixed.alpha <= mixed.one_minus_alpha:
-        return -math.inf
-    return math.log1p(-mixed.one_minus_alpha / mixed.alpha)
-
-
-def can_win(mixed: MixedClassifier, most_passes: int) -> Callable[[Known], Tensor]:
-    """Selects standing images near the border on which the joint attack has spent at most `most_passes`.
+def can_win(mixed: MixedClassifier) -> Callable[[Known], Tensor]:
+    """Select standing images near the border.
 
     Near: the margin less 2 (1 - alpha) is below 5 % of the clean margin. A change of std's class lowers the mixture's
     margin by at most 2 (1 - alpha).
     """
 
     def wanted(known: Known) -> Tensor:
-        near = known.margin - 2 * mixed.one_minus_alpha < NEAR_BORDER * known.clean_margin
-        return near & (known.n_own <= most_passes)
+        return known.margin - 2 * mixed.one_minus_alpha < NEAR_BORDER * known.clean_margin
 
     return wanted

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import BatchShape, Passes, as_out_of_memory, in_one_shape, proven_before
+from ..acceleration.batch_shape import BatchShape, Passes, as_out_of_memory, in_one_shape
 from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_signed_margin
@@ -43,7 +43,7 @@ class Judge:
 
     def __init__(self, model: Callable[[Tensor], Tensor], shape: BatchShape) -> None:
         self.model = model
-        self.passes = Passes(shape.float32, lambda x_BCHW: (self._pass(x_BCHW),), proven_before(model, model))
+        self.passes = Passes(shape.float32, lambda x_BCHW: (self._pass(x_BCHW),))
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
         """The classifier's logits in float32, (B, K), where the images are.

@@ -8,7 +8,7 @@ The random numbers of an image are a hash of (seed, sample id, query, draw): not
 the batch nor its other images, and no generator has to be kept or advanced. Unlike the published code, which draws one
 window for the whole batch, every image has windows of its own.
 
-Shapes: S slots, R >= S rows of a pass, images of C x H x W, K classes.
+Shapes: S slots, images of C x H x W, K classes.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,7 @@ import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS
-from .attack import (
-    Arrivals,
-    Phase,
-    Seen,
-    Setting,
-    SpeculativeRows,
-    SpeculativeSearch,
-    again_in_float32,
-    copy_rows,
-    sent,
-)
+from .attack import Arrivals, Attack, Phase, Seen, Setting, again_in_float32, copy_rows, sent
 from .budget import AttackBudget
 from .hashing import image_key
 from .windows import WINDOWS, SquareState, Windows
@@ -38,10 +28,11 @@ from .windows import WINDOWS, SquareState, Windows
     "square", describes="random search with squares, no gradients", options=("n_queries",),
     norms=("Linf", "L2", "L1"), order=4,
 )  # fmt: skip
-class Square(SpeculativeSearch):
+class Square(Attack):
     """Square with AutoAttack's settings: one restart, the margin of the logits as its loss."""
 
     name = "square"
+    takes_gradient = False
     loss: ClassVar[Literal["logits", "probabilities"]] = "logits"
 
     def __init__(self, setting: Setting) -> None:
@@ -75,32 +66,16 @@ class Square(SpeculativeSearch):
 
     def propose(self, state: SquareState) -> Tensor:
         """(S, C, H, W): the start, or the best point with a window changed."""
-        n_slots = len(state.query)
-        return self.propose_speculative(state, SpeculativeRows.of(n_slots, n_slots, state.query.device))
-
-    def propose_speculative(self, state: SquareState, layout: SpeculativeRows) -> Tensor:
-        """(R, C, H, W): the windows of a slot's next queries."""
         assert self._windows is not None  # `state` makes them
-        return self._windows.change(state, layout)
-
-    def last(self, state: SquareState, seen: Seen, layout: SpeculativeRows) -> Tensor:
-        """Queries that lower the loss (the published "or misclassified" follows: then it is negative), and the last."""
-        last_query = state.query[layout.slot_R] + layout.depth_R >= self.setting.budget.n_queries
-        return (self._losses(seen) < state.loss[layout.slot_R]) | last_query
+        return self._windows.change(state)
 
     def absorb(self, state: SquareState, x_new: Tensor, seen: Seen) -> Tensor:
-        """Keep what lowers the loss."""
-        return self.absorb_speculative(state, x_new, seen, torch.ones_like(state.query))
-
-    def absorb_speculative(self, state: SquareState, x_new: Tensor, seen: Seen, n_counted: Tensor) -> Tensor:
-        """Keep the last of the queries that count where it lowers the loss."""
-        n_slots = len(n_counted)
-        row_S = (n_counted - 1).clamp(min=0) * n_slots + torch.arange(n_slots, device=n_counted.device)
-        loss = self._losses(seen)[row_S]
-        better = (loss < state.loss) & (n_counted > 0)
-        copy_rows(state.x_best, x_new, better, row_S)
+        """Keep what lowers the loss (the published "or misclassified" follows, because it is negative then)."""
+        loss = self._losses(seen)
+        better = loss < state.loss
+        copy_rows(state.x_best, x_new, better)
         state.loss = torch.where(better, loss, state.loss)
-        state.query += n_counted
+        state.query += 1
         return state.query > self.setting.budget.n_queries
 
     def _losses(self, seen: Seen) -> Tensor:

@@ -1,6 +1,6 @@
 """The points that Square tries: its start and its windows, one class a norm.
 
-Shapes: B images and S slots of C x H x W, R >= S rows of a pass.
+Shapes: B images and S slots of C x H x W.
 """
 
 import math
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..norms.ball import TINY, Ball, per_image
-from .attack import SlotArrays, SpeculativeRows
+from .attack import SlotArrays
 from .hashing import below, hashed
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
@@ -53,20 +53,17 @@ class Windows:
         """The start, (B, C, H, W)."""
         raise NotImplementedError
 
-    def change(self, state: SquareState, layout: SpeculativeRows) -> Tensor:
-        """(R, C, H, W): the best points with the windows of their queries changed; the start as it is."""
-        slot = layout.slot_R
-        x_best = state.x_best.index_select(0, slot)
-        query = (state.query[slot] + layout.depth_R).clamp(max=len(self.size_Q) - 1)  # of a slot that has ended
-        draws = draws_of_query(state.key[slot], query, x_best.shape[1])
-        return self.changed(x_best, state.anchors, slot, query, draws)
+    def change(self, state: SquareState) -> Tensor:
+        """Change the window of each slot's next query in its best point, (S, C, H, W); return the start unchanged."""
+        query = state.query.clamp(max=len(self.size_Q) - 1)  # a free slot may be past its last query
+        return self.changed(state, query, draws_of_query(state.key, query, state.x_best.shape[1]))
 
-    def changed(self, x_best: Tensor, anchors: Tensor, slot: Tensor, query: Tensor, draws: Tensor) -> Tensor:
-        """`change` of the rows' best points, (R, C, H, W), which it may write to; `anchors` are the slots'."""
+    def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
+        """Return `change` for the given queries, (S,), and their random numbers, (S, 5 + C)."""
         raise NotImplementedError
 
     def _corner(self, draws: Tensor, row: int, column: int, size: Tensor) -> tuple[Tensor, Tensor]:
-        """(top, left), (R,) each, of a window that lies in the image."""
+        """(top, left), (S,) each, of a window that lies in the image."""
         return below(draws[:, row], len(self.rows_H1) - size), below(draws[:, column], self.columns_1W.shape[1] - size)
 
     def _mask(self, top: Tensor, left: Tensor, size: Tensor) -> Tensor:
@@ -89,31 +86,11 @@ class StripesAndSquares(Windows):
         draws = hashed(keys_B, _START, n_channels * width).view(n, n_channels, 1, width)
         return (x_BCHW + torch.where(draws >= 0, self.ball.eps, -self.ball.eps)).clamp(0.0, 1.0)
 
-    def changed(self, x_best: Tensor, anchors: Tensor, slot: Tensor, query: Tensor, draws: Tensor) -> Tensor:
+    def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
         """A window goes to the low or to the high side, channel by channel."""
-        size, high = self.size_Q[query], draws[:, SIGNS:] >= 0
-        top, left = self._corner(draws, ROW, COLUMN, size)
-        if x_best.device.type == "cpu":
-            put_on_sides(x_best, anchors, size, top, left, 2 * slot[:, None] + high)
-            return x_best
-        sides, window = anchors.index_select(0, slot), self._mask(top, left, size)
-        return torch.where(window, torch.where(high[:, :, None, None], sides[:, 1], sides[:, 0]), x_best)
-
-
-def put_on_sides(x_RCHW: Tensor, sides_S2CHW: Tensor, size: Tensor, top: Tensor, left: Tensor, side_RC: Tensor) -> None:
-    """Write windows of one side, in place on a CPU: most are a few pixels wide, and only those are touched.
-
-    `side_RC` counts the sides of all slots: 2 s is the low one of slot s, and 2 s + 1 the high one.
-    """
-    n_channels, n_rows, n_columns = x_RCHW.shape[1:]
-    channel, corner = torch.arange(n_channels), (top * n_columns + left)[:, None]
-    into_RC = (torch.arange(len(x_RCHW))[:, None] * n_channels + channel) * (n_rows * n_columns) + corner
-    source_RC = (side_RC * n_channels + channel) * (n_rows * n_columns) + corner
-    for each in set(size.tolist()):
-        here = (size == each).nonzero().squeeze(1)
-        inside = (torch.arange(each)[:, None] * n_columns + torch.arange(each)).view(-1)
-        into, source = (of_all.index_select(0, here)[..., None] + inside for of_all in (into_RC, source_RC))
-        x_RCHW.view(-1).scatter_(0, into.view(-1), sides_S2CHW.view(-1).gather(0, source.view(-1)))
+        size, high = self.size_Q[query], draws[:, SIGNS:, None, None] >= 0
+        window = self._mask(*self._corner(draws, ROW, COLUMN, size), size)
+        return torch.where(window, torch.where(high, state.anchors[:, 1], state.anchors[:, 0]), state.x_best)
 
 
 class Bumps(Windows):
@@ -152,15 +129,15 @@ class Bumps(Windows):
         """A tiling of bumps, turned and signed at random."""
         return self._on_sphere(x_BCHW, self._tiling(x_BCHW, keys_B))
 
-    def changed(self, x_best: Tensor, anchors: Tensor, slot: Tensor, query: Tensor, draws: Tensor) -> Tensor:
+    def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
         """Mass moves from one window to another, where it takes the shape of a bump."""
         size, signs = self.size_Q[query], draws[:, SIGNS:, None, None] >= 0
         top, left = self._corner(draws, ROW, COLUMN, size)
         window, source = self._mask(top, left, size), self._mask(*self._corner(draws, ROW_2, COLUMN_2, size), size)
-        bump_R1HW = self._bumps(top, left, query, draws[:, COIN] >= 0)
-        x = anchors[:, 0].index_select(0, slot)
-        delta = self._moved(x_best - x, window, source, bump_R1HW * window, signs)
-        return torch.where((query > 0).view(-1, 1, 1, 1), self._on_sphere(x, delta), x_best)
+        bump_S1HW = self._bumps(top, left, query, draws[:, COIN] >= 0)
+        x = state.anchors[:, 0]
+        delta = self._moved(state.x_best - x, window, source, bump_S1HW * window, signs)
+        return torch.where((query > 0).view(-1, 1, 1, 1), self._on_sphere(x, delta), state.x_best)
 
     def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:
         return (x + delta / (per_image(self.ball.length(delta), delta) + TINY) * self.ball.eps).clamp(0.0, 1.0)

@@ -16,9 +16,8 @@ from mixednuts_dist.acceleration.batch_shape import (
     efficient_rows,
     in_one_shape,
     largest_rows,
-    proven_before,
 )
-from mixednuts_dist.attacks.gradient_model import AttackedModel, rows_on_cpu
+from mixednuts_dist.attacks.gradient_model import AttackedModel, shape_of
 from mixednuts_dist.attacks.judge import Judge
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
@@ -102,23 +101,6 @@ def test_one_row_of_a_smaller_shape_that_rounds_differently_forbids_it(row: int)
     assert 40 not in sizes
 
 
-def test_a_network_that_is_passed_again_is_not_probed_again() -> None:
-    model, x = DiffersBelow(16), images(64, (1, 4, 4))
-
-    def passes() -> Passes:
-        return Passes(BatchShape(64), lambda images: (model(images),), proven_before(model, model))
-
-    first = passes()
-    for _ in range(30):
-        in_one_shape(model, x[:3], first)
-    model.sizes.clear()
-    in_one_shape(model, x[:3], passes())
-    assert model.sizes == [16]
-    assert proven_before(model, model)
-    model.double()  # is computed by other kernels
-    assert not proven_before(model, model)
-
-
 def test_a_fixed_shape_tries_no_other() -> None:
     model, x = DiffersBelow(0), images(3, (1, 4, 4))
     in_one_shape(model, x, Passes(BatchShape(64, fixed=True), lambda images: (model(images),)))
@@ -197,10 +179,10 @@ def test_no_room_at_all_is_an_error() -> None:
 
 def test_small_networks_get_more_rows_on_a_cpu() -> None:
     x = images(65, (1, 8, 8))
-    large = nn.Sequential(nn.Flatten(), nn.Linear(64, 20_000), nn.Linear(20_000, 3))
-    assert rows_on_cpu(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), x) == 128
-    assert rows_on_cpu(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), x[:64]) == 64
-    assert rows_on_cpu(large, x) == rows_on_cpu(large.forward, x) == 64
+    large = nn.Sequential(nn.Flatten(), nn.Linear(64, 80_000))
+    assert shape_of(None, nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), x).rows == 128
+    assert shape_of(None, nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), x[:64]).rows == 64
+    assert shape_of(None, large, x).rows == shape_of(None, large.forward, x).rows == 64
 
 
 def same_bits_of_an_attack() -> None:

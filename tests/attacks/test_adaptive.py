@@ -102,7 +102,7 @@ def test_apgd_goes_through_float32_from_the_same_starts_next_to_the_border(plan_
     # Relative to the clean margin and, where that is small itself, in all; who is broken has lost already.
     margin, clean = torch.tensor([[0.015, 0.025, 0.004, 0.006, -0.01], [1.0, 1.0, 0.1, 0.1, 1.0]]).double()
     nothing = torch.zeros(5)
-    known = Known(margin, clean, nothing, nothing, nothing, nothing)
+    known = Known(margin, clean, nothing, nothing)
     for phase in exact:
         assert phase.wanted is not None
         assert phase.wanted(known).tolist() == [True, False, True, False, False]
@@ -122,7 +122,7 @@ def test_next_to_a_mixtures_border_is_who_rob_nearly_gives_up(
 ) -> None:
     model = MixedClassifier(mixed.std, mixed.rob, mixed.transform, alpha, temperature=temperature)
     margin, nothing = torch.tensor([0.0004, 0.004, 0.021]).double(), torch.zeros(3)
-    known = Known(margin, torch.ones(3).double(), nothing, nothing, nothing, nothing)
+    known = Known(margin, torch.ones(3).double(), nothing, nothing)
     assert next_to_border(known, Setting(THREAT, QUICK, 10, model=model)).tolist() == expected
 
 

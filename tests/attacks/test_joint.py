@@ -9,7 +9,7 @@ import torch
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.joint import Joint, least_loss
+from mixednuts_dist.attacks.joint import Joint
 from mixednuts_dist.attacks.losses import joint_loss
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.config.threat import ThreatModel
@@ -94,37 +94,19 @@ def test_it_takes_no_more_passes_than_apgd_t_and_fewer_where_it_cannot_win(mixed
     assert passes[0] < passes[3] <= 2 * len(DIGITS) * 4 * 31
 
 
-@pytest.mark.parametrize("alpha", [0.5000001, 0.6, 0.97])
-def test_wherever_a_target_wins_the_loss_is_at_least_its_goal(alpha: float) -> None:
-    """So a run that stops because it will not come to its goal would not have won."""
-    generator = torch.Generator().manual_seed(1)
-    std, rob = (2 * torch.randn(4000, 4, generator=generator) for _ in range(2))
-    labels = torch.randint(4, (4000,), generator=generator)
-    transform = LogitTransform(2.0, 2.0, 0.3)
-    mixture = MixedClassifier(torch.nn.Identity(), torch.nn.Identity(), transform, alpha)
-    winners = mixture.mix_logits(std, rob).argmax(dim=1)
-    won = (winners != labels) & (std.argmax(dim=1) == winners)
-    targets = torch.where(won, winners, (labels + 1) % 4)
-    loss = joint_loss(std.double(), transform(rob.double()), labels, targets, torch.full((4000,), 3.0))
-    assert int(won.sum()) > 100
-    assert float(loss[won].min()) >= least_loss(mixture) - 1e-6
-    assert bool((loss[~won] < least_loss(mixture)).any())
-
-
-def test_a_run_that_will_not_come_to_its_goal_stops_at_its_first_review(mixed: MixedClassifier) -> None:
+def test_all_steps_lie_in_the_ball(mixed: MixedClassifier) -> None:
     budget = AttackBudget(n_iter=60, n_target_classes=3, joint_starts=1)
     attack = Joint(Setting(THREAT, budget, 10, model=mixed))
     (phase, *_), (x, y) = attack.phases(), open_dataset("digits").read(0, 6)
-    for goal, n_passes in ((-math.inf, 34), (1e6, 9)):
-        state = attack.state(x)
-        attack.begin(state, torch.arange(6), arrivals(attack, x, y, phase=replace(phase, goal=goal)))
-        n, ended = 0, torch.zeros(6, dtype=torch.bool)
-        while not bool(ended.any()):
-            x_new, ended = one_pass(attack, state, mixed, y, (y + 1) % 10)
-            assert float((x_new - x).abs().max()) <= THREAT.eps + 1e-6
-            n += 1
-        assert bool(ended.all())
-        assert n == n_passes
+    state = attack.state(x)
+    attack.begin(state, torch.arange(6), arrivals(attack, x, y, phase=phase))
+    n, ended = 0, torch.zeros(6, dtype=torch.bool)
+    while not bool(ended.any()):
+        x_new, ended = one_pass(attack, state, mixed, y, (y + 1) % 10)
+        assert float((x_new - x).abs().max()) <= THREAT.eps + 1e-6
+        n += 1
+    assert bool(ended.all())
+    assert n == 34
 
 
 DIGITS = [199, 209, 236, 351, 524, 726]  # near the mixture's border

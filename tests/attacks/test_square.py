@@ -8,7 +8,7 @@ import torch
 from pyautoattack.square import SquareAttack
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks.attack import Setting, SpeculativeRows
+from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.hashing import below, hashed, image_key
 from mixednuts_dist.attacks.square import Square, SquareMargin
@@ -260,4 +260,4 @@ def test_slots_that_have_ended_are_harmless() -> None:
     for threat in (LINF, L2, L1):
         state = SquareState(x, ball_of(threat))
         state.query[:] = torch.tensor([6, 60])
-        assert windows(threat, x, 5).change(state, SpeculativeRows.of(2, 2, x.device)).shape == x.shape
+        assert windows(threat, x, 5).change(state).shape == x.shape
