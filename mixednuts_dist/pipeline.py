@@ -6,7 +6,6 @@ from .config.run_config import RunConfig
 from .distributed.executor import Executor, executing
 from .errors import DamagedFile, MissingArtifact, ReadOnlyStorage
 from .reports import report
-from .reports.interim import write_interim
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
 from .stages.choosing import needed_stage
@@ -56,17 +55,14 @@ def _complete(opened: Run, executor: Executor, progress: Progress, drawn: bool) 
     asked = stages_of(opened.config)  # before any pass: a stage may refuse its keys
     if opened.config.std is not None:
         attack.complete(opened, executor, progress)
-        write_interim(opened)
         for stage in asked:
             if stage.name == needed_stage(opened.config.search):
                 stage.complete(opened, executor, progress)
         search.complete(opened, executor, progress)
-        write_interim(opened)
     evaluate.complete(opened, executor, progress)
     every_image = opened.config.evaluate.until is None  # a search learns from a whole evaluation only
     while opened.config.std is not None and every_image and search.learn(opened, executor, progress):
         evaluate.complete(opened, executor, progress)
-    write_interim(opened)
     evaluate.check(opened, executor, progress)
     for stage in asked:
         if stage.name in opened.config.added_stages():

@@ -102,13 +102,12 @@ def search(given: Invocation) -> None:
 
 @run_command(
     "report mine.yaml --json",
-    "report runs/mine-0af3c2d1 --otlp http://127.0.0.1:4318",
+    "report runs/mine-0af3c2d1",
     ray=False,
     as_json=True,
     looks=True,
 )
-@click.option("--otlp", metavar="URL", help="Send the numbers to an OpenTelemetry collector too (extra `otlp`).")
-def report(given: Invocation, as_json: bool, otlp: str | None) -> None:
+def report(given: Invocation, as_json: bool) -> None:
     """Tables, figures and the page of a finished run."""
     from ..reports import report as stage
     from .terminal import TerminalProgress
@@ -117,8 +116,6 @@ def report(given: Invocation, as_json: bool, otlp: str | None) -> None:
         progress.doing("drawing the tables, the figures and the page")
         results = stage.run(given.config, progress=progress)
     print_result(results, as_json)
-    if otlp:
-        stage.send_table(results, otlp)
 
 
 @click.command(

@@ -1,7 +1,6 @@
 """The commands on several runs: two or more compared image by image, and all runs of a storage in one table."""
 
 import json
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -10,15 +9,12 @@ from .options import examples, json_option, reported, trust_option
 
 _WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # columns of a terminal; what fits into 80
 
-page_option = click.option("--page", metavar="FILE.html", type=click.Path(dir_okay=False), help="Write a page too.")
 
-
-@click.command(epilog=examples("compare runs/a-0af3c2d1 runs/b-77e01f3c --page ab.html", "compare RUN RUN RUN --json"))
+@click.command(epilog=examples("compare runs/a-0af3c2d1 runs/b-77e01f3c", "compare RUN RUN RUN --json"))
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN [...]")
 @trust_option
 @json_option
-@page_option
-def compare(runs: tuple[str, ...], trust: bool, as_json: bool, page: str | None) -> None:
+def compare(runs: tuple[str, ...], trust: bool, as_json: bool) -> None:
     """Finished runs on the same images, image by image.
 
     Which are right in both, in one, in neither; McNemar's exact test with Holm's correction over all pairs; the
@@ -31,8 +27,6 @@ def compare(runs: tuple[str, ...], trust: bool, as_json: bool, page: str | None)
         from ..storage.store import Store
 
         found = comparison.compare([stored_run(Store(uri), trusted=trust) for uri in runs])
-        if page:
-            Path(page).write_text(comparison.page(found), encoding="utf-8")
         if as_json:
             click.echo(json.dumps(found.to_json(), indent=2))
             return
@@ -41,24 +35,18 @@ def compare(runs: tuple[str, ...], trust: bool, as_json: bool, page: str | None)
             console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
-@click.command(epilog=examples("runs runs", "runs s3://bucket/prefix --sort robust --page runs.html"))
+@click.command(epilog=examples("runs runs", "runs s3://bucket/prefix --sort robust"))
 @click.argument("storage")
 @click.option("--sort", default="finished", show_default=True, metavar="COLUMN", help="By which column.")
 @trust_option
 @json_option
-@page_option
-def runs(storage: str, sort: str, trust: bool, as_json: bool, page: str | None) -> None:
-    """All runs under STORAGE: data, threat, clean, robust, beta, cost, date, state.
-
-    With --page also as one HTML file: the trade-off plane of all of them, and the table, sorted by a click.
-    """
+def runs(storage: str, sort: str, trust: bool, as_json: bool) -> None:
+    """All runs under STORAGE: data, threat, clean, robust, beta, cost, date, state."""
     with reported(verbose=False):
         from ..reports import leaderboard
         from ..reports.table import print_table
 
         found = leaderboard.ordered(leaderboard.entries(storage, trusted=trust), sort)
-        if page:
-            Path(page).write_text(leaderboard.page(found, storage), encoding="utf-8")
         if as_json:
             listed = {"format": "mixednuts-runs/1", "runs": [entry.to_json() for entry in found]}
             click.echo(json.dumps(listed, indent=2))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # it imports Ray Data
 logger = logging.getLogger(__name__)
 
 _COLUMNS, _STAGE_COLUMNS = 80, 8
+_CHECK = "check"  # the stage in which the unmodified package attacks some of the robust images
 LINE_EVERY_SECONDS = 5.0
 LINE_UNDER_WAY_SECONDS = 20.0  # where images are decided and no piece is finished
 LINE_AT_LEAST_SECONDS = 60.0  # even where nothing is decided
@@ -98,7 +99,9 @@ class StageTally:
             left = seconds_text(max(1.0, (self.n_images - self.n_decided) / rate - self._pause()))
             parts.append(f"{left} left" if self.n_done < self.n_images else "done")
             parts.append(f"{rate:.2g} a second" if rate < 10 else f"{rate:.0f} a second")
-        if self.n_done:
+        if self.n_done and self.stage == _CHECK:  # it attacks some images only, so a share of all would mislead
+            parts.append(f"{self.robust} checked images remain robust")
+        elif self.n_done:
             clean = percent_text(Count(self.clean_correct, self.n_done))
             robust = percent_text(Count(self.robust, self.n_done))
             parts.append(f"{self.classifier} {clean} clean, {robust} robust")

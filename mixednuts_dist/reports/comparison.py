@@ -3,29 +3,19 @@
 Shapes: N images of the runs.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..config.uris import reaches_out
-from ..errors import DatasetError, InvalidInputError
-from ..images.datasets import open_dataset
+from ..errors import InvalidInputError
 from ..stages.runs import Run
 from ..stages.stage import stage_of
-from ..storage.tables import read_rows
-from .counts import Z_95, difference_interval, minus
+from .counts import difference_interval, minus
 from .table import Cell, Table
-from .templates import data_uri, rendered
-from .worst_images import SMALL, png
-
-MOST_PICTURES = 24
-_POWER = 0.841621233572914  # 80 % quantile of the standard normal distribution
 
 
 @dataclass(frozen=True)
@@ -52,13 +42,6 @@ class Answers:
         logits = f"{stage.model_name(run.config)}_clean"
         rows = stage.rows(run, ["label", logits, "robust"])
         return cls(run, rows[logits].argmax(dim=1) == rows["label"], rows["robust"])
-
-    def attacked_picture(self, sample_id: int) -> str:
-        """What the run's adaptive attack made of an image, as an address that holds it."""
-        run, stage = self.run, stage_of(self.run.config, "evaluate")
-        partition = run.partitions[sample_id // run.config.partition_size]
-        attacked = read_rows(run.store, stage.name, partition, stage.fingerprint(run), "x_adv", [sample_id])[0]
-        return data_uri("a.png", png(attacked))
 
 
 @dataclass(frozen=True)
@@ -88,11 +71,6 @@ class Pair:
     def p_value(self) -> float:
         """McNemar's exact test; see `exact_mcnemar`."""
         return exact_mcnemar(self.only_first, self.only_second)
-
-    @property
-    def detectable(self) -> float:
-        """The difference, in points, that these images would have shown in four of five samples."""
-        return 100 * detectable_difference(self.total, (self.only_first + self.only_second) / self.total)
 
 
 @dataclass(frozen=True)
@@ -126,23 +104,18 @@ class Comparison:
         return Table(["right", "both", "first", "second", "neither", "points", "95 %", "p (Holm)"], rows)
 
     def sentences(self) -> list[str]:
-        """What the runs are, and what the number of images could have shown."""
+        """Name the runs and the test, and warn if the runs were attacked differently."""
         told = [f"{chr(ord('A') + i)}: {one.name} in {one.run.store.uri}" for i, one in enumerate(self.answers)]
-        worst = max((pair for pair in self.pairs if pair.what == "robust"), key=lambda pair: pair.detectable)
-        told.append(
-            f"p: McNemar's exact test, Holm's correction over the pairs of a row's question. With {worst.total:,} "
-            f"images a difference in robust accuracy of {worst.detectable:.2f} points is found in four of five samples."
-        )
+        told.append("p: McNemar's exact test with Holm's correction over all pairs of runs.")
         settings = [one.run.config.evaluate.model_dump() for one in self.answers]
         if any(each != settings[0] for each in settings):
             told.append("The runs' attacks differ (their key evaluate): robust counts are under each run's own.")
         return told
 
     def to_json(self) -> dict[str, Any]:
-        """`runs`, and a list `pairs` with counts, interval, `p`, `p_holm` and `detectable_points`."""
+        """`runs`, and a list `pairs` with counts, interval, `p` and `p_holm`."""
         pairs = [
-            {**asdict(pair), "difference_points": pair.difference, "p": pair.p_value, "p_holm": p,
-             "detectable_points": pair.detectable}
+            {**asdict(pair), "difference_points": pair.difference, "p": pair.p_value, "p_holm": p}
             for pair, p in zip(self.pairs, self.adjusted, strict=True)
         ]  # fmt: skip
         return {"format": "mixednuts-comparison/1", "runs": [one.name for one in self.answers], "pairs": pairs}
@@ -188,47 +161,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - place) * p_values[i]))
         found[i] = largest
     return found
-
-
-def detectable_difference(n_images: int, discordant: float) -> float:
-    """The difference of two accuracies that a paired test at 5 % finds with 80 % power (Connor 1987).
-
-    It solves `n d^2 = (z_97.5 sqrt(s) + z_80 sqrt(s - d^2))^2` for d, where s is the share of images that differ; where
-    so few differ that no d up to s solves it, all of them would have to differ in one direction: then s = d.
-
-    >>> round(detectable_difference(1000, 0.1), 3)
-    0.028
-    """
-
-    def enough(d: float) -> bool:
-        share = max(discordant, d)
-        return n_images * d * d >= (Z_95 * math.sqrt(share) + _POWER * math.sqrt(share - d * d)) ** 2
-
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def page(comparison: Comparison) -> str:
-    """One HTML file: the table, and the images that are robust in some of the runs only, with each run's attack."""
-    robust_RN = torch.stack([one.robust_N for one in comparison.answers])
-    differ = (robust_RN.any(dim=0) & ~robust_RN.all(dim=0)).nonzero().squeeze(1).tolist()
-    rows, missing, config = [], "", comparison.answers[0].run.config
-    try:
-        if not config.trusted and reaches_out(config.data.uri):
-            raise DatasetError(f"the run says that they are {config.written(config.data.uri)}; if so, add --trust")
-        dataset = open_dataset(config.data.uri)
-        for i in differ[:MOST_PICTURES]:
-            attacked = [(one.attacked_picture(i), bool(one.robust_N[i])) for one in comparison.answers]
-            rows.append((i, data_uri("a.png", png(dataset.read(i, i + 1)[0][0])), attacked))
-    except DatasetError as error:
-        missing = str(error)
-    return rendered(
-        "reports", "comparison.html", comparison=comparison, rows=rows, n_differ=len(differ), missing=missing,
-        small=max(comparison.answers[0].run.inputs.image_shape[1:]) <= SMALL,
-    )  # fmt: skip
 
 
 def _require_comparable(first: Run, second: Run) -> None:

@@ -33,14 +33,13 @@ from .tables import sensitivity_rows
 
 SELECTED_BETA = "selected_beta"  # the signal that the page's slider sets
 _PREDICTED, _CHOSEN, _FRONT = "predicted, every beta", "predicted, chosen beta", "best of all candidates"
-_ROUNDS, _OTHERS = "measured in rounds", "measured, other runs"
+_ROUNDS = "measured in rounds"
 _MARKS = {
     **CLASSIFIER_MARKS,
     _PREDICTED: ("stroke", CLASSIFIER_COLOURS["mixed"]),
     _FRONT: ("stroke", CLASSIFIER_COLOURS["mixed"]),
     _CHOSEN: (RING, CLASSIFIER_COLOURS["mixed"]),
     _ROUNDS: ("diamond", PALETTE[3]),
-    _OTHERS: ("cross", PALETTE[3]),
 }
 
 
@@ -105,24 +104,18 @@ def _curve(results: RunResults) -> list[Row]:
 
 
 def _measured_marks(results: RunResults) -> list[Row]:
-    """std, rob and mixed by the names that the run gives them; what the rounds measured; the mixtures of other runs."""
+    """std, rob and mixed by the names that the run gives them; what the rounds measured."""
     own = [
         point(row.classifier, results.called(row.classifier), row.clean, row.robust, attack=row.attack)
         for row in results.accuracy
     ]
     by_beta = {entry.beta: entry for entry in results.search.entries}
-    attack = results.row("mixed").attack  # siblings have the same settings
     rounds = [
         point(_ROUNDS, f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_images), beta=beta)
         for beta, kept in kept_by_rounds(results.search).items()
         if beta != results.parameters.beta
     ]
-    others = [
-        point(_OTHERS, f"β {other.parameters.beta:g}", other.clean, other.robust, run=other.run_id, attack=attack)
-        for other in results.measured
-        if other.run_id != results.run_id
-    ]
-    return [*own, *rounds, *others]
+    return [*own, *rounds]
 
 
 def _close_window(curve: list[Row], marks: list[Row]) -> tuple[Span, Span]:

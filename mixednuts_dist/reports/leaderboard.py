@@ -1,4 +1,4 @@
-"""All runs under a storage as one table, and as a page with their trade-off plane. Counts come from receipts alone."""
+"""All runs under a storage as one table. Counts come from receipts alone."""
 
 import time
 from collections.abc import Sequence
@@ -11,10 +11,7 @@ from ..stages.stage import stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.store import Store
 from .counts import Count, device_hours, outcome_counts
-from .drawing import WIDE, drawn
-from .scatter import accuracy_scatter
-from .table import Cell, Table, cell_text
-from .templates import data_uri, rendered
+from .table import Cell, Table
 
 COLUMNS = ("run", "data", "threat", "clean", "robust", "beta", "GPU-hours", "core-hours", "finished", "state")
 
@@ -83,15 +80,6 @@ def table(found: Sequence[Entry]) -> Table:
     return Table(COLUMNS, [entry.cells() for entry in found], printed=["run", "data", "clean", "robust", "beta"])
 
 
-def page(found: Sequence[Entry], storage: str) -> str:
-    """One HTML file, which needs no network: the plane of all evaluated runs, and a table that a click sorts."""
-    return rendered(
-        "reports", "runs.html",
-        storage=storage, plane=_plane(found), columns=COLUMNS, rows=[entry.cells() for entry in found], key=_key,
-        text=cell_text,
-    )  # fmt: skip
-
-
 def _entry(store: Store, name: str, trusted: bool) -> Entry | None:
     """None for a folder that is no run."""
     try:
@@ -125,15 +113,6 @@ def _entry_of(run: Run, name: str) -> Entry:
         finished=max((receipt.finished for receipt in every), default=None),
         state=state,
     )
-
-
-def _plane(found: Sequence[Entry]) -> str:
-    """The trade-off plane of the evaluated runs as an address; empty where there is none."""
-    series: dict[str, list[tuple[str, Count, Count]]] = {}
-    for entry in found:
-        if entry.clean is not None and entry.robust is not None:
-            series.setdefault(f"{entry.data}, {entry.threat}", []).append((entry.run, entry.clean, entry.robust))
-    return data_uri("runs.svg", drawn(accuracy_scatter(series), WIDE)[1]) if series else ""
 
 
 def _key(cell: Cell) -> Any:

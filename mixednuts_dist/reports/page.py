@@ -23,7 +23,6 @@ from .results import (
     predicted,
     rounds_sentence,
     rounds_table,
-    same_mixture,
 )
 from .tables import accuracy_table, cost_table, file_name, search_table, survival_table, table_files
 from .templates import data_uri, rendered
@@ -151,17 +150,13 @@ def _beyond(shown: counts.Count, elsewhere: float | None) -> str:
 
 
 def _measured_words(entry: Choice, results: RunResults) -> str:
-    """What is known of exactly these parameters, from this run's attack, a round of its search, or another run."""
+    """What is known of exactly these parameters, from this run's attack or a round of its search."""
     if results.kept is not None and entry == results.parameters:
         clean = counts.percent_first(results.row("mixed").clean)
         return f"clean {clean}, kept {counts.percent_first(results.kept)}, by the whole adaptive attack"
     by_rounds = kept_by_rounds(results.search)
     if entry.beta in by_rounds:
         return f"kept {counts.percent_first(by_rounds[entry.beta])}, by the search’s own attack"
-    for point in results.measured:
-        if same_mixture(point.parameters, entry):
-            clean, robust = (counts.percent_first(count) for count in (point.clean, point.robust))
-            return f"clean {clean}, robust {robust}, in run {point.run_id}"
     return "not attacked yet"
 
 

@@ -14,20 +14,18 @@ import yaml
 
 from ..attacks.budget import attack_words, spent_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
-from ..config.config_file import read_run_yaml
-from ..config.run_config import RunConfig, parse_config
+from ..config.run_config import RunConfig
 from ..config.uris import is_black_box, reaches_out
 from ..config.versions import fast_notes
 from ..deployment.loading import loading_line
-from ..errors import DatasetError, FingerprintMismatch, MixedNutsError, ReadOnlyStorage, StoreError
+from ..errors import DatasetError, FingerprintMismatch, ReadOnlyStorage, redacted
 from ..images.datasets import open_dataset
-from ..stages.attack import ATTACKS_OF, STD_ATTACKS, siblings
+from ..stages.attack import ATTACKS_OF, STD_ATTACKS
 from ..stages.evaluate import CHECK, check_fingerprint, evaluated_part, steps_of
 from ..stages.progress import Progress, Silent
 from ..stages.runs import (
     Run,
     cut_name,
-    evaluate_fingerprint,
     finished_partitions,
     read_search_result,
     reopen_run,
@@ -47,7 +45,6 @@ from .page import report_files
 from .results import (
     TRANSFER_ATTACK,
     AccuracyRow,
-    MeasuredPoint,
     RunResults,
     SurvivalStep,
     gather_results,
@@ -61,7 +58,6 @@ from .worst_images import WorstImage, with_pixels
 
 logger = logging.getLogger(__name__)
 
-_COLLECTOR_SECONDS = 10.0
 _LOGITS_AT_A_TIME = 1 << 21  # of each column: 8 MB; a few float64 copies are made of them
 
 
@@ -125,7 +121,6 @@ def _mixture_results(opened: Run, fingerprint: str) -> RunResults:
     return replace(
         results,
         notes=(*results.notes, *missing),
-        measured=measured_points(opened),
         candidates=tuple(read_candidates(opened, results.search.deployed_beta)),
         worst=worst,
         class_names=class_names,
@@ -224,7 +219,7 @@ def _description(opened: Run) -> dict[str, Any]:
 def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
     """What it takes to repeat the run."""
     versions = yaml.safe_load(store.read("run.yaml"))["versions"]
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = redacted(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
     loaded = {"in Python": loading_line(config, store.uri)} if config.std is not None else {}
     return {
         "run": config.run_id(),
@@ -329,84 +324,3 @@ def _pictures(
     seen = zip(chosen, clean, concurrently(attacked, chosen), strict=True)
     found = tuple(with_pixels(image, clean_1[0], attacked_1[0]) for image, clean_1, attacked_1 in seen)
     return found, names or tuple(getattr(dataset, "class_names", ())), ()
-
-
-# --- elsewhere -------------------------------------------------------------------------------------------------------
-
-
-def send_table(results: RunResults, endpoint: str) -> None:
-    """The numbers of a run as OpenTelemetry gauges `mixednuts.*`, to the collector at `endpoint`, over OTLP/HTTP.
-
-    Shares lie in [0, 1] and carry their classifier, costs their stage; the run's names are the resource's.
-
-    Raises:
-        StoreError: where the extra is not installed, or the collector takes nothing.
-    """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult
-        from opentelemetry.sdk.resources import Resource
-    except ImportError as error:
-        raise StoreError(f"--otlp needs {error.name}: pip install opentelemetry-exporter-otlp-proto-http") from error
-    about = {"run": results.run_id, "dataset": results.dataset, "rob": results.rob, "std": results.std or "none"}
-    names = {"service.name": "mixednuts", **{f"mixednuts.{name}": value for name, value in about.items()}}
-    reader = InMemoryMetricReader()
-    meter = MeterProvider([reader], Resource(names), shutdown_on_exit=False).get_meter("mixednuts_dist")
-    shares = [(what, row.classifier, getattr(row, what)) for row in results.accuracy for what in ("clean", "robust")]
-    if results.kept is not None:
-        shares.append(("kept", "mixed", results.kept))
-    for what, classifier, found in shares:
-        meter.create_gauge(f"mixednuts.{what}", unit="1").set(found.percent / 100, {"classifier": classifier})
-    for cost in results.costs:
-        for what in ("gpu_hours", "core_hours", "n_forward", "n_backward"):
-            meter.create_gauge(f"mixednuts.{what}").set(getattr(cost, what), {"stage": cost.stage})
-    exporter = OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics", timeout=_COLLECTOR_SECONDS)
-    found = reader.get_metrics_data()
-    if found is None or exporter.export(found) is not MetricExportResult.SUCCESS:
-        raise StoreError(f"no OpenTelemetry collector takes the run's numbers at {endpoint}; the report is written")
-
-
-# --- other runs ------------------------------------------------------------------------------------------------------
-
-
-def measured_points(opened: Run) -> tuple[MeasuredPoint, ...]:
-    """This run's point and those of its finished siblings, largest beta first.
-
-    Siblings have the same name, stand in the same storage, and share the attack rows to the bit and the settings of the
-    adaptive attack, so that their points belong into one picture. Counts come from the files' footers; no row is read.
-    """
-    points = [point for run in (opened, *_siblings(opened)) if (point := _point(run)) is not None]
-    return tuple(sorted(points, key=lambda point: -point.parameters.beta))
-
-
-def _siblings(opened: Run) -> Iterator[Run]:
-    config = opened.config
-    for name, store in siblings(config).items():
-        try:
-            content = read_run_yaml(store.read("run.yaml"))["config"]
-            if list(content.get("extensions") or ()) != [config.written(file) for file in config.extensions]:
-                continue  # the code of a run that nobody has named is not run
-            placed = {**content, "storage": config.storage, "extensions": config.extensions}
-            sibling = reopen_run(parse_config(placed, store.address("run.yaml")))
-        except (MixedNutsError, ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.info("%s is left out of the report: %s", name, error)
-            continue
-        same_attack = sibling.attack_fingerprint == opened.attack_fingerprint
-        same_evaluation = sibling.config.evaluate.model_dump() == config.evaluate.model_dump()  # whatever the preset
-        if same_attack and sibling.config.run_id() == name and same_evaluation:
-            yield sibling
-
-
-def _point(run: Run) -> MeasuredPoint | None:
-    """None where the run is not finished, or its files are not its own."""
-    try:
-        search = read_search_result(run)
-        receipts = list(finished_partitions(run, "evaluate", evaluate_fingerprint(run, search)).values())
-    except MixedNutsError as error:
-        logger.info("%s is left out of the report: %s", run.config.run_id(), error)
-        return None
-    if len(receipts) < len(run.partitions):
-        return None
-    clean, robust = outcome_counts(receipts)
-    return MeasuredPoint(run.config.run_id(), search.criterion, search.clamp, search.deployed(), clean, robust)

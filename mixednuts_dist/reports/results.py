@@ -67,7 +67,6 @@ class StageCost:
     devices: tuple[str, ...]  # names of accelerators, or "cpu"
     core_hours: float  # of workers without an accelerator: cores held x time
     gpu_hours: float  # of the others: accelerators, or shares of one, held x time
-    watt_hours: float  # of what was held; 0 where no device says what it uses
     wall_seconds: float | None  # on this run's own clock; None where it computed none of the rows
     n_forward: int  # images passed forward
     n_backward: int
@@ -81,29 +80,6 @@ class StageCost:
     def passes_per_image(self) -> float:
         """Forward and backward passes that one image took on average."""
         return (self.n_forward + self.n_backward) / self.images
-
-
-@dataclass(frozen=True)
-class MeasuredPoint:
-    """The deployed mixture of one finished run: its parameters, and what the adaptive attack left of it."""
-
-    run_id: str
-    criterion: str
-    clamp: str
-    parameters: Choice
-    clean: Count
-    robust: Count
-
-    def to_json(self) -> dict[str, Any]:
-        """`run`, `criterion`, `clamp`, the parameters, and the two counts."""
-        return {
-            "run": self.run_id,
-            "criterion": self.criterion,
-            "clamp": self.clamp,
-            **parameter_values(self.parameters),
-            "clean": self.clean.to_json(),
-            "robust": self.robust.to_json(),
-        }
 
 
 @dataclass(frozen=True)
@@ -131,7 +107,6 @@ class RunResults:
     stages: tuple[AccuracyRow, ...] = ()  # one for each complete stage of a key of its own: "mixed, certify"
     tables: Mapping[str, Table] = field(default_factory=dict)  # of such stages, by title
     certified: Certified | None = None  # what is proven, where a stage has proven something
-    measured: tuple[MeasuredPoint, ...] = ()  # this run's point and those of its siblings, largest beta first
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
     worst: tuple[WorstImage, ...] = ()
@@ -179,7 +154,7 @@ class RunResults:
         - `tables`, likewise: title -> `columns` and `rows`.
         - `survival`: in order, from `clean` on: `step`, `lost` and the count of images still right after it.
         - `costs`, one entry a stage: `images`, `partitions`, `nodes`, `devices`, `core_hours`, `gpu_hours`,
-          `watt_hours` (0 where no device says), `wall_seconds`, `n_forward`, `n_backward`; `seconds`: stage -> seconds;
+          `wall_seconds`, `n_forward`, `n_backward`; `seconds`: stage -> seconds;
           `seconds_total`; `notes`: sentences.
 
         With a std also:
@@ -191,9 +166,7 @@ class RunResults:
           `kept_measured`, `passes`.
         - `tradeoff`: `predicted`, one entry a beta, largest first: `beta`, `s`, `p`, `c`, `alpha`, `one_minus_alpha`,
           `clean`, `robust_predicted` (of all images, with the prediction's own 95 % interval), `clean_corrected`,
-          `kept_corrected` (percent to expect on other images; the latter of rob's robust ones);
-          `measured_runs`: `beta`, `clean`, `robust`, `run`, `criterion`, `clamp`, s, p, c of every finished run
-          beside this one.
+          `kept_corrected` (percent to expect on other images; the latter of rob's robust ones).
         - `margins`: `medians`, a list of `classifier`, `images`, `correct`, `n`, `median`, `distance` to 1;
           `ratios` and `gaps` by classifier; `splits`, a list of `form`, `log_one_minus_cutoff` and the counts `kept`
           (of attacked and right images) and `left_to_std` (of clean and wrong ones).
@@ -254,7 +227,6 @@ class RunResults:
                     }
                     for entry in search.entries
                 ],
-                "measured_runs": [point.to_json() for point in self.measured],
             },
             "margins": {
                 "medians": [
@@ -376,7 +348,6 @@ def _bill(stage: str, receipts: Sequence[Receipt], wall_seconds: float | None) -
         devices=tuple(sorted({receipt.device for receipt in receipts})),
         core_hours=core_hours,
         gpu_hours=gpu_hours,
-        watt_hours=sum(receipt.joules for receipt in receipts) / 3600,
         wall_seconds=wall_seconds,
         n_forward=sum(receipt.n_forward for receipt in receipts),
         n_backward=sum(receipt.n_backward for receipt in receipts),

@@ -56,16 +56,6 @@ def survival_table(results: RunResults) -> Table:
     return Table(["after", "standing", "lost"], [[step.step, step.standing, step.lost] for step in results.survival])
 
 
-def _measured(results: RunResults) -> Table:
-    rows: list[list[Cell]] = [
-        [point.run_id, point.criterion, point.clamp, *parameter_values(point.parameters).values(), point.clean,
-         point.robust]
-        for point in results.measured
-    ]  # fmt: skip
-    columns = ["run", "criterion", "clamp", *_PARAMETERS, "clean", "robust"]
-    return Table(columns, rows, printed=["run", "beta", "clean", "robust"])
-
-
 def _histograms(results: RunResults) -> Table:
     rows: list[list[Cell]] = [
         [group.classifier, group.images, group.side, left, right, n]
@@ -101,7 +91,7 @@ def cost_table(results: RunResults) -> Table:
     rows: list[list[Cell]] = [
         [
             cost.stage, cost.images, cost.partitions, cost.nodes, ", ".join(cost.devices),
-            Seconds(3600 * cost.gpu_hours), Seconds(3600 * cost.core_hours), cost.watt_hours,
+            Seconds(3600 * cost.gpu_hours), Seconds(3600 * cost.core_hours),
             None if cost.wall_seconds is None else Seconds(cost.wall_seconds),
             cost.images_per_second, cost.n_forward, cost.n_backward,
             cost.passes_per_image,
@@ -109,10 +99,10 @@ def cost_table(results: RunResults) -> Table:
         for cost in results.costs
     ]  # fmt: skip
     columns = [
-        "stage", "images", "partitions", "nodes", "computed on", "gpu_seconds", "core_seconds", "watt_hours", "seconds",
+        "stage", "images", "partitions", "nodes", "computed on", "gpu_seconds", "core_seconds", "seconds",
         "images/s", "passes forward", "passes backward", "passes an image",
     ]  # fmt: skip
-    held = ("gpu_seconds", "core_seconds", "watt_hours")
+    held = ("gpu_seconds", "core_seconds")
     empty = {i for i, name in enumerate(columns) if name in held and not any(row[i] for row in rows)}
     kept = [name for i, name in enumerate(columns) if i not in empty]
     printed = [name for name in kept if name in ("stage", "images", *held, "passes an image")]
@@ -133,7 +123,6 @@ TABLES: Mapping[str, Callable[[RunResults], Table]] = {
     "table": accuracy_table,
     "tradeoff": lambda results: search_table(results.search),
     "rounds": rounds_table,
-    "measured": _measured,
     "margins": _histograms,
     "splits": lambda results: split_table(results.splits),
     "medians": lambda results: medians_table(results.margins),

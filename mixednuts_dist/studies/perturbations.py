@@ -7,17 +7,15 @@ from torch import Tensor
 from ..config.register import STUDIES
 from ..errors import InvalidInputError
 from ..reports.charts import bars, count_bars
-from ..reports.counts import Count, compared, count, images_text, share_text
-from ..reports.figures import rounds_chart
-from ..reports.table import Cell, Table
+from ..reports.counts import compared, count, images_text
+from ..reports.table import Table
 from ..selection.choice import Choice
 from ..storage.records import AttackRecords
-from .bench import Bench, clean_correct, only, robust_bound, select
+from .bench import Bench, only, robust_bound, select
 from .study import Outcome
 
 # The joint attack on both classifiers is ours; the paper compares without it.
 AS_PUBLISHED: dict[str, Any] = {"joint_starts": 0}
-WITHOUT_ROUNDS = "no rounds"
 WITHOUT_JOINT = "As in the paper, both without the joint attack on std and rob (joint_starts: 0)."
 
 
@@ -106,52 +104,6 @@ def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:
             f"{chosen.bias:.4g} at beta = {bench.beta:g}: its cutoff there is below 0, or so close to 1 that float32 "
             "carries no weight for std. A run with search.criterion = paper has one"
         ) from error
-
-
-@STUDIES(
-    "counterexamples",
-    describes="The search's rounds: clean, kept as predicted and kept when measured",
-    section="ours; beyond 4.3",
-    order=12.5,
-)
-def counterexamples(bench: Bench) -> Outcome:
-    """The choice without rounds and that of each round, attacked alike, and the deployed one under the whole attack.
-
-    Kept counts rob's robust images only, so that both columns have the same total.
-    """
-    beta, rows_ = bench.beta, bench.first_rows
-    n_robust = int((~rows_.rob_broken_N).sum())
-    first = select(bench.rows, bench.grid(), bench.criterion).for_beta(beta).mixture()
-    deployed, attacked = bench.deployed(), [(WITHOUT_ROUNDS, first)]
-    for done in bench.search.rounds[1:]:  # the first round attacks the choice that is made without any
-        chosen = [entry.mixture() for entry in done.attacked if entry.beta == beta and not done.evaluated]
-        attacked += [(f"round {done.round}", each) for each in chosen if each.settings() != deployed.settings()]
-    if len(attacked) > 1 or first.settings() != deployed.settings():
-        attacked.append(("deployed", deployed))
-    steps: list[tuple[str, Count, Count, Count]] = []
-    for name, mixture in attacked:
-        held_N = robust_bound(mixture, rows_) & ~rows_.rob_broken_N
-        found = bench.measured(f"the choice of {name}", mixture)
-        kept = Count(int((found.robust_N & ~rows_.rob_broken_N).sum()), n_robust)
-        steps.append((name, count(clean_correct(mixture, rows_)), Count(int(held_N.sum()), n_robust), kept))
-    rows: list[tuple[Cell, ...]] = [(*step, mixture.alpha) for step, (_, mixture) in zip(steps, attacked, strict=True)]
-    (_, clean, _, kept), (_, last_clean, _, last_kept) = steps[0], steps[-1]
-    passes = sum(done.n_forward + done.n_backward for done in bench.search.rounds)
-    n_rounds = len(bench.search.rounds)
-    findings = (
-        f"Without rounds the mixture keeps {share_text(kept)} of rob's robust images when measured and has "
-        f"{share_text(clean)} clean images right; what is deployed keeps {share_text(last_kept)} and has "
-        f"{share_text(last_clean)}. beta = {beta:g} asks for {100 * beta:g} %.",
-        f"The search took {n_rounds} round{'' if n_rounds == 1 else 's'} and {passes:,} passes of images through the "
-        f"networks on {images_text(bench.run.inputs.n_images)}.",
-    )
-    remarks = (
-        "Each choice is attacked alike, with all stored perturbations tried first; predicted is what holds under those "
-        "of the attack stage.",
-        *bench.reduction,
-    )
-    columns = ("choice of", "clean", "kept_predicted", "kept_measured", "alpha")
-    return Outcome(Table(columns, rows), rounds_chart(steps, beta), findings, remarks)
 
 
 def _right(rows: AttackRecords) -> Tensor:

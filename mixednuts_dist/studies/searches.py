@@ -7,12 +7,11 @@ import torch
 
 from ..config.register import STUDIES
 from ..config.search_config import RangeConfig
-from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
 from ..reports.charts import bars, count_bars, maps
 from ..reports.charts import lines as line_chart
-from ..reports.counts import compared, count, points_text
+from ..reports.counts import compared, count
 from ..reports.drawing import Chart
 from ..reports.results import predicted
 from ..reports.scatter import accuracy_scatter
@@ -22,13 +21,12 @@ from ..selection.criteria import PaperCriterion
 from ..selection.exploration import Selection
 from ..selection.selection import search_grid
 from ..storage.records import AttackRecords
-from .bench import Bench, clean_correct, robust_bound, select, subset
+from .bench import Bench, clean_correct, robust_bound, select
 from .study import Outcome
 
 CLAMPS: tuple[Clamp, ...] = ("linear", "relu", "gelu", "elu", "softplus")
 LINEAR_SCALES = RangeConfig(min=1e-6, max=5, count=24, spacing="log")
 LINEAR_POWERS = RangeConfig(min=1, max=12, count=23)
-N_RESAMPLES = 10
 CLOSE = 0.02  # of the best objective: what "similar" means in the sensitivity study
 
 
@@ -82,49 +80,6 @@ def clamps(bench: Bench) -> Outcome:
     )
     columns_shown = [{"name": name, "value": value} for name, value in objectives.items()]
     return Outcome(Table(columns, rows), bars(columns_shown, value="objective, smaller is better"), findings, remarks)
-
-
-@STUDIES(
-    "resamples", describes="How far the choice moves with the images: nested random subsets", section="D.3", order=16
-)
-def resamples(bench: Bench) -> Outcome:
-    """How far the selected mixture moves with the images it was searched on: nested random subsets."""
-    total, generator = len(bench.rows.labels_N), torch.Generator().manual_seed(bench.config.seed)
-    sizes = data_sizes(total)
-    found: dict[int, list[tuple[float, float, float]]] = {size: [] for size in sizes}
-    for _ in range(N_RESAMPLES):
-        order = torch.randperm(total, generator=generator)
-        rank = torch.empty(total, dtype=torch.int64)
-        rank[order] = torch.arange(total)
-        for size in sizes:
-            drawn = _on_subset(bench, rank < size)
-            found[size] += [drawn] if drawn else []
-    rows, lines = [], []
-    for size in (size for size in sizes if found[size]):
-        clean, bound, excess = torch.tensor(found[size], dtype=torch.float64).T
-        (low, middle, high), (bound_low, bound_middle, bound_high) = (_spread(values) for values in (clean, bound))
-        rows.append((str(size), middle, low, high, bound_middle, bound_low, bound_high, float(excess.mean())))
-        lines += [
-            {"x": size, "y": middle, "low": low, "high": high, "series": "clean"},
-            {"x": size, "y": bound_middle, "low": bound_low, "high": bound_high, "series": "robust, predicted"},
-        ]
-    columns = (
-        "images searched", "clean (%)", "clean, lowest", "clean, highest",
-        "robust, predicted (%)", "predicted, lowest", "predicted, highest", "seen minus all (points)",
-    )  # fmt: skip
-    largest, smallest = rows[0], rows[-1]
-    findings = (
-        f"Over {N_RESAMPLES} nested subsets, {smallest[0]} images instead of {largest[0]} move the predicted robust "
-        f"accuracy from {largest[4]:.1f} % to {smallest[4]:.1f} % in the median ({smallest[5]:.1f} to "
-        f"{smallest[6]:.1f}) and the clean one from {largest[1]:.1f} % to {smallest[1]:.1f} % "
-        f"({smallest[2]:.1f} to {smallest[3]:.1f}).",
-        f"On the {smallest[0]} images it was chosen on the mixture's clean accuracy differs by "
-        f"{points_text(smallest[7])} from that on all images.",
-    )
-    figure = line_chart(lines, x="images searched", y="accuracy on all images (%)")
-    empty = sum(N_RESAMPLES - len(draws) for draws in found.values())
-    remarks = (f"Subsets that allow no mixture are left out: {empty}.",) if empty else ()
-    return Outcome(Table(columns, rows), figure, findings, remarks)
 
 
 @STUDIES("relaxed", describes="The relaxed objective beside the paper's and the exact one", section="D.8.3", order=23)
@@ -226,25 +181,6 @@ def sensitivity(bench: Bench) -> Outcome:
 def data_sizes(total: int) -> tuple[int, int, int]:
     """The paper's 1000, 300 and 100 images, or the same shares of fewer."""
     return (1000, 300, 100) if total >= 1000 else (total, max(2, round(0.3 * total)), max(2, round(0.1 * total)))
-
-
-def _on_subset(bench: Bench, mask_N: torch.Tensor) -> tuple[float, float, float] | None:
-    """Clean accuracy and bound on all images, and how much better clean is on the searched ones, in percent.
-
-    None where rob keeps no image of the subset, or no candidate is left.
-    """
-    rows = bench.rows
-    try:
-        mixture = select(subset(rows, mask_N), bench.grid(), bench.criterion).for_beta(bench.beta).mixture()
-    except InvalidInputError:
-        return None
-    clean_N, bound_N = clean_correct(mixture, rows), robust_bound(mixture, rows)
-    clean = 100 * float(clean_N.double().mean())
-    return clean, 100 * float(bound_N.double().mean()), 100 * float(clean_N[mask_N].double().mean()) - clean
-
-
-def _spread(shares: torch.Tensor) -> tuple[float, float, float]:
-    return float(shares.min()), float(shares.median()), float(shares.max())
 
 
 def _class_changes(transform: LogitTransform, rows: AttackRecords, logits_NK: torch.Tensor) -> tuple[int, int, int]:

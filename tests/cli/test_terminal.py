@@ -2,6 +2,7 @@
 
 import io
 import logging
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -126,3 +127,10 @@ def test_the_same_lines_are_records_with_their_stage(shown: io.StringIO, caplog:
     first, last = caplog.records
     assert (first.stage, first.images, first.images_done) == ("attack", 40, 10)  # type: ignore[attr-defined]
     assert last.getMessage() == "nothing to do"
+
+
+def test_the_check_counts_images_and_gives_no_share() -> None:
+    tally = StageTally("check", 16, [])
+    tally.add(replace(receipt(0, 16), robust=4))
+    assert "4 checked images remain robust" in tally.line()
+    assert "100" not in tally.line() and "25.0" not in tally.line()

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,6 @@ from mixednuts_dist.config.run_config import load_config
 from mixednuts_dist.config.uris import beside, placed, travelled
 from mixednuts_dist.errors import BaseClassifierError, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.reports.interim import write_interim
-from mixednuts_dist.stages.runs import stored_run
-from mixednuts_dist.storage.store import Store
 
 NETS = """
 from pathlib import Path
@@ -208,16 +204,3 @@ def test_watching_ends_with_the_run_and_the_page_opens(project, monkeypatch):
     shown = CliRunner().invoke(main, ["open", str(run)], catch_exceptions=False)
     assert shown.exit_code == 0, shown.output
     assert opened == [(run / "report" / "index.html").as_uri()]
-
-
-def test_a_run_that_goes_on_has_a_page_of_what_is_there(project, tmp_path):
-    _, run = project
-    copy = Path(shutil.copytree(run, tmp_path / run.name))
-    shutil.rmtree(copy / "report")
-    opened = stored_run(Store(str(copy)))
-    write_interim(opened)
-    page = (copy / "report" / "index.html").read_text()
-    assert "This run goes on" in page
-    assert "evaluate" in page
-    status = CliRunner().invoke(main, ["status", str(copy)], catch_exceptions=False)
-    assert "report   not done" in status.output

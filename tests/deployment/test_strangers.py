@@ -16,8 +16,6 @@ from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import digest, parse_config
 from mixednuts_dist.errors import DamagedFile, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.reports import report
-from mixednuts_dist.stages.runs import open_run
 from tests.helpers.runs import Finished, tiny_content
 
 LOOKS = [["status"], ["report"], ["open"], ["verify"], ["compare", "RUN"], ["runs", ".."]]
@@ -136,16 +134,6 @@ def test_a_link_in_a_run_is_not_followed_out_of_it(copied_run: Finished, canary:
     assert any("leads out of the storage root" in text for _, text in told)
     assert {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()} == before
     assert not any(path.read_text(errors="ignore") == "secret" for path in Path().rglob("*") if path.is_file())
-
-
-def test_a_sibling_in_the_same_storage_runs_no_code_either(copied_run: Finished, canary: Path) -> None:
-    """The report looks for runs of the same name beside its own."""
-    evil = canary.parent / "evil.py"
-    evil.write_text(f"from pathlib import Path\nPath({str(canary)!r}).touch()\n")
-    sibling = Path(shutil.copytree(copied_run.folder, copied_run.folder.with_name("tiny-00000000")))
-    described(sibling, config={**copied_run.config.as_written(), "extensions": [str(evil)]})
-    report.measured_points(open_run(copied_run.config))
-    assert not canary.exists()
 
 
 BOMB = "x0: &x0 [a, a, a, a, a, a, a, a, a]\n" + "".join(

@@ -11,8 +11,7 @@ from torch import Tensor
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
-from mixednuts_dist.reports.counts import Count
-from mixednuts_dist.reports.results import MeasuredPoint, RunResults, StageCost, gather_results, stage_costs
+from mixednuts_dist.reports.results import RunResults, StageCost, gather_results, stage_costs
 from mixednuts_dist.reports.worst_images import Verdict, WorstImage
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult, SearchRound
@@ -199,22 +198,6 @@ def made_up_worst(side: int = 8, channels: int = 1) -> tuple[WorstImage, ...]:
     )
 
 
-def made_up_measured(search: SearchResult, run_id: str) -> tuple[MeasuredPoint, ...]:
-    """This run's deployed beta and one sibling, the smallest beta."""
-    found = ((run_id, search.deployed(), 2), ("sibling-00000001", search.entries[-1], 3))
-    return tuple(
-        MeasuredPoint(
-            run_id=name,
-            criterion=search.criterion,
-            clamp=search.clamp,
-            parameters=entry,
-            clean=Count(entry.clean_correct, entry.total),
-            robust=Count(entry.total // part, entry.total),
-        )
-        for name, entry, part in found
-    )
-
-
 def in_batches(attack: AttackRecords, evaluate: EvaluateRecords, size: int = 70) -> Batches:
     """The same rows, some at a time, as the report reads them."""
 
@@ -248,7 +231,6 @@ def made_up_results(n_images: int = 300, *, name: str = "made-up", betas: tuple[
     )
     return replace(
         results,
-        measured=made_up_measured(search, run_id),
         candidates=made_up_candidates(search.deployed_beta),
         costs=made_up_costs({"evaluate": seconds["evaluate"]}),
         worst=made_up_worst(),

@@ -1,12 +1,8 @@
 """Receipts added up."""
 
-from dataclasses import replace
-from types import SimpleNamespace
-
 import pytest
 
 from mixednuts_dist.reports.results import stage_costs
-from mixednuts_dist.reports.tables import cost_table
 from tests.helpers.made_up_run import made_up_receipts
 
 
@@ -18,15 +14,6 @@ def test_devices_are_billed_by_what_was_held() -> None:
     assert cost.devices == ("NVIDIA H200", "cpu")
     assert cost.images_per_second == 0.5
     assert cost.passes_per_image == pytest.approx((11_700 + 9_600) / 300)
-
-
-def test_energy_is_a_column_only_where_a_device_has_said_it() -> None:
-    receipts = made_up_receipts("attack")
-    (silent,) = stage_costs({"attack": receipts}, {})
-    (cost,) = stage_costs({"attack": [replace(receipts[0], joules=7200.0), *receipts[1:]]}, {})
-    assert (silent.watt_hours, cost.watt_hours) == (0.0, 2.0)
-    for each, there in ((silent, False), (cost, True)):
-        assert ("watt_hours" in cost_table(SimpleNamespace(costs=(each,))).columns) == there  # type: ignore[arg-type]
 
 
 def test_a_stage_that_was_taken_over_has_no_rate() -> None:

@@ -19,6 +19,7 @@ from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.errors import FingerprintMismatch
 from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.reports.counts import seconds_text
+from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.report import collect
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
@@ -149,30 +150,6 @@ def test_slider_says_what_the_logits_say(stored: Stored, tab: Tab) -> None:
             assert float(tab.text(f"#at-{name}").replace("−", "-")) == pytest.approx(chosen[key], rel=1e-4, abs=1e-4)
 
 
-def test_what_siblings_measured_is_on_the_page(stored: Stored, tab: Tab) -> None:
-    (sibling,) = [path for path in stored.folder.parent.iterdir() if path != stored.folder]
-    rows = columns(sibling, "evaluate")
-    tab.evaluate("document.getElementById('beta').focus()")
-    tab.press("Home")
-    assert float(tab.text("#at-beta")) == 0.5
-    said = tab.text("#at-measured").replace("\u00a0", " ")
-    assert f"({(rows['mixed_clean'].argmax(1) == rows['label']).sum()} of 24)" in said.split(", robust ")[0]
-    assert f"({rows['robust'].sum()} of 24)" in said.split(", robust ")[1]
-    labels = tab.evaluate("[...document.querySelectorAll('[data-chart=tradeoff] text')].map((e) => e.textContent)")
-    assert "β 0.5" in labels
-
-
-def test_siblings_of_another_attack_are_left_out(stored: Stored, local_executor: Any) -> None:
-    weaker = stored.config.model_copy(
-        update={"evaluate": stored.config.evaluate.model_copy(update={"attacks": ("apgd-ce",)})}
-    )
-    evaluated(weaker, local_executor)
-    names = {point.run_id for point in collect(reopen_run(stored.config)).measured}
-    assert stored.config.run_id() in names
-    assert weaker.run_id() not in names
-    assert len(names) == 2
-
-
 def test_cost_is_the_footers(stored: Stored, tab: Tab) -> None:
     shown = cells(tab, "cost")
     for column, stage in enumerate(("attack", "evaluate")):
@@ -225,3 +202,13 @@ def test_candidates_of_another_search_are_refused(stored: Stored) -> None:
     opened = reopen_run(stored.config)
     with pytest.raises(FingerprintMismatch, match=r"candidates\.parquet belongs to fingerprint"):
         read_candidates(type(opened)(other, opened.store, opened.inputs), 0.9)
+
+
+def test_the_report_publishes_no_password(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["mixednuts", "report", "run.yaml", "--set", "storage=s3://key:s3cr3t@bucket/runs?token=t0ps"]
+    monkeypatch.setattr("sys.argv", arguments)
+    files = report_files(collect(reopen_run(stored.config)))
+    for name in ("index.html", "results.json"):
+        text = files[name].decode()
+        assert "storage=s3://...@bucket/runs?token=..." in text
+        assert "s3cr3t" not in text and "t0ps" not in text

@@ -170,7 +170,6 @@ def test_every_table_has_its_rows(results: RunResults) -> None:
     assert shares == {"tradeoff.tex": True, "rounds.tex": False}, "of all images, and in rounds of rob's robust ones"
     assert "Kept of rob's, predicted" in files["rounds.tex"] and "Kept" not in files["tradeoff.tex"]
     assert len(rows_of(files["sensitivity.csv"])) == len(results.candidates)
-    assert [row["run"] for row in rows_of(files["measured.csv"])] == [point.run_id for point in results.measured]
     assert [row["after"] for row in rows_of(files["survival.csv"])] == [step.step for step in results.survival]
 
 

@@ -206,16 +206,6 @@ def test_fewer_images_choose_by_themselves_alone(bench: Bench, rows: Rows) -> No
     assert alpha >= 1 / (1 + q) - 1e-9
 
 
-def test_all_images_drawn_are_the_run_itself(bench: Bench) -> None:
-    table = outcome(bench, "resamples").table
-    first = table.rows[0]
-    chosen = bench.search.deployed()
-    assert first[0] == "24"
-    assert first[1:4] == pytest.approx((100 * chosen.clean_correct / 24,) * 3)
-    assert first[4:7] == pytest.approx((100 * chosen.kept_predicted / 24,) * 3)
-    assert first[7] == pytest.approx(0)
-
-
 def test_seen_and_unseen_are_the_two_halves(bench: Bench, rows: Rows) -> None:
     table = outcome(bench, "seen-unseen").table
     clean = [table.row(name)["clean"] for name in ("seen", "unseen")]
