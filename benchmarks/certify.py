@@ -14,7 +14,6 @@ from torch import Tensor
 
 from mixednuts_dist.benchmarks.attack_benchmark import say
 from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
-from mixednuts_dist.certification.certificates import published_radius
 from mixednuts_dist.certification.smoothing import SmoothingPlan, Votes, smoothed_votes
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.images.datasets import open_dataset
@@ -31,12 +30,12 @@ _ROWS = 256
 
 
 def run(n_images: int = 899, draws: int = 1000, model: str = "demo:rob") -> dict[str, Any]:
-    """Certified images by alpha, passes an image with and without early stops, and GPU-hours for ImageNet.
+    """Count certified images by alpha, passes per image with and without early stops, and GPU-hours for ImageNet.
 
     Args:
         n_images: of the digits.
         draws: that bound a vote, at most.
-        model: rob's URI.
+        model: the URI of the robust classifier.
     """
     x, y = open_dataset("digits").read(0, n_images)
     rob, std_pred = load_classifier(model, "rob"), load_classifier("demo:std", "std")(x).argmax(dim=1)
@@ -63,6 +62,21 @@ def run(n_images: int = 899, draws: int = 1000, model: str = "demo:rob") -> dict
     return {"right_without_noise": without_noise, **as_json, "imagenet_gpu_hours": imagenet}
 
 
+def published_radius(p_top_B: Tensor, p_second_B: Tensor, *, sigma: float, alpha: float) -> Tensor:
+    """Return the radius of adaptive smoothing (arXiv 2301.12554), for comparison, (B,) float64.
+
+    That certificate counts the standard classifier's vote as part of one smoothed probability,
+    `sigma / 2 [Phi^-1(a p_A) - Phi^-1(a p_B + 1 - a)]`. It is never larger than the radius above, which is the largest
+    one that follows from p_A and p_B, and stays below `sigma Phi^-1(a)`.
+
+    >>> published_radius(torch.tensor([1.0]), torch.tensor([0.0]), sigma=0.25, alpha=0.8)  # the largest one
+    tensor([0.2104], dtype=torch.float64)
+    """
+    mixed_top_B, mixed_second_B = alpha * p_top_B.double(), alpha * p_second_B.double() + (1 - alpha)
+    radius_B: Tensor = 0.5 * sigma * (torch.special.ndtri(mixed_top_B) - torch.special.ndtri(mixed_second_B))
+    return radius_B
+
+
 def _drawn(
     plan: SmoothingPlan, x: Tensor, y: Tensor, std_pred: Tensor, rob: torch.nn.Module
 ) -> tuple[SmoothedAnswers, Votes, float]:
@@ -75,15 +89,21 @@ def _drawn(
 
 def _certified(answers: SmoothedAnswers) -> Table:
     """Certified images, by ours and by the published radius."""
-    votes_N, rows = answers.votes(), list[list[Cell]]()
-    right_N = answers.radii(ROB_ALONE) > -torch.inf
+    bounds, rows = answers.bounds, list[list[Cell]]()
+    chosen_N = answers.radii(ROB_ALONE) > -torch.inf
     for alpha in ALPHAS:
         mixture = _mixture(alpha)
-        published_N = published_radius(votes_N, 1 - votes_N, sigma=SIGMA, alpha=alpha)
+        published_N = published_radius(*bounds, sigma=SIGMA, alpha=alpha)
         ours = [int(answers.certified(mixture, radius).sum()) for radius in RADII]
-        theirs = [int(((published_N > radius) & right_N).sum()) for radius in RADII]
-        rows.append([alpha, int(answers.clean(mixture).sum()), *ours, *theirs])
-    columns = ["alpha", "clean", *(f"{whose} {radius:g}" for whose in ("at", "published") for radius in RADII)]
+        theirs = [int(((published_N > radius) & chosen_N).sum()) for radius in RADII]
+        clean = [int(right_N.sum()) for right_N in (answers.clean(mixture), answers.predicted(mixture))]
+        rows.append([alpha, *clean, *ours, *theirs])
+    columns = [
+        "alpha",
+        "clean",
+        "abstentions as errors",
+        *(f"{whose} {radius:g}" for whose in ("at", "published") for radius in RADII),
+    ]
     return Table(columns, rows)
 
 
@@ -93,7 +113,7 @@ def _saved(found: dict[str, tuple[SmoothedAnswers, Votes, float]]) -> Table:
         [name, votes.n_forward / len(votes.classes), seconds, int(answers.certified(_mixture(alpha), radius).sum())]
         for name, (answers, votes, seconds) in found.items()
     ]
-    return Table(["draws", "passes an image", "seconds", f"certified at alpha {alpha:g}, r {radius:g}"], rows)
+    return Table(["draws", "passes per image", "seconds", f"certified at alpha {alpha:g}, r {radius:g}"], rows)
 
 
 def _mixture(alpha: float) -> Mixture:

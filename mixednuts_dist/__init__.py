@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .config.run_config import RunConfig as RunConfig
     from .config.run_config import load_config as load_config
     from .config.threat import ThreatModel as ThreatModel
+    from .deployment.loading import load_smoothed as load_smoothed
     from .errors import MixedNutsError as MixedNutsError
     from .images.datasets import open_dataset as open_dataset
     from .mixing.classifier import MixedClassifier as MixedClassifier
@@ -56,6 +57,7 @@ _HOMES = {
     "autoattack": ".attacks.adaptive",
     "load_classifier": ".classifiers.base_classifiers",
     "load_config": ".config.run_config",
+    "load_smoothed": ".deployment.loading",
     "minimum_margin_attack": ".attacks.minimum_margin",
     "mix": ".api",
     "open_dataset": ".images.datasets",

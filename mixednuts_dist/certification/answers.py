@@ -1,4 +1,4 @@
-"""What stored rows of the certify stage say of any mixture: which images it gets right, and which it certifiably keeps.
+"""Certified and correct images of any smoothed mixture, from the stored votes of the certify stage.
 
 The rows answer for every alpha and radius; no network pass is needed.
 
@@ -7,6 +7,7 @@ Shapes: N images, K classes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,57 +16,77 @@ from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform
 from ..selection.inputs import Certificates
 from .certificates import certified_radius, smoothed_margin
-from .smoothing import SmoothingPlan
+from .smoothing import SmoothingPlan, settled_classes
 
 ROB_ALONE = Mixture(IdentityTransform(), 1.0, 0.0)
 
 
 @dataclass(frozen=True)
 class SmoothedAnswers:
-    """From votes under noise: of the smoothed mixture `(1 - a) onehot(std) + a qbar`, in L2."""
+    """Votes of the robust classifier, and the class of the standard one, as stored."""
 
     plan: SmoothingPlan
     labels_N: Tensor
-    std_pred_N: Tensor | None  # None: rob alone
+    std_pred_N: Tensor | None  # None: the robust classifier alone
     chosen_counts_NK: Tensor
     counts_NK: Tensor
     n_drawn_N: Tensor
 
-    def votes(self) -> Tensor:
-        """Lower bounds of the chosen class's vote, (N,), float64; with the plan's confidence each."""
-        hits_N = self.counts_NK.gather(1, self._classes()[:, None]).squeeze(1)
-        return self.plan.looks.lower_bounds(hits_N, self.n_drawn_N)
+    @cached_property
+    def classes_N(self) -> Tensor:  # noqa: N802
+        """The classes that the first draws chose, (N,)."""
+        return self.chosen_counts_NK.argmax(dim=1)
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """p_A and p_B of the chosen class of each image, each (N,) float64: they hold together."""
+        return self.plan.looks.vote_bounds(self.counts_NK, self.classes_N, self.n_drawn_N)
+
+    @cached_property
+    def shares_NK(self) -> Tensor:  # noqa: N802
+        """The share of each class among all draws, (N, K) float64."""
+        counts_NK = (self.chosen_counts_NK + self.counts_NK).double()
+        return counts_NK / counts_NK.sum(dim=1, keepdim=True)
 
     def clean(self, mixture: Mixture) -> Tensor:
-        """By the shares of all draws, which is how `SmoothedMixture` predicts."""
-        counts_NK = (self.chosen_counts_NK + self.counts_NK).double()
-        mixed_NK = mixture.alpha * counts_NK / counts_NK.sum(dim=1, keepdim=True)
-        if self.std_pred_N is not None:
-            vote_N1 = torch.full_like(mixed_NK[:, :1], mixture.one_minus_alpha)
-            mixed_NK = mixed_NK.scatter_add(1, self.std_pred_N[:, None], vote_N1)
+        """Return on which images the shares of the draws favor the label, (N,) bool: an estimate, not a bound."""
+        mixed_NK = mixture.one_minus_alpha * self._std_NK() + mixture.alpha * self.shares_NK
         right_N: Tensor = mixed_NK.argmax(dim=1) == self.labels_N
         return right_N
 
+    def predicted(self, mixture: Mixture) -> Tensor:
+        """Return on which images the draws settle the label, (N,) bool; an unsettled class counts as an error."""
+        classes_N = settled_classes(
+            self._std_NK(), self.chosen_counts_NK, self.counts_NK, self.n_drawn_N, self.plan.looks,
+            alpha=mixture.alpha, one_minus_alpha=mixture.one_minus_alpha,
+        )  # fmt: skip
+        right_N: Tensor = classes_N == self.labels_N
+        return right_N
+
     def radii(self, mixture: Mixture) -> Tensor:
-        """Certified radii, (N,); -inf where the chosen class is not the label."""
-        radii_N = certified_radius(self.votes(), sigma=self.plan.sigma, alpha=mixture.alpha)
-        return torch.where(self._classes() == self.labels_N, radii_N, -torch.inf)
+        """Return certified radii, (N,) float64; -inf if the chosen class is not the label."""
+        p_top_N, p_second_N = self.bounds
+        radii_N = certified_radius(p_top_N, sigma=self.plan.sigma, alpha=mixture.alpha, p_second_B=p_second_N)
+        return torch.where(self.classes_N == self.labels_N, radii_N, -torch.inf)
 
     def reach(self, mixture: Mixture) -> Tensor:
+        """Return the largest certified radius of each image, (N,), 0 for none."""
+        if mixture.alpha <= 0.5:  # the standard classifier alone may decide
+            return torch.zeros(len(self.labels_N), dtype=torch.float64)
         return self.radii(mixture).clamp_min(0)
 
     def certified(self, mixture: Mixture, radius: float) -> Tensor:
-        certified_N: Tensor = self.radii(mixture) > radius
+        """Return which images are certified at a radius, (N,) bool."""
+        certified_N: Tensor = self.reach(mixture) > radius
         return certified_N
 
     def certificates(self, radius: float, sample_ids: Sequence[int] | None = None) -> Certificates:
-        """Step 2 of `mixing/certificates.py` with `p_B = 1 - p_A`: the margin is the same under every candidate."""
-        votes_N = self.votes()
-        margins_N = smoothed_margin(votes_N, 1 - votes_N, radius / self.plan.sigma)
-        counts_NK = (self.chosen_counts_NK + self.counts_NK).double()
+        """Return what a search by certificates reads about images, by default about all, in order."""
         at = slice(None) if sample_ids is None else torch.as_tensor(sample_ids)
-        held_N, shares_NK = self.certified(ROB_ALONE, radius)[at], counts_NK / counts_NK.sum(dim=1, keepdim=True)
-        return Certificates(held_N, shares_NK[at], torch.log1p(-margins_N[at][held_N]))
+        margins_N = smoothed_margin(*self.bounds, radius / self.plan.sigma)[at]
+        held_N = self.certified(ROB_ALONE, radius)[at]
+        return Certificates(held_N, self.shares_NK[at], torch.log1p(-margins_N[held_N]))
 
-    def _classes(self) -> Tensor:
-        return self.chosen_counts_NK.argmax(dim=1)
+    def _std_NK(self) -> Tensor:  # noqa: N802
+        std_NK = torch.zeros_like(self.shares_NK)
+        return std_NK if self.std_pred_N is None else std_NK.scatter(1, self.std_pred_N[:, None], 1.0)

@@ -1,31 +1,51 @@
-"""What no attack can take from the mixture: certified radii in closed form.
+"""Certified radii of the smoothed mixture, in closed form.
 
-The mixture is `F(x) = (1 - a) onehot(std(x)) + a q(x)` with `q = softmax(M(rob))`, a = alpha. Let y be a class and
-`tau = (1 - a) / a`, the cutoff.
+The mixture is `F(x) = (1 - a) s(x) + a q(x)`, where a is alpha, s(x) are the probabilities of the standard classifier
+(one-hot at T = 0), and q(x) are those of the robust one. Let y be a class and `tau = (1 - a) / a < 1`.
 
-1. **Any std.** `F_y - F_k = (1 - a) (s_y - s_k) + a (q_y - q_k)`, where s is std's answer. Over everything that std may
-   answer, `s_y - s_k` is smallest where std votes for k: it is -1. So F predicts y everywhere in a ball, whatever std
-   answers there, if and only if `min_k (q_y - q_k) > tau` everywhere in it. Since `q_y - q_k <= 1` this needs a > 1/2.
-   A temperature T > 0 gives the same condition: the supremum of `s_k - s_y` is 1. Where `s_k - s_y <= gamma` is known
-   in the ball (`std_lead`), tau becomes `gamma tau`.
-2. **Smoothing.** Let `qbar(x) = E v(x + sigma z)`, z standard normal, for votes v in [0, 1]: the hard votes
-   `onehot(argmax rob)` or the soft ones `softmax(M(rob))`; in both, M is *inside* the expectation. For any measurable v
-   in [0, 1], `Phi^-1(qbar_k)` is 1/sigma-Lipschitz in L2 (Salman et al. 2019, lemma 2). With `p_A <= qbar_y(x)` and
-   `p_B >= max_{k != y} qbar_k(x)`, the margin at distance r from x is at least
-   `Phi(Phi^-1(p_A) - r / sigma) - Phi(Phi^-1(p_B) + r / sigma)`.
-3. **The radius.** With `p_B = 1 - p_A` this is `2 Phi(Phi^-1(p_A) - r / sigma) - 1`, and it exceeds tau while
+**Proposition 1 (the lead of the standard classifier).** Let `s_k - s_y <= gamma` for every class k != y at every point
+of a ball, with gamma in [-1, 1]. If `min_k (q_y - q_k) > gamma tau` at every point of the ball, F predicts y there.
 
-       r < sigma [Phi^-1(p_A) - Phi^-1((1 + tau) / 2)] = sigma [Phi^-1(p_A) - Phi^-1(1 / (2 a))],
+*Proof.* `(F_y - F_k) / a = q_y - q_k - tau (s_k - s_y) >= q_y - q_k - gamma tau > 0`. Two cases matter. gamma = 1 holds
+for every standard classifier. With T = 0 the condition is then also necessary if the standard classifier is unknown,
+because it may answer k. gamma = -1 holds if the standard classifier itself is certified to answer y with T = 0 in the
+ball: the robust classifier may then even prefer another class by less than tau.
 
-   Cohen's radius (arXiv 1902.02918) less a constant that depends on a alone. It is tight: rob that votes for y in the
-   half-space `z_1 <= sigma Phi^-1(p_A)` and for k beyond it, and a std that always votes for k, attain it. With an own
-   bound p_B on the runner-up, the r at which the expression of step 2 equals tau is found by bisection; it is never
-   smaller, because the expression falls with p_B and `p_B <= 1 - p_A`.
-4. **The published radius** (adaptive smoothing, arXiv 2301.12554; what MixedNUTS refers to) smooths F itself with std's
-   vote as part of the probability, `sigma / 2 [Phi^-1(a p_A) - Phi^-1(a p_B + 1 - a)]`. It is never larger than step 3
-   and stays below `sigma Phi^-1(a)` however sure rob is.
-5. **Confidence.** p_A is a lower confidence bound from draws. It does not depend on a, so one bound holds for every
-   alpha, beta and radius at once.
+**Proposition 2 (the smoothed margin).** Let `q_k(x) = P(v(x + sigma z) = k)`, z standard normal, for a measurable
+classifier v. If `p_A <= q_y(x)` and `p_B >= q_k(x)` for all k != y, the margin `q_y - max_k q_k` at L2 distance r from
+x is at least `Phi(Phi^-1(p_A) - r / sigma) - Phi(Phi^-1(p_B) + r / sigma)`. It is attained if
+`p_A + p_B <= 1`.
+
+*Proof.* `Phi^-1(q_k)` is 1/sigma-Lipschitz in L2 (Salman et al. 2019, lemma 2), and Phi rises. The bound is attained by
+the half-spaces `z_1 <= sigma Phi^-1(p_A)` of y and `z_1 >= -sigma Phi^-1(p_B)` of k, with a third class in between.
+
+**Corollary (the radius).** F predicts y up to the distance r at which the bound of proposition 2 falls to `gamma tau`.
+With `p_B = 1 - p_A` that distance is
+
+    r = sigma [Phi^-1(p_A) - Phi^-1((1 + gamma tau) / 2)],
+
+which for gamma = 1 is `sigma [Phi^-1(p_A) - Phi^-1(1 / (2 a))]`: Cohen's radius less a constant. A smaller p_B gives a
+larger r, because the bound falls with p_B. The half-spaces above and a standard classifier that answers k (gamma = 1)
+or y (gamma = -1) attain r.
+
+**Proposition 3 (the larger of two radii).** Let the standard classifier be certified to answer y up to distance R, let
+r be the radius at gamma = 1, and r' the one at gamma = -1. F predicts y up to `max(r, min(R, r'))`.
+
+*Proof.* F predicts y up to r by proposition 1 with gamma = 1, and up to min(R, r') with gamma = -1. Both radii must
+come from the same bounds p_A and p_B: then one event, that these bounds hold, makes both right. Taking the larger of
+two radii from bounds that hold separately, each with confidence 1 - delta, would only be right with 1 - 2 delta.
+
+p_A and p_B are confidence bounds from draws (`confidence.py`). They do not depend on alpha, so one event covers every
+alpha, beta and radius. In these statements v is the class of the robust classifier, not that of M(robust logits): the
+transformation M plays no part, and with GELU it may even change the class under noise.
+
+**Origin.** Proposition 1 with gamma = 1 is the margin lemma of mixed classifiers (Bai et al., arXiv 2311.15165).
+Proposition 2 is the bound of Cohen et al. (1902.02918), Salman et al. (1906.04584) and, for thresholds on margins,
+Kumar et al. 2020. The radius is a corollary of the two. A T = 0 mixture is a compositional architecture, as in Certify
+or Predict (Mueller et al. 2021) and ACES (Horvath et al. 2022, 2204.00487), whose gate is the robust margin.
+
+**Limits.** The proofs are for exact real arithmetic. Floating point can break smoothing in constructed cases (Voracek
+and Hein 2023).
 
 Shapes: B images.
 """
@@ -44,39 +64,55 @@ _HALVINGS = 70  # from 160 standard deviations to below 1e-16 of one
 def certified_radius(
     p_top_B: Tensor, *, sigma: float, alpha: float, p_second_B: Tensor | None = None, std_lead: float = 1.0
 ) -> Tensor:
-    """The L2 radius within which the smoothed mixture keeps its class whatever std answers (steps 2 and 3), (B,).
+    """Return the L2 radius up to which the smoothed mixture keeps its class (the corollary above), (B,) float64.
 
-    Negative where the class is not certified even at the image itself; float64, in units of the pixel range [0, 1].
+    A negative radius means that the class is not certified even at the image itself.
 
     Args:
-        p_top_B: lower bounds of the class's smoothed vote, in [0, 1].
-        sigma: standard deviation of the noise, in units of the pixel range.
-        alpha: the weight of rob, above 1/2.
-        p_second_B: upper bounds of every other class's vote; `1 - p_top` where not given.
-        std_lead: the most by which std may prefer another class within the ball, in [0, 1].
+        p_top_B: lower bounds of the vote of the class, in [0, 1].
+        sigma: standard deviation of the noise, in units of the pixel range [0, 1].
+        alpha: the weight of the robust classifier, above 1/2.
+        p_second_B: upper bounds of the vote of every other class; by default `1 - p_top`.
+        std_lead: gamma of proposition 1, in [-1, 1].
 
     Raises:
-        InvalidInputError: for sigma or alpha out of range, or votes outside [0, 1].
+        InvalidInputError: if sigma, alpha or std_lead is out of range, or if votes are outside [0, 1].
 
     >>> votes = torch.tensor([0.99, 0.6])
     >>> certified_radius(votes, sigma=0.25, alpha=1.0)  # Cohen's
     tensor([0.5816, 0.0633], dtype=torch.float64)
     >>> certified_radius(votes, sigma=0.25, alpha=0.8)
     tensor([ 0.5019, -0.0163], dtype=torch.float64)
+    >>> certified_radius(votes, sigma=0.25, alpha=0.8, std_lead=-1.0)
+    tensor([0.6612, 0.1430], dtype=torch.float64)
     """
-    p_top_B, half = _votes("p_top_B", p_top_B), 0.5 + 0.5 * cutoff_of(alpha, std_lead)
+    p_top_B, needed = _votes("p_top_B", p_top_B), needed_margin(alpha, std_lead)
     _require_sigma(sigma)
-    certain = float(torch.special.ndtri(torch.tensor(half, dtype=torch.float64)))
-    closed_B: Tensor = sigma * (torch.special.ndtri(p_top_B) - certain)
+    half = torch.tensor(0.5 + 0.5 * needed, dtype=torch.float64)
+    closed_B: Tensor = sigma * (torch.special.ndtri(p_top_B) - torch.special.ndtri(half))
     if p_second_B is None:
         return closed_B
     p_second_B = torch.minimum(_votes("p_second_B", p_second_B), 1 - p_top_B)
-    solved_B = _last_radius(lambda r_B: smoothed_margin(p_top_B, p_second_B, r_B) > 2 * half - 1, p_top_B) * sigma
+    solved_B = _last_radius(lambda r_B: smoothed_margin(p_top_B, p_second_B, r_B) > needed, p_top_B) * sigma
     return torch.maximum(closed_B, solved_B)  # in exact arithmetic the second is never smaller
 
 
+def radius_with_std(p_top_B: Tensor, p_second_B: Tensor, std_radius_B: Tensor, *, sigma: float, alpha: float) -> Tensor:
+    """Return the radius of proposition 3, (B,) float64; errors as in `certified_radius`.
+
+    Args:
+        std_radius_B: the L2 radius up to which the standard classifier is certified to answer the class, 0 for none.
+    """
+    any_std_B, own_std_B = (
+        certified_radius(p_top_B, sigma=sigma, alpha=alpha, p_second_B=p_second_B, std_lead=lead)
+        for lead in (1.0, -1.0)
+    )
+    with_std_B = torch.minimum(own_std_B, std_radius_B.to(own_std_B))
+    return torch.where(std_radius_B.to(own_std_B) > 0, torch.maximum(any_std_B, with_std_B), any_std_B)
+
+
 def smoothed_margin(p_top_B: Tensor, p_second_B: Tensor, distance_B: Tensor | float) -> Tensor:
-    """The smallest margin that smoothed votes may have `distance_B` standard deviations away (step 2), (B,), float64.
+    """Return the smallest margin of smoothed votes `distance_B` standard deviations away (proposition 2), float64.
 
     >>> smoothed_margin(torch.tensor([0.9]), torch.tensor([0.1]), 0.0)
     tensor([0.8000], dtype=torch.float64)
@@ -87,47 +123,35 @@ def smoothed_margin(p_top_B: Tensor, p_second_B: Tensor, distance_B: Tensor | fl
     return margin_B
 
 
-def published_radius(p_top_B: Tensor, p_second_B: Tensor, *, sigma: float, alpha: float) -> Tensor:
-    """The radius of adaptive smoothing (arXiv 2301.12554), for comparison (step 4), (B,), float64.
-
-    >>> published_radius(torch.tensor([1.0]), torch.tensor([0.0]), sigma=0.25, alpha=0.8)  # it saturates
-    tensor([0.2104], dtype=torch.float64)
-    """
-    _require_sigma(sigma)
-    mixed_top_B, mixed_second_B = alpha * p_top_B.double(), alpha * p_second_B.double() + (1 - alpha)
-    radius_B: Tensor = 0.5 * sigma * (torch.special.ndtri(mixed_top_B) - torch.special.ndtri(mixed_second_B))
-    return radius_B
-
-
-def vote_needed(radius: float, *, sigma: float, alpha: float, std_lead: float = 1.0) -> float:
-    """The smoothed vote above which the mixture is certified at `radius`: `Phi(r / sigma + Phi^-1(1 / (2 alpha)))`.
+def vote_needed(radius: float, *, sigma: float, alpha: float) -> float:
+    """Return the vote above which the mixture is certified at `radius`: `Phi(r / sigma + Phi^-1(1 / (2 alpha)))`.
 
     >>> round(vote_needed(0.25, sigma=0.25, alpha=1.0), 4)  # Phi(1)
     0.8413
     """
     _require_sigma(sigma)
-    half = torch.tensor(0.5 + 0.5 * cutoff_of(alpha, std_lead), dtype=torch.float64)
+    half = torch.tensor(0.5 + 0.5 * needed_margin(alpha), dtype=torch.float64)
     return float(torch.special.ndtr(radius / sigma + torch.special.ndtri(half)))
 
 
-def cutoff_of(alpha: float, std_lead: float = 1.0) -> float:
-    """tau, the margin of rob that outweighs std: `std_lead (1 - alpha) / alpha`.
+def needed_margin(alpha: float, std_lead: float = 1.0) -> float:
+    """Return `gamma tau` of proposition 1, the robust margin that has to be exceeded.
 
     Raises:
-        InvalidInputError: for an alpha at which std alone can decide, or a `std_lead` outside [0, 1].
+        InvalidInputError: if alpha is not in (0.5, 1], or std_lead is not in [-1, 1].
     """
-    if not 0 <= std_lead <= 1:
-        raise InvalidInputError(f"std_lead={std_lead} must be in [0, 1]: it is a difference of two probabilities")
+    if not -1 <= std_lead <= 1:
+        raise InvalidInputError(f"std_lead={std_lead} must be in [-1, 1]: it is a difference of two probabilities")
     if not 0.5 < alpha <= 1:
         raise InvalidInputError(
-            f"alpha={alpha} cannot be certified: up to 1/2 std alone decides the class, and nothing is known of std. "
+            f"alpha={alpha} cannot be certified: up to 1/2 the standard classifier alone decides. "
             "Give an alpha in (0.5, 1]"
         )
     return std_lead * (1 - alpha) / alpha
 
 
 def _last_radius(holds: Callable[[Tensor], Tensor], like_B: Tensor) -> Tensor:
-    """The largest distance, in standard deviations, at which a condition holds that only ever stops to hold."""
+    """Return the largest distance, in standard deviations, at which a condition that only ever stops to hold holds."""
     low_B, high_B = torch.full_like(like_B, -_WIDEST), torch.full_like(like_B, _WIDEST)
     for _ in range(_HALVINGS):
         middle_B = (low_B + high_B) / 2
@@ -145,6 +169,6 @@ def _votes(name: str, votes_B: Tensor) -> Tensor:
 def _require_sigma(sigma: float) -> None:
     if not 0 < sigma < float("inf"):
         raise InvalidInputError(
-            f"sigma={sigma} must be positive: without noise nothing is smoothed and no radius is certified; "
-            "0.25 is usual for images in [0, 1]"
+            f"sigma={sigma} must be positive. Give the standard deviation of the noise, for example 0.25 for images in "
+            "[0, 1]"
         )

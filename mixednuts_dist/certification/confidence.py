@@ -1,68 +1,91 @@
-"""What draws say of a smoothed vote: confidence bounds, and when further draws cannot change a certificate.
+"""Confidence bounds of votes from draws, and when further draws cannot change a certificate.
 
-A vote is the mean of independent draws that are 0 or 1, so the number of hits is binomial and the bound of Clopper and
+A vote is the mean of independent draws that are 0 or 1, so the number of hits is binomial, and the bound of Clopper and
 Pearson is exact.
 
-**Looks.** The draws of an image are looked at a few times, at numbers that double up to the full one, and the allowed
-error is shared among the looks: at each, the bound holds with its share, so by the union bound all hold together, and
-an image may stop at any of them. The last look keeps half of the error, which costs an image that needs all of its
-draws 0.2 standard errors of its vote (3.29 instead of 3.09 at confidence .999). A confidence sequence that may be
-looked at after each draw costs more: where all of 10,000 draws hit, the beta mixture's lower bound is .9984, that of
-looks .9992, that of no early stop .9993.
+**One event.** A certificate needs a lower bound of the vote of one class, p_A, and an upper bound of the votes of all
+others, p_B. The allowed error of an image is shared: three quarters for p_A, a quarter for the K - 1 bounds of the
+other classes. By the union bound all K hold together with the confidence of the image, and every radius for every alpha
+follows from that one event. The class is fixed before these draws.
 
-Shapes: B images, T thresholds.
+**Looks.** The draws of an image are looked at a few times, at numbers that double, and the error is shared among the
+looks too, as in the adaptive sampling of Horvath et al. 2022. So an image may stop at any look, for any reason. The
+last look has half of the error.
+
+**What the confidence means.** For each image, the probability that a false certificate is issued is at most
+1 - confidence. It is not the probability that an issued certificate is false. Choosing the best of several sigma or
+seeds after the fact multiplies it. Images have independent draws, so the number of false bounds among N images is at
+most binomial (`most_false`).
+
+Shapes: B images, K classes, Q questions.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import betaincinv
+from scipy.special import bdtr, betaincinv
 from torch import Tensor
 
 from ..errors import InvalidInputError
+from .certificates import smoothed_margin
+
+_TOP_SHARE = 0.75  # of an image's error, for the bound p_A of the class itself
 
 
-def lower_bound(hits_B: Tensor, n_B: Tensor | int, error: float) -> Tensor:
-    """Clopper & Pearson's lower bound of a probability from `hits` of `n` draws, (B,), float64.
+def lower_bound(hits: Tensor, n: Tensor | int, error: Tensor | float) -> Tensor:
+    """Return Clopper and Pearson's lower bound of a probability from `hits` of `n` draws, float64, shaped as `hits`.
 
     It is above the true probability in at most the share `error` of all experiments.
 
     >>> lower_bound(torch.tensor([0, 1000]), 1000, 0.001)
     tensor([0.0000, 0.9931], dtype=torch.float64)
     """
-    hits_B = hits_B.double()
-    misses_B = torch.as_tensor(n_B, device=hits_B.device) - hits_B
-    return _quantile(hits_B, misses_B + 1, error)
+    hits = hits.double()
+    misses = torch.as_tensor(n, device=hits.device) - hits
+    found = betaincinv(np.maximum(hits.cpu().numpy(), 1e-300), (misses + 1).cpu().numpy(), np.asarray(error))
+    return torch.where(hits == 0, 0.0, torch.from_numpy(np.asarray(found)).to(hits.device))
 
 
-def upper_bound(hits_B: Tensor, n_B: Tensor | int, error: float) -> Tensor:
-    """The same from above: `1 - lower_bound(misses)`, (B,), float64."""
-    hits_B = hits_B.double()
-    return 1 - lower_bound(torch.as_tensor(n_B, device=hits_B.device) - hits_B, n_B, error)
+def upper_bound(hits: Tensor, n: Tensor | int, error: Tensor | float) -> Tensor:
+    """Return the upper bound of the same kind, which is `1 - lower_bound(misses)`."""
+    return 1 - lower_bound(torch.as_tensor(n, device=hits.device) - hits.double(), n, error)
+
+
+def most_false(n_images: int, confidence: float) -> int:
+    """Return how many of `n_images` images may have a false bound, with probability `confidence` over all draws.
+
+    Subtracting it from a count of certified images turns the count into a statement about all images together.
+
+    >>> most_false(899, 0.999)
+    5
+    """
+    return next(n for n in itertools.count() if bdtr(n, n_images, 1 - confidence) >= confidence)
 
 
 @dataclass(frozen=True)
 class Looks:
-    """When an image's draws are looked at, and with what share of the allowed error each time."""
+    """The numbers of draws at which an image is looked at, and the share of the allowed error of each."""
 
-    at: tuple[int, ...]  # numbers of draws, rising; the last is all
-    errors: tuple[float, ...]  # of each look; together 1 - confidence
+    at: tuple[int, ...]  # rising; the last is all draws
+    errors: tuple[float, ...]  # together 1 - confidence
 
     @classmethod
     def of(cls, n: int, confidence: float, first: int = 100) -> "Looks":
-        """Looks at `first`, twice as many, ..., `n` draws; one where `n` is not above `first`.
+        """Return looks at `first`, twice as many, ..., `n` draws; a single one if `n` is not above `first`.
 
         >>> Looks.of(1000, 0.999).at
         (100, 200, 400, 1000)
 
         Raises:
-            InvalidInputError: for a confidence outside (0, 1), or no draws.
+            InvalidInputError: if the confidence is not in (0, 1), or if there are no draws.
         """
-        _require_draws(n, confidence)
+        if not 0 < confidence < 1:
+            raise InvalidInputError(f"confidence={confidence} must be between 0 and 1, for example 0.999")
+        if n < 1:
+            raise InvalidInputError(f"n={n} must be at least 1, for example 10000")
         early = [first]
         while early[-1] * 4 <= n:
             early.append(early[-1] * 2)
@@ -72,78 +95,84 @@ class Looks:
 
     @classmethod
     def one(cls, n: int, confidence: float) -> "Looks":
-        """No look before all draws; errors as in `of`."""
-        _require_draws(n, confidence)
-        return cls((n,), (1 - confidence,))
+        """Return a single look after all draws; errors as in `of`."""
+        return cls.of(n, confidence, first=n)
 
     def next_after(self, n_drawn: int) -> int:
-        """The number of draws at the next look."""
+        """Return the number of draws at the next look."""
         return next(look for look in self.at if look > n_drawn)
 
-    def error_at(self, n_drawn: int) -> float:
-        """The error allowed at a look.
+    def errors_at(self, n_drawn_B: Tensor) -> Tensor:
+        """Return the error of the look at which each image stopped, (B,) float64.
 
         Raises:
-            InvalidInputError: for a number of draws at which there is none.
+            InvalidInputError: if there is no look at a number of draws.
         """
-        if n_drawn not in self.at:
-            raise InvalidInputError(f"{n_drawn} draws are no look of {self.at}: the bound would not hold there")
-        return self.errors[self.at.index(n_drawn)]
+        if unknown := sorted(set(n_drawn_B.tolist()) - set(self.at)):
+            raise InvalidInputError(f"{unknown[0]} draws are not one of the looks {self.at}: no bound holds there")
+        return torch.tensor([self.errors[self.at.index(n)] for n in n_drawn_B.tolist()], dtype=torch.float64)
 
-    def lower_bounds(self, hits_B: Tensor, n_drawn_B: Tensor) -> Tensor:
-        """Lower bounds of the votes of images that stopped at different looks, (B,); 0 for those without draws."""
-        bounds_B = torch.zeros(len(hits_B), dtype=torch.float64)
-        for look, error in zip(self.at, self.errors, strict=True):
-            there_B = n_drawn_B == look
-            bounds_B[there_B] = lower_bound(hits_B[there_B], look, error)
-        return bounds_B
+    def vote_bounds(self, counts_BK: Tensor, classes_B: Tensor, n_drawn_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return p_A and p_B of given classes, each (B,) float64: they hold together with the confidence."""
+        top_B, second_B = top_and_second(counts_BK, classes_B)
+        return self._bounds(top_B, second_B, n_drawn_B, counts_BK.shape[1], self.errors_at(n_drawn_B))
 
-    def decided(self, hits_B: Tensor, n_drawn: int, thresholds_T: Tensor) -> Tensor:
-        """Which images need no further draw: each threshold is below their lower bound, or out of their reach, (B,).
+    def decided(
+        self, top_B: Tensor, second_B: Tensor, n_drawn: int, n_classes: int, questions: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Return which images need no further draw, (B,) bool: each question is answered or out of reach.
 
-        Out of reach is a threshold that is above the upper bound (the vote itself is below it, with the look's
-        confidence), or that not even hits alone would lead to at the last look.
+        A question is out of reach if not even hits alone would lead there at the last look, or if the votes themselves
+        are too small, with the confidence of this look. This only saves draws: the bounds hold whenever an image stops.
+
+        Args:
+            top_B, second_B: hits of the class, and of the most frequent other class.
+            questions: the margins that must be exceeded, and the distances in standard deviations, each (Q,).
         """
-        error, n_last = self.error_at(n_drawn), self.at[-1]
+        n_last = self.at[-1]
         if n_drawn == n_last:
-            return torch.ones_like(hits_B, dtype=torch.bool)
-        low_B, high_B = lower_bound(hits_B, n_drawn, error), upper_bound(hits_B, n_drawn, error)
-        most_B = lower_bound(hits_B + (n_last - n_drawn), n_last, self.errors[-1])
-        reach_B = torch.minimum(high_B, most_B)
-        open_BT = (thresholds_T >= low_B[:, None]) & (thresholds_T < reach_B[:, None])
-        return ~open_BT.any(dim=1)
+            return torch.ones_like(top_B, dtype=torch.bool)
+        needed_Q, distance_Q = questions
+        error = self.errors_at(torch.tensor([n_drawn]))
+        now = self._bounds(top_B, second_B, n_drawn, n_classes, error)
+        best = self._bounds(top_B + n_last - n_drawn, second_B, n_last, n_classes, self.errors[-1])
+        reach_top_B = torch.minimum(best[0], upper_bound(top_B, n_drawn, error))
+        reach_second_B = torch.maximum(best[1], lower_bound(second_B, n_drawn, error))
+        certain_BQ = smoothed_margin(now[0][:, None], now[1][:, None], distance_Q) > needed_Q
+        reach_BQ = smoothed_margin(reach_top_B[:, None], reach_second_B[:, None], distance_Q) > needed_Q
+        return (certain_BQ | ~reach_BQ).all(dim=1)
+
+    @staticmethod
+    def _bounds(
+        top_B: Tensor, second_B: Tensor, n: Tensor | int, n_classes: int, error: Tensor | float
+    ) -> tuple[Tensor, Tensor]:
+        p_top_B = lower_bound(top_B, n, _TOP_SHARE * error)
+        p_second_B = upper_bound(second_B, n, (1 - _TOP_SHARE) * error / (n_classes - 1))
+        return p_top_B, torch.minimum(p_second_B, 1 - p_top_B)
 
 
-def _require_draws(n: int, confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise InvalidInputError(f"confidence={confidence} must be between 0 and 1; 0.999 is usual")
-    if n < 1:
-        raise InvalidInputError(f"n={n} draws bound nothing; 10,000 are usual")
+def top_and_second(counts_BK: Tensor, classes_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the hits of given classes and of the most frequent other class, each (B,)."""
+    top_B = counts_BK.gather(1, classes_B[:, None]).squeeze(1)
+    return top_B, counts_BK.scatter(1, classes_B[:, None], -1).amax(dim=1)
 
 
-def require_enough_draws(n: int, confidence: float, thresholds: Sequence[float]) -> None:
+def require_enough_draws(n: int, confidence: float, least_vote: float) -> None:
     """Refuse a number of draws that could not certify even the smallest vote that is asked for.
 
     Raises:
-        InvalidInputError: naming the least number that could.
+        InvalidInputError: with the smallest number of draws that could.
     """
-    least, error = min(thresholds), 1 - confidence
-    if _most(n, confidence) > least:
+
+    def most(n: int) -> float:
+        """Return p_A if all draws hit; p_B is then 1 - p_A."""
+        return float(lower_bound(torch.tensor([n]), n, _TOP_SHARE * Looks.of(n, confidence).errors[-1]))
+
+    if most(n) > least_vote:
         return
-    fewest = math.ceil(math.log(error) / math.log(least))  # error^(1/n) is the bound where one look has all the error
-    needed = next(n for n in itertools.count(max(fewest, 1)) if _most(n, confidence) > least)
+    fewest = math.ceil(math.log(1 - confidence) / math.log(least_vote))  # error^(1/n) is the bound of a single look
+    needed = next(n for n in itertools.count(max(fewest, 1)) if most(n) > least_vote)
     raise InvalidInputError(
         f"n={n} draws are too few for confidence {confidence:g}: even if all of them agree, no image is certified at "
-        f"the smallest radius and the largest alpha asked for. Give n of at least {needed:,}"
+        f"the smallest radius and the largest alpha. Give n of at least {needed:,}"
     )
-
-
-def _most(n: int, confidence: float) -> float:
-    """The bound where all draws hit."""
-    return float(lower_bound(torch.tensor([n]), n, Looks.of(n, confidence).errors[-1]))
-
-
-def _quantile(a_B: Tensor, b_B: Tensor, error: float) -> Tensor:
-    """The beta distribution's `error` quantile, 0 where a = 0."""
-    found = betaincinv(np.maximum(a_B.cpu().numpy(), 1e-300), b_B.cpu().numpy(), error)
-    return torch.where(a_B == 0, 0.0, torch.from_numpy(np.asarray(found)).to(a_B.device))

@@ -111,7 +111,15 @@ def load_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
 
 
 def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = False, **noise: Any) -> SmoothedMixture:
-    """See `SmoothedMixture.from_run`."""
+    """Load the smoothed mixture of a run, with the noise of its certify stage.
+
+    Args:
+        uri, beta, trust_code: as in `load_run`, which also lists the errors.
+        noise: `sigma`, `confidence`, `n_choose` or `rows` instead of the values of the run.
+
+    Raises:
+        InvalidInputError: if neither the run nor `noise` has a sigma.
+    """
     run = read_run(uri, beta=beta, trust_code=trust_code)
     stored = run.config.get("certify") or {}
     given = {name: stored[name] for name in ("sigma", "confidence", "n_choose") if stored} | noise
@@ -120,7 +128,7 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
             f"run {run.run_id} began without the key certify: {{sigma: ...}}, so the noise of its smoothed mixture is "
             "not known: give it here, sigma=0.25 for instance"
         )
-    return SmoothedMixture(run.classifier(), **{"seed": run.config["seed"], **given})
+    return SmoothedMixture(run.classifier(), **given)
 
 
 def loading_line(config: RunConfig, run: str) -> str:

@@ -4,8 +4,8 @@ Of each image that rob alone is certified on, a certified margin takes the place
 grid, cutoffs and ties are the search's own: for each beta, the share of those images that the mixture stays certified
 on, the s, p, c and alpha with the most clean images, and among equals what keeps most of the attacked ones.
 
-Votes under noise do not depend on s, p and c, because M keeps rob's class: there alpha is what is searched, the clean
-images are those of the smoothed mixture, and s, p and c are what keeps most of the attacked images at that alpha.
+The votes are classes of the robust classifier under noise, so s, p and c do not change them. Alpha alone is searched,
+the clean images are those of the smoothed mixture, and s, p and c keep most of the attacked images at that alpha.
 
 Shapes: B images, n of them certified for rob, E clean rows that are counted, P powers, S scales, b betas.
 """

@@ -24,8 +24,6 @@ from .runs import Run, read_search_result, require_complete
 from .stage import Certified, Outcome, Stage
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..certification.answers import SmoothedAnswers
     from ..certification.smoothing import SmoothingPlan
     from ..distributed.tasks import Columns, Summary
@@ -43,7 +41,6 @@ def _certifiable(alpha: float) -> float:
 
 
 Alpha = Annotated[float, AfterValidator(_certifiable)]
-_MOST_KEPT = 1000  # noisy logits of an image, all classes together, times 10
 _STEPS = 24  # of the curve over the radius
 NOT_CLAIMED = (
     "A certificate holds against every perturbation up to its L2 length, for the smoothed mixture, which averages "
@@ -52,7 +49,7 @@ NOT_CLAIMED = (
 
 
 class CertifyKeys(Section):
-    """What is certified, and how surely."""
+    """The noise, the draws, and what they are for."""
 
     sigma: float = Field(default=0.25, gt=0, le=1000, description="of the noise, in units of the pixel range [0, 1]")
     n: Positive = Field(default=10_000, description="draws that bound an image's vote, at most")
@@ -79,11 +76,11 @@ class CertifyKeys(Section):
     def _enough_draws(self) -> CertifyKeys:
         from ..certification.confidence import require_enough_draws
 
-        require_enough_draws(self.n, self.confidence, self.plan().thresholds)
+        require_enough_draws(self.n, self.confidence, self.plan().least_vote)
         return self
 
     def plan(self) -> SmoothingPlan:
-        """The draws of each image."""
+        """Return the noise and the draws of each image."""
         from ..certification.smoothing import SmoothingPlan
 
         radii = self.radii or tuple(round(share * self.sigma, 9) for share in (0.4, 1, 2))
@@ -100,33 +97,23 @@ class Certify(Stage):
     keys: CertifyKeys
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
-        x, y = worker.images(piece)
-        columns, summary = self._smoothed(worker, piece.start, x, y)
-        if "std" in worker.networks:
-            columns["std_class"] = worker.logits(worker.std, x).argmax(dim=1)
-            summary["n_forward"] += len(x)
-        return columns, summary
-
-    def _smoothed(self, worker: Workbench, start: int, x: Tensor, y: Tensor) -> tuple[Columns, Summary]:
+        from ..certification.answers import ROB_ALONE, SmoothedAnswers
         from ..certification.smoothing import smoothed_votes
 
+        x, y = worker.images(piece)
         plan, n_classes = self.keys.plan(), worker.logits(worker.rob, x[:1]).shape[1]
         votes = smoothed_votes(
             lambda x_BCHW: worker.logits(worker.rob, x_BCHW), x, y, plan, n_classes=n_classes,
-            sample_ids=range(start, start + len(x)), seed=worker.spec.seed, rows=worker.shape(x).rows,
-            n_kept=max(1, 10 * _MOST_KEPT // n_classes), progress=worker.report,
+            sample_ids=range(piece.start, piece.start + len(x)), seed=worker.spec.seed, rows=worker.shape(x).rows,
+            progress=worker.report,
         )  # fmt: skip
-        columns = {
-            "chosen_counts": votes.chosen_counts_BK,
-            "counts": votes.counts_BK,
-            "n_drawn": votes.n_drawn_B,
-            "noisy_logits": votes.logits_BNK,
-        }
-        from ..certification.answers import ROB_ALONE, SmoothedAnswers
-
-        answers = SmoothedAnswers(plan, y.cpu(), None, votes.chosen_counts_BK, votes.counts_BK, votes.n_drawn_B)
-        robust_B = answers.certified(ROB_ALONE, min(plan.radii))
-        return columns, worker.summary("rob", votes.chosen_counts_BK, y.cpu(), robust_B, votes.n_forward, 0)
+        counts = {"chosen_counts": votes.chosen_counts_BK, "counts": votes.counts_BK, "n_drawn": votes.n_drawn_B}
+        robust_B = SmoothedAnswers(plan, y.cpu(), None, *counts.values()).certified(ROB_ALONE, self.radii[0])
+        summary = worker.summary("rob", votes.chosen_counts_BK, y.cpu(), robust_B, votes.n_forward, 0)
+        if "std" not in worker.networks:
+            return counts, summary
+        summary["n_forward"] += len(x)
+        return {**counts, "std_class": worker.logits(worker.std, x).argmax(dim=1)}, summary
 
     @property
     def radii(self) -> tuple[float, ...]:
@@ -171,69 +158,71 @@ class Certify(Stage):
         )
 
     def certificates(self, opened: Run, sample_ids: Sequence[int] | None) -> Certificates:
-        """Errors as in `answers`."""
+        """Return the certificates that a search counts; errors as in `answers`."""
         radius = self.keys.radius or self.radii[0]
         return self.answers(opened).certificates(radius, sample_ids)
 
     def outcomes(self, opened: Run) -> list[Outcome]:
-        """Rob alone and the deployed mixture at each radius."""
-        from ..certification.answers import ROB_ALONE
-
-        answers, mixtures = self.answers(opened), {"rob": ROB_ALONE}
-        if search := self._search(opened):
-            mixtures["mixed"] = search.deployed().mixture()
+        """Return the counts of the robust classifier alone and of the deployed mixture at each radius."""
+        answers = self.answers(opened)
         return [
-            Outcome(f"{name}, certified at {radius:g}", *self._counts(answers, mixture, radius))
-            for name, mixture in mixtures.items()
+            Outcome(
+                f"{name}, certified at {radius:g}", int(answers.clean(mixture).sum()),
+                int(answers.certified(mixture, radius).sum()), len(answers.labels_N),
+            )
+            for name, mixture in self._mixtures(self._search(opened)).items()
             for radius in self.radii
-        ]
+        ]  # fmt: skip
 
     def certified(self, opened: Run) -> Certified:
-        from ..certification.answers import ROB_ALONE
-
+        """Return the numbers that the report draws over beta and over the radius."""
         answers, radii, search = self.answers(opened), self.radii, self._search(opened)
-        deployed = search.deployed().mixture() if search else ROB_ALONE
-        mixtures = {"rob": ROB_ALONE, **({"mixed": deployed} if search else {})}
-        reaches = {name: self._reach(answers, mixture) for name, mixture in mixtures.items()}
+        reaches = {name: answers.reach(mixture) for name, mixture in self._mixtures(search).items()}
         most = max(*radii, *(float(reach_N.max()) for reach_N in reaches.values()))
         steps = [step / _STEPS * most for step in range(_STEPS + 1)]
-        below = {name: [(step, int((reach_N >= step).logical_and(reach_N > 0).sum())) for step in steps]
-                 for name, reach_N in reaches.items()}  # fmt: skip
+        below = {
+            name: [(step, int(((reach_N >= step) & (reach_N > 0)).sum())) for step in steps]
+            for name, reach_N in reaches.items()
+        }
         by_beta = {
-            entry.beta: tuple(self._counts(answers, entry.mixture(), radius)[1] for radius in radii)
+            entry.beta: tuple(int(answers.certified(entry.mixture(), radius).sum()) for radius in radii)
             for entry in (search.entries if search else ())
         }
         return Certified(
-            f"C{self.words()[1:]}. {NOT_CLAIMED}", "L2",
+            f"C{self.words()[1:]}. {NOT_CLAIMED}. {self._all_together(answers)}", "L2",
             {radius: f"{radius:g}" for radius in radii}, by_beta, below,
             reaches["mixed" if search else "rob"].tolist(), len(answers.labels_N),
         )  # fmt: skip
 
-    @staticmethod
-    def _reach(answers: SmoothedAnswers, mixture: Mixture) -> Tensor:
-        return answers.reach(mixture) if mixture.alpha > 0.5 else answers.labels_N.double() * 0
-
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
-        """What each beta's mixture has certified, without a pass."""
-        from ..certification.answers import ROB_ALONE
-
-        answers, radii, search = self.answers(opened), self.radii, self._search(opened)
-        mixtures = {"rob alone": ROB_ALONE}
+        """Return what the mixture of each beta has certified, without a network pass."""
+        answers, search = self.answers(opened), self._search(opened)
+        mixtures = {"rob alone": self._mixtures(None)["rob"]}
         if search:
             mixtures |= {f"{entry.beta:g}": entry.mixture() for entry in search.entries}
         rows: list[list[object]] = []
         for name, mixture in mixtures.items():
-            counts = [self._counts(answers, mixture, radius) for radius in radii]
-            clean, _, total = counts[0]
-            rows.append([name, mixture.alpha, (clean, total), *((certified, total) for _, certified, _ in counts)])
-        columns = ["beta", "alpha", "clean", *(f"certified at {radius:g}" for radius in radii)]
-        return {f"certified, by beta: {self.words()}. {NOT_CLAIMED}": (columns, rows)}
+            found = [answers.clean(mixture), answers.predicted(mixture)]
+            found += [answers.certified(mixture, radius) for radius in self.radii]
+            rows.append([name, mixture.alpha, *((int(each_N.sum()), len(each_N)) for each_N in found)])
+        counted = ["clean", "clean, abstentions as errors", *(f"certified at {radius:g}" for radius in self.radii)]
+        title = f"certified, by beta: {self.words()}. {NOT_CLAIMED}. {self._all_together(answers)}"
+        return {title: (["beta", "alpha", *counted], rows)}
+
+    def _all_together(self, answers: SmoothedAnswers) -> str:
+        from ..certification.confidence import most_false
+
+        n_images, confidence = len(answers.labels_N), self.keys.confidence
+        return (
+            f"The confidence is that of each image. Subtract {most_false(n_images, confidence):,} from a count of "
+            f"certified images for a statement about all {n_images:,} images together with confidence {confidence:g}"
+        )
 
     def _search(self, opened: Run) -> SearchResult | None:
         return read_search_result(opened) if opened.config.std is not None else None
 
     @staticmethod
-    def _counts(answers: SmoothedAnswers, mixture: Mixture, radius: float) -> tuple[int, int, int]:
-        """(clean, certified, all) images. Up to alpha = 1/2 std alone may decide: nothing is certified."""
-        certified = int(answers.certified(mixture, radius).sum()) if mixture.alpha > 0.5 else 0
-        return int(answers.clean(mixture).sum()), certified, len(answers.labels_N)
+    def _mixtures(search: SearchResult | None) -> dict[str, Mixture]:
+        from ..certification.answers import ROB_ALONE
+
+        return {"rob": ROB_ALONE, **({"mixed": search.deployed().mixture()} if search else {})}

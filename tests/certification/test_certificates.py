@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixednuts_dist.certification.certificates import certified_radius, published_radius, smoothed_margin, vote_needed
+from benchmarks.certify import published_radius
+from mixednuts_dist.certification.certificates import certified_radius, radius_with_std, smoothed_margin, vote_needed
 from mixednuts_dist.errors import InvalidInputError
 
 SIGMA = 0.25
@@ -77,6 +78,33 @@ def test_the_radius_is_attained_by_half_spaces_and_a_hostile_std(alpha: float) -
     assert not mixture_keeps_class_0(radius + 1e-6)
 
 
+@pytest.mark.parametrize("alpha", [0.6, 0.8, 0.95])
+@pytest.mark.parametrize("lead", [1.0, -1.0])
+def test_facing_half_spaces_attain_the_radius_with_a_runner_up(alpha: float, lead: float) -> None:
+    """Rob votes for y below one border and for k above another; std answers k (lead 1) or y (lead -1) everywhere."""
+    p_top, p_second = torch.tensor([0.7]).double(), torch.tensor([0.1]).double()
+    radius = certified_radius(p_top, sigma=SIGMA, alpha=alpha, p_second_B=p_second, std_lead=lead)
+    assert bool(radius > certified_radius(p_top, sigma=SIGMA, alpha=alpha, std_lead=lead))
+    last_of_y, first_of_k = SIGMA * torch.special.ndtri(p_top), -SIGMA * torch.special.ndtri(p_second)
+
+    def mixture_keeps_y(distance: Tensor) -> bool:
+        vote_y = torch.special.ndtr((last_of_y - distance) / SIGMA)  # P(distance + sigma z <= last_of_y)
+        vote_k = torch.special.ndtr((distance - first_of_k) / SIGMA)
+        std_y, std_k = (0, 1) if lead > 0 else (1, 0)
+        return float((1 - alpha) * std_y + alpha * vote_y) > float((1 - alpha) * std_k + alpha * vote_k)
+
+    assert mixture_keeps_y(radius - 1e-6)
+    assert not mixture_keeps_y(radius + 1e-6)
+
+
+def test_a_certified_std_enlarges_the_radius_up_to_its_own() -> None:
+    p_top, p_second = torch.tensor([0.6, 0.6, 0.6, 0.99]).double(), torch.tensor([0.4, 0.4, 0.4, 0.01]).double()
+    std_radius = torch.tensor([0.0, 0.1, 9.0, 0.01])
+    found = radius_with_std(p_top, p_second, std_radius, sigma=SIGMA, alpha=0.8)
+    torch.testing.assert_close(found[:3], torch.tensor([-0.0163, 0.1, 0.1430]).double(), atol=1e-4, rtol=0)
+    assert float(found[3]) == pytest.approx(float(certified_radius(p_top, sigma=SIGMA, alpha=0.8)[3]))
+
+
 def test_the_needed_vote_inverts_the_radius() -> None:
     for alpha in (0.6, 0.9, 1.0):
         vote = torch.tensor([vote_needed(0.3, sigma=SIGMA, alpha=alpha)], dtype=torch.float64)
@@ -95,9 +123,10 @@ def test_a_std_that_cannot_lead_costs_nothing() -> None:
     [
         ({"sigma": 0.0, "alpha": 0.9}, "sigma=0.0 must be positive"),
         ({"sigma": math.inf, "alpha": 0.9}, "must be positive"),
-        ({"sigma": 0.25, "alpha": 0.5}, "std alone decides"),
+        ({"sigma": 0.25, "alpha": 0.5}, "standard classifier alone decides"),
         ({"sigma": 0.25, "alpha": 1.5}, "alpha=1.5"),
         ({"sigma": 0.25, "alpha": 0.9, "std_lead": 2.0}, "std_lead=2.0"),
+        ({"sigma": 0.25, "alpha": 0.9, "std_lead": -1.1}, "std_lead=-1.1"),
     ],
 )
 def test_what_cannot_be_certified_is_refused(arguments: dict[str, float], said: str) -> None:

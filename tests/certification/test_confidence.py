@@ -4,9 +4,11 @@ import pytest
 import torch
 from scipy.stats import beta
 
+from mixednuts_dist.certification.certificates import smoothed_margin
 from mixednuts_dist.certification.confidence import (
     Looks,
     lower_bound,
+    most_false,
     require_enough_draws,
     upper_bound,
 )
@@ -16,9 +18,36 @@ from mixednuts_dist.errors import InvalidInputError
 CLASSIFIERS = 500
 
 
-def _draws(votes: torch.Tensor, n: int, seed: int) -> torch.Tensor:
+def _hits(votes_BK: torch.Tensor, looks: Looks, seed: int) -> torch.Tensor:
+    """Counts of made-up draws at each look, (looks, B, K): the first two classes, and the rest as a third."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.rand(len(votes), n, generator=generator, dtype=torch.float64) < votes[:, None]).double()
+    counts, before = torch.zeros(len(votes_BK), 3, dtype=torch.float64), 0
+    found = []
+    for look in looks.at:
+        n = torch.full((len(votes_BK),), float(look - before), dtype=torch.float64)
+        first = torch.binomial(n, votes_BK[:, 0], generator=generator)
+        second = torch.binomial(n - first, votes_BK[:, 1] / (1 - votes_BK[:, 0]), generator=generator)
+        counts = counts + torch.stack([first, second, n - first - second], dim=1)
+        found.append(counts)
+        before = look
+    return torch.stack(found)
+
+
+def _questions(needed: float, distances: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    distance_Q = torch.tensor(distances, dtype=torch.float64)
+    return torch.full_like(distance_Q, needed), distance_Q
+
+
+def _stopped(
+    counts: torch.Tensor, looks: Looks, questions: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The counts at the look at which each image is decided, (B, K), and its number of draws, (B,)."""
+    n_drawn = torch.zeros(counts.shape[1], dtype=torch.int64)
+    at = torch.zeros_like(counts[0])
+    for look, counts_BK in zip(looks.at, counts, strict=True):
+        decided = looks.decided(counts_BK[:, 0], counts_BK[:, 1:].amax(dim=1), look, 3, questions) & (n_drawn == 0)
+        n_drawn[decided], at[decided] = look, counts_BK[decided]
+    return at, n_drawn
 
 
 def test_the_lower_bound_is_clopper_and_pearsons() -> None:
@@ -29,46 +58,58 @@ def test_the_lower_bound_is_clopper_and_pearsons() -> None:
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.99])
-def test_wrong_certificates_are_rarer_than_the_confidence_allows(confidence: float) -> None:
-    """500 made-up classifiers with known votes, each stopped at the look at which its questions are decided.
+@pytest.mark.parametrize("votes", [(0.62, 0.3), (0.8, 0.15), (0.9, 0.02), (0.55, 0.4)])
+def test_bounds_cover_both_votes_at_any_early_stop(confidence: float, votes: tuple[float, float]) -> None:
+    """20,000 repetitions stop where their questions are decided; the questions lie right above the true margin.
 
-    The allowed number is the binomial's .9999 quantile of 500 at 1 - confidence.
+    A repetition is wrong if p_A or p_B is. The allowed number is six standard deviations above the expected one.
     """
-    votes = torch.linspace(0.3, 0.995, CLASSIFIERS, dtype=torch.float64)
-    looks, thresholds = Looks.of(2000, confidence, first=50), torch.tensor([0.6, 0.8, 0.95], dtype=torch.float64)
-    draws, wrong = _draws(votes, 2000, seed=0), 0
-    stopped_at = torch.zeros(CLASSIFIERS, dtype=torch.int64)
-    for look in looks.at:
-        open_ = stopped_at == 0
-        decided = looks.decided(draws[:, :look].sum(dim=1), look, thresholds)
-        stopped_at[open_ & decided] = look
-    assert len(stopped_at.unique()) > 3  # images do stop at different looks
-    hits = torch.tensor([float(row[:n].sum()) for row, n in zip(draws, stopped_at.tolist(), strict=True)])
-    bounds = looks.lower_bounds(hits, stopped_at)
-    wrong = int((bounds > votes).sum())
-    allowed = {0.9: 77, 0.99: 15}[confidence]
-    assert wrong <= allowed
+    votes_BK = torch.tensor([votes], dtype=torch.float64).expand(20_000, -1)
+    looks = Looks.of(2000, confidence, first=50)
+    true = float(smoothed_margin(votes_BK[:1, 0], votes_BK[:1, 1], 0.3)) + 1e-4
+    questions = _questions(true, [0.3])
+    counts, n_drawn = _stopped(_hits(votes_BK, looks, seed=0), looks, questions)
+    p_top, p_second = looks.vote_bounds(counts, torch.zeros(len(counts), dtype=torch.int64), n_drawn)
+    assert len(n_drawn.unique()) > 2  # repetitions do stop at different looks
+    allowed = len(counts) * (1 - confidence) + 6 * (len(counts) * (1 - confidence) * confidence) ** 0.5
+    assert int(((p_top > votes[0]) | (p_second < votes[1])).sum()) <= allowed
+    assert int((smoothed_margin(p_top, p_second, 0.3) > true).sum()) <= allowed
 
 
 def test_stopping_early_changes_no_decision_beyond_its_confidence() -> None:
     """What an early stop certifies, all draws certify too, but for the errors that the confidence allows."""
-    votes = torch.linspace(0.5, 0.999, CLASSIFIERS, dtype=torch.float64)
-    looks, last = Looks.of(1600, 0.99), Looks.one(1600, 0.99)
-    thresholds, draws = torch.tensor([0.9], dtype=torch.float64), _draws(votes, 1600, seed=2)
-    for look in looks.at[:-1]:
-        hits = draws[:, :look].sum(dim=1)
-        decided = looks.decided(hits, look, thresholds)
-        early = looks.lower_bounds(hits, torch.full((CLASSIFIERS,), look)) > 0.9
-        full = last.lower_bounds(draws.sum(dim=1), torch.full((CLASSIFIERS,), 1600)) > 0.9
-        assert int(decided.sum()) > 0
-        assert int((early & ~full)[decided].sum()) <= 5
-        assert int((full & ~early)[decided].sum()) <= 5
+    votes = torch.linspace(0.5, 0.99, CLASSIFIERS, dtype=torch.float64)
+    looks = Looks.of(1600, 0.99)
+    counts = _hits(torch.stack([votes, 0.8 * (1 - votes)], dim=1), looks, seed=2)
+    stopped, n_drawn = _stopped(counts, looks, _questions(0.5, [0.5]))
+    first = torch.zeros(CLASSIFIERS, dtype=torch.int64)
+    early = smoothed_margin(*looks.vote_bounds(stopped, first, n_drawn), 0.5) > 0.5
+    last = Looks.one(1600, 0.99)
+    full = smoothed_margin(*last.vote_bounds(counts[-1], first, torch.full_like(first, 1600)), 0.5) > 0.5
+    assert int((n_drawn < 1600).sum()) > CLASSIFIERS / 2
+    assert int((early & ~full).sum()) <= 5
+    assert int((full & ~early).sum()) <= 5
 
 
 def test_an_image_out_of_reach_stops() -> None:
     looks = Looks.of(1000, 0.999)
-    thresholds = torch.tensor([0.9999], dtype=torch.float64)  # not even 1,000 hits of 1,000 lead there
-    assert looks.decided(torch.tensor([100]), 100, thresholds).tolist() == [True]
+    far = _questions(0.9999, [0.0])  # not even 1,000 hits of 1,000 lead there
+    assert looks.decided(torch.tensor([100]), torch.tensor([0]), 100, 3, far).tolist() == [True]
+
+
+def test_a_rare_runner_up_gets_a_bound_of_its_own() -> None:
+    looks = Looks.one(1000, 0.999)
+    p_top, p_second = looks.vote_bounds(torch.tensor([[700, 150, 150]]), torch.tensor([0]), torch.tensor([1000]))
+    assert float(p_second) < 0.21
+    assert float(1 - p_top) > 0.3
+
+
+def test_a_count_over_images_loses_the_quantile_of_false_bounds() -> None:
+    assert most_false(899, 0.999) == 5
+    assert most_false(1, 0.9) == 0
+    generator = torch.Generator().manual_seed(0)
+    false = torch.binomial(torch.full((10_000,), 899.0), torch.tensor(0.001), generator=generator)
+    assert float((false > most_false(899, 0.999)).double().mean()) <= 0.002
 
 
 def test_all_looks_together_have_the_asked_confidence() -> None:
@@ -80,17 +121,18 @@ def test_all_looks_together_have_the_asked_confidence() -> None:
 
 
 def test_a_bound_is_refused_between_looks() -> None:
-    with pytest.raises(InvalidInputError, match="are no look"):
-        Looks.of(1000, 0.999).error_at(150)
+    with pytest.raises(InvalidInputError, match="not one of the looks"):
+        Looks.of(1000, 0.999).errors_at(torch.tensor([150]))
 
 
 def test_too_few_draws_are_refused_with_a_number_that_would_do() -> None:
     plan = SmoothingPlan(0.25, 20, 0.999, 100, (1.0,), (0.5,))
-    with pytest.raises(InvalidInputError, match="n of at least 331"):
-        require_enough_draws(20, 0.999, plan.thresholds)
-    require_enough_draws(331, 0.999, plan.thresholds)
-    with pytest.raises(InvalidInputError, match="n of at least 331"):
-        require_enough_draws(330, 0.999, plan.thresholds)
+    with pytest.raises(InvalidInputError, match="n of at least") as refused:
+        require_enough_draws(20, 0.999, plan.least_vote)
+    enough = int(str(refused.value).rsplit(" ", 1)[1])
+    require_enough_draws(enough, 0.999, plan.least_vote)
+    with pytest.raises(InvalidInputError, match=f"n of at least {enough}"):
+        require_enough_draws(enough - 1, 0.999, plan.least_vote)
 
 
 @pytest.mark.parametrize(("n", "confidence"), [(0, 0.999), (100, 1.0), (100, 0.0)])

@@ -50,7 +50,6 @@ def votes_of(
     batches, chosen = Batches(network), images[list(ids)]
     votes = smoothed_votes(
         batches, chosen, _labels(network, chosen), plan, n_classes=N_CLASSES, sample_ids=ids, seed=seed, rows=ROWS,
-        n_kept=10,
     )  # fmt: skip
     return votes, batches
 
@@ -59,7 +58,7 @@ def test_an_images_votes_do_not_depend_on_its_company(network: nn.Module, images
     everyone, _ = votes_of(network, images, range(12))
     alone, _ = votes_of(network, images, [7])
     turned, _ = votes_of(network, images, list(reversed(range(12))))
-    for name in ("chosen_counts_BK", "counts_BK", "n_drawn_B", "logits_BNK"):
+    for name in ("chosen_counts_BK", "counts_BK", "n_drawn_B"):
         assert torch.equal(getattr(everyone, name)[7:8], getattr(alone, name)), name
         assert torch.equal(getattr(everyone, name), getattr(turned, name).flip(0)), name
 
@@ -70,6 +69,7 @@ def test_a_draw_is_the_same_in_whatever_stretch_it_is_made(images: Tensor) -> No
     assert torch.equal(noisy(images[0], 0.25, 3, 5, 32, 33), whole[32:33])
     assert not torch.equal(noisy(images[0], 0.25, 3, 6, 0, 50), whole)
     assert not torch.equal(noisy(images[0], 0.25, 4, 5, 0, 50), whole)
+    assert not torch.equal(noisy(images[0], 0.25, 3 + 2**32, 5, 0, 50), whole)
 
 
 def test_the_noise_is_normal_and_not_clamped(images: Tensor) -> None:
@@ -98,7 +98,6 @@ def test_the_first_draws_of_a_stopped_image_are_those_of_the_full_one(network: n
     early, _ = votes_of(network, images, range(12))
     full, _ = votes_of(network, images, range(12), replace(PLAN, stop_when_decided=False))
     assert torch.equal(early.chosen_counts_BK, full.chosen_counts_BK)
-    assert torch.equal(early.logits_BNK, full.logits_BNK)
     assert bool((early.counts_BK <= full.counts_BK).all())
 
 
@@ -110,12 +109,6 @@ def test_an_image_whose_chosen_class_is_wrong_stops_at_its_first_look(network: n
     missed = votes.classes != wrong
     assert missed.any()
     assert votes.n_drawn_B[missed].tolist() == [PLAN.looks.at[0]] * int(missed.sum())
-
-
-def test_kept_logits_give_the_votes_that_chose(network: nn.Module, images: Tensor) -> None:
-    votes, _ = votes_of(network, images, [3], replace(PLAN, n_choose=10))
-    counted = votes.logits_BNK[0].float().argmax(dim=1).bincount(minlength=N_CLASSES)
-    assert torch.equal(counted.int(), votes.chosen_counts_BK[0])
 
 
 def test_progress_counts_decided_images(network: nn.Module, images: Tensor) -> None:

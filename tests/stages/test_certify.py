@@ -58,6 +58,7 @@ def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
     assert rows["rob, certified at 0.1"].robust.correct >= rows["rob, certified at 0.25"].robust.correct > 0
     assert rows["mixed, certified at 0.1"].robust.correct <= rows["rob, certified at 0.1"].robust.correct
     (title,) = results.tables
+    assert "Subtract" in title
     assert "smoothed mixture" in title
     table = results.tables[title]
     assert [row[0] for row in table.rows] == ["rob alone", "1", "0.985", "0.9"]
@@ -69,6 +70,8 @@ def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
     assert (folder / "report" / "certified.svg").is_file() and (folder / "report" / "certified-3.25in.pdf").is_file()
     found = results.certified
     assert found is not None and found.norm == "L2"
+    shares, settled = (list(table.columns).index(name) for name in ("clean", "clean, abstentions as errors"))
+    assert all(row[settled].correct <= row[shares].correct for row in table.rows)  # type: ignore[union-attr]
     at = list(table.columns).index("certified at 0.1")
     for row in table.rows[1:]:
         shown = row[at]
