@@ -24,7 +24,10 @@ _TOLD = {
     "RequestTimeTooSkewed": "this machine's clock or the server's is wrong ({said}). Here it is {now}: set it right",
 }
 _PASSING_STATUS = {408, 409, 429, 500, 502, 503, 504}
-_PASSING_ERRNO = {errno.EBUSY, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH}
+_PASSING_ERRNO = {
+    errno.EBUSY, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH,
+    errno.ESTALE, errno.EIO,  # of a shared folder whose server restarts
+}  # fmt: skip
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}
 

@@ -7,11 +7,11 @@ store shows only once it is complete.
 import contextlib
 import errno
 import fcntl
+import functools
 import inspect
 import io
 import logging
 import os
-import socket
 import tempfile
 import threading
 import time
@@ -24,7 +24,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 import fsspec
-import psutil
 from fsspec.implementations.local import LocalFileSystem
 
 from ..errors import MissingArtifact, ReadOnlyStorage, StoreError, redacted
@@ -42,9 +41,8 @@ logger = logging.getLogger(__name__)
 
 _TEMPORARY = ".tmp-"
 _BAD = ".bad-"  # a file that was set aside: its name, this and a number
-_ABANDONED_SECONDS = 86_400.0  # a draft of another machine that is older has lost its writer
+_ABANDONED_SECONDS = 86_400.0  # an older draft has lost its writer
 _CONNECTIONS = 32
-_FOLDER_TRIES = 5
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _ONE_PUT = 2**30  # bytes
 _END_BYTES = 2**16  # what pyarrow reads first, for the footer
@@ -92,7 +90,7 @@ class Store:
         self._get_options = {"max_concurrency": 1} if s3 and _takes(self._fs._cat_file, "max_concurrency") else {}
         self._local = isinstance(self._fs, LocalFileSystem)
         self._real_root = os.path.realpath(self._root) if self._local else ""
-        self._patience = 0.0 if self._local else patience_seconds
+        self._patience = patience_seconds
         self.uri = self._root if self._local else uri.rstrip("/")
 
     def child(self, name: str) -> "Store":
@@ -247,7 +245,7 @@ class Store:
         final = Path(self._path(path))
         try:
             if self._local:
-                patiently(lambda: _write_draft(final, content), self.address(path), self._patience)
+                patiently(lambda: _write_draft(Path(self._root), final, content), self.address(path), self._patience)
             else:
                 self._put(path, content)
         except FileNotFoundError as error:
@@ -262,7 +260,9 @@ class Store:
         if self._local:
             final = Path(self._path(path))
             try:
-                return patiently(lambda: _link_draft(final, content), self.address(path), self._patience)
+                return patiently(
+                    lambda: _link_draft(Path(self._root), final, content), self.address(path), self._patience
+                )
             except FileNotFoundError as error:
                 raise StoreError(in_words(error, self.address(path))) from error
         try:
@@ -355,9 +355,9 @@ class Store:
         return f"{path}{_BAD}{n}"
 
     def sweep(self) -> None:
-        """Remove the drafts of writers that were killed; those of living ones stay."""
+        """Remove the drafts of writers that were killed; those of live writers stay."""
         if self._local:
-            for draft in Path(self._root).rglob(f"*{_TEMPORARY}*"):
+            for draft in Path(self._root).glob(f"{_TEMPORARY}*"):
                 if _is_abandoned(draft):
                     draft.unlink(missing_ok=True)
 
@@ -487,39 +487,60 @@ class _RemoteFile(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _draft(final: Path, content: bytes) -> Iterator[Path]:
-    """The content on disk beside its final place, under a name that says whose it is; gone afterwards."""
-    writer = f"{socket.gethostname()}-{os.getpid()}"
-    draft = final.with_name(f"{final.name}{_TEMPORARY}{writer}-{uuid.uuid4().hex}")
+def _draft(root: Path, final: Path, content: bytes) -> Iterator[Path]:
+    """Write a draft in the root, which can be renamed or linked to `final`; remove the draft afterwards.
+
+    The draft is locked as long as its writer lives.
+    """
+    draft = root / f"{_TEMPORARY}{_boot_id()}-{uuid.uuid4().hex}"
+    root.mkdir(parents=True, exist_ok=True)
     try:
-        with _opened(draft) as file:
+        with draft.open("xb") as file:
+            _lock(file)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        yield draft
+            final.parent.mkdir(parents=True, exist_ok=True)
+            yield draft
     finally:
         draft.unlink(missing_ok=True)
 
 
-def _opened(draft: Path) -> BinaryIO:
-    """Open it in a folder that is made for it; another driver may remove an empty one between the two steps."""
-    for _ in range(_FOLDER_TRIES):
-        draft.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            return draft.open("wb")
-    return draft.open("wb")
+@functools.cache
+def _boot_id() -> str:
+    """Return 8 characters that identify the running kernel, which all containers of a machine share."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        return uuid.uuid4().hex[:8]
 
 
-def _write_draft(final: Path, content: bytes) -> None:
-    with _draft(final, content) as draft:
+def _is_abandoned(draft: Path) -> bool:
+    """Whether the writer of a draft is dead.
+
+    A lock tells if the writer runs on this kernel; in other cases only the age does.
+    """
+    with contextlib.suppress(OSError):
+        about = draft.stat()
+        if time.time() - about.st_mtime > _ABANDONED_SECONDS:
+            return True
+        if about.st_size and draft.name.startswith(f"{_TEMPORARY}{_boot_id()}-"):  # empty: it is not locked yet
+            with draft.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+    return False
+
+
+def _write_draft(root: Path, final: Path, content: bytes) -> None:
+    with _draft(root, final, content) as draft:
         draft.replace(final)
 
 
-def _link_draft(final: Path, content: bytes) -> bool:
+def _link_draft(root: Path, final: Path, content: bytes) -> bool:
     """Whether the name was free; the file has appeared whole, or another writer's is untouched."""
     if final.exists():
         return False
-    with _draft(final, content) as draft:
+    with _draft(root, final, content) as draft:
         try:
             os.link(draft, final)
         except FileExistsError:
@@ -542,18 +563,6 @@ def _take_name(final: Path, draft: Path) -> bool:
 
 
 def _lock(file: BinaryIO) -> None:
-    """Until it is closed; a file system that has no locks leaves the moment between judging and renaming open."""
+    """Lock a file until it is closed, if its file system has locks."""
     with contextlib.suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX)
-
-
-def _is_abandoned(draft: Path) -> bool:
-    try:
-        host, pid, _ = draft.name.rpartition(_TEMPORARY)[2].rsplit("-", 2)
-        if host == socket.gethostname():  # a killed writer that nobody has waited for yet still has its pid
-            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-        return time.time() - draft.stat().st_mtime > _ABANDONED_SECONDS
-    except psutil.NoSuchProcess:
-        return True
-    except (OSError, ValueError):
-        return False

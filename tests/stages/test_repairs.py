@@ -4,7 +4,6 @@ import errno
 import logging
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ from mixednuts_dist.stages.runs import finished_partitions, open_run, reopen_run
 from mixednuts_dist.storage import manifest
 from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.records import Receipt
-from mixednuts_dist.storage.store import Store
+from mixednuts_dist.storage.store import Store, _boot_id
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows
 
@@ -116,7 +115,7 @@ class WorkerDies(Watcher):
 def test_what_a_killed_worker_was_writing_is_gone_when_the_run_ends(copied_run, local_executor: Any) -> None:
     config, folder, content = copied_run
     (folder / "evaluate" / "part-00001.parquet").unlink()
-    watcher = WorkerDies(str(folder / "evaluate" / f"part-00000.parquet.tmp-{socket.gethostname()}-%d-0a"))
+    watcher = WorkerDies(str(folder / f".tmp-{_boot_id()}-%d"))
     again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
     assert watcher.computed == [("evaluate", 1)]
     assert list(folder.rglob("*.tmp-*")) == []
@@ -222,5 +221,5 @@ def refuse_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(store_module, "_opened", refuse)
+    monkeypatch.setattr(store_module, "_draft", refuse)
     monkeypatch.setattr(store_module.tempfile, "TemporaryFile", refuse)

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,26 +39,52 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_half_written_files_are_not_listed(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.write("a/file", b"x")
-    (tmp_path / "a" / "file.tmp-0123").write_bytes(b"half")
-    assert store.names("a") == ["file"]
+    (tmp_path / ".tmp-0123").write_bytes(b"half")
+    assert store.names("") == ["a"]
 
 
-def test_drafts_of_dead_writers_are_swept_and_those_of_living_ones_stay(tmp_path: Path) -> None:
-    ended, unwaited = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
-    ended.wait()
-    os.waitid(os.P_PID, unwaited.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its pid is still there
-    here = socket.gethostname()
-    dead = [f"file.tmp-{here}-{writer.pid}-0a" for writer in (ended, unwaited)]
-    others = [f"file.tmp-{here}-{os.getpid()}-0b", "file.tmp-other-host-1-0c"]
-    (tmp_path / "a").mkdir()
-    for name in dead + others:
-        (tmp_path / "a" / name).write_bytes(b"half")
-    Store(str(tmp_path)).sweep()
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(others)
-    os.utime(tmp_path / "a" / others[1], (0, 0))
-    Store(str(tmp_path)).sweep()
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [others[0]]
-    unwaited.wait()
+WRITER = """
+import os, sys, time
+from mixednuts_dist.storage.store import Store
+os.fsync = lambda _: (print("written", flush=True), time.sleep(600))
+Store(sys.argv[1]).write("a/file", b"half")
+"""
+
+
+def test_sweep_removes_the_drafts_of_dead_writers_only(tmp_path: Path) -> None:
+    """Two containers with one host name see each other's pids as dead; a lock shows who is alive."""
+    store = Store(str(tmp_path))
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    with writer.stdout as written:
+        written.readline()
+    (draft,) = tmp_path.glob(".tmp-*")
+    elsewhere = tmp_path / ".tmp-otherkrn-0a"
+    elsewhere.write_bytes(b"half")
+    store.sweep()
+    assert sorted(tmp_path.glob(".tmp-*")) == sorted([draft, elsewhere])
+    writer.kill()
+    writer.wait()
+    store.sweep()
+    assert list(tmp_path.glob(".tmp-*")) == [elsewhere]
+    os.utime(elsewhere, (0, 0))
+    store.sweep()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.ESTALE, errno.EIO])
+def test_a_shared_folder_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    store, fsync, failures = Store(str(tmp_path)), os.fsync, iter(range(2))
+
+    def flaky(descriptor: int) -> None:
+        if next(failures, None) is not None:
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr("mixednuts_dist.storage.store.os.fsync", flaky)
+    assert store.create("a/file", b"whole")
+    assert store.read("a/file") == b"whole"
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "file"]
 
 
 def test_create_leaves_what_is_there(tmp_path: Path) -> None:
