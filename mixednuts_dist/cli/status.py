@@ -23,7 +23,6 @@ from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, reopen_ru
 from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
-from ..storage.spans import finished_spans
 
 WINDOW_SECONDS = 1800.0  # only pieces that were finished in it count for the speed
 
@@ -130,8 +129,7 @@ def _stage(opened: Run, stage: Stage, *, begun: bool) -> StageStatus:
     if begun:
         fingerprint = stage.fingerprint(opened)
         finished = finished_partitions(opened, stage.name, fingerprint)
-        unfinished = [partition for partition in opened.partitions if partition not in finished]
-        receipts = [*finished.values(), *finished_spans(opened.store, stage.name, unfinished, fingerprint).values()]
+        receipts = [*finished.values()]
     clean, robust = outcome_counts(receipts)
     return StageStatus(
         stage=stage.name,

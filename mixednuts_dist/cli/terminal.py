@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 _COLUMNS, _STAGE_COLUMNS = 80, 8
 _CHECK = "check"  # the stage in which the unmodified package attacks some of the robust images
 LINE_EVERY_SECONDS = 5.0
-LINE_UNDER_WAY_SECONDS = 20.0  # where images are decided and no piece is finished
-LINE_AT_LEAST_SECONDS = 60.0  # even where nothing is decided
+LINE_AT_LEAST_SECONDS = 60.0  # even if no partition is finished
 _SHARE_OF_ESTIMATE = 0.05  # of what is to be done: the images that break first say too little of the time of the others
 
 
@@ -46,28 +45,19 @@ class StageTally:
         self.workers: tuple[int, int] | None = None  # there, asked for
         self.shown: tuple[int, int] | None = None  # of these, in the last line
         self.classifier = ""  # whose accuracy it is
-        self.n_under_way = 0  # decided images of pieces that are not finished
-        self._n_counted = 0  # images of this session, finished or under way, when there were last more than before
-        self._counted = self._longest_pause = 0.0  # when that was, and between two such moments
+        self._last_added = self._longest_pause = 0.0  # when a partition was last finished; between two such moments
         for receipt in done:
             self._count(receipt)
         self._n_to_do = n_images - self.n_done
 
     def add(self, receipt: Receipt) -> None:
         """One more partition, computed just now."""
-        self.began = self.began or time.monotonic() - receipt.seconds
+        now = time.monotonic()
+        self.began = self.began or now - receipt.seconds
         self._count(receipt)
         self.n_fresh += receipt.n_images
-        self.under_way(max(0, self.n_under_way - receipt.n_images))  # until the next count
-
-    def under_way(self, n_images: int) -> None:
-        """So many images of unfinished pieces are decided."""
-        now = time.monotonic()
-        self.began = self.began or now
-        self.n_under_way = n_images
-        if self.n_fresh + n_images > self._n_counted:
-            self._longest_pause = max(self._longest_pause, now - (self._counted or self.began))
-            self._n_counted, self._counted = self.n_fresh + n_images, now
+        self._longest_pause = max(self._longest_pause, now - (self._last_added or self.began))
+        self._last_added = now
 
     def _count(self, receipt: Receipt) -> None:
         self.n_done += receipt.n_images
@@ -77,26 +67,20 @@ class StageTally:
 
     def images_per_second(self) -> float:
         """Since the first worker began, as Ray's and PyTorch's start says nothing of what is left; 0 as yet unknown."""
-        done = self.n_fresh + self.n_under_way
-        if self.began is None or done < _SHARE_OF_ESTIMATE * self._n_to_do:
+        if self.began is None or self.n_fresh < _SHARE_OF_ESTIMATE * self._n_to_do:
             return 0.0
-        return done / max(time.monotonic() - self._pause() - self.began, 1e-9)
+        return self.n_fresh / max(time.monotonic() - self._pause() - self.began, 1e-9)
 
     def _pause(self) -> float:
-        """Seconds since more were decided, up to the longest such pause: many images are decided at once."""
-        return min(time.monotonic() - self._counted, self._longest_pause)
-
-    @property
-    def n_decided(self) -> int:
-        """Images that are done, those of unfinished pieces among them."""
-        return min(self.n_done + self.n_under_way, self.n_images)
+        """Seconds since the last partition, up to the longest such pause: several workers finish at once."""
+        return min(time.monotonic() - self._last_added, self._longest_pause)
 
     def line(self) -> str:
         """Images done, time left, speed, running accuracy and workers: what of it fits into one line of 80 columns."""
-        parts = [f"{self.n_decided}/{self.n_images} images"]
+        parts = [f"{self.n_done}/{self.n_images} images"]
         rate = self.images_per_second()
         if rate > 0:
-            left = seconds_text(max(1.0, (self.n_images - self.n_decided) / rate - self._pause()))
+            left = seconds_text(max(1.0, (self.n_images - self.n_done) / rate - self._pause()))
             parts.append(f"{left} left" if self.n_done < self.n_images else "done")
             parts.append(f"{rate:.2g} a second" if rate < 10 else f"{rate:.0f} a second")
         if self.n_done and self.stage == _CHECK:  # it attacks some images only, so a share of all would mislead
@@ -164,7 +148,7 @@ class TerminalProgress(_Bar):
         if self._tally is None or self._task is None:
             return
         self._tally.add(receipt)
-        self._bar.update(self._task, completed=self._tally.n_decided)
+        self._bar.update(self._task, completed=self._tally.n_done)
         self._line_after(0.0 if self._tally.n_done == self._tally.n_images else LINE_EVERY_SECONDS)
 
     def workers_seen(self, ready: int, asked: int) -> None:
@@ -175,14 +159,6 @@ class TerminalProgress(_Bar):
         if ready and self._tally.began is None:
             self._tally.began = time.monotonic()
         self._line_after(LINE_AT_LEAST_SECONDS if self._tally.workers == self._tally.shown else LINE_EVERY_SECONDS)
-
-    def images_decided(self, images: float) -> None:
-        """Of the pieces that are not finished."""
-        if self._tally is None or self._task is None:
-            return
-        self._tally.under_way(int(images))
-        self._bar.update(self._task, completed=self._tally.n_decided)
-        self._line_after(LINE_UNDER_WAY_SECONDS)
 
     def stage_finished(self, stage: str, message: str) -> None:
         if self._task is not None:
@@ -208,7 +184,7 @@ class LogProgress(TerminalProgress):
 
     def _log(self, stage: str, message: str) -> None:
         self._last_line = time.monotonic()
-        counts = {"images": self._tally.n_images, "images_done": self._tally.n_decided} if self._tally else {}
+        counts = {"images": self._tally.n_images, "images_done": self._tally.n_done} if self._tally else {}
         logger.info(message, extra={"stage": stage, **counts})
 
 

@@ -50,14 +50,14 @@ class ComputeConfig(Section):
         "auto: what fits; on a CPU 64, for small networks 128",
     )
     compile: bool = Field(default=False, description="gradients through torch.compile; moves the last bits")
-    max_tries: Positive = Field(default=3, description="tries of a partition before it is set aside")
+    max_tries: Positive = Field(default=3, description="failed tries of a partition before it is quarantined")
     start_seconds: float = Field(
-        default=1800, gt=0, description="a stage without any ready worker for so long ends and says what was asked for"
+        default=1800, gt=0, description="a stage that has no ready worker for this long ends with an error"
     )
     watchdog: float = Field(
         default=10,
         ge=0,
         le=10_000,
-        description="a piece that takes so many times what the slowest finished one lets expect, at least 300 s, is "
-        "computed a second time elsewhere, and is ended as hung after twice that time; 0: waited for",
+        description="a partition that takes this many times longer than the slowest finished one suggests, and more "
+        "than 300 s, is taken from its worker, which is replaced; 0: no limit",
     )

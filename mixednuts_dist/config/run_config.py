@@ -54,7 +54,9 @@ class RunConfig(Section):
     )
     threat: ThreatConfig
     seed: int = Field(default=0, ge=0, lt=2**63, description="of every random start")
-    partition_size: Positive = Field(default=100, description="images a partition")
+    partition_size: Positive | None = Field(
+        default=None, description="images per partition, the unit of work; by default 32, or 16 for up to 512 images"
+    )
     precision: Literal["fp32", "tf32", "bf16", "auto"] = Field(
         default="auto",
         description="of the attacks' passes; auto: the fastest of each network, found once a run and type of device; "

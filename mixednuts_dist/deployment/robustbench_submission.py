@@ -24,7 +24,7 @@ from ..images.datasets import open_dataset
 from ..images.parquet_images import ParquetImages, read_part
 from ..norms.ball import ball_of
 from ..reports.templates import rendered
-from ..storage.partitions import Partition, split_images
+from ..storage.partitions import Partition, partition_size_of, split_images
 from ..storage.tables import read_columns, read_footer
 from .loading import DeployedRun
 
@@ -83,7 +83,7 @@ def _evaluated(run: DeployedRun) -> Evaluated:
     order_N = _order(dataset, run.n_images)
     x_adv_NCHW = torch.empty(len(order_N), *run.image_shape)
     n_clean = n_robust = 0
-    for part in split_images(len(order_N), run.config["partition_size"]):
+    for part in split_images(len(order_N), partition_size_of(len(order_N), run.config["partition_size"])):
         rows = _rows(run, part)
         clean_BCHW, labels_B = dataset.read(part.start, part.stop)
         _check_threat(run, rows["x_adv"], clean_BCHW, part)

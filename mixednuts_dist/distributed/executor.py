@@ -38,7 +38,7 @@ class PoolSettings:
     max_tries: int = 3
     start_seconds: float = math.inf  # how long all workers together may keep the stage waiting for the first one
     placement: Mapping[str, Any] = field(default_factory=dict)  # where workers may run, in the executor's own terms
-    watchdog: float = math.inf  # a piece may take so many times what the slowest finished one lets expect
+    watchdog: float = math.inf  # times the duration that the slowest finished partition suggests
 
     @classmethod
     def of(cls, compute: ComputeConfig, n_workers: int, num_gpus: float, **options: Any) -> Self:
@@ -58,16 +58,13 @@ class WorkerLost(Exception):
 
 
 class Worker(Protocol):
-    """An `AttackWorker` somewhere."""
+    """An `AttackWorker` in some process."""
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
-        """Begin one of its methods; calls are answered in their order, but `decided` at once.
-
-        The future raises what the method raised, or `WorkerLost`.
-        """
+        """Begin one of its methods; the future raises what the method raised, or `WorkerLost`."""
 
     def end(self) -> None:
-        """End it at once, whatever it is at; its open calls need no answer any more."""
+        """Kill the worker immediately; open calls may never complete."""
 
 
 class Executor:
@@ -100,10 +97,6 @@ class Executor:
 
     def close(self) -> None:
         """Disconnect, or stop what `start` has started."""
-
-    def leaving(self) -> Mapping[str, float]:
-        """Nodes that will go, as their workers' `ready` names them -> when, by time.time(); infinity where unknown."""
-        return {}
 
     def is_gone(self, node: str) -> bool:  # noqa: ARG002
         """Whether a machine that was there has left."""

@@ -100,6 +100,7 @@ class _Process:
 
     def end(self) -> None:
         """See `Worker`."""
+        self.ended = True
         self._process.kill()
         self._process.wait()
 
@@ -168,11 +169,7 @@ def serve() -> None:
     def read() -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                call = pickle.load(requests)
-                if call[1] == "decided":  # of the piece at hand
-                    answer(*call)
-                else:
-                    calls.put(call)
+                calls.put(pickle.load(requests))
         os._exit(1)  # the driver is gone, or wants this process to be
 
     threading.Thread(target=read, name="calls", daemon=True).start()

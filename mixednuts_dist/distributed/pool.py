@@ -1,353 +1,300 @@
-"""A pool of workers that pull pieces of work: lost workers are replaced, lost pieces are computed again.
+"""A pool of workers that pull partitions. A bad machine never costs the run.
 
-A worker computes one piece at a time. With a lost worker go its piece, pieces that it had computed but could not write
-because the storage did not answer, and what it had begun of its prefetched pieces. More workers may be requested than
-the cluster has room for: an autoscaler sees the requests without room, and the workers join with the new nodes. The
-driver holds counts and times, never images.
+A worker computes one partition at a time. It is replaced by a fresh process after any exception. The partitions that it
+held are computed again: the current one, those that it had computed but could not write yet, and its prefetched ones. A
+place (a node, or one GPU of a node) with two failures in a row gets no more work until a worker succeeds there. If
+nothing else runs, such a place is tried again after a back-off.
 
-A piece that takes far longer than the finished ones suggest is computed a second time by another worker. Results are
-deterministic and a file is created once, so the copy that is written first counts and the other's worker is ended.
-
-Workers on a node that will leave (a spot machine that is called back, for instance) get no further piece. They finish
-their piece; if the notice is too short for that, another worker begins the piece at once.
+More workers may be requested than the cluster has room for: an autoscaler sees the requests, and the workers join with
+the new nodes. The driver holds counts and times, never images.
 """
 
 import logging
 import queue
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ClusterError, MixedNutsError, StoreError
-from ..storage.partitions import Partition, Span
+from ..storage.partitions import Partition
 from ..storage.records import Receipt
 from ..storage.store import Store
 from .executor import Executor, PoolSettings, Worker, WorkerLost
-from .schedule import Failures, Merge, Work, WorkQueue
+from .measurements import Measurements
+from .schedule import Failures, Places, WorkQueue
 from .tasks import Task
-from .worker_spec import WorkerSpec
+from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
-_LOOK_UP_SECONDS = 5.0  # the driver sleeps at most so long before it reports how many workers there are
-_NOTICE_SECONDS = 1.0  # at least so long between two checks of which nodes are drained
-_MOST_ASKED = 200  # more workers than this are not asked for their progress: some finish every few seconds anyway
+_LOOK_SECONDS = 5.0  # the driver sleeps at most this long before it looks at the clock
 
 
 @dataclass(eq=False)
-class _Hired:
+class _Slot:
+    """One worker and what it is doing."""
+
     worker: Worker
-    node: str = ""  # what its `ready` has returned
-    work: Work | None = None  # what it computes,
-    since: float = 0.0  # and from when on, by time.monotonic()
-    prefetched: tuple[Partition, ...] = ()  # pieces that it gets next and may have begun
-    unwritten: list[Partition] = field(default_factory=list)  # computed, and not in the storage yet
-    question: "Future[float] | None" = None  # the open call for the number of decided images of `work`
-    decided: float = 0.0  # the last answer to it
+    place: Place | None = None  # unknown until the worker answers for the first time
+    device: str = ""  # its type; empty until the worker is ready
+    call: "Future[Any] | None" = None  # the open call
+    method: str = ""  # of the last call
+    partition: Partition | None = None  # being computed
+    since: float = 0.0  # monotonic time when it started
+    n_prefetched: int = 0
+    unwritten: list[Partition] = field(default_factory=list)  # computed, but not in the storage yet
+
+    @property
+    def node(self) -> str:
+        return self.place.node if self.place else ""
 
 
 @dataclass
 class Pool:
-    """Runs one task over a queue of pieces."""
+    """Runs one task over a queue of partitions."""
 
     spec: WorkerSpec
     task: Task
     settings: PoolSettings
     executor: Executor
-    on_receipt: Callable[[Receipt], None] = lambda _receipt: None  # one more piece is written
-    on_file: Callable[[Receipt], None] = lambda _receipt: None  # a partition's whole file is written
-    on_look: Callable[[int, int], None] = lambda _ready, _asked: None  # numbers of ready and of requested workers
-    on_decided: Callable[[float], None] | None = None  # the number of decided images of unfinished pieces
-    _ended: "queue.SimpleQueue[Future[Any]]" = field(default_factory=queue.SimpleQueue)  # calls, as they end
-    _running: "dict[Future[Any], _Hired]" = field(default_factory=dict)  # open call -> its worker
-    _hired: list[_Hired] = field(default_factory=list)  # all workers that are not released
-    _written: set[Work] = field(default_factory=set)
-    _twice: set[Work] = field(default_factory=set)  # pieces that two workers may compute
-    _leaving: dict[str, float] = field(default_factory=dict)  # nodes that are drained -> until when, by time.time()
-    _failed_starts: int = 0
+    on_receipt: Callable[[Receipt], None] = lambda _receipt: None  # one more partition is written
+    on_look: Callable[[int, int], None] = lambda _ready, _requested: None  # numbers of ready and of requested workers
+    _completed: "queue.SimpleQueue[Future[Any]]" = field(default_factory=queue.SimpleQueue)
+    _slots: list[_Slot] = field(default_factory=list)
+    _open: "dict[Future[Any], _Slot]" = field(default_factory=dict)
+    _places: Places = field(default_factory=Places)
+    _starts: Places = field(default_factory=Places)  # nodes, and their failed starts
+    _delayed: list[float] = field(default_factory=list)  # when the next replacements of failed starts may begin
+    _n_failed_starts: int = 0
     _any_ready: bool = False
 
     def run(self, queue: WorkQueue) -> None:
-        """Returns when each piece is written or set aside.
+        """Return when each partition is written or quarantined.
 
         Raises:
-            PartitionFailed: after all others are done, naming the pieces that failed all of their tries; at once, where
-                every try so far has failed.
-            ClusterError: at once, where a worker cannot start; a worker's own MixedNutsError is passed on as it is.
-            StoreError: at once, where a worker could not read or write the storage.
+            PartitionFailed: naming the quarantined partitions after all others are done; earlier if nothing works.
+            ClusterError: if no worker starts; a worker's own MixedNutsError is passed on unchanged.
+            StoreError: if no worker can read or write the storage.
         """
-        self._queue = queue
-        self._failures = Failures(Store(self.spec.store_uri), self.task.stage, self.settings.max_tries)
-        for _ in range(min(self.settings.n_workers, queue.most_pieces())):
-            self._hire()
+        self._queue, store = queue, Store(self.spec.store_uri)
+        self._failures = Failures(store, self.task.stage, self.settings.max_tries)
+        self._measurements = Measurements(store, self.spec)
+        self._seen_ready = looked = time.monotonic()
         try:
-            looked, noticed, started = 0.0, 0.0, time.monotonic()
-            while len(queue) or any(self._needed(worker) for worker in self._running.values()):
-                if time.monotonic() - noticed > min(_NOTICE_SECONDS, _LOOK_UP_SECONDS):
-                    noticed = time.monotonic()
-                    self._look_for_leaving()
+            while len(queue) or any(slot.partition or slot.unwritten for slot in self._slots):
+                self._start_workers()
+                for slot in [slot for slot in self._slots if slot.device and not slot.call]:
+                    self._give(slot)
                 for call in self._wait():
                     self._settle(call)
-                if not self._any_ready and time.monotonic() - started > self.settings.start_seconds:
-                    raise ClusterError(self._none_came())
-                if time.monotonic() - looked > _LOOK_UP_SECONDS:
+                self._stop_overdue()
+                self._require_ready()
+                if time.monotonic() - looked > _LOOK_SECONDS:
                     looked = time.monotonic()
-                    self._look_for_overdue(looked)
-                    self.on_look(sum(bool(worker.node) for worker in self._running.values()), len(self._running))
-                    self._ask_how_far()
+                    self.on_look(sum(bool(slot.device) for slot in self._slots), self.settings.n_workers)
+            for slot in [slot for slot in self._slots if slot.device and not slot.call]:
+                self._slots.remove(slot)
+                self.executor.release(self.spec, self.settings, slot.worker)
         finally:
-            for worker in list(self._hired):
-                self._end(worker)
-            self._running.clear()
-        self._failures.raise_if_poisoned()
+            for slot in list(self._slots):
+                self._end(slot)
+        self._failures.raise_if_quarantined()
 
-    def _needed(self, worker: _Hired) -> bool:
-        """Whether its piece, or one that it holds, is not written yet."""
-        return any(piece not in self._written for piece in (*worker.unwritten, *([worker.work] if worker.work else [])))
+    def _start_workers(self) -> None:
+        """Start workers while partitions wait for them; replacements of failed starts wait for their back-off."""
+        now = time.monotonic()
+        self._delayed = [due for due in self._delayed if due > now]
+        n_useful = len(self._queue) + sum(bool(slot.partition or slot.unwritten) for slot in self._slots)
+        for _ in range(min(self.settings.n_workers, n_useful) - len(self._slots) - len(self._delayed)):
+            slot = _Slot(self.executor.hire(self.spec, self.settings))
+            self._slots.append(slot)
+            self._begin(slot, "locate")
 
-    def _look_for_overdue(self, now: float) -> None:
-        """Have overdue pieces computed a second time, and end a worker that has taken twice the time allowed."""
-        for call, worker in list(self._running.items()):
-            work = worker.work
-            if work is None or call not in self._running:
-                continue
-            taken, allowed = now - worker.since, self._queue.seconds_allowed(work, self.settings.watchdog)
-            allowed *= 2 ** self._failures.tries(work)  # the piece may just be slow: each try has twice the time
-            allowed *= 1 + len(worker.prefetched)  # the worker computes those in the same batches
-            if taken > 2 * allowed:
-                self._end_hung(call, worker, work, taken)
-            elif taken > allowed and work not in self._twice:
-                self._begin_again(work, f"{taken:.0f} s are more than the {allowed:.0f} s expected")
-
-    def _look_for_leaving(self) -> None:
-        """Note which nodes are drained, and have another worker begin the pieces that they cannot finish in time."""
-        draining, known = self.executor.leaving(), self._leaving.keys()
-        for worker in [worker for worker in self._hired if worker.node in draining.keys() - known]:
-            work, left = worker.work, draining[worker.node] - time.time()
-            logger.warning("node %s is drained (%.0f s left): it gets no further piece", worker.node, left)
-            self._leaving[worker.node] = draining[worker.node]
-            self._queue.release(worker)
-            expected = self._queue.seconds_expected(work) - (time.monotonic() - worker.since) if work else 0.0
-            if work and expected > left and work not in self._twice:
-                self._begin_again(work, f"its node leaves in {left:.0f} s")
-            elif len(self._queue):
-                self._hire_if_missing()
-        self._leaving = {node: until for node, until in self._leaving.items() if node in draining}
-
-    def _begin_again(self, work: Work, why: str) -> None:
-        """Let a second worker compute the piece too."""
-        logger.warning("%s: %s; it is begun again", work, why)
-        self._twice.add(work)
-        self._queue.hand_out_again(work)
-        self.executor.count_retry(self.spec.run_id, self.task.stage)
-        self._hire_if_missing()
-
-    def _hire_if_missing(self) -> None:
-        """Hire a worker in place of one that was released or will leave; without room the request waits."""
-        if sum(worker.node not in self._leaving for worker in self._hired) < self.settings.n_workers:
-            self._hire()
-
-    def _end_hung(self, call: "Future[Any]", worker: _Hired, work: Work, taken: float) -> None:
-        reason = f"hung: nothing came of it for {taken:.0f} s"
-        self._end_at_once(call, worker)
-        if self._failures.failed(work, reason, f"{reason}, on node {worker.node}", worker.node):
-            self._try_again(work)
-        else:
-            self._queue.forget_copy(work)
-        self._raise_if_hopeless()
-        if len(self._queue):
-            self._hire_if_missing()
-
-    def _end_at_once(self, call: "Future[Any]", worker: _Hired) -> None:
-        """End a worker in the middle of a call; its computed but unwritten pieces are computed again."""
-        del self._running[call]
-        self._end(worker)
-        for piece in worker.unwritten:
-            if piece not in self._written:
-                self._try_again(piece)
-
-    def _wait(self) -> "list[Future[Any]]":
-        """All calls that have ended by now, after waiting for the first one."""
-        try:
-            ended = [self._ended.get(timeout=_LOOK_UP_SECONDS)]
-        except queue.Empty:
-            return []
-        while not self._ended.empty():
-            ended.append(self._ended.get())
-        return ended
-
-    def _ask_how_far(self) -> None:
-        """Report how many images the workers have decided by their last answers, and ask them again."""
-        at_work = [worker for worker in self._running.values() if worker.work]
-        if self.on_decided is None or len(at_work) > _MOST_ASKED:
+    def _give(self, slot: _Slot) -> None:
+        """Begin the next call of a worker that is ready, if there is one."""
+        if self._measurements.missing(slot.device) and self._is_measuring(slot.device):
             return
-        for worker in at_work:
-            if worker.question is not None and worker.question.done():
-                if worker.question.exception() is None:  # that a worker is lost is seen when its piece is settled
-                    worker.decided = worker.question.result()
-                worker.question = None
-            if worker.question is None:
-                worker.question = worker.worker.call("decided")
-        self.on_decided(sum(worker.decided for worker in at_work))
-
-    def _none_came(self) -> str:
-        settings = self.settings
-        where = "".join(f", {name} {value}" for name, value in settings.placement.items())
-        return (
-            f"no worker was ready within {settings.start_seconds:g} s: {settings.n_workers} were asked for, each with "
-            f"{settings.num_cpus:g} CPUs and {settings.num_gpus:g} GPUs{where}; {self.executor.room()}. Change "
-            "compute.num_workers, num_cpus or num_gpus to what it has, or raise compute.start_seconds"
-        )
-
-    def _hire(self) -> None:
-        """Ask for an actor; it joins when the cluster has room."""
-        worker = _Hired(self.executor.hire(self.spec, self.settings))
-        self._hired.append(worker)
-        self._begin(worker, "ready")
-
-    def _begin(self, worker: _Hired, method: str, *arguments: Any) -> None:
-        call = worker.worker.call(method, *arguments)
-        self._running[call] = worker
-        call.add_done_callback(self._ended.put)
-
-    def _release(self, worker: _Hired) -> None:
-        """Give back a worker that computes nothing and gets nothing more."""
-        self._forget(worker)
-        self.executor.release(self.spec, self.settings, worker.worker)
-
-    def _end(self, worker: _Hired) -> None:
-        """End a worker at once, also in the middle of a call."""
-        self._forget(worker)
-        worker.worker.end()
-
-    def _forget(self, worker: _Hired) -> None:
-        self._hired.remove(worker)
-        self._queue.release(worker)
-
-    def _settle(self, call: "Future[Any]") -> None:
-        """Take in one result, good or bad, and give the worker its next piece."""
-        worker = self._running.pop(call, None)
-        if worker is None:
-            return  # it was ended because the other copy of its piece was written first
-        work, worker.work = worker.work, None
-        try:
-            result = call.result()
-        except WorkerLost as error:
-            self._worker_lost(worker, work, error)
-        except Exception as error:
-            self._call_failed(worker, work, error)
+        allowed = not self._places.is_bad(slot.place) or self._may_try_again(slot)
+        partition = slot.partition = self._queue.take(slot) if allowed else None
+        if partition is None:
+            if slot.unwritten:
+                self._begin(slot, "flush")
+        elif self._measurements.missing(slot.device):
+            self._begin(slot, "measure", partition)
         else:
-            if not worker.node:
-                worker.node, self._any_ready = result, True
-                logger.info("%s: a worker is ready", self.task.stage, extra={"node": result, **self.settings.placement})
-            elif isinstance(work, Merge):
-                if self._first(work):
-                    self._queue.finished(work)
-                    self.on_file(result)
-            else:
-                self._take_in(worker, work, result)
-            self._assign(worker)
+            self._process(slot, partition)
 
-    def _take_in(self, worker: _Hired, work: Partition | None, written: Mapping[Partition, Receipt]) -> None:
-        """Note that a worker has computed `work` and that the storage has accepted the files `written`."""
-        if work:
-            self._failures.succeeded()
-            worker.unwritten.append(work)
-        worker.unwritten = [piece for piece in worker.unwritten if piece not in written]
-        for piece, receipt in written.items():
-            if not self._first(piece):
-                continue
-            self._queue.finished(piece, seconds=receipt.seconds, n_forward=receipt.n_forward, machine=worker.node)
-            self.on_receipt(receipt)
-            if not isinstance(piece, Span):
-                self.on_file(receipt)
+    def _process(self, slot: _Slot, partition: Partition) -> None:
+        n_ready = sum(bool(each.device) for each in self._slots)
+        prefetched = self._queue.reserve(slot, n_ready, partition)
+        slot.since, slot.n_prefetched = time.monotonic(), len(prefetched)
+        self._begin(slot, "process", partition, self.task, prefetched, self._measurements.of(slot.device))
 
-    def _first(self, work: Work) -> bool:
-        """Note that a piece is written, and end a worker that computes a copy of it; False for a second copy."""
-        if work in self._written:
+    def _is_measuring(self, device: str) -> bool:
+        return any(slot.call and slot.method == "measure" and slot.device == device for slot in self._slots)
+
+    def _may_try_again(self, slot: _Slot) -> bool:
+        """Whether a bad place gets work because nothing else runs.
+
+        Raises:
+            StoreError, PartitionFailed: if trying again makes no sense.
+        """
+        if any(each.call and each.device for each in self._slots):
             return False
-        self._written.add(work)
-        if work in self._twice:
-            for call, other in list(self._running.items()):
-                if other.work == work:
-                    self._end_at_once(call, other)
-                    if len(self._queue):
-                        self._hire()
+        if any(not self._places.is_bad(each.place) for each in self._slots if each.device):
+            return False
+        errors = self._places.last_errors()
+        if all(isinstance(error, StoreError) for error in errors):
+            raise errors[0]
+        if any(not each.device for each in self._slots) or self._delayed:  # other workers may come
+            return time.monotonic() - self._last_failure > self._places.back_off(slot.place)
+        self._failures.raise_if_hopeless()
         return True
 
-    def _assign(self, worker: _Hired) -> None:
-        n_workers = len(self._running) + 1
-        work = None if worker.node in self._leaving else self._queue.take(n_workers, worker)
-        worker.question, worker.decided = None, 0.0
-        if work is None and worker.unwritten:
-            self._begin(worker, "flush")
+    def _begin(self, slot: _Slot, method: str, *arguments: Any) -> None:
+        slot.method, slot.call = method, slot.worker.call(method, *arguments)
+        self._open[slot.call] = slot
+        slot.call.add_done_callback(self._completed.put)
+
+    def _wait(self) -> "list[Future[Any]]":
+        """Return all calls that have completed, after waiting for the first one."""
+        try:
+            completed = [self._completed.get(timeout=_LOOK_SECONDS)]
+        except queue.Empty:
+            return []
+        while not self._completed.empty():
+            completed.append(self._completed.get())
+        return completed
+
+    def _settle(self, call: "Future[Any]") -> None:
+        """Note the result of a call, good or bad."""
+        slot = self._open.pop(call, None)
+        if slot is None:
+            return  # its worker was ended
+        slot.call = None
+        try:
+            result = call.result()
+        except Exception as error:
+            self._failed(slot, error)
             return
-        if work is None:
-            self._release(worker)
-            if len(self._queue):  # the worker got nothing because its node leaves
-                self._hire_if_missing()
-            return
-        worker.work, worker.since = work, time.monotonic()
-        if isinstance(work, Merge):
-            self._begin(worker, "merge", work.whole, work.spans, self.task)
+        if slot.method == "locate":
+            slot.place = result
+            self._begin(slot, "ready")
+        elif slot.method == "ready":
+            slot.device, self._any_ready = result, True
+            self._starts.succeeded(slot.node)
+            logger.info("%s: a worker is ready", self.task.stage, extra={"node": slot.node, **self.settings.placement})
+        elif slot.method == "measure":
+            self._measurements.keep(slot.device, result)
+            assert slot.partition is not None
+            self._process(slot, slot.partition)
         else:
-            worker.prefetched = self._queue.prefetch(n_workers, worker, work)
-            self._begin(worker, "process", work, self.task, worker.prefetched)
+            self._written(slot, result)
 
-    def _call_failed(self, worker: _Hired, work: Work | None, error: Exception) -> None:
-        if not worker.node:
-            raise error if isinstance(error, MixedNutsError) else ClusterError(f"a worker cannot start: {error}")
-        if work in self._written:  # the other copy of this piece was faster
-            self._assign(worker)
+    def _written(self, slot: _Slot, receipts: dict[Partition, Receipt]) -> None:
+        """Note that a worker has computed its partition and that the storage has accepted the files of `receipts`."""
+        if slot.partition:
+            slot.unwritten.append(slot.partition)
+            slot.partition = None
+        self._places.succeeded(slot.place)
+        self._failures.succeeded()
+        for partition, receipt in receipts.items():
+            if partition in slot.unwritten:
+                slot.unwritten.remove(partition)
+                self._queue.finished(partition, receipt.seconds)
+                self.on_receipt(receipt)
+
+    def _failed(self, slot: _Slot, error: Exception) -> None:
+        """Replace a worker whose call raised, and decide who is to blame: the partition, the place or the storage."""
+        lost = isinstance(error, WorkerLost)
+        reason = _first_line(error) if lost else f"{type(error).__name__}: {error}"
+        gone = isinstance(error, WorkerLost) and (error.machine or self.executor.is_gone(slot.node))
+        logger.warning("%s a worker: %s", "lost" if lost else "replacing", reason)
+        partition, log = slot.partition, "".join(traceback.format_exception(error))
+        if not slot.device:
+            self._end(slot)
+            if not gone:
+                self._start_failed(slot.node, error)
             return
-        if isinstance(error, StoreError) or work is None:
-            raise error  # the worker has retried for as long as it makes sense, and every piece needs the storage
-        if self._failures.failed(work, f"{type(error).__name__}: {error}", _log(error), worker.node):
-            self._try_again(work)
-        self._raise_if_hopeless()
-        self._assign(worker)
-
-    def _worker_lost(self, worker: _Hired, work: Work | None, error: WorkerLost) -> None:
-        """The process or its machine is gone: its pieces go back into the queue, and a new worker is hired."""
-        logger.warning("lost a worker%s: %s", f" at {work}" if work else "", _first_line(error))
-        self._end(worker)
-        gone, log = error.machine or self.executor.is_gone(worker.node), _log(error)
-        if not worker.node:
-            self._failed_starts += not gone
-            if self._failed_starts >= self.settings.max_tries * self.settings.n_workers:
-                raise ClusterError(f"workers died {self._failed_starts} times before they were ready: {error}")
-        # A failure is counted for the piece it computed or, if it only waited for the storage, for its unwritten ones.
-        unwritten = [piece for piece in worker.unwritten if piece not in self._written]
-        blamed: list[Work] = [piece for piece in ([work] if work else unwritten) if piece not in self._written]
-        for piece in unwritten:
-            if piece not in blamed:
-                self._try_again(piece)
-        for blame in blamed:
-            if gone or work is None:
-                again = self._failures.machine_lost(blame, _first_line(error), log)
+        if not gone:
+            self._places.failed(slot.place, error)
+            self._last_failure = time.monotonic()
+        blamed = [partition] if partition else [*slot.unwritten]
+        n_nodes = len({each.node for each in self._slots if each.device})
+        self._end(slot, but=blamed)
+        for each in blamed:
+            if gone or (lost and not partition):
+                again = self._failures.machine_lost(each, reason, log)
+            elif isinstance(error, StoreError):
+                again = True  # the storage failed, not the partition
             else:
-                again = self._failures.failed(blame, f"the worker died: {_first_line(error)}", log, worker.node)
+                what = f"the worker died: {reason}" if lost else reason
+                again = self._failures.failed(each, what, log, slot.node, n_nodes)
             if again:
-                self._try_again(blame)
-        self._raise_if_hopeless()
-        if len(self._queue):
-            self._hire()
+                self._put_back(each, failed=not gone)
 
-    def _raise_if_hopeless(self) -> None:
-        self._failures.raise_if_hopeless({worker.node for worker in self._running.values() if worker.work})
+    def _start_failed(self, node: str, error: Exception) -> None:
+        """Have a worker started again after a back-off; raise the error if no worker has ever been ready."""
+        n_in_a_row = self._starts.failed(node, error)
+        self._n_failed_starts += 1
+        if not self._any_ready:
+            others = any(slot.place for slot in self._slots)
+            too_often = self._n_failed_starts >= self.settings.max_tries * self.settings.n_workers
+            died = isinstance(error, WorkerLost)
+            if too_often or (not others and n_in_a_row >= self.settings.max_tries) or not (self._slots or died):
+                raise (
+                    error
+                    if isinstance(error, MixedNutsError)
+                    else ClusterError(
+                        f"no worker could start in {self._n_failed_starts} tries; the last one ended with: {error}"
+                    )
+                )
+        self._delayed.append(time.monotonic() + self._starts.back_off(node))
 
-    def _try_again(self, work: Work) -> None:
-        if any(other.work == work for other in self._running.values()):
-            return  # another worker still computes a copy
-        self._queue.put_back(work)
+    def _put_back(self, partition: Partition, *, failed: bool) -> None:
+        self._queue.put_back(partition, failed=failed)
         self.executor.count_retry(self.spec.run_id, self.task.stage)
 
+    def _stop_overdue(self) -> None:
+        """Stop workers that take far longer for a partition than the finished ones suggest."""
+        for slot in list(self._slots):
+            if slot.partition is None or slot.method != "process":
+                continue
+            taken = time.monotonic() - slot.since
+            allowed = self._queue.seconds_allowed(slot.partition, self.settings.watchdog)
+            allowed *= 2 ** self._failures.tries(slot.partition)  # it may just be slow: each try has twice the time
+            allowed *= 1 + slot.n_prefetched  # those are computed in the same batches
+            if taken > allowed:
+                self._failed(
+                    slot, TimeoutError(f"not finished after {taken:.0f} s; at most {allowed:.0f} s are allowed")
+                )
 
-def _log(error: Exception) -> str:
-    return "".join(traceback.format_exception(error))
+    def _require_ready(self) -> None:
+        """Raise ClusterError if no worker has been ready for `start_seconds`."""
+        now, settings = time.monotonic(), self.settings
+        if any(slot.device for slot in self._slots):
+            self._seen_ready = now
+        elif now - self._seen_ready > settings.start_seconds:
+            where = "".join(f", {name} {value}" for name, value in settings.placement.items())
+            raise ClusterError(
+                f"no worker was ready for {settings.start_seconds:g} s: {settings.n_workers} were requested, each with "
+                f"{settings.num_cpus:g} CPUs and {settings.num_gpus:g} GPUs{where}; {self.executor.room()}. Change "
+                "compute.num_workers, num_cpus or num_gpus to what it has, or raise compute.start_seconds"
+            )
+
+    def _end(self, slot: _Slot, but: "list[Partition] | tuple[()]" = ()) -> None:
+        """End a worker, also in the middle of a call; what it held is queued again, except for `but`."""
+        self._slots.remove(slot)
+        if slot.call is not None:
+            self._open.pop(slot.call, None)
+        slot.worker.end()
+        self._queue.release(slot)
+        for partition in [*slot.unwritten, *([slot.partition] if slot.partition else [])]:
+            if partition not in but:
+                self._put_back(partition, failed=False)
 
 
 def _first_line(error: Exception) -> str:

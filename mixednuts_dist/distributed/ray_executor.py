@@ -23,7 +23,7 @@ from .executor import Executor, PoolSettings, Scoring, WorkerLost
 from .metrics import RunMetrics
 from .slabs import SearchInputs, SearchTask
 from .worker import AttackWorker
-from .worker_spec import WorkerSpec
+from .worker_spec import Place, WorkerSpec
 
 _WATCH_SECONDS = 0.2  # between two looks at whether the raylet is there
 
@@ -40,11 +40,7 @@ class RayExecutor(Executor):
     def __init__(self, address: str | None = None) -> None:
         super().__init__(address or os.environ.get("RAY_ADDRESS"))
         self._started = False
-
-    @property
-    def keeps_workers(self) -> bool:  # type: ignore[override]
-        """On a Ray of its own; a cluster gets the room back as soon as a stage has no more for a worker to do."""
-        return self._started and self._is_local
+        self._n_begun = 0
 
     @property
     def _is_local(self) -> bool:
@@ -74,13 +70,11 @@ class RayExecutor(Executor):
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
         """An actor; it joins when the cluster has room."""
         options = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **settings.placement}
-        of_all = replace(spec, n_workers=settings.n_workers)
+        self._n_begun += 1
+        together = settings.n_workers if self._n_begun <= settings.n_workers else 1
+        of_all = replace(spec, n_workers=together)
         actor = _Actor.options(**options, max_restarts=0, max_task_retries=0).remote(of_all, settings.num_gpus)
         return ActorWorker(actor)
-
-    def leaving(self) -> Mapping[str, float]:
-        """The nodes that Ray drains, because a spot machine is called back for instance."""
-        return draining_nodes()
 
     def is_gone(self, node: str) -> bool:
         """Whether Ray has declared the node dead."""
@@ -110,26 +104,23 @@ class RayExecutor(Executor):
 class RayWorker(AttackWorker):
     """The worker as an actor: it logs and counts where Ray collects that."""
 
+    def locate(self) -> Place:
+        """Return the id of its Ray node and its GPUs."""
+        return super().locate()._replace(node=str(ray.get_runtime_context().get_node_id()))
+
     def ready(self) -> str:
-        """As the plain worker's; returns the id of its Ray node."""
+        """Load everything, as the plain worker does."""
         log_json()  # into the node's log folder
         end_with_parent()
         self._metrics = RunMetrics(self.spec.run_id)
-        super().ready()
-        return str(ray.get_runtime_context().get_node_id())
-
-    @ray.method(concurrency_group="watch")
-    def decided(self) -> float:  # type: ignore[override]
-        """As the plain worker's; an actor answers while it works."""
-        return super().decided()
+        return super().ready()
 
     def count(self, receipt: Receipt) -> None:
         """For Prometheus."""
         self._metrics.count_piece(receipt)
 
 
-_remote: Any = ray.remote  # its types leave concurrency groups out
-_Actor: Any = _remote(concurrency_groups={"watch": 1})(RayWorker)
+_Actor: Any = ray.remote(RayWorker)
 
 
 class ActorWorker:
@@ -251,19 +242,3 @@ def _fits(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
         if (labels.get(key) in values) == negated:
             return False
     return True
-
-
-def draining_nodes() -> dict[str, float]:
-    """Nodes that Ray is draining -> when they go, in seconds since 1970, infinity where no time was given.
-
-    Ray's public interface does not have this; its own libraries read it from the same private place. In a Ray without
-    that place, a node that leaves is only noticed when it is lost.
-    """
-    try:
-        from ray._private.state import state
-
-        deadlines: dict[str, int] = state.get_draining_nodes()
-    except (ImportError, AttributeError, RayError, RuntimeError) as error:
-        logger.debug("whether nodes are drained is not known: %s", error)
-        return {}
-    return {node: deadline / 1000 if deadline else math.inf for node, deadline in deadlines.items()}

@@ -20,11 +20,6 @@ so rows are the same bits whatever was prefetched.
 Shapes: B images of a piece, C x H x W, K classes.
 """
 
-import json
-import logging
-import platform
-import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,24 +33,15 @@ from ..attacks.cut_gradients import Cut, Uncut
 from ..attacks.engine import Engine, Finished, Group
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.judge import Judge
-from ..attacks.progress import Progress
 from ..attacks.stream import Stream
-from ..config.config_file import read_json
-from ..config.run_config import digest
 from ..images.datasets import Dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform
-from ..storage.damage import set_aside_if_damaged
-from ..storage.partitions import Partition, whole_of
+from ..storage.partitions import Partition
 from ..storage.store import Store
 from ..storage.tables import read_columns
 from .worker_spec import WorkerSpec
-
-logger = logging.getLogger(__name__)
-
-_BEGUN = ".begun"  # beside a file that a worker has begun to measure for
-_MEASURED_SECONDS, _POLL_SECONDS = 120.0, 0.5  # a worker that measures is waited for so long; how often it is asked
 
 
 class Workbench:
@@ -74,13 +60,10 @@ class Workbench:
         self.uncut: dict[str, nn.Module] = {
             role: Uncut(net, cuts[role]) if self.cuts(role) else net for role, net in networks.items()
         }
-        self.decided = 0.0  # images of unfinished pieces, a share for each attack that is done
-        self.on_decided: Callable[[float], None] | None = None  # reports it in the same process
         self._dataset = dataset
         self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the piece at hand and prefetched ones
         self._settled: tuple[BatchShape, dict[str, Precision], bool] | None = None
         self._streams: dict[str, Stream] = {}  # of the task at hand, by what they attack
-        self._returned = 0.0  # decided images of the piece at hand, the shares of engines that have ended it
         self._task: tuple[str, str] | None = None  # its stage and fingerprint
         self._mixture: Mixture | None = None  # what it is about
         self._model: MixedClassifier | None = None
@@ -108,9 +91,7 @@ class Workbench:
 
     def stored(self, piece: Partition, stage: str, fingerprint: str, column: str) -> Tensor:
         """A piece's rows of one column of another stage's file, on the device; errors as in `read_columns`."""
-        whole = whole_of(piece)
-        values = read_columns(self.store, stage, [whole], fingerprint, [column])[column]
-        return values[piece.start - whole.start : piece.stop - whole.start].to(self.device)
+        return read_columns(self.store, stage, [piece], fingerprint, [column])[column].to(self.device)
 
     @property
     def model(self) -> nn.Module:
@@ -170,7 +151,6 @@ class Workbench:
         make: Callable[[], Engine],
         *,
         name: str = "model",
-        share: int = 1,
         group: Callable[[Partition], Group] | None = None,
     ) -> tuple[Engine, Finished]:
         """The piece's images at the end of an engine that goes from piece to piece.
@@ -178,28 +158,17 @@ class Workbench:
         Args:
             make: the engine, made at the task's first piece.
             name: of what it attacks, where a task has several engines.
-            share: how many engines the task has; each decides that share of an image.
             group: a piece's images as they enter, with points that are tried first for instance.
         """
         if name not in self._streams:
-            engine = make()
-            engine.progress = lambda _: self.report(
-                self._returned + sum(each.n_decided for each in self._streams.values()) / share
-            )
-            self._streams[name] = Stream(engine, group or self.group)
+            self._streams[name] = Stream(make(), group or self.group)
         stream = self._streams[name]
-        finished = stream.finish(piece, self._prefetched)
-        self._returned += len(piece) / share
-        return stream.engine, finished
+        return stream.engine, stream.finish(piece, self._prefetched)
 
     def group(self, piece: Partition) -> Group:
         """A piece's images as an engine takes them."""
         x, y = self.images(piece)
         return Group(x, y, range(piece.start, piece.stop))
-
-    def progress(self, n_images: int, attack: int = 0, attacks: int = 1) -> Callable[[Progress], None]:
-        """Reports how far one of so many attacks on a piece's images is; images that it leaves out are decided."""
-        return lambda seen: self.report(((attack + 1) * n_images - seen.n_images + seen.n_decided) / attacks)
 
     # --- for the worker -----------------------------------------------------------------------------------------------
 
@@ -218,7 +187,7 @@ class Workbench:
             self._streams, self._task = {}, (stage, fingerprint)
             self._mixture, self._model, self._uncut_model = mixture, None, None
         self._read = {each: images for each, images in self._read.items() if each in (piece, *prefetched)}
-        self._prefetched, self.decided, self._returned = prefetched, 0.0, 0.0
+        self._prefetched = prefetched
         try:
             yield
         except BaseException:
@@ -238,63 +207,24 @@ class Workbench:
         """Whether a pass over the same images gives the same bits again; else only verdicts repeat."""
         return self._decisions(x)[2]
 
-    def report(self, decided: float) -> None:
-        """How many images of unfinished pieces are decided."""
-        self.decided = decided
-        if self.on_decided is not None:
-            self.on_decided(decided)
-
     def _decisions(self, x: Tensor) -> tuple[BatchShape, dict[str, Precision], bool]:
-        """Rows and precisions as configured or, where that is "auto", as the run's first worker on such a device found.
-
-        One worker decides for all, in `acceleration/<device>.json`: rows of one run come from one arithmetic.
-        """
+        """Rows, precisions, and whether passes repeat their bits."""
         if self._settled is None:
-            given = self.spec.batch_size, self.spec.precision
-            found = self._measured(x) if "auto" not in given else self._first_measured(x)
-            for role, network in self.networks.items():
-                self.arithmetic.decide(self.uncut[role], "fp32")
-                self.arithmetic.decide(network, found["precision"][role])
-            shape = BatchShape(found["rows"], float32_rows=found.get("float32_rows"))
-            self._settled = shape, found["precision"], found.get("repeatable", True)
+            self.use(self.measured(x))
+        assert self._settled is not None
         return self._settled
 
-    def _first_measured(self, x: Tensor) -> dict[str, Any]:
-        kind = torch.cuda.get_device_name(x.device) if x.is_cuda else x.device.type
-        path = f"acceleration/{re.sub('[^A-Za-z0-9]+', '-', kind)}.json"
-        while True:
-            if not self.store.exists(path) and not self._waited_for(path):
-                try:
-                    measured = self._measured(x)
-                    self.store.create(path, json.dumps({**measured, "digest": digest(measured)}).encode())
-                finally:
-                    self.store.delete(path + _BEGUN)
-            try:
-                found: dict[str, Any] = read_json(self.store.read(path))  # of the first worker that wrote it
-                if found.pop("digest", None) not in (None, digest(found)):  # none: of the release before
-                    raise ValueError("its content has changed")
-            except (ValueError, AttributeError) as error:
-                logger.warning("%s is damaged (%s); it is measured again", self.store.address(path), error)
-                set_aside_if_damaged(self.store, path)
-            else:
-                return found
+    def use(self, measured: Mapping[str, Any]) -> None:
+        """Compute with the rows and precisions that were measured on a device of this type."""
+        if self._settled is None:
+            for role, network in self.networks.items():
+                self.arithmetic.decide(self.uncut[role], "fp32")
+                self.arithmetic.decide(network, measured["precision"][role])
+            shape = BatchShape(measured["rows"], float32_rows=measured.get("float32_rows"))
+            self._settled = shape, measured["precision"], measured.get("repeatable", True)
 
-    def _waited_for(self, path: str) -> bool:
-        """Whether another worker has begun to measure, and written what it found while this one waited for it.
-
-        Hundreds of workers start at once, and the copies of one are enough. One that was lost is not waited for longer
-        than `_MEASURED_SECONDS`; then whoever waited measures.
-        """
-        if self.store.create(path + _BEGUN, json.dumps({"node": platform.node()}).encode()):
-            if written := self.store.exists(path):  # between this worker's two questions
-                self.store.delete(path + _BEGUN)
-            return written
-        until = time.monotonic() + _MEASURED_SECONDS
-        while not (written := self.store.exists(path)) and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-        return written
-
-    def _measured(self, x: Tensor) -> dict[str, Any]:
+    def measured(self, x: Tensor) -> dict[str, Any]:
+        """Return rows and precisions as configured or, for "auto", as they suit this device and these images."""
         rows, model = self.spec.batch_size, self.rob
         if "std" in self.networks:
             model = MixedClassifier(self.std, self.rob, IdentityTransform(), 0.5)

@@ -30,17 +30,15 @@ from ..mixing.transforms import LogitTransform
 from ..norms.ball import key_number
 from ..storage.damage import create_whole
 from ..storage.manifest import with_checksum
-from ..storage.partitions import Partition, Span
+from ..storage.partitions import Partition
 from ..storage.records import Receipt
-from ..storage.spans import merge_spans
 from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
 from .answers import Answers
-from .energy import EnergyMeter, energy_meter
 from .gpus import keep_to_share, unusable_gpu
 from .tasks import Task
 from .workbench import Workbench
-from .worker_spec import WorkerSpec
+from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -133,11 +131,14 @@ class AttackWorker:
         self.spec, self._n_gpus, self._is_ready = spec, n_gpus, False
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._unwritten: dict[Partition, Future[Receipt]] = {}  # in the order in which they were computed
-        self.energy: EnergyMeter | None = None
-        self._unbilled = {"seconds": 0.0, "joules": 0.0}  # of work on pieces that are not finished
+        self._unbilled = 0.0  # seconds of work on partitions that are not finished
+
+    def locate(self) -> Place:
+        """Return where it runs, before anything that may fail."""
+        return Place(platform.node(), os.environ.get("CUDA_VISIBLE_DEVICES", "") if self._n_gpus else "")
 
     def ready(self) -> str:
-        """Load everything, unless that is done; returns the name of its node.
+        """Load everything, unless that is done; returns the type of its device.
 
         Raises:
             ClusterError: where it is given a GPU that torch cannot use.
@@ -147,7 +148,7 @@ class AttackWorker:
             StoreError: where this machine does not see the driver's storage.
         """
         if self._is_ready:
-            return platform.node()
+            return self._device_type()
         if self._n_gpus and not torch.cuda.is_available():
             raise ClusterError(unusable_gpu())
         keep_to_share(self._n_gpus)
@@ -155,7 +156,6 @@ class AttackWorker:
         require_extensions(self.spec.extensions, travelled(self.spec.working_folder))
         self.device = torch.device("cuda" if self._n_gpus else "cpu")
         time.sleep(load_delay(self.spec.n_workers, f"{self.spec.run_id}/{platform.node()}/{os.getpid()}"))
-        self.energy = energy_meter(self.device, self._n_gpus or self.spec.n_threads)
         self.dataset = self._dataset()
         networks = {role: self._classifier(uri, role) for role, uri in self.spec.uris.items()}
         self.store = Store(self.spec.store_uri)
@@ -169,7 +169,10 @@ class AttackWorker:
             networks, self.spec.uris, self.spec.n_classes, self.bench.logits, random=self.spec.random
         )
         self._is_ready = True
-        return platform.node()
+        return self._device_type()
+
+    def _device_type(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
 
     def _dataset(self) -> Dataset:
         dataset = open_dataset(self.spec.placed(self.spec.data_uri))
@@ -191,17 +194,30 @@ class AttackWorker:
             )
         return model.to(self.device)
 
-    def process(
-        self, partition: Partition, task: Task, prefetched: Sequence[Partition] = ()
-    ) -> dict[Partition, Receipt]:
-        """Compute one piece, unless another driver's worker has; returns what is written since the last call.
+    def measure(self, partition: Partition) -> dict[str, Any]:
+        """Return the rows per pass and the precisions that suit this type of device, found on a partition's images."""
+        x, _ = self.bench.images(partition)
+        with self.answers.checked(x):
+            return self.bench.measured(x)
 
-        `prefetched` are the pieces that this worker is likely to get next: their images take the slots that empty.
-        While the storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks go on.
+    def process(
+        self,
+        partition: Partition,
+        task: Task,
+        prefetched: Sequence[Partition] = (),
+        measured: Mapping[str, Any] | None = None,
+    ) -> dict[Partition, Receipt]:
+        """Compute one partition, unless another driver's worker has; returns what was written since the last call.
+
+        While the storage does not answer, up to `_MOST_UNWRITTEN` files wait for it and the attacks continue.
+
+        Args:
+            prefetched: the partitions that this worker gets next: their images take the slots that become free.
+            measured: what `measure` has returned on a device of this type; measured here if missing.
         """
         path, started = f"{task.stage}/{partition.file_name}", time.perf_counter()
-        if self.energy is not None:
-            self.energy.joules()  # used while it was idle
+        if measured is not None:
+            self.bench.use(measured)
         if not self._unwritten and (there := finished_receipt(self.store, path, task.fingerprint)):
             return {partition: there}
         with self.bench.at(partition, task.stage, task.fingerprint, mixture=task.mixture, prefetched=prefetched):
@@ -211,7 +227,7 @@ class AttackWorker:
                 require_usable(columns)
         receipt = Receipt(
             stage=task.stage, partition=partition.index, start=partition.start, stop=partition.stop,
-            **self._bill(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),
+            seconds=self._seconds_of(time.perf_counter() - started, summary["n_forward"]), finished=time.time(),
             node=platform.node(), precision=self.bench.precisions(x), rows=self.bench.shape(x).rows,
             float32_rows=self.bench.shape(x).float32.rows, repeatable=self.bench.repeatable(x),
             **self._held(), **summary,
@@ -223,20 +239,13 @@ class AttackWorker:
         wait([*self._unwritten.values()][:-_MOST_UNWRITTEN])
         return self._written()
 
-    def _bill(self, seconds: float, n_forward: int) -> dict[str, Any]:
-        """The piece's part of time and energy since the last bill, by its part of the passes on all pieces begun."""
+    def _seconds_of(self, seconds: float, n_forward: int) -> float:
+        """Return the partition's part of the time since the last call, by its part of the passes on all begun ones."""
         n_begun = self.bench.n_forward_begun
         part = n_forward / (n_forward + n_begun) if n_begun else 1.0
-        spent = {"seconds": seconds, "joules": self.energy.joules() if self.energy else 0.0}
-        bill = dict[str, Any]()
-        for name, more in spent.items():
-            bill[name] = part * (self._unbilled[name] + more)
-            self._unbilled[name] += more - bill[name]
-        return bill
-
-    def decided(self) -> float:
-        """Images of the piece at hand that are decided; answered from another thread while it works."""
-        return self.bench.decided
+        own = part * (self._unbilled + seconds)
+        self._unbilled += seconds - own
+        return own
 
     def flush(self) -> dict[Partition, Receipt]:
         """Wait for the files that are not written yet; returns their receipts."""
@@ -261,10 +270,6 @@ class AttackWorker:
     def count(self, receipt: Receipt) -> None:
         """Called for each file that is written; where an executor has a place for metrics, it counts there."""
 
-    def merge(self, partition: Partition, spans: Sequence[Span], task: Task) -> Receipt:
-        """Make the partition's one file from the files of all of its spans."""
-        return merge_spans(self.store, task.stage, partition, spans, task.fingerprint)
-
     def time_passes(self) -> dict[str, PassSeconds]:
         """Seconds an image and pass of each network and their mixture, in the run's precisions and batch shape."""
         x, _ = self.dataset.read(0, min(_TIMED_IMAGES, len(self.dataset)))
@@ -274,6 +279,5 @@ class AttackWorker:
 
     def _held(self) -> dict[str, Any]:
         """What the worker computes on, for the bill: one accelerator's name and share, or its cores."""
-        if self.device.type != "cuda":
-            return {"device": "cpu", "n_devices": float(self.spec.n_threads)}
-        return {"device": torch.cuda.get_device_name(self.device), "n_devices": self._n_gpus}
+        held = self._n_gpus if self.device.type == "cuda" else float(self.spec.n_threads)
+        return {"device": self._device_type(), "n_devices": held}

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..config.threat import ThreatModel
 from ..config.uris import placed, travelled
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from ..acceleration.arithmetic import PrecisionChoice
+
+
+class Place(NamedTuple):
+    """Where a worker runs: a node, or some GPUs of a node."""
+
+    node: str
+    gpus: str = ""
 
 
 @dataclass(frozen=True)

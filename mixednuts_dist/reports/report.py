@@ -233,7 +233,7 @@ def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
 
 def _parts(opened: Run) -> Iterator[list[Partition]]:
     """The partitions in groups of about as many images as are held at once, so that memory does not grow with them."""
-    each = max(1, _LOGITS_AT_A_TIME // (opened.inputs.n_classes * opened.config.partition_size))
+    each = max(1, _LOGITS_AT_A_TIME // (opened.inputs.n_classes * opened.partition_size))
     for start in range(0, len(opened.partitions), each):
         yield opened.partitions[start : start + each]
 

@@ -130,13 +130,13 @@ class AttackTask(Task):
         from ..attacks.minimum_margin import black_box_margin_attack, margin_engine, margin_result
 
         x, y = worker.images(piece)
-        spec, n_networks = worker.spec, len(worker.networks)
+        spec = worker.spec
         rob = self._mapped(worker, worker.rob)
         if self.method == "square":
             return black_box_margin_attack(
                 rob, x, y, threat=spec.threat, n_queries=self.budget.n_queries, seed=spec.seed,
                 stop_when_broken=self.stop_when_broken, sample_ids=range(piece.start, piece.stop),
-                batch_size=worker.shape(x), progress=worker.progress(len(x), 0, n_networks),
+                batch_size=worker.shape(x),
             )  # fmt: skip
 
         def make() -> Engine:
@@ -145,7 +145,7 @@ class AttackTask(Task):
                 stop_when_broken=self.stop_when_broken, shape=worker.shape(x), arithmetic=worker.arithmetic,
             )  # fmt: skip
 
-        return margin_result(*worker.attacked(piece, make, name="rob", share=n_networks))
+        return margin_result(*worker.attacked(piece, make, name="rob"))
 
     def _mapped(self, worker: Workbench, rob: nn.Module) -> nn.Module:
         from torch import nn
@@ -187,7 +187,7 @@ class AttackTask(Task):
                 shape=worker.shape(x), arithmetic=worker.arithmetic,
             )  # fmt: skip
 
-        engine, finished = worker.attacked(piece, make, name="std", share=len(worker.networks))
+        engine, finished = worker.attacked(piece, make, name="std")
         outcome = ensemble_outcome(engine, STD_ATTACKS, finished)
         if not worker.cuts("std"):
             return outcome

@@ -105,7 +105,6 @@ class Certify(Stage):
         votes = smoothed_votes(
             lambda x_BCHW: worker.logits(worker.rob, x_BCHW), x, y, plan, n_classes=n_classes,
             sample_ids=range(piece.start, piece.start + len(x)), seed=worker.spec.seed, rows=worker.shape(x).rows,
-            progress=worker.report,
         )  # fmt: skip
         counts = {"chosen_counts": votes.chosen_counts_BK, "counts": votes.counts_BK, "n_drawn": votes.n_drawn_B}
         robust_B = SmoothedAnswers(plan, y.cpu(), None, *counts.values()).certified(ROB_ALONE, self.radii[0])

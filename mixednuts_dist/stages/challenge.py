@@ -59,7 +59,6 @@ class RoundTask(Task):
                     arithmetic=worker.arithmetic, bpda=False,
                     # The next choices have other cutoffs: a point that only just fools this one says little of them.
                     stop_when_broken=False,
-                    progress=worker.progress(len(x), i, len(self.mixtures)),
                 )  # fmt: skip
                 found[tried] = outcome.x_adv
                 broken[tried] = ~outcome.robust

@@ -339,8 +339,7 @@ def check(opened: Run, executor: Executor | None, progress: Progress) -> None:
     )
     # An opinion on another choice, or on other images, is replaced.
     delete_rows(opened.store, CHECK, lambda fingerprint: fingerprint != opinion.fingerprint)
-    # Whole partitions: the package's noise depends on the batch.
-    run_partitions(opened, opinion, executor, progress, smallest=opened.config.partition_size)
+    run_partitions(opened, opinion, executor, progress)
 
 
 def check_fingerprint(opened: Run, evaluated: str) -> str:

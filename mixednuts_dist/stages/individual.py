@@ -77,7 +77,7 @@ class IndividualTask(EvaluateTask):
                 seed=worker.spec.seed, budget=self.budget, shape=worker.shape(x), arithmetic=worker.arithmetic,
                 eot=self.eot,
             )  # fmt: skip
-            engine, finished = worker.attacked(piece, make, name=attack, share=len(self.attacks))
+            engine, finished = worker.attacked(piece, make, name=attack)
             outcome = ensemble_outcome(engine, (attack,), finished)
             columns[f"{SURVIVED}{attack}"] = outcome.robust
             robust &= outcome.robust

@@ -12,14 +12,10 @@ from ..distributed.worker_spec import WorkerSpec
 from ..storage.manifest import ManifestWriter, set_damaged_aside
 from ..storage.partitions import Partition
 from ..storage.records import Receipt
-from ..storage.spans import delete_spans, finished_spans
 from ..storage.store import Store
 from .early_stop import EarlyStop
 from .progress import Progress, WatchesWorkers
 from .runs import Run, finished_partitions, record_devices, stage_clock
-
-SMALLEST_SPAN = 4  # images, at the start; the queue raises it where batches of so few are slow
-SMALLEST_ON_CARD = 32  # whose attempts at nine targets fill a pass of `ON_CARD` rows, which costs the same half empty
 
 
 def run_partitions(
@@ -28,15 +24,12 @@ def run_partitions(
     executor: Executor | None,
     progress: Progress,
     weights: Mapping[Partition, float] | None = None,
-    smallest: int = SMALLEST_SPAN,
     early_stop: EarlyStop | None = None,
 ) -> None:
     """Have the unfinished partitions of a task computed.
 
     Args:
         weights: expected costs, where known: the partitions of the highest cost go first.
-        smallest: images of the smallest span into which a partition may be cut; a partition of at most twice as many
-            is not cut.
         early_stop: the partitions go in its order, until it says that enough are done.
 
     Raises:
@@ -44,8 +37,7 @@ def run_partitions(
     """
     finished = finished_partitions(opened, task.stage, task.fingerprint)
     todo = [partition for partition in opened.partitions if partition not in finished]
-    spans = finished_spans(opened.store, task.stage, todo, task.fingerprint)
-    progress.stage_started(task.stage, opened.inputs.n_images, [*finished.values(), *spans.values()])
+    progress.stage_started(task.stage, opened.inputs.n_images, [*finished.values()])
     manifest = ManifestWriter(opened.store, task.stage, task.fingerprint, finished)
     if early_stop:
         todo = sorted(todo, key=early_stop.place)
@@ -55,15 +47,12 @@ def run_partitions(
     else:
         set_damaged_aside(opened.store, task.stage, todo)
         _delete_error_logs(opened.store, task.stage, todo)
-        queue = WorkQueue(
-            todo, smallest=smallest, weights=weights, finished_spans=list(spans), in_order=early_stop is not None
-        )
+        queue = WorkQueue(todo, weights=weights, in_order=early_stop is not None)
         with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
             computed = _compute(opened, task, used, queue, manifest, progress, early_stop)
             record_devices(opened, [*finished.values(), *computed])
         opened.store.sweep()  # what workers were writing that were killed meanwhile
         ended = _computed(len(computed), len(finished), early_stop)
-    delete_spans(opened.store, task.stage)
     progress.stage_finished(task.stage, ended)
 
 
@@ -82,15 +71,13 @@ def _compute(
     def written(receipt: Receipt) -> None:
         manifest.add(receipt)
         computed.append(receipt)
+        progress.partition_done(receipt)
         if early_stop and early_stop.enough([receipt]):
             queue.stop()
 
-    settings = executor.workers(opened.config.compute)
-    if settings.num_gpus:
-        queue.smallest = max(queue.smallest, SMALLEST_ON_CARD)
-    pool = Pool(worker_spec(opened), task, settings, executor, progress.partition_done, written)
+    pool = Pool(worker_spec(opened), task, executor.workers(opened.config.compute), executor, written)
     if isinstance(progress, WatchesWorkers):
-        pool.on_look, pool.on_decided = progress.workers_seen, progress.images_decided
+        pool.on_look = progress.workers_seen
     try:
         pool.run(queue)
     finally:

@@ -13,7 +13,7 @@ class Progress(Protocol):
         """`n_images` in all; `done` are the partitions that earlier runs have left finished."""
 
     def partition_done(self, receipt: Receipt) -> None:
-        """One more partition, or one more span of one, is written."""
+        """One more partition is written."""
 
     def stage_finished(self, stage: str, message: str) -> None:
         """The stage is complete; `message` says in a line what came out or that there was nothing to do."""
@@ -21,13 +21,10 @@ class Progress(Protocol):
 
 @runtime_checkable
 class WatchesWorkers(Protocol):
-    """A `Progress` that also takes the number of workers and what they have decided, every few seconds."""
+    """A `Progress` that also takes the number of workers, every few seconds."""
 
     def workers_seen(self, ready: int, asked: int) -> None:
         """`ready` of `asked` workers are there; the others wait for room on the cluster."""
-
-    def images_decided(self, images: float) -> None:
-        """Of the pieces that are not finished; an image counts by shares where it meets several attacks."""
 
 
 class Silent:

@@ -31,7 +31,7 @@ from ..errors import (
 from ..storage.code_files import keep_code, places
 from ..storage.manifest import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
-from ..storage.partitions import Partition, Sample, split_images
+from ..storage.partitions import Partition, Sample, partition_size_of, split_images
 from ..storage.records import Receipt, SearchResult
 from ..storage.run_file import LAST_KEY, RUN, parse_run_file, read_run_file
 from ..storage.store import Store, concurrently
@@ -79,7 +79,12 @@ class Run:
     def partitions(self) -> list[Partition]:
         if self.only is not None:
             return list(self.only)
-        return split_images(self.inputs.n_images, self.config.partition_size)
+        return split_images(self.inputs.n_images, self.partition_size)
+
+    @property
+    def partition_size(self) -> int:
+        """Images per partition."""
+        return partition_size_of(self.inputs.n_images, self.config.partition_size)
 
     @property
     def attack_fingerprint(self) -> str:

@@ -100,7 +100,7 @@ class ManifestWriter:
         self._due = time.monotonic() + _SECONDS_BETWEEN
 
     def add(self, receipt: Receipt) -> None:
-        """Note a partition's file; of spans, whose files are merged later, nothing is kept."""
+        """Note a partition's file."""
         if receipt.n_bytes:
             self._entries[receipt.partition] = receipt
             self._changed = True

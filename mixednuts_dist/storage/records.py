@@ -141,7 +141,6 @@ class Receipt:
     node: str
     device: str = "cpu"  # or the accelerator's name
     n_devices: float = 1.0  # cores or accelerators that the worker held; below 1 where workers share one
-    joules: float = 0.0  # that the share which it held has used; 0 where the device does not say
     precision: str = "std fp32, rob fp32"  # of the gradients, as chosen on this device
     rows: int = 0  # of every pass; fewer once memory has run out
     float32_rows: int = 0  # of the passes in float32 beside coarser ones, and of the judge's

@@ -38,6 +38,7 @@ from ..stages import search as search_stage
 from ..stages.partitioned import run_partitions
 from ..stages.progress import Progress, Silent
 from ..stages.runs import MOST_LOGITS, Run, open_run, read_search_result, searched_images
+from ..storage.partitions import split_images
 from ..storage.records import AttackRecords, Receipt, SearchResult
 from ..storage.tables import read_attack_records, read_evaluate_records
 
@@ -225,10 +226,11 @@ class Bench:
 
         With `full` to as many as the search would hold, which is all of them but in a very large run.
         """
-        size, inputs = self.config.partition_size, opened.inputs
+        size, inputs = opened.partition_size, opened.inputs
         most = max(1, MOST_LOGITS // (inputs.n_classes * size)) * size
         wanted = inputs.n_images if self.full else -(-REDUCED_IMAGES // size) * size
-        return replace(opened, inputs=replace(inputs, n_images=min(wanted, most, inputs.n_images)))
+        n_images = min(wanted, most, inputs.n_images)
+        return replace(opened, inputs=replace(inputs, n_images=n_images), only=tuple(split_images(n_images, size)))
 
     def _complete(self, part: Run, task: Task, label: str) -> None:
         run_partitions(part, task, self.executor, _Labelled(self.progress, label))

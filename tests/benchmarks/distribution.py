@@ -14,7 +14,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -34,7 +34,7 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.progress import Silent
-from mixednuts_dist.storage.partitions import Partition, split_images
+from mixednuts_dist.storage.partitions import Partition, partition_size_of, split_images
 from mixednuts_dist.storage.records import Receipt
 from tests.benchmarks.simulation import simulate, sleep_through
 
@@ -66,7 +66,7 @@ def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any
 
 
 def scaling(executor: Executor, n_images: int = 384) -> dict[str, Any]:
-    """The attack stage on digits by one and by two workers of a core each, from the first piece to the last."""
+    """The attack stage on digits by one and by two workers of a core each, from the first partition to the last."""
     wall = {n_workers: _attack_seconds(executor, n_workers, n_images) for n_workers in (1, 2)}
     return {"cores": psutil.cpu_count(), "one_s": wall[1], "two_s": wall[2], "speedup": wall[1] / wall[2]}
 
@@ -134,24 +134,21 @@ def occupancy(
     return {"alone": share(0), f"{PREFETCHED} prefetched": share(PREFETCHED)}
 
 
-def tail(passes: Sequence[int], n_images: int = 10_000, partition_size: int = 100) -> dict[str, Any]:
+def tail(passes: Sequence[int], sizes: Sequence[int] = (5_000, 10_000, 50_000)) -> dict[str, Any]:
     """64 simulated GPUs over images with these passes, drawn with a fixed seed; shares above the ideal makespan."""
-    draw = random.Random(0)
-    seconds = [draw.choice(passes) / _PASSES_A_SECOND for _ in range(n_images)]
-    weights = {part: sum(seconds[part.start : part.stop]) for part in split_images(n_images, partition_size)}
-    same, mixed = [1.0] * _GPUS, [1.0, 2.0] * (_GPUS // 2)
-    cases: dict[str, Callable[[], Any]] = {
-        "costs_unknown": lambda: simulate(seconds, same, partition_size=partition_size, smallest=4),
-        "costs_known": lambda: simulate(seconds, same, partition_size=partition_size, smallest=4, weights=weights),
-        "half_of_them_twice_as_fast": lambda: simulate(seconds, mixed, partition_size=partition_size, smallest=4),
-        "without_cutting": lambda: simulate(seconds, same, partition_size=partition_size, smallest=partition_size),
-    }
-    shown = {
-        name: {"above_ideal": found.excess, "pieces": found.n_pieces}
-        for name, case in cases.items()
-        for found in [case()]
-    }
-    return {"images": n_images, "gpus": _GPUS, "passes": sorted(passes), **shown}
+    shown: dict[str, Any] = {"gpus": _GPUS, "passes": sorted(passes)}
+    for n_images in sizes:
+        draw = random.Random(0)
+        seconds = [draw.choice(passes) / _PASSES_A_SECOND for _ in range(n_images)]
+        for size in (partition_size_of(n_images, None), 16):
+            weights = {part: sum(seconds[part.start : part.stop]) for part in split_images(n_images, size)}
+            excess = {
+                "costs_unknown": simulate(seconds, [1.0] * _GPUS, partition_size=size),
+                "costs_known": simulate(seconds, [1.0] * _GPUS, partition_size=size, weights=weights),
+                "half_of_them_twice_as_fast": simulate(seconds, [1.0, 2.0] * (_GPUS // 2), partition_size=size),
+            }
+            shown[f"{n_images} images, partitions of {size}"] = {case: each.excess for case, each in excess.items()}
+    return shown
 
 
 class _Collector(Silent):

@@ -14,15 +14,13 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
-from mixednuts_dist.distributed.schedule import Merge, Work, WorkQueue
+from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import Task
-from mixednuts_dist.distributed.worker_spec import WorkerSpec
+from mixednuts_dist.distributed.worker_spec import Place, WorkerSpec
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
 
-PIECE_SECONDS = 0.2  # reading the images of a piece and writing its file
-_PASSES_A_SECOND = 300
-MERGE_SECONDS = 1.0  # reading the files of a partition's spans and writing its one
+PARTITION_SECONDS = 0.2  # reading the images of a partition and writing its file
 _PROCESSES = 4
 
 
@@ -32,8 +30,7 @@ class Outcome:
 
     makespan: float  # seconds until the last worker ends
     ideal: float  # seconds if the images could be poured over the workers
-    n_pieces: int
-    n_merges: int
+    n_partitions: int
 
     @property
     def excess(self) -> float:
@@ -46,37 +43,23 @@ def simulate(
     speeds: Sequence[float],
     *,
     partition_size: int,
-    smallest: int,
     weights: Mapping[Partition, float] | None = None,
 ) -> Outcome:
     """One stage over images that cost `seconds` each on a worker of speed 1; one worker for each of `speeds`."""
-    queue = WorkQueue(split_images(len(seconds), partition_size), smallest=smallest, weights=weights)
+    partitions = split_images(len(seconds), partition_size)
+    queue = WorkQueue(partitions, weights=weights)
     begun = list(itertools.accumulate(seconds, initial=0.0))
     free, tick = list(range(len(speeds))), itertools.count()
-    running: list[tuple[float, int, int, Work]] = []  # ends at, order, worker, its work
-    now, n_pieces, n_merges = 0.0, 0, 0
+    running: list[tuple[float, int, int]] = []  # ends at, order, worker
+    now = 0.0
     while True:
-        while free and (work := queue.take(len(speeds))) is not None:
-            worker = free.pop()
-            n_merges += isinstance(work, Merge)
-            n_pieces += not isinstance(work, Merge)
-            heapq.heappush(running, (now + _duration(work, begun) / speeds[worker], next(tick), worker, work))
+        while free and (partition := queue.take(free[-1])) is not None:
+            worker, spent = free.pop(), PARTITION_SECONDS + begun[partition.stop] - begun[partition.start]
+            heapq.heappush(running, (now + spent / speeds[worker], next(tick), worker))
         if not running:
-            return Outcome(now, begun[-1] / sum(speeds), n_pieces, n_merges)
-        now, _, worker, work = heapq.heappop(running)
+            return Outcome(now, begun[-1] / sum(speeds), len(partitions))
+        now, _, worker = heapq.heappop(running)
         free.append(worker)
-        if isinstance(work, Merge):
-            queue.finished(work)
-        else:
-            passes = round(_PASSES_A_SECOND * (begun[work.stop] - begun[work.start]))
-            spent = _duration(work, begun) / speeds[worker]
-            queue.finished(work, seconds=spent, n_forward=passes, machine=str(worker))
-
-
-def _duration(work: Work, begun: Sequence[float]) -> float:
-    if isinstance(work, Merge):
-        return MERGE_SECONDS
-    return PIECE_SECONDS + begun[work.stop] - begun[work.start]
 
 
 class Sleeper:
@@ -85,11 +68,14 @@ class Sleeper:
     def __init__(self, spec: WorkerSpec) -> None:
         self.seconds = spec.seed / 1000
 
+    async def locate(self) -> Place:
+        return Place(str(ray.get_runtime_context().get_node_id()))
+
     async def ready(self) -> str:
-        return str(ray.get_runtime_context().get_node_id())
+        return "cpu"
 
     async def process(
-        self, piece: Partition, task: Task, _prefetched: tuple[Partition, ...]
+        self, piece: Partition, task: Task, _prefetched: tuple[Partition, ...], _measured: None
     ) -> dict[Partition, Receipt]:
         started = time.perf_counter()
         await asyncio.sleep(self.seconds)
@@ -136,4 +122,4 @@ def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, o
     task = Task(stage="", fingerprint="")
     with SleepingExecutor(n_workers) as executor:
         pool = Pool(spec, task, PoolSettings(n_workers, 0, 0), executor, on_receipt)
-        pool.run(WorkQueue(partitions, smallest=len(partitions[0])))
+        pool.run(WorkQueue(partitions))

@@ -69,34 +69,20 @@ def test_workers_that_load_are_told_of_within_seconds_and_once(
     ]  # fmt: skip
 
 
-def test_images_of_unfinished_partitions_count_and_no_line_is_longer_than_a_terminal(
+def test_the_time_left_is_shown_after_a_twentieth_of_the_images(
     progress: TerminalProgress, shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(progress, WatchesWorkers)
-    monkeypatch.setattr(terminal, "LINE_UNDER_WAY_SECONDS", 0.0)
-    progress.stage_started("attack", 10_000, [receipt(0, 1000)])
-    progress.workers_seen(128, 128)
-    progress.images_decided(37.5)
-    assert shown.getvalue().splitlines()[-1].startswith("attack   1037/10000 images")
-    progress.partition_done(receipt(1000, 1030))
-    progress.images_decided(9.0)
-    assert shown.getvalue().splitlines()[-1].startswith("attack   1039/10000 images")
-    assert max(map(len, shown.getvalue().splitlines())) <= 80
-
-
-def test_the_time_left_is_said_once_a_twentieth_of_the_images_is_decided(
-    progress: TerminalProgress, shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert isinstance(progress, WatchesWorkers)
-    monkeypatch.setattr(terminal, "LINE_UNDER_WAY_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.0)
     progress.stage_started("attack", 1000, [receipt(0, 200)])
-    progress.images_decided(39.0)
-    progress.images_decided(40.0)
+    progress.workers_seen(128, 128)
+    progress.partition_done(receipt(200, 239))
+    progress.partition_done(receipt(239, 240))
     before, after = shown.getvalue().splitlines()[-2:]
     assert "239/1000" in before
     assert " left" not in before
     assert "240/1000" in after
     assert " left · " in after
+    assert max(map(len, shown.getvalue().splitlines())) <= 80
 
 
 def test_the_time_left_falls_while_images_come_in_jumps_and_rises_in_a_pause_that_outlasts_the_others(
@@ -105,11 +91,12 @@ def test_the_time_left_falls_while_images_come_in_jumps_and_rises_in_a_pause_tha
     now = [100.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     tally = StageTally("attack", 200, [])
-    tally.under_way(0)
+    tally.began = 100.0
 
     def left_at(moment: float, n_images: int) -> str:
         now[0] = 100.0 + moment
-        tally.under_way(n_images)
+        if n_images > tally.n_done:
+            tally.add(receipt(tally.n_done, n_images))
         return tally.line().split(" · ")[1]
 
     assert left_at(20, 50) == "60.0 s left"

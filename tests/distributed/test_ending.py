@@ -15,17 +15,20 @@ from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
 from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import Task
-from mixednuts_dist.distributed.worker_spec import WorkerSpec
+from mixednuts_dist.distributed.worker_spec import Place, WorkerSpec
 from mixednuts_dist.errors import ClusterError, StoreError
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
 
 
 class Failing:
-    """Its storage fails at the first piece, which ends the stage."""
+    """Its storage fails at every partition, which ends the stage."""
+
+    def locate(self) -> Place:
+        return Place("node")
 
     def ready(self) -> str:
-        return "node"
+        return "cpu"
 
     def process(self, piece: Partition, task: Task, *_: object) -> dict[Partition, Receipt]:  # noqa: ARG002
         raise StoreError("nobody answers")
@@ -46,7 +49,7 @@ def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) 
     executor = FailingExecutor()
     with pytest.raises(StoreError):
         Pool(spec, Task(stage="attack", fingerprint=""), PoolSettings(1, 0, 0), executor).run(
-            WorkQueue([Partition(0, 0, 4)], smallest=4)
+            WorkQueue([Partition(0, 0, 4)])
         )
     deadline = time.monotonic() + 60
     with pytest.raises(RayActorError):  # Ray ends it without waiting for its end
@@ -62,8 +65,8 @@ def test_a_cluster_without_room_for_any_worker_is_told_with_what_was_asked_for_a
     )  # fmt: skip
     settings = PoolSettings(1, 10_000, 0, start_seconds=0.5)
     pool = Pool(spec, Task(stage="attack", fingerprint=""), settings, RayExecutor())
-    with pytest.raises(ClusterError, match=r"1 were asked for, each with 10000 CPUs.*the cluster has \d+ CPUs"):
-        pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
+    with pytest.raises(ClusterError, match=r"1 were requested, each with 10000 CPUs.*the cluster has \d+ CPUs"):
+        pool.run(WorkQueue([Partition(0, 0, 4)]))
 
 
 def test_the_variants_of_studies_and_the_rounds_share_one_tag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,11 @@ from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.compute_config import ComputeConfig
-from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed import gpus, local, worker
-from mixednuts_dist.distributed.executor import PoolSettings
-from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.worker import AttackWorker, load_delay
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import ClusterError
-from mixednuts_dist.stages import partitioned
-from mixednuts_dist.stages.attack import attack_task
-from mixednuts_dist.stages.progress import Silent
-from mixednuts_dist.stages.runs import open_run
 from tests.helpers.runs import tiny_content
 
 VERSION = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build  (root@host)
@@ -91,28 +84,6 @@ def test_each_local_worker_sees_its_card_alone(
     for _ in range(3):
         executor.begin(a_spec(tmp_path), settings)
     assert seen == expected
-
-
-@pytest.mark.parametrize(
-    ("n_gpus", "configured", "smallest"), [(0.0, 4, 4), (0.5, 4, 32), (1.0, 4, 32), (1.0, 100, 100)]
-)
-def test_spans_on_a_card_fill_its_passes(
-    n_gpus: float, configured: int, smallest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queues: list[WorkQueue] = []
-
-    class PoolThatLooks(partitioned.Pool):
-        def run(self, queue: WorkQueue) -> None:
-            queues.append(queue)
-
-    class Cards(local.LocalExecutor):
-        def workers(self, compute: ComputeConfig) -> PoolSettings:
-            return PoolSettings.of(compute, 2, n_gpus)
-
-    monkeypatch.setattr(partitioned, "Pool", PoolThatLooks)
-    opened = open_run(parse_config(tiny_content(tmp_path)))
-    partitioned.run_partitions(opened, attack_task(opened), Cards(), Silent(), smallest=configured)
-    assert [queue.smallest for queue in queues] == [smallest]
 
 
 def test_of_hundreds_of_workers_few_begin_to_load_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
 from mixednuts_dist.distributed.schedule import WorkQueue
-from mixednuts_dist.distributed.worker_spec import WorkerSpec
+from mixednuts_dist.distributed.worker_spec import Place, WorkerSpec
 from mixednuts_dist.errors import PartitionFailed
 from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import Partition
@@ -30,8 +30,11 @@ class Hoarder:
     def __init__(self, folder: Path) -> None:
         self.folder, self.kept = folder, dict[Partition, Receipt]()
 
+    def locate(self) -> Place:
+        return Place(platform.node())
+
     def ready(self) -> str:
-        return platform.node()
+        return "cpu"
 
     def process(self, piece: Partition, task: AttackTask, *_ahead: Any) -> dict[Partition, Receipt]:
         (self.folder / f"{piece.index}-{time.monotonic_ns()}").touch()
@@ -84,7 +87,7 @@ def pool_of(tmp_path: Path, n_workers: int, receipts: list[Receipt], kind: type[
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp_path: Path, n_workers: int) -> None:
     partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
-    pool_of(tmp_path, n_workers, receipts).run(WorkQueue(partitions, smallest=1))
+    pool_of(tmp_path, n_workers, receipts).run(WorkQueue(partitions))
     assert sorted(receipt.start for receipt in receipts) == list(range(6))
     computed = [int(path.name.partition("-")[0]) for path in tmp_path.glob("*-*")]
     assert set(computed) == set(range(6))
@@ -93,11 +96,11 @@ def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp
 
 @pytest.mark.usefixtures("ray_executor")
 def test_a_piece_that_waits_for_the_storage_is_kept_where_all_others_fail(tmp_path: Path) -> None:
-    partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
+    partitions, receipts = [Partition(i, i, i + 1) for i in range(3)], list[Receipt]()
     pool = pool_of(tmp_path, 1, receipts, OneComputed)
     with pytest.raises(PartitionFailed) as failed:
-        pool.run(WorkQueue(partitions, smallest=1))
-    assert str(failed.value).count("this piece is poison") == 5, "something works, so each of the others has its try"
+        pool.run(WorkQueue(partitions))
+    assert str(failed.value).count("this piece is poison") == 2, "something works, so each of the others has its try"
     assert [receipt.start for receipt in receipts] == [0]
 
 
@@ -116,5 +119,5 @@ def test_a_piece_whose_workers_always_die_while_they_wait_for_the_storage_is_set
     monkeypatch.setattr("mixednuts_dist.distributed.schedule.MAX_LOST_MACHINES", 3)
     pool = pool_of(tmp_path, 1, [], Doomed)
     with pytest.raises(PartitionFailed, match=r"partition 0 .*lost 3 "):
-        pool.run(WorkQueue([Partition(0, 0, 4)], smallest=4))
+        pool.run(WorkQueue([Partition(0, 0, 4)]))
     assert len(list(tmp_path.glob("0-*"))) == 3

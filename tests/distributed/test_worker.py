@@ -1,10 +1,8 @@
 """The worker without a cluster: a plain object under a debugger."""
 
-import json
 import os
 import select
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
@@ -15,9 +13,8 @@ import torch
 
 from mixednuts_dist.acceleration.batch_shape import ON_CPU
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.distributed import workbench
+from mixednuts_dist.distributed.measurements import Measurements
 from mixednuts_dist.distributed.ray_executor import end_with_parent
-from mixednuts_dist.distributed.workbench import Workbench
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.errors import DatasetError, StoreError
 from mixednuts_dist.images.datasets import open_dataset
@@ -43,11 +40,7 @@ def worker(tmp_path: Path) -> AttackWorker:
 def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
     task = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=10, n_target_classes=2))
-    decided = list[float]()
-    worker.bench.on_decided = decided.append
     receipt = worker.process(partition, task)[partition]
-    assert decided == sorted(decided), "what std's engine has ended still counts while rob's goes on"
-    assert decided[-1] == 12
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)
     assert torch.equal(records.labels_N, y)
@@ -62,25 +55,40 @@ def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: Att
     assert int(records.std_broken_N.sum()) >= 10
 
 
-def test_one_worker_decides_rows_and_precision_for_all_on_such_a_device(worker: AttackWorker, tmp_path: Path) -> None:
+def test_measurements_are_made_once_and_sent_with_the_work(worker: AttackWorker, tmp_path: Path) -> None:
+    spec, store = replace(worker.spec, batch_size="auto", precision="auto"), Store(str(tmp_path))
+    kept = Measurements(store, spec)
+    assert not Measurements(store, worker.spec).missing("cpu"), "nothing is measured if nothing is auto"
+    assert kept.missing("cpu")
+    first = AttackWorker(spec)
+    first.ready()
+    measured = first.measure(Partition(0, 0, 12))
+    assert measured["rows"] == ON_CPU
+    kept.keep("cpu", measured)
+    other = Measurements(store, spec)
+    assert other.of("cpu") == measured
+    other.keep("cpu", {**measured, "rows": 24})
+    assert other.of("cpu") == measured, "the measurements of the faster driver count"
+    worker.process(Partition(0, 0, 4), TASK, (), {**measured, "rows": 24, "precision": {"std": "bf16", "rob": "fp32"}})
     x, _ = worker.dataset.read(0, 12)
-    spec = replace(worker.spec, batch_size="auto", precision="auto")
-    first = Workbench(spec, worker.bench.networks, worker.store, worker.dataset, worker.device)
-    assert first.shape(x).rows == ON_CPU
-    decided = json.loads((tmp_path / "acceleration" / "cpu.json").read_text())
-    assert first.precisions(x) == ", ".join(f"{role} {value}" for role, value in decided["precision"].items())
-    other = {"rows": 24, "precision": {"std": "bf16", "rob": "fp32"}}
-    (tmp_path / "acceleration" / "cpu.json").write_text(json.dumps(other))
-    second = Workbench(spec, worker.bench.networks, worker.store, worker.dataset, worker.device)
-    assert second.shape(x).rows == 24
-    assert second.precisions(x) == "std bf16, rob fp32"
-    assert second.arithmetic.network_copy(second.std, x).precision == "bf16"
-    (tmp_path / "acceleration" / "cpu.json").write_text(json.dumps({**decided, "rows": 65}))  # a bit is flipped
-    (bad,) = verify(Store(str(tmp_path)))[0]
+    assert worker.bench.shape(x).rows == 24
+    assert worker.bench.precisions(x) == "std bf16, rob fp32"
+    assert worker.bench.arithmetic.network_copy(worker.bench.std, x).precision == "bf16"
+
+
+def test_damaged_measurements_are_made_again(worker: AttackWorker, tmp_path: Path) -> None:
+    spec, store = replace(worker.spec, batch_size="auto"), Store(str(tmp_path))
+    measured = {"rows": 64, "float32_rows": 64, "precision": {"std": "fp32", "rob": "fp32"}, "repeatable": True}
+    Measurements(store, spec).keep("cpu", measured)
+    path = tmp_path / "acceleration" / "cpu.json"
+    path.write_text(path.read_text().replace('"rows": 64', '"rows": 65', 1))  # a bit is flipped
+    (bad,) = verify(store)[0]
     assert (bad.path, bad.reason) == ("acceleration/cpu.json", "its content has changed")
-    third = Workbench(spec, worker.bench.networks, worker.store, worker.dataset, worker.device)
-    assert third.shape(x).rows == ON_CPU
-    assert verify(Store(str(tmp_path)))[0] == []
+    again = Measurements(store, spec)
+    assert again.missing("cpu")
+    again.keep("cpu", measured)
+    assert again.of("cpu") == measured
+    assert verify(store)[0] == []
 
 
 def test_a_worker_ends_with_the_process_that_started_it() -> None:
@@ -171,31 +179,3 @@ def test_a_damaged_file_is_replaced(worker: AttackWorker, tmp_path: Path) -> Non
     footer = read_footer(Store(str(tmp_path)), f"attack/{partition.file_name}")
     assert footer is not None
     assert footer.receipt == receipt
-
-
-def test_workers_that_start_together_measure_once_and_a_lost_one_is_not_waited_for(
-    worker: AttackWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, _ = worker.dataset.read(0, 12)
-    spec = replace(worker.spec, batch_size="auto", precision="fp32")
-    measured: list[int] = []
-
-    def started(number: int) -> Workbench:
-        made = Workbench(spec, worker.bench.networks, worker.store, worker.dataset, worker.device)
-
-        def measure(_: torch.Tensor) -> dict[str, object]:
-            measured.append(number)
-            time.sleep(0.2)
-            return {"rows": 8 + number, "precision": {"std": "fp32", "rob": "fp32"}}
-
-        monkeypatch.setattr(made, "_measured", measure)
-        return made
-
-    with ThreadPoolExecutor() as pool:
-        rows = set(pool.map(lambda number: started(number).shape(x).rows, range(6)))
-    assert rows == {8 + measured[0]}
-    assert len(measured) == 1
-    assert [path.name for path in (tmp_path / "acceleration").iterdir()] == ["cpu.json"]
-    (tmp_path / "acceleration" / "cpu.json").rename(tmp_path / "acceleration" / "cpu.json.begun")
-    monkeypatch.setattr(workbench, "_MEASURED_SECONDS", 0.1)
-    assert started(7).shape(x).rows == 15

@@ -107,9 +107,7 @@ def rows(storage: str) -> dict[tuple[str, int], dict[str, Any]]:
 
 def leftovers(storage: str) -> list[str]:
     """Files that a finished run has no use for."""
-    return [
-        path for path in _files(storage) if any(part in path for part in (".tmp-", "/slab-", "/spans/", "/errors/"))
-    ]
+    return [path for path in _files(storage) if any(part in path for part in (".tmp-", "/slab-", "/errors/"))]
 
 
 def everything(storage: str) -> bytes:

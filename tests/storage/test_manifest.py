@@ -97,7 +97,7 @@ def test_a_listing_by_stems_is_that_of_the_folder(store: Store) -> None:
     """A thousand partitions have a stem in common: that is what an object store lists in one request."""
     far = Partition(1000, 20, 23)
     write(store, far)
-    store.write("attack/spans/part-01000-20-21.parquet", b"below")
+    store.write("attack/below/part-01000-20-21.parquet", b"below")
     every = store.sizes("attack")
     assert set(every) == {part.file_name for part in (*PARTS, far)}
     assert store.sizes("attack", {part.stem for part in (*PARTS, far)}) == every

@@ -18,8 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mixednuts_dist.errors import DamagedFile, FingerprintMismatch
 from mixednuts_dist.storage.damage import create_whole, problem
 from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, set_damaged_aside, verify, with_checksum
-from mixednuts_dist.storage.partitions import Partition, Span, split_images, whole_of
-from mixednuts_dist.storage.spans import delete_spans, finished_spans, merge_spans
+from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns
 from tests.helpers.stored_rows import columns, receipt
@@ -31,9 +30,7 @@ CONTENT: dict[Partition, bytes] = {}
 
 def content_of(piece: Partition) -> bytes:
     if piece not in CONTENT:
-        whole = whole_of(piece)
-        rows = {name: values[piece.start - whole.start :][: len(piece)] for name, values in columns(whole).items()}
-        CONTENT[piece] = encode_table(rows, FINGERPRINT, receipt(piece))
+        CONTENT[piece] = encode_table(columns(piece), FINGERPRINT, receipt(piece))
     return CONTENT[piece]
 
 
@@ -42,7 +39,6 @@ class Driver:
     """A stage as a generator: it may be left at each of its writes, which is where a process may be killed."""
 
     store: Store
-    in_spans: bool
     steps: Iterator[None] = field(init=False)
     is_over: bool = False
 
@@ -55,33 +51,17 @@ class Driver:
     def _stage(self) -> Iterator[None]:
         finished = finished_files(self.store, STAGE, PARTS, FINGERPRINT)
         todo = [part for part in PARTS if part not in finished]
-        spans = finished_spans(self.store, STAGE, todo, FINGERPRINT)
         writer = ManifestWriter(self.store, STAGE, FINGERPRINT, finished)
         yield
         set_damaged_aside(self.store, STAGE, todo)
         yield
         for part in todo:
-            if self.in_spans:
-                halves = [
-                    Span(part.index, part.start, part.start + 2, part),
-                    Span(part.index, part.start + 2, part.stop, part),
-                ]
-                for span in halves:
-                    if span not in spans:
-                        create_whole(self.store, f"{STAGE}/{span.file_name}", content_of(span), FINGERPRINT)
-                        yield
-                try:
-                    writer.add(merge_spans(self.store, STAGE, part, halves, FINGERPRINT))
-                except Exception as error:
-                    assert "damaged" in str(error) or "gone" in str(error) or "not exist" in str(error), error
             content = content_of(part)
             there = create_whole(self.store, f"{STAGE}/{part.file_name}", content, FINGERPRINT)
             writer.add(there or with_checksum(receipt(part), content))
             yield
         writer.flush()
         yield
-        if len(finished_files(self.store, STAGE, PARTS, FINGERPRINT)) == len(PARTS):
-            delete_spans(self.store, STAGE)
 
 
 class Run(RuleBasedStateMachine):
@@ -98,9 +78,9 @@ class Run(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     @precondition(lambda self: len(self.drivers) < 3)
-    @rule(in_spans=st.booleans())
-    def start(self, in_spans: bool) -> None:
-        self.drivers.append(Driver(self.store, in_spans))
+    @rule()
+    def start(self) -> None:
+        self.drivers.append(Driver(self.store))
 
     @precondition(lambda self: self.drivers)
     @rule(which=st.integers(0, 2), n_steps=st.integers(1, 4))
@@ -154,7 +134,7 @@ class Run(RuleBasedStateMachine):
         """All others are dead; damage that no footer shows is found by `verify` or by reading, as in a run."""
         self.drivers.clear()
         for _ in range(2):
-            driver = Driver(self.store, in_spans=False)
+            driver = Driver(self.store)
             while not driver.is_over:
                 driver.step()
             for damage in verify(self.store)[0]:

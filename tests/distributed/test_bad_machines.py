@@ -1,0 +1,296 @@
+"""A bad machine never costs the run: the pool over workers that are threads, some of which fail as bad machines do."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.distributed import pool as pool_module
+from mixednuts_dist.distributed.executor import Executor, PoolSettings, WorkerLost
+from mixednuts_dist.distributed.pool import Pool
+from mixednuts_dist.distributed.schedule import Places, WorkQueue
+from mixednuts_dist.distributed.tasks import Task
+from mixednuts_dist.distributed.worker_spec import Place, WorkerSpec
+from mixednuts_dist.errors import BaseClassifierError, ClusterError, MixedNutsError, PartitionFailed, StoreError
+from mixednuts_dist.storage.partitions import Partition, split_images
+from mixednuts_dist.storage.records import Receipt
+
+Act = Callable[[Partition], None]
+
+
+def receipt(partition: Partition, seconds: float) -> Receipt:
+    return Receipt(
+        stage="attack", partition=partition.index, start=partition.start, stop=partition.stop, clean_correct=1,
+        robust=1, seconds=seconds, n_forward=10, n_backward=5, node="n",
+    )  # fmt: skip
+
+
+class Machine:
+    """One worker: a thread that answers the calls of the pool in their order."""
+
+    def __init__(self, place: Place, act: Act, ready: Callable[[], None] = lambda: None) -> None:
+        self.place, self.act, self.on_ready, self.ended = place, act, ready, False
+        self.done: list[int] = []
+        self.measured: list[Any] = []
+        self.calls: queue.Queue[tuple[Future[Any], str, tuple[Any, ...]]] = queue.Queue()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def call(self, method: str, *arguments: Any) -> "Future[Any]":
+        future = Future[Any]()
+        self.calls.put((future, method, arguments))
+        return future
+
+    def end(self) -> None:
+        self.ended = True
+
+    def _serve(self) -> None:
+        while True:
+            future, method, arguments = self.calls.get()
+            try:
+                future.set_result(getattr(self, method)(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+    def locate(self) -> Place:
+        return self.place
+
+    def ready(self) -> str:
+        self.on_ready()
+        return "cpu"
+
+    def measure(self, _: Partition) -> dict[str, Any]:
+        return {"rows": int(self.place.node.removeprefix("node"))}
+
+    def process(self, partition: Partition, _task: Task, _ahead: Any, measured: Any) -> dict[Partition, Receipt]:
+        self.act(partition)
+        self.measured.append(measured)
+        self.done.append(partition.index)
+        return {partition: receipt(partition, 0.02)}
+
+
+class Machines(Executor):
+    """`make` gives the n-th worker that is started."""
+
+    def __init__(self, make: Callable[[int], Machine]) -> None:
+        super().__init__()
+        self.make, self.started = make, list[Machine]()
+
+    def begin(self, *_: object) -> Machine:
+        self.started.append(self.make(len(self.started) + 1))
+        return self.started[-1]
+
+
+class Stage:
+    """What a pool of `n_workers` made of `n_partitions`."""
+
+    def __init__(
+        self, folder: Path, make: Callable[[int], Machine], n_workers: int, n_partitions: int,
+        batch_size: Any = 8, **settings: Any,
+    ) -> None:  # fmt: skip
+        written = list[Receipt]()
+        self.executor = Machines(make)
+        of_run = WorkerSpec(
+            store_uri=str(folder), data_uri="digits", std_uri=None, rob_uri="demo:rob", checksums={},
+            threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=batch_size, n_threads=1,
+        )  # fmt: skip
+        task, asked = Task(stage="attack", fingerprint="f"), PoolSettings(n_workers, 1, 0, **settings)
+        self.error: Exception | None = None
+        try:
+            Pool(of_run, task, asked, self.executor, written.append).run(WorkQueue(split_images(n_partitions, 1)))
+        except MixedNutsError as error:
+            self.error = error
+        self.written = sorted(each.partition for each in written)
+        self.n_partitions = n_partitions
+
+    def require_complete(self) -> None:
+        assert self.error is None
+        assert self.written == list(range(self.n_partitions))
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(Places, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(Places, "LAST_SECONDS", 0.2)
+
+
+def good(_: Partition) -> None:
+    time.sleep(0.02)
+
+
+def dead_card(_: Partition) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_dead_node_gets_two_partitions_of_a_hundred(tmp_path: Path) -> None:
+    """Started again as often as it likes, the node never becomes good: partitions take their time elsewhere."""
+    stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i % 8}"), dead_card if i == 3 or i > 8 else good), 8, 100)
+    stage.require_complete()
+    bad = [machine for machine in stage.executor.started if machine.act is dead_card]
+    assert all(machine.ended and not machine.done for machine in bad if machine.place.node == "node3")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_dead_gpu_of_one_node_costs_nothing(tmp_path: Path, first: bool) -> None:
+    """All workers run on one node; the dead GPU fails at once, before or after the other ones are ready."""
+
+    def make(i: int) -> Machine:
+        if i == 3 or i > 8:  # the fresh process gets the same GPU
+            return Machine(Place("node", "3"), dead_card)
+        return Machine(Place("node", str(i)), good, lambda: time.sleep(0.2 if first else 0))
+
+    stage = Stage(tmp_path, make, 8, 100)
+    stage.require_complete()
+    n_tried = sum(machine.act is dead_card for machine in stage.executor.started)
+    assert 1 <= n_tried <= (5 if first else 3), "the GPU is tried again only while nothing else runs"
+
+
+def test_a_replacement_whose_node_cannot_start_ends_nothing(tmp_path: Path) -> None:
+    lost = iter([True])
+
+    def lose_once(partition: Partition) -> None:
+        if partition.index == 5 and next(lost, False):
+            raise WorkerLost("preempted", machine=True)
+        good(partition)
+
+    def broken() -> None:
+        raise ClusterError("torch cannot use the GPU of node9")
+
+    stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i}"), lose_once, broken if i > 8 else lambda: None), 8, 100)
+    stage.require_complete()
+    assert len(stage.executor.started) > 8
+
+
+def test_a_node_that_kills_each_start_ends_nothing(tmp_path: Path) -> None:
+    def killed() -> None:
+        raise WorkerLost("killed by signal 9")
+
+    stage = Stage(
+        tmp_path,
+        lambda i: Machine(Place("node3" if i > 8 else f"node{i}"), good, killed if i == 3 or i > 8 else lambda: None),
+        8, 400,
+    )  # fmt: skip
+    stage.require_complete()
+    assert 8 < len(stage.executor.started) < 60, "starts wait longer after each failure"
+
+
+def test_a_start_that_fails_everywhere_ends_the_stage(tmp_path: Path) -> None:
+    def other_weights() -> None:
+        raise BaseClassifierError("this machine holds other weights")
+
+    stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i}"), good, other_weights), 4, 10)
+    assert isinstance(stage.error, BaseClassifierError)
+    assert len(stage.executor.started) <= 8
+
+    def killed() -> None:
+        raise WorkerLost("killed by signal 9")
+
+    stage = Stage(tmp_path, lambda _: Machine(Place("node"), good, killed), 1, 10)
+    assert isinstance(stage.error, ClusterError)
+    assert "in 3 tries; the last one ended with: killed by signal 9" in str(stage.error)
+
+
+def test_each_exception_is_followed_by_a_fresh_worker(tmp_path: Path) -> None:
+    broken = set[int]()
+
+    def make(i: int) -> Machine:
+        def sticky(partition: Partition) -> None:
+            if partition.index == 3 and not broken:
+                broken.add(i)
+            if i in broken:
+                raise RuntimeError("CUDA error: sticky")
+            good(partition)
+
+        return Machine(Place("node"), sticky)
+
+    stage = Stage(tmp_path, make, 2, 20)
+    stage.require_complete()
+    assert len(stage.executor.started) == 3
+
+
+def test_a_poison_partition_is_quarantined_after_two_nodes_and_the_others_finish(tmp_path: Path) -> None:
+    tried = list[str]()
+
+    def make(i: int) -> Machine:
+        place = Place(f"node{i % 2}")
+
+        def poison(partition: Partition) -> None:
+            if partition.index == 7:
+                tried.append(place.node)
+                raise ValueError("image 7 is poison")
+            good(partition)
+
+        return Machine(place, poison)
+
+    stage = Stage(tmp_path, make, 2, 20)
+    assert isinstance(stage.error, PartitionFailed)
+    assert "partition 7" in str(stage.error) and "image 7 is poison" in str(stage.error)
+    assert stage.written == [index for index in range(20) if index != 7]
+    assert set(tried) == {"node0", "node1"} and len(tried) >= 3
+
+
+def test_one_node_whose_storage_fails_ends_nothing_and_a_dead_storage_ends_the_stage(tmp_path: Path) -> None:
+    def no_storage(_: Partition) -> None:
+        raise StoreError("the mount is gone")
+
+    def make(i: int) -> Machine:
+        bad = i == 1 or i > 4
+        return Machine(Place("node1" if bad else f"node{i}"), no_storage if bad else good)
+
+    stage = Stage(tmp_path, make, 4, 40)
+    stage.require_complete()
+    stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i % 2}"), no_storage), 2, 10)
+    assert isinstance(stage.error, StoreError)
+    assert not stage.written
+
+
+def test_a_written_partition_is_never_reported_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that takes too long is taken from its worker; what the worker does afterwards counts for nothing."""
+    monkeypatch.setattr("mixednuts_dist.distributed.schedule.LEAST_OVERDUE", 0.3)
+    slow = iter([True])
+
+    def hang_once(partition: Partition) -> None:
+        if partition.index == 4 and next(slow, False):
+            time.sleep(1.0)
+            raise RuntimeError("no memory")
+        good(partition)
+
+    stage = Stage(tmp_path, lambda _: Machine(Place("node"), hang_once), 2, 12, watchdog=1.0)
+    stage.require_complete()
+    assert sum(4 in machine.done for machine in stage.executor.started) == 1
+
+
+def test_a_stage_that_loses_all_its_workers_waits_only_for_start_seconds(tmp_path: Path) -> None:
+    """Also after workers were ready: the machines of a whole market may be gone for a day."""
+    gone = threading.Event()
+
+    def make(i: int) -> Machine:
+        def leave(partition: Partition) -> None:
+            if partition.index >= 3:
+                raise WorkerLost("preempted", machine=True)
+
+        return Machine(Place(f"node{i}"), leave, (lambda: None) if i == 1 else (lambda: bool(gone.wait(60))))
+
+    started = time.monotonic()
+    stage = Stage(tmp_path, make, 1, 10, start_seconds=0.5)
+    assert isinstance(stage.error, ClusterError)
+    assert "no worker was ready for 0.5 s" in str(stage.error)
+    assert stage.written == [0, 1, 2]
+    assert time.monotonic() - started < 30
+    gone.set()
+
+
+def test_the_first_ready_worker_of_a_device_type_measures_for_all(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i}"), good), 6, 30, batch_size="auto")
+    stage.require_complete()
+    sent = [measured for machine in stage.executor.started for measured in machine.measured]
+    assert len(sent) == 30
+    assert all(measured == sent[0] for measured in sent)
+    resumed = Stage(tmp_path, lambda i: Machine(Place(f"node{i + 6}"), good), 2, 4, batch_size="auto")
+    assert [measured for machine in resumed.executor.started for measured in machine.measured] == [sent[0]] * 4
