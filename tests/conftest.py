@@ -1,4 +1,4 @@
-"""One local Ray for the whole suite, and runs that take seconds."""
+"""Fixtures of the whole suite: one local Ray, one S3 server, a tiny finished run, the demo run."""
 
 import json
 import os
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from mixednuts_dist.config import register
 from mixednuts_dist.config.run_config import RunConfig, parse_config
+from tests.helpers import pictures as drawing
 from tests.helpers.object_store import ObjectStore
+from tests.helpers.real import MISSING, ZOO
 from tests.helpers.runs import MAIN_JOB, Finished, MainJob, tiny_content
 from tests.helpers.small_nets import images, small_net
 
@@ -25,6 +27,21 @@ if TYPE_CHECKING:  # Ray takes seconds to import, and the tests of many rooms do
 
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `real` if the real networks are missing."""
+    for item in items:
+        if item.get_closest_marker("real") and not ZOO.is_file():
+            item.add_marker(pytest.mark.skip(reason=MISSING))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_figures() -> Iterator[None]:
+    """Draw empty figures, unless a test takes `pictures`."""
+    with pytest.MonkeyPatch.context() as patch:
+        drawing.draw_nothing(patch)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -46,12 +63,12 @@ def local_executor() -> "DebugExecutor":
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory, ray_executor: "RayExecutor") -> Finished:
-    """A tiny run that went through all stages on Ray, for the whole suite. Who changes its files takes a copy."""
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, local_executor: "DebugExecutor") -> Finished:
+    """A tiny run that went through all stages in this process. A test that changes its files takes `copied_run`."""
     from mixednuts_dist import pipeline
 
     config = parse_config(tiny_content(tmp_path_factory.mktemp("tiny-run")))
-    results = pipeline.run(config, executor=ray_executor)
+    results = pipeline.run(config, executor=local_executor)
     return Finished(config, Path(config.storage) / config.run_id(), results.to_json())
 
 
@@ -64,8 +81,14 @@ def copied_run(tiny_run: Finished, tmp_path: Path) -> Finished:
 
 
 @pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the figures of reports, which other tests replace by empty ones."""
+    drawing.draw(monkeypatch)
+
+
+@pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report without files: drawing them takes most of a run that has little to do."""
+    """Write no file of a report at all."""
     monkeypatch.setattr("mixednuts_dist.reports.report.report_files", lambda _results: {})
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,12 +23,11 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.ball import ball_of
+from tests.helpers.real import CIFAR10, ZOO
 from tests.helpers.small_nets import ShortOfMemory
 from tests.helpers.stepping import read_late
 
 LINF = ThreatModel("Linf", 0.015)
-REAL = Path(__file__).parents[3] / "shared" / "real"
-needs_real = pytest.mark.skipif(not (REAL / "zoo.py").is_file(), reason="the real classifiers are not at hand")
 
 
 def make_engine(attacked: AttackedModel, rows: int = 16, *, n_iter: int = 12, stop: bool = True) -> Engine:
@@ -425,13 +423,13 @@ def test_batches_of_1_7_and_64_give_the_same_margins(name: str) -> None:
     independent_of_the_batch(load_classifier(name, name), x, y, ThreatModel("Linf", eps))
 
 
-@needs_real
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("name", "eps", "tolerance"), [("rob_c10_resnet4b", 2, 1e-5), ("rob_c10_cnn_wide_kw", 4, 1e-4)]
 )
 def test_batches_of_1_7_and_64_give_the_same_margins_on_cifar(name: str, eps: int, tolerance: float) -> None:
-    x, y = open_dataset(f"npz:{REAL / 'cifar10_test_first1000.npz'}").read(100, 112)
-    model = load_classifier(f"py:{REAL / 'zoo.py'}:{name}", "rob")
+    x, y = open_dataset(CIFAR10).read(100, 112)
+    model = load_classifier(f"py:{ZOO}:{name}", "rob")
     # Other shapes round otherwise, and where a gradient is nearly 0 its sign turns: 3.3e-5 was seen, on the wide one.
     independent_of_the_batch(model, x, y, ThreatModel("Linf", eps / 255), tolerance)
 
@@ -473,10 +471,10 @@ def test_margins_equal_those_of_a_plain_loop(victim, threat: ThreatModel) -> Non
     assert 0 < int(found.broken.sum()) < len(x)
 
 
-@needs_real
+@pytest.mark.real
 def test_margins_on_cifar_are_not_above_those_of_a_plain_loop() -> None:
-    x, y = open_dataset(f"npz:{REAL / 'cifar10_test_first1000.npz'}").read(0, 24)
-    model = load_classifier(f"py:{REAL / 'zoo.py'}:rob_c10_resnet4b", "rob")
+    x, y = open_dataset(CIFAR10).read(0, 24)
+    model = load_classifier(f"py:{ZOO}:rob_c10_resnet4b", "rob")
     right = model(x).argmax(dim=1) == y
     as_small_as_the_plain_loop(model, x[right], y[right], ThreatModel("Linf", 2 / 255))
 

@@ -42,7 +42,7 @@ def test_passes_are_counted_on_the_packaged_pair() -> None:
     assert min(passes) >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("ray_executor")
 def test_the_driver_serves_more_workers_than_processes() -> None:
     found = distribution.driver(n_partitions=600, n_workers=60, seconds=0.01)

@@ -5,7 +5,7 @@ import pytest
 from tests.benchmarks import scale
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_scale_benchmark_measures_every_command_that_reads_a_run() -> None:
     result = scale.run(n_images=250)
     assert result["partitions"] == 3

@@ -1,20 +1,18 @@
 """Counts beside pyautoattack's, on the digits: versions, each attack by itself, random defences and cut gradients."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from benchmarks import threats
+from tests.helpers.real import CIFAR10, ZOO
 
 pytestmark = pytest.mark.filterwarnings("ignore:the gradient of the model is zero")
 
-REAL = Path(__file__).parents[3] / "shared" / "real"
-needs_real = pytest.mark.skipif(not (REAL / "zoo.py").is_file(), reason="the real classifiers are not at hand")
 CIFAR = {
-    "model": f"py:{REAL / 'zoo.py'}:rob_c10_resnet4b", "data": f"npz:{REAL / 'cifar10_test_first1000.npz'}",
+    "model": f"py:{ZOO}:rob_c10_resnet4b", "data": CIFAR10,
 }  # fmt: skip
 SMALL = {"n_iter": 10, "n_target_classes": 2, "n_queries": 30}
 
@@ -66,8 +64,8 @@ def test_cut_gradients_are_passed_as_one_written_by_hand_passes_them() -> None:
     assert found["standard: here"]["percent of the drop by hand"] >= 90
 
 
-@pytest.mark.slow
-@needs_real
+@pytest.mark.soak
+@pytest.mark.real
 @pytest.mark.parametrize("behind", ["jpeg:0.02", "rounded:32"])
 def test_cut_gradients_of_a_real_network_are_passed_too(behind: str) -> None:
     budget = {"n_iter": 20, "n_target_classes": 3, "n_queries": 20}
@@ -77,8 +75,8 @@ def test_cut_gradients_of_a_real_network_are_passed_too(behind: str) -> None:
     assert found["standard: here"]["percent of the drop by hand"] >= 90
 
 
-@pytest.mark.slow
-@needs_real
+@pytest.mark.soak
+@pytest.mark.real
 @pytest.mark.parametrize("threat", ["L1:4", "L2:0.5", "Linf:4/255"])
 def test_of_a_real_network_no_more_stands_than_after_the_package(threat: str) -> None:
     budget = {"n_iter": 50, "n_target_classes": 5, "n_queries": 200}

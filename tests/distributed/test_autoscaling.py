@@ -78,8 +78,8 @@ def awaited(condition: Callable[[], bool], what: str, seconds: float = 240) -> N
         time.sleep(0.2)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.alone
+@pytest.mark.timeout(420)
 def test_machines_come_for_waiting_workers_may_be_lost_and_go_when_idle(tmp_path: Path) -> None:
     """A single try a partition is allowed: a lost machine must not use it up."""
     config = tmp_path / "tiny.yaml"

@@ -126,7 +126,7 @@ def test_a_ray_that_does_not_start_is_told_with_the_room_on_its_disk(
         cluster.connect(None)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_killed_head_of_a_private_ray_ends_a_run_with_a_line_of_ours(tmp_path: Path) -> None:
     """Ray's own end comes after a minute, with a stack; its agents outlive it."""
     config = tmp_path / "tiny.yaml"

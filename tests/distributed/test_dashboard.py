@@ -26,7 +26,7 @@ def test_the_dashboard_shows_every_exported_metric_and_no_other() -> None:
         assert set(re.findall(r"(\w+)=~", text)) == {"run", "stage"}  # the tags that every count carries
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.usefixtures("ray_executor")
 def test_ray_exports_every_metric_that_a_panel_or_variable_asks_for_with_its_tags() -> None:
     """From the very port that Prometheus reads; Ray sends there every ten seconds."""

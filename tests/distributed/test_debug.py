@@ -31,14 +31,13 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", start)
 
 
-@pytest.mark.usefixtures("no_ray", "no_pictures")
-def test_a_run_in_this_process_has_the_rows_and_the_choice_of_the_run_on_ray(
-    tiny_run: Finished, tiny: Callable[..., RunConfig]
+def test_a_run_on_ray_has_the_rows_and_the_choice_of_a_run_in_this_process(
+    tiny_run: Finished, tiny: Callable[..., RunConfig], ray_executor: Any
 ) -> None:
-    _, on_ray, content = tiny_run
+    _, here, content = tiny_run
     config, watcher = tiny(), Watcher()
-    found = pipeline.run(config, executor=DebugExecutor(), progress=watcher).to_json()
-    here = Path(config.storage) / config.run_id()
+    found = pipeline.run(config, executor=ray_executor, progress=watcher).to_json()
+    on_ray = Path(config.storage) / config.run_id()
     for stage, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
         assert rows(here, stage, columns) == rows(on_ray, stage, columns)
     assert (here / "search/candidates.parquet").read_bytes() == (on_ray / "search/candidates.parquet").read_bytes()

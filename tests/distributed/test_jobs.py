@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = "jobs/configs/digits.yaml"
 N_IMAGES = 40
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def metrics(head: Head) -> str:
         return answer.read().decode()  # type: ignore[no-any-return]
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(420)
 def test_a_stopped_job_goes_on_as_another_one(head: Head, tmp_path: Path) -> None:
     address = ["--address", head.dashboard]
     plain = head.command(
@@ -104,7 +104,7 @@ def test_a_job_that_fails_says_so(head: Head, tmp_path: Path) -> None:
     assert re.search(r"ClusterError: job raysubmit_\w+ did not succeed", shown.stderr)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(420)
 def test_a_driver_elsewhere_on_the_heads_machine_finds_what_lies_beside_its_configuration(
     head: Head, tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ class KillOnFirstReceipt:
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_killed_workers_cost_nothing_but_time(
     tiny: Callable[..., RunConfig], tmp_path: Path, ray_executor: Any
 ) -> None:
@@ -57,7 +57,7 @@ def test_killed_workers_cost_nothing_but_time(
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_process_that_dies_at_one_image_once_is_replaced(
     tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any
 ) -> None:
@@ -67,7 +67,7 @@ def test_a_process_that_dies_at_one_image_once_is_replaced(
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_worker_that_hangs_is_replaced_and_its_partition_computed_again(
     tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -85,7 +85,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_partition_computed_again(
     ("name", "reason"),
     [
         ("raising", "BaseClassifierError: rob=.*: ValueError: image 10 is poison"),
-        pytest.param("dying", "the worker died", marks=pytest.mark.slow),
+        pytest.param("dying", "the worker died", marks=pytest.mark.alone),
     ],
 )
 def test_a_poison_partition_is_set_aside_and_named(
@@ -114,7 +114,7 @@ def test_a_worker_with_other_weights_than_the_driver_is_refused(
         attack.run(tiny(rob=f"py:{path}:rob"), executor=ray_executor)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_a_classifier_that_never_works_ends_the_stage_early(
     tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -58,7 +58,7 @@ def slab_files(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in (folder / "search").glob("slab-*.safetensors")}
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.usefixtures("ray_executor")
 def test_scores_are_those_of_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(grids()))
@@ -94,7 +94,7 @@ with make_executor('ray') as executor:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.usefixtures("ray_executor")
 def test_a_killed_drivers_slabs_are_not_scored_again(tmp_path: Path) -> None:
     driver = subprocess.Popen(

@@ -82,7 +82,7 @@ def pool_of(tmp_path: Path, n_workers: int, receipts: list[Receipt], kind: type[
     return Pool(spec, TASK, settings, HoardingExecutor(kind, tmp_path), receipts.append)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.usefixtures("ray_executor")
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp_path: Path, n_workers: int) -> None:
@@ -111,7 +111,7 @@ class Doomed(Hoarder):
         os._exit(1)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.usefixtures("ray_executor")
 def test_a_piece_whose_workers_always_die_while_they_wait_for_the_storage_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

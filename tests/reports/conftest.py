@@ -12,6 +12,7 @@ from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.results import RunResults
 from tests.helpers.browser import Browser, Tab
 from tests.helpers.made_up_run import made_up_results
+from tests.helpers.pictures import draw
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -24,8 +25,10 @@ def results() -> RunResults:
 
 @pytest.fixture(scope="session")
 def page(results: RunResults) -> dict[str, bytes]:
-    """Its report files."""
-    return report_files(results)
+    """The files of its report, with real figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        draw(patch)
+        return report_files(results)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,8 @@ from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages.stage import Certified
 from tests.helpers.made_up_run import made_up_results
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 
 def rows_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """All rows of all of a specification's data, wherever Altair put them."""

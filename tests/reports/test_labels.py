@@ -3,9 +3,13 @@
 from itertools import combinations
 from typing import Any
 
+import pytest
+
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.reports.drawing import WIDE, drawn
 from mixednuts_dist.reports.scatter import accuracy_scatter
+
+pytestmark = pytest.mark.usefixtures("pictures")
 
 
 def labels(counts: dict[str, tuple[int, int]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -18,6 +18,8 @@ from mixednuts_dist.reports.tables import table_files
 from tests.helpers.browser import Tab
 from tests.helpers.made_up_run import made_up_results
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 # The ring is drawn with arcs; its label, for screen readers, names its series and its beta.
 RING_PLACES = """
 [...document.querySelectorAll('[data-chart=tradeoff] .role-mark path[aria-label*="predicted, chosen beta"]')]

@@ -65,7 +65,7 @@ def test_a_missing_file_is_named() -> None:
     assert "nowhere.yaml: no such configuration file" in shown.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_search_benchmark_compares_the_same_numbers() -> None:
     found = json.loads(command("benchmark", "search").stdout)
     for case in found.values():

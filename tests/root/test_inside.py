@@ -26,7 +26,7 @@ def test_the_walk_has_at_most_eight_functions_and_each_is_there() -> None:
         assert f"def {function}(" in (ROOT / "mixednuts_dist" / file).read_text(), f"{file} has no {function}"
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
     tmp_path: Path, ray_executor: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ def test_the_file_of_two_checkpoints_loads_them(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(420)
 def test_the_students_path_ends_in_the_papers_table(tmp_path: Path) -> None:
     """The page's files and commands in order, in an empty folder."""
     stand_ins, factories = blocks_here("student.md", "python")

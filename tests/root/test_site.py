@@ -58,7 +58,7 @@ def test_the_gallery_has_every_study_and_the_pictures_of_those_that_the_run_has_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_ends_in_a_picture(example: Path, tmp_path: Path) -> None:
     shown = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -68,7 +68,7 @@ def test_an_example_ends_in_a_picture(example: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(420)
 @pytest.mark.usefixtures("object_store")
 def test_the_site_builds_without_a_warning_and_holds_the_main_jobs_page(main_job: MainJob, tmp_path: Path) -> None:
     run = f"{main_job.storage}/{main_job.results['run']['id']}"

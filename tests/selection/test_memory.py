@@ -31,7 +31,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(420)
 def test_a_fine_grid_stays_below_4_gigabytes() -> None:
     found = subprocess.run([sys.executable, "-c", SEARCH], capture_output=True, text=True, check=True)
     other_results = 13 * N_VALUES**2 * (N_VALUES - N_BIASES) * BYTES_A_RESULT

@@ -96,7 +96,7 @@ def test_missing_weights_say_what_to_put_where(name: str, role: str, tmp_path: P
         load_classifier(f"{uri}&model_dir={tmp_path}", role)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("role", ["std", "rob"])
 def test_the_classes_answer_one_image_with_random_weights(name: str, role: str) -> None:

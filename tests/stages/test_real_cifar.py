@@ -1,7 +1,6 @@
 """CIFAR-10 with classifiers that nobody here made, where they are at hand."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,22 +14,21 @@ from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.transforms import layer_norm_logits
+from tests.helpers.real import CIFAR10, ZOO
 
-REAL = Path(__file__).parents[3] / "shared" / "real"
-IMAGES = f"npz:{REAL / 'cifar10_test_first1000.npz'}"
 EPS = 2 / 255
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (REAL / "zoo.py").is_file(), reason="the real classifiers are not at hand"),
+    pytest.mark.real,
 ]
 
 
 def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], ray_executor: Any) -> None:
     config = tiny(
-        data={"uri": IMAGES, "n": 12},
-        std=f"py:{REAL / 'zoo.py'}:std_c10_resnet56",
-        rob=f"py:{REAL / 'zoo.py'}:rob_c10_resnet4b",
+        data={"uri": CIFAR10, "n": 12},
+        std=f"py:{ZOO}:std_c10_resnet56",
+        rob=f"py:{ZOO}:rob_c10_resnet4b",
         threat={"eps": "2/255"},
     )
     results = pipeline.run(config, executor=ray_executor).to_json()
@@ -43,8 +41,8 @@ def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., Ru
 
 
 def test_rob_is_not_more_robust_under_mmaa_than_under_the_published_pair() -> None:
-    rob = load_classifier(f"py:{REAL / 'zoo.py'}:rob_c10_resnet4b", "rob")
-    x, y = open_dataset(IMAGES).read(200, 248)
+    rob = load_classifier(f"py:{ZOO}:rob_c10_resnet4b", "rob")
+    x, y = open_dataset(CIFAR10).read(200, 248)
 
     def normed(images: torch.Tensor) -> torch.Tensor:
         return layer_norm_logits(rob(images))

@@ -24,8 +24,9 @@ from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
 from tests.helpers.object_store import ObjectStore
+from tests.helpers.real import REAL
 
-PICTURES = Path(__file__).parents[3] / "shared" / "real" / "imagenet"
+PICTURES = REAL / "imagenet"
 N_CLASSES = 40
 
 
@@ -33,8 +34,7 @@ N_CLASSES = 40
 def tree(tmp_path: Path) -> Path:
     """One sub-folder a class, as ImageNet's validation set lies on disk."""
     pictures = sorted(path for path in PICTURES.glob("*") if path.suffix.lower() in EXTENSIONS)
-    if len(pictures) != N_CLASSES:
-        pytest.skip(f"the real pictures are not at hand: {PICTURES}")
+    assert len(pictures) == N_CLASSES
     for path in pictures:
         folder = tmp_path / "tree" / path.name.partition("_")[0]
         folder.mkdir(parents=True)
@@ -66,7 +66,8 @@ def fitted(images: torch.Tensor, seed: int, path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.real
+@pytest.mark.timeout(420)
 def test_real_pictures_go_through_a_bucket_with_two_workers(
     tree: Path, object_store: ObjectStore, tmp_path: Path
 ) -> None:

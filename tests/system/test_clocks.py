@@ -17,7 +17,7 @@ from mixednuts_dist.storage.store import Store
 from tests.helpers.drivers import STAGES, Driver, comparable, rows
 from tests.helpers.object_store import ObjectStore
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.alone
 
 OFF = 600.0  # seconds; S3 takes signatures that are 15 minutes off
 ANOTHER_CLOCK = """

@@ -7,8 +7,8 @@ from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import MainJob
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.alone
+@pytest.mark.timeout(420)
 def test_every_row_is_there_once_and_nothing_that_should_not_be(main_job: MainJob, object_store: ObjectStore) -> None:
     run = f"{main_job.storage}/{main_job.results['run']['id']}"
     found = rows(run)

@@ -32,7 +32,7 @@ from tests.helpers.drivers import (
 from tests.helpers.local_head import ONE_MACHINE, Head, local_head
 from tests.helpers.object_store import ObjectStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(420)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.helpers.local_head import Head, awaited, local_head, stop
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.ports import free_ports
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(420)]
 
 RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 N_PARTITIONS = 8
