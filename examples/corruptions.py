@@ -5,11 +5,9 @@ Name this file in a configuration whose images are those of the corrupted copies
     extensions: [examples/corruptions.py]
     corruptions: {folder: data/CIFAR-10-C}
 
-`mixednuts run CONFIG` and `mixednuts corruptions CONFIG` then classify every copy on the workers and resume after an
-interruption. The files are those of CIFAR-10-C: `<folder>/fog.npy` holds all images at severity 1, then all at severity
-2, up to 5. The report gets a row and a table.
-
-Shapes: B images of a partition, N images of the run, S severities, M classifiers.
+`mixednuts run CONFIG` then classifies every copy on the workers and resumes after an interruption; with `--only
+corruptions` it runs this stage alone. The files are those of CIFAR-10-C: `<folder>/fog.npy` holds all images at
+severity 1, then all at severity 2, up to 5. The report gets a row and a table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the commands share: their options, the checked configuration, errors in words, and an executor."""
+"""Options, errors and interrupts that the commands share, and a configuration with the way it was typed."""
 
+import difflib
 import functools
 import json
 import logging
-import math
 import os
 import shlex
 import signal
@@ -30,97 +30,164 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STANDS = "{} is a run, whose configuration stands; leave --set and --beta out, or give CONFIG"
-_AT_ONCE = 1.0  # seconds between signals of one cause
+RESUMES = "Interrupted. Finished partitions are stored; run the same command to resume."
+_AT_ONCE = 2.0  # seconds between signals of one cause: `uv run` passes on what the whole process group receives
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_ALARM = getattr(signal, "SIGALRM", None)  # Windows has none: an interrupt is raised once there
+_LOG = "mixednuts.log"  # in a context's `meta`: whether the log is shown, and its format
+_ABOUT = {
+    "CONFIG": "CONFIG is a YAML file; `mixednuts init` writes one to start from.",
+    "RUN": "RUN is the folder or URI of a run, <storage>/<run id>.",
+    "STORAGE": "STORAGE is a folder or URI that holds runs.",
+}
+
+
+def _remember(context: click.Context, option: click.Parameter, value: Any) -> None:
+    context.meta.setdefault(_LOG, {})[option.name] = value
+
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
 run_or_config_argument = click.argument("config", metavar="CONFIG|RUN")
+run_argument = click.argument("run")
 set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY.PATH=VALUE",
-    help="Another value for a key of CONFIG, e.g. search.beta=0.97.",
+    "--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Override a key of CONFIG. Repeatable."
 )
-address_option = click.option("--address", help="Ray cluster to use; RAY_ADDRESS or a local one by default.")
-local_option = click.option(
-    "--local", is_flag=True, help="Worker processes on this machine, no Ray; short for --set compute.executor=local."
-)
+address_option = click.option("--address", help="Connect to this Ray cluster. Default: RAY_ADDRESS, or a local Ray.")
+local_option = click.option("--local", is_flag=True, help="Use worker processes on this machine, without Ray.")
 trust_option = click.option(
-    "--trust",
-    is_flag=True,
-    help="Use the Python code, services and files that RUN names. Read them first.",
+    "--trust-code", is_flag=True, help="Use the Python code, services and files that RUN references. Review them first."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
-verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show the log.")
-deployed_beta_option = click.option("--beta", type=float, help="Deploy this beta; short for --set search.beta=BETA.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+beta_option = click.option("--beta", type=float, help="Use this searched beta instead of the deployed one.")
+_verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_remember, help="Show the log.")
+_log_format = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    expose_value=False,
+    callback=_remember,
+    help="Write progress and log as text or as JSON lines.",
+)
 
 
-def examples(*commands: str) -> str:
-    """The end of a command's help: what CONFIG is, and commands to copy."""
-    about = "CONFIG is a YAML file; `mixednuts init` writes one to start from. " if _names(".yaml", commands) else ""
-    about += "RUN is the folder or URI of a run, <storage>/<run id>.\n\n" if _names("runs/", commands) else "\n\n"
-    return about + "\b\nExamples:\n" + "\n".join(f"  mixednuts {command}" for command in commands)
+def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `-v` and `--log-format`, which `reported` reads."""
+    return _verbose(_log_format(command))
 
 
-def _names(what: str, commands: tuple[str, ...]) -> bool:
-    return any(what in command for command in commands)
+class Command(click.Command):
+    """A command whose help explains its arguments and shows examples.
+
+    Args:
+        examples: what to type after `mixednuts`; a test parses each of them.
+    """
+
+    def __init__(self, *arguments: Any, examples: tuple[str, ...] = (), **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.examples = examples
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        names = " ".join(
+            str(each.metavar or each.name).upper() for each in self.params if each.param_type_name != "option"
+        )
+        write_examples(formatter, [text for name, text in _ABOUT.items() if name in names], self.examples)
 
 
-def typed(command: str, config: str, overrides: tuple[str, ...] = (), *, local: bool = False) -> str:
-    """A command as one types it: with the configuration, `--set`s and `--local` that this one was given.
+def write_examples(formatter: click.HelpFormatter, about: list[str], commands: tuple[str, ...]) -> None:
+    """Write the end of a help text: what the arguments are, and commands to copy."""
+    formatter.write_paragraph()
+    if about:
+        formatter.write_text(" ".join(about))
+        formatter.write_paragraph()
+    formatter.write("Examples:\n")
+    for command in commands:
+        formatter.write(f"  mixednuts {command}\n")
+
+
+def command(*examples: str, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
+    """`click.command` with examples."""
+    return click.command(name, cls=Command, examples=examples)
+
+
+def typed(
+    command: str, source: str, overrides: tuple[str, ...] = (), *, local: bool = False, address: str | None = None,
+    trust: bool = False,
+) -> str:  # fmt: skip
+    """Return a command as one types it, with the options that this one received.
 
     >>> typed("run", "my runs.yaml", ("data.n=8",), local=True)
     "mixednuts run 'my runs.yaml' --set data.n=8 --local"
     """
     sets = (part for override in overrides for part in ("--set", override))
-    return shlex.join(["mixednuts", *command.split(), config, *sets, *["--local"] * local])
+    to = ("--address", address) if address else ()
+    return shlex.join(
+        ["mixednuts", *command.split(), source, *sets, *["--local"] * local, *to, *["--trust-code"] * trust]
+    )
+
+
+def messages() -> Console:
+    """Return the console for everything that is not a result: stderr, one line per message, no markup."""
+    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """A command with its checked configuration, and how the two were typed."""
+    """A command with its configuration, and how the two were typed."""
 
     config: RunConfig
     console: Console
     address: str | None = None
     local: bool = False
+    trust: bool = False
     source: str = ""
     overrides: tuple[str, ...] = ()
 
     def typed(self, command: str, *more: str) -> str:
-        """Another command on the same configuration, with `more` values of keys."""
-        return typed(command, self.source, (*self.overrides, *more), local=self.local)
+        """Return another command on the same configuration, with `more` overrides."""
+        overrides = (*self.overrides, *more)
+        return typed(command, self.source, overrides, local=self.local, address=self.address, trust=self.trust)
 
-    def on_ray(self, work: Callable[..., Any], prints: Console | None = None) -> Any:
-        """`work` with a progress display and an executor that starts when it is first needed.
+    def require_inputs(self) -> None:
+        """Check what the configuration names, then report the run id, because PyTorch takes seconds to load.
 
-        Ray prints of dying nodes on stdout, and classifiers what they like, also below Python; in here that goes to
-        stderr, since only a command's result belongs on stdout: what `work` itself `prints`, as it comes.
+        Raises:
+            MixedNutsError: as in `uris`; ConfigError for an untrusted run that references code or files elsewhere.
+        """
+        config = self.config
+        if not config.trusted and (outside := config.outside()):
+            raise ConfigError(needs_trust(self.source, outside))
+        check_uris(data=config.data.uri, std=config.std, rob=config.rob)
+        line = f"run {config.run_id()} in {config.storage}: loading PyTorch"
+        if log_is_json():
+            logger.info(line, extra={"run": config.run_id()})
+        else:
+            self.console.print(line)
+
+    def on_workers(self, work: Callable[..., Any], prints: Console | None = None) -> Any:
+        """Call `work` with a progress display and an executor that starts when it is first needed.
+
+        Ray and classifiers print on stdout, also below Python. In here that goes to stderr, because only a command's
+        result belongs on stdout; what `work` itself `prints` goes there as it comes.
         """
         from ..distributed.executor import make_executor
         from .terminal import LogProgress, TerminalProgress
 
-        shown = LogProgress if _as_json_lines() else TerminalProgress
-        name = "local" if self.local else self.config.compute.executor
+        shown = LogProgress if log_is_json() else TerminalProgress
         with (
             _stdout_on_stderr() as stdout,
-            make_executor(name, self.address) as executor,
+            make_executor(self.config.compute.executor, self.address) as executor,
             shown(self.console) as progress,
         ):
             if prints is not None:
                 prints.file = stdout
             executor.report = progress.doing
-            progress.doing("looking at the images, trying the classifiers on a few of them")
+            progress.doing("inspecting the images and trying the classifiers on a few of them")
             return work(executor=executor, progress=progress)
 
 
 @contextmanager
 def _stdout_on_stderr() -> Iterator[IO[str]]:
-    """Of Python and of what it calls: the file descriptor too. Yields what still leads to stdout."""
-    if sys.stdout is None:  # it is closed, and the number may be another file's
+    """Redirect Python's stdout and file descriptor 1 to stderr, and yield what still leads to stdout."""
+    if sys.stdout is None:  # it is closed, and the descriptor may be another file's
         with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
             yield nowhere
         return
@@ -137,207 +204,206 @@ def _stdout_on_stderr() -> Iterator[IO[str]]:
 
 
 def run_command(
-    *shown: str,
-    ray: bool = True,
-    local: bool = True,
+    *examples: str,
+    workers: bool = True,
     as_json: bool = False,
-    beta: bool = False,
-    looks: bool = False,
+    before: Callable[[Any], Any] | None = None,
     short_for: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A command on a CONFIG: the function gets an `Invocation` and the options of its own.
+    """Make a command on CONFIG or RUN: the function receives an `Invocation` and its other options.
 
     The configuration is checked in a fraction of a second; the function imports what takes seconds.
 
     Args:
-        shown: examples for its help.
-        ray, local, as_json, beta: whether it takes --address, --local, --json and --beta.
-        looks: whether it does without the classifiers and images that a run names, so that it needs no trust.
-        short_for: further options that are short for a key: the option's name -> the key.
+        examples: for its help.
+        workers: whether it takes --address and --local.
+        as_json: whether it takes --json.
+        before: an argument in front of CONFIG or RUN.
+        short_for: options that are short for a key: the option's name -> the key.
     """
-    taken = {address_option: ray, local_option: ray and local, json_option: as_json, deployed_beta_option: beta}
+    keys = {name.replace("-", "_"): key for name, key in (short_for or {}).items()}
 
     def make(function: Callable[..., None]) -> click.Command:
         @functools.wraps(function)
-        def command(
-            config: str, overrides: tuple[str, ...], verbose: bool, trust: bool, address: str | None = None,
-            local: bool = False, beta: float | None = None, **options: Any,
+        def run(
+            config: str, overrides: tuple[str, ...], trust_code: bool, address: str | None = None, local: bool = False,
+            **options: Any,
         ) -> None:  # fmt: skip
             if local and address:
-                raise click.UsageError("--local uses no Ray cluster; leave --address out")
-            written = {"search.beta": beta, **{key: options.pop(name) for name, key in (short_for or {}).items()}}
+                raise click.UsageError("--local does not use a Ray cluster; drop --address")
+            written = {key: options.pop(name) for name, key in keys.items()}
             overrides += tuple(f"{key}={value}" for key, value in written.items() if value is not None)
-            with reported(verbose) as console:
-                loaded = prepared(config, overrides, console, trust=trust, looks=looks)
-                function(Invocation(loaded, console, address, local, config, overrides), **options)
+            with reported(RESUMES) as console:
+                loaded = config_of(config, overrides, trust=trust_code, local=local)
+                function(Invocation(loaded, console, address, local, trust_code, config, overrides), **options)
 
-        for option in (verbose_option, trust_option, *reversed([option for option, wanted in taken.items() if wanted])):
-            command = option(command)
-        for name, key in (short_for or {}).items():
-            value = name.upper()
-            command = click.option(f"--{name}", metavar=value, help=f"Short for --set {key}={value}.")(command)
-        return click.command(epilog=examples(*shown))(run_or_config_argument(set_option(command)))
+        decorated: Any = trust_option(log_options(run))
+        if as_json:
+            decorated = json_option(decorated)
+        if workers:
+            decorated = local_option(address_option(decorated))
+        decorated = run_or_config_argument(set_option(decorated))
+        return command(*examples)(before(decorated) if before else decorated)
 
     return make
 
 
-def prepared(
-    config: str, overrides: tuple[str, ...], console: Console, *, trust: bool = False, looks: bool = False
-) -> RunConfig:
-    """Read and check the configuration, then say at once which run it is, since PyTorch loads for seconds.
+def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = False, local: bool = False) -> RunConfig:
+    """Load the configuration of CONFIG, a YAML file, or of RUN, the folder or URI of a run.
 
     Args:
-        trust: whether what a run names beyond its folder may be used.
-        looks: whether the command does without the classifiers and images.
+        trust: whether the code and files that a run references may be used; CONFIG is the user's own.
+        local: whether the command uses worker processes in place of Ray.
 
     Raises:
-        MixedNutsError: as in `config` and `uris`; ConfigError for a run that is not trusted and needs to be.
+        MixedNutsError: as in `config`, and if RUN holds no run or its folder was renamed.
     """
-    loaded = config_of(config, overrides, trust=trust)
-    if not loaded.trusted and not looks and (outside := loaded.outside()):
-        raise ConfigError(needs_trust(config, outside))
-    check_uris(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
-    line = f"run {loaded.run_id()} in {loaded.storage}: loading PyTorch"
-    if _as_json_lines():
-        logger.info(line, extra={"run": loaded.run_id()})
-    else:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    return loaded
-
-
-def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = False) -> RunConfig:
-    """The configuration of CONFIG, a YAML file, or of RUN, the folder or URI of a run, wherever that lies now.
-
-    Args:
-        trust: whether the code and files that a run names may be used; CONFIG is the user's own.
-
-    Raises:
-        MixedNutsError: as in `config`, and where RUN holds no run, or one whose folder has another name.
-    """
-    if "://" not in source and not os.path.isdir(source):  # noqa: PTH112, of a name that is too long it says False
-        return load_config(source, overrides)
+    if not is_run(source):
+        return load_config(source, (*overrides, *["compute.executor=local"] * local))
     if overrides:
-        raise ConfigError(_STANDS.format(source))
+        raise ConfigError(
+            f"{source}: the configuration of a run cannot be changed. Drop {' and '.join(overrides)}, or pass a "
+            "configuration file"
+        )
     from ..stages.runs import stored_run
-    from ..storage.outages import FIRST_ANSWER_SECONDS
-    from ..storage.store import Store
 
-    store = Store(source, FIRST_ANSWER_SECONDS)
-    opened = stored_run(store, trusted=trust)
-    found, (storage, _, name) = opened.config, store.uri.rstrip("/").rpartition("/")
+    opened = stored_run(run_folder(source), trusted=trust)
+    found, (storage, _, name) = opened.config, opened.store.uri.rstrip("/").rpartition("/")
     if name != found.run_id():
         raise ConfigError(
-            f"{source}: the run in it is {found.run_id()}, and its folder's name is another: it was renamed. Rename "
-            "it, or give the configuration file"
+            f"{source} contains run {found.run_id()} under another name. Rename the folder to {found.run_id()}, or "
+            "pass the configuration file"
         )
-    return found.with_changes(storage=storage or "/")
+    compute = {"compute": found.compute.with_changes(executor="local")} if local else {}
+    return found.with_changes(storage=storage or "/", **compute)
 
 
-def store_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
-    """Where the files of a run lie, for commands that take them as they are: CONFIG's run, or RUN itself."""
-    from ..stages.runs import run_store
+def is_run(source: str, *, or_storage: bool = False) -> bool | None:
+    """Whether this is RUN, a folder or URI, rather than CONFIG, a file; None for a folder or URI that holds runs.
+
+    Args:
+        or_storage: whether a storage is an answer too.
+
+    Raises:
+        MissingArtifact: for a name that is none of them.
+    """
+    if "://" in source or os.path.isdir(source):  # noqa: PTH112, it returns False for a name that is too long
+        if not or_storage or _store(source).exists("run.yaml"):
+            return True
+        return None
+    if not os.path.isfile(source) and not source.endswith((".yaml", ".yml")):  # noqa: PTH113
+        raise MissingArtifact(no_run(source))
+    return False
+
+
+def _store(uri: str) -> "Store":
     from ..storage.outages import FIRST_ANSWER_SECONDS
     from ..storage.store import Store
 
-    if "://" not in source and not os.path.isdir(source):  # noqa: PTH112, of a name that is too long it says False
-        return run_store(load_config(source, overrides), FIRST_ANSWER_SECONDS)
-    if overrides:
-        raise ConfigError(_STANDS.format(source))
-    store = Store(source, FIRST_ANSWER_SECONDS)
+    return Store(uri, FIRST_ANSWER_SECONDS)
+
+
+def no_run(source: str) -> str:
+    """Return what every command answers if there is neither a run nor a configuration at `source`."""
+    folder, _, name = source.rstrip("/").rpartition("/")
+    with suppress(OSError):
+        if close := difflib.get_close_matches(name, os.listdir(folder or "."), n=1):  # noqa: PTH208
+            near = f"{folder}/{close[0]}" if folder else close[0]
+            return f"{source} is neither a run nor a configuration file. Did you mean {near}?"
+    return (
+        f"{source} is neither a run nor a configuration file. Pass a YAML file, or the folder or URI of a run, "
+        "<storage>/<run id>"
+    )
+
+
+def run_folder(source: str) -> "Store":
+    """Open the folder or URI of a run.
+
+    Raises:
+        MissingArtifact: if it holds no run.
+    """
+    store = _store(source)
     if not store.exists("run.yaml"):
-        raise MissingArtifact(f"{store.uri} holds no run: there is no run.yaml in it. Give a run's folder or URI")
+        raise MissingArtifact(no_run(source))
     return store
 
 
-GOES_ON = "interrupted: what is written is kept; the same command goes on from there"
+def store_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
+    """Open the folder of RUN, or of CONFIG's run, for commands that take the files as they are."""
+    from ..stages.runs import run_store
+    from ..storage.outages import FIRST_ANSWER_SECONDS
+
+    if is_run(source):
+        return run_folder(source)
+    return run_store(load_config(source, overrides), FIRST_ANSWER_SECONDS)
 
 
 @contextmanager
-def reported(verbose: bool, interrupted: str = GOES_ON) -> Iterator[Console]:
-    """A console on stderr; our errors become one red line and exit status 1, a signal a hint and 128 + its number."""
-    console = Console(stderr=True)
-    _configure_logging(verbose, console)
+def reported(interrupted: str = "Interrupted.") -> Iterator[Console]:
+    """Yield the console for messages; turn errors and signals into one line and an exit status.
+
+    An error of this package exits with status 1, a signal with 128 plus its number.
+    """
+    console = messages()
+    _configure_logging(console)
     received: list[int] = []
-    with _signals_kept(received):
+    with _interruptible(received):
         try:
             yield console
-            if received:  # and swallowed, just before the end
+            if received:  # code that swallows exceptions, such as a destructor, may have taken it
                 raise KeyboardInterrupt
         except (Exception, KeyboardInterrupt) as error:
-            # In the middle of an import or inside of Ray an interrupt may come out as an error of any kind.
+            # In the middle of an import or inside Ray an interrupt may become an error of any kind.
             if received or isinstance(error, KeyboardInterrupt):
                 with suppress(OSError):  # the terminal may be closed
-                    console.print(interrupted, highlight=False, soft_wrap=True)
+                    console.print(interrupted)
                 sys.exit(128 + (received[0] if received else signal.SIGINT))
             if not isinstance(error, MixedNutsError):
                 raise
-            console.print(f"[red]{type(error).__name__}[/red]: ", end="")
-            console.print(printable(str(error)), markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{type(error).__name__}: ", style="red", end="")
+            console.print(printable(str(error)))
             sys.exit(1)
 
 
 @contextmanager
-def _signals_kept(received: list[int]) -> Iterator[None]:
-    """In here SIGINT (Ctrl-C), SIGTERM (Slurm, spot machines) and SIGHUP (a closed terminal) raise KeyboardInterrupt.
+def _interruptible(received: list[int]) -> Iterator[None]:
+    """The first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt; the next one ends the process.
 
-    Of signals that come at once only the first one does: `uv run` passes on what the whole group gets as well. It is
-    raised again each second as long as it is not on its way out: code that interrupts fall into may swallow them, such
-    as a destructor, a callback or an import that answers every error.
+    Signals within two seconds of the first count as one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    last, show_unraisable = -math.inf, sys.unraisablehook
-
-    def show_errors(what: "sys.UnraisableHookArgs") -> None:
-        if not received or issubclass(what.exc_type, Exception):  # others are interrupts
-            show_unraisable(what)
+    first = 0.0
 
     def interrupt(number: int, _: object) -> None:
-        nonlocal last
+        nonlocal first
         received.append(number)
-        if (now := time.monotonic()) - last > _AT_ONCE:
-            last = now
-            if _ALARM:
-                handlers.setdefault(_ALARM, signal.signal(_ALARM, interrupt_again))
-                signal.setitimer(signal.ITIMER_REAL, _AT_ONCE, _AT_ONCE)
+        if len(received) == 1:
+            first = time.monotonic()
             raise KeyboardInterrupt
-
-    def interrupt_again(_: int, __: object) -> None:
-        if not _is_ending():
-            raise KeyboardInterrupt
+        if time.monotonic() - first > _AT_ONCE:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     # Under nohup SIGHUP is ignored, and stays so.
-    kept = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    handlers: dict[Any, Any] = {number: signal.signal(number, interrupt) for number in kept}
-    sys.unraisablehook = show_errors
+    listened = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, interrupt) for number in listened}
     try:
         yield
     finally:
-        sys.unraisablehook = show_unraisable
-        if _ALARM and _ALARM in handlers:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(_ALARM, handlers.pop(_ALARM) or signal.SIG_DFL)
-        for number, handler in handlers.items():  # a further signal does not kill the command while it ends
+        for number, handler in handlers.items():  # a late signal does not kill a command that is ending
             signal.signal(number, signal.SIG_IGN if received else handler or signal.SIG_DFL)
 
 
-def _is_ending() -> bool:
-    """Whether a KeyboardInterrupt is being handled right now, or an error that it has become."""
-    error = sys.exception()
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
-
-
-def _configure_logging(verbose: bool, console: Console) -> None:
-    """Log lines through the console that draws the progress bar, so that neither cuts the other in two."""
-    if _as_json_lines():
+def _configure_logging(console: Console) -> None:
+    """Write log lines through the console that draws the progress bar, so that neither cuts the other in two."""
+    if log_is_json():
         log_json()
         return
     from rich.logging import RichHandler
 
+    verbose = _log_option("verbose")
     handler = RichHandler(console=console, show_path=False, markup=False, highlighter=NullHighlighter())
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", handlers=[handler])
     if not verbose:
@@ -345,12 +411,18 @@ def _configure_logging(verbose: bool, console: Console) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)
 
 
-def _as_json_lines() -> bool:
-    return click.get_current_context().find_root().params.get("log_format") == "json"
+def _log_option(name: str) -> Any:
+    context = click.get_current_context(silent=True)
+    return context.meta.get(_LOG, {}).get(name) if context else None
+
+
+def log_is_json() -> bool:
+    """Whether the command was called with `--log-format json`."""
+    return bool(_log_option("log_format") == "json")
 
 
 def print_result(results: Any, as_json: bool) -> None:
-    """A run's results as the table, or as one JSON object."""
+    """Print a run's results as the table or as one JSON object."""
     from ..reports.tables import print_results
 
     if as_json:

@@ -1,4 +1,4 @@
-"""The commands before a run: a configuration to start from, what it lacks, and what there is to choose from."""
+"""`init`, `check` and `schema`: the commands before a run."""
 
 import json
 import os
@@ -21,56 +21,64 @@ from ..config.search_config import RangeConfig
 from ..config.section import Registered, section_in
 from ..config.uris import TWO_CHECKPOINTS, code_files, missing_input, missing_inputs
 from ..errors import ConfigError, MixedNutsError
-from .options import config_argument, examples, local_option, reported, set_option, typed
+from .options import command, config_argument, config_of, local_option, reported, set_option, typed
 
 _WORKER_BYTES = 0.6e9  # of a worker with torch, measured; its classifiers and images come on top
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
 
-TEMPLATE = Path(__file__).with_name("mixednuts.yaml.txt").read_text(encoding="utf-8")
+TEMPLATE, ONE_CLASSIFIER = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("mixednuts.yaml.txt", "one.yaml.txt")
+)
 
 
-@click.command(epilog=examples("init mine.yaml --images folder:photos --rob py:nets.py:robust"))
+@command("init mine.yaml --images folder:photos --rob py:nets.py:robust", "init mine.yaml --model torchvision:resnet18")
 @click.argument("file", type=click.Path(dir_okay=False), default="mixednuts.yaml", metavar="[FILE]")
-@click.option("--images", default="npz:images.npz", show_default=True, metavar="URI", help="The images.")
-@click.option("--std", default="py:nets.py:std", show_default=True, metavar="URI", help="The accurate classifier.")
-@click.option("--rob", default="py:nets.py:rob", show_default=True, metavar="URI", help="The robust one.")
-def init(file: str, images: str, std: str, rob: str) -> None:
-    """Write a commented CONFIG for two classifiers and images of yours.
+@click.option("--images", default="npz:images.npz", show_default=True, metavar="URI", help="Dataset.")
+@click.option("--std", default="py:nets.py:std", show_default=True, metavar="URI", help="Accurate base classifier.")
+@click.option("--rob", default="py:nets.py:rob", show_default=True, metavar="URI", help="Robust base classifier.")
+@click.option("--model", metavar="URI", help="Attack this one classifier with AutoAttack, without a mixture.")
+def init(file: str, images: str, std: str, rob: str, model: str | None) -> None:
+    """Write a commented CONFIG to start from.
 
-    Beside it nets.py, unless it is there: two checkpoints of yours as the functions that CONFIG names by default.
+    Also writes nets.py, a template with one loader function per checkpoint, unless it exists.
     """
-    with reported(verbose=False) as console:
+    with reported() as console:
         path = Path(file)
         if path.exists():
-            raise ConfigError(f"{path} exists already; give another name, or remove it")
+            raise ConfigError(f"{path} exists already. Choose another name, or remove it")
         name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in path.stem)[:64]
-        path.write_text(TEMPLATE.format(file=file, name=name.lstrip("-") or "mine", images=images, std=std, rob=rob))
-        nets, written = path.with_name("nets.py"), f"{path} is"
-        if nets.name in code_files(std, rob) and not nets.exists():
+        template = (TEMPLATE if model is None else ONE_CLASSIFIER).format(file=file, images=images, std=std, rob=rob,
+                   model=model, name=name.lstrip("-") or "mine")  # fmt: skip
+        path.write_text(template)
+        nets, written = path.with_name("nets.py"), str(path)
+        if nets.name in code_files(*((std, rob) if model is None else (model,))) and not nets.exists():
             nets.write_text(TWO_CHECKPOINTS)
-            written = f"{path} and {nets} are"
-        console.print(f"{written} written. Edit, then: mixednuts check {file}", highlight=False, soft_wrap=True)
+            written = f"{path} and {nets}"
+        console.print(f"Wrote {written}. Edit, then run: {typed('check', file)}")
 
 
-@click.command(epilog=examples("check jobs/configs/cifar10.yaml"))
+@command("check jobs/configs/cifar10.yaml", "check mine.yaml --fetch")
 @config_argument
 @set_option
 @local_option
-def check(config: str, overrides: tuple[str, ...], *, local: bool) -> None:
-    """All that is missing or wrong, at once, with the commands that fix it.
+@click.option("--fetch", is_flag=True, help="First download missing files whose source is known.")
+def check(config: str, overrides: tuple[str, ...], *, local: bool, fetch: bool) -> None:
+    """Check a configuration and list every problem.
 
-    Nothing is written. Files and the storage are looked for first: a second, or twenty where a bucket's server does
-    not answer. Where they are all there, the images are opened and the classifiers tried on a few of them.
+    Each problem comes with the command that fixes it. Files and the storage come first (about a second, up to 20 s if a
+    bucket does not respond). If they are present, the images are opened and the classifiers are tried on a few of them.
+    Apart from --fetch, nothing is written.
     """
-    with reported(verbose=False) as console:
-        loaded = load_config(config, overrides)
+    with reported() as console:
+        loaded = config_of(config, overrides, local=local)
         from ..stages.stage import stages_of
 
         stages_of(loaded)  # refuses what its stages cannot do together
+        if fetch:
+            _fetch(loaded, console)
         problems = [*_missing(loaded), *_storage_problems(loaded)]
         if not problems:
-            said = "all files are there; trying the classifiers on a few images"
-            console.print(said, highlight=False, soft_wrap=True)
+            console.print("all files are present; trying the classifiers on a few images")
             problems = list(_problems_of_use(loaded))
         for problem in problems:
             click.echo(problem)
@@ -79,30 +87,16 @@ def check(config: str, overrides: tuple[str, ...], *, local: bool) -> None:
         click.echo(f"nothing is missing. Next: {typed('run', config, overrides, local=local)}")
 
 
-@click.command(epilog=examples("fetch jobs/configs/cifar10.yaml"))
-@config_argument
-@set_option
-def fetch(config: str, overrides: tuple[str, ...]) -> None:
-    """Download what `check` misses and whose source is known.
+def _fetch(config: RunConfig, console: Console) -> None:
+    """Download what is missing; a file that cannot be had is among the problems that `check` lists."""
+    from ..classifiers.checkpoints import fetch
 
-    Files are held against their published checksums where there are any; what broke off is taken up again.
-    """
-    with reported(verbose=False) as console:
-        loaded = load_config(config, overrides)
-        items = missing_inputs(data=loaded.data.uri, std=loaded.std, rob=loaded.rob)
-        from ..classifiers.checkpoints import fetch as fetched
-
-        failed = 0
-        for key, item in items:
-            console.print(f"{key}: {item.what} -> {item.path}", highlight=False, soft_wrap=True)
-            try:
-                click.echo(f"sha256 {fetched(item)}  {item.path}")
-            except MixedNutsError as error:
-                failed += 1
-                console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        if failed:
-            raise SystemExit(1)
-        click.echo(f"{'fetched' if items else 'nothing is missing'}. Next: {typed('check', config, overrides)}")
+    for key, item in missing_inputs(data=config.data.uri, std=config.std, rob=config.rob):
+        console.print(f"{key}: {item.what} -> {item.path}")
+        try:
+            click.echo(f"sha256 {fetch(item)}  {item.path}")
+        except MixedNutsError as error:
+            console.print(str(error))
 
 
 def _missing(config: RunConfig) -> Iterator[str]:
@@ -156,50 +150,44 @@ def _problems_of_use(config: RunConfig) -> Iterator[str]:
     if config.compute.num_gpus != 0 and nvidia_driver() and not torch.cuda.is_available():
         yield f"compute: {unusable_gpu()}"
     n_workers, free = config.compute.num_workers or os.cpu_count() or 1, psutil.virtual_memory().available
-    if not os.environ.get("RAY_ADDRESS") and n_workers * _WORKER_BYTES > free:
+    on_cluster = config.compute.executor == "ray" and os.environ.get("RAY_ADDRESS")
+    if not on_cluster and n_workers * _WORKER_BYTES > free:
         yield (
             f"compute: {n_workers} workers on this machine take {n_workers * _WORKER_BYTES / 1e9:.1f} GB of memory "
             f"and {free / 1e9:.1f} GB are free\n    --set compute.num_workers={max(1, int(free / _WORKER_BYTES))}"
         )
 
 
-@click.command(name="list", epilog=examples("list", "list mine.yaml"))
+@command("schema mine.yaml", "schema --names", "schema --markdown")
 @click.argument("config", required=False, type=click.Path(dir_okay=False), metavar="[CONFIG]")
 @set_option
-def list_entries(config: str | None, overrides: tuple[str, ...]) -> None:
-    """The attacks, clamps, data sets, studies and so on that CONFIG can name.
+@click.option("--names", is_flag=True, help="List the attacks, datasets, stages and so on that CONFIG can name.")
+@click.option("--markdown", is_flag=True, help="Print a table of all keys.")
+def schema(config: str | None, overrides: tuple[str, ...], names: bool, markdown: bool) -> None:
+    """Print the JSON schema of the configuration.
 
-    With CONFIG, those of the files in its key `extensions` too.
+    With CONFIG, the keys and names that its extensions add are included.
     """
-    with reported(verbose=False):
+    with reported():
         if config is not None:
             load_config(config, overrides)
-        console = Console(soft_wrap=True, highlight=False)
-        for register in REGISTERS:
-            entries = register.entries().values()
-            if not entries:
-                continue
-            console.print(f"[bold]{register.plural}[/bold]")
-            width = max(len(entry.name) for entry in entries)
-            for entry in entries:
-                added = "" if entry.home.startswith("mixednuts_dist.") else "  (yours)"
-                console.print(f"  {entry.name:<{width}}  {entry.describes}{added}", markup=False)
+        if names:
+            _print_names(Console(soft_wrap=True, highlight=False))
+        else:
+            valid = config_with_stages(stages_with_keys())
+            click.echo(config_reference() if markdown else json.dumps(valid.model_json_schema(), indent=2))
 
 
-@click.command(epilog=examples("schema --markdown", "schema mine.yaml"))
-@click.argument("config", required=False, type=click.Path(dir_okay=False), metavar="[CONFIG]")
-@set_option
-@click.option("--markdown", is_flag=True, help="A table of all keys instead.")
-def schema(config: str | None, overrides: tuple[str, ...], markdown: bool) -> None:
-    """The JSON schema of the configuration file.
-
-    With CONFIG, the keys that the files in its key `extensions` add too.
-    """
-    with reported(verbose=False):
-        if config is not None:
-            load_config(config, overrides)
-        valid = config_with_stages(stages_with_keys())
-        click.echo(config_reference() if markdown else json.dumps(valid.model_json_schema(), indent=2))
+def _print_names(console: Console) -> None:
+    for register in REGISTERS:
+        entries = register.entries().values()
+        if not entries:
+            continue
+        console.print(f"[bold]{register.plural}[/bold]")
+        width = max(len(entry.name) for entry in entries)
+        for entry in entries:
+            added = "" if entry.home.startswith("mixednuts_dist.") else "  (yours)"
+            console.print(f"  {entry.name:<{width}}  {entry.describes}{added}", markup=False)
 
 
 def config_reference() -> str:

@@ -1,4 +1,4 @@
-"""`mixednuts describe` (parameters and operations, from the URIs alone) and `mixednuts estimate` (time and cost)."""
+"""`estimate`: time and cost of a run, or parameters and operations of its classifiers."""
 
 import json
 from dataclasses import asdict
@@ -7,37 +7,26 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from ..config.run_config import RunConfig, load_config
+from ..config.run_config import RunConfig
 from ..config.uris import known_image_shape
-from .options import Invocation, config_argument, examples, json_option, reported, run_command, set_option
+from .options import Invocation, run_command
 
 if TYPE_CHECKING:
     from ..classifiers.base_classifiers import ModelSize
     from ..stages.estimate import Estimate, StageEstimate
 
 
-@click.command(epilog=examples("describe jobs/configs/cifar100.yaml"))
-@config_argument
-@set_option
-@json_option
-def describe(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Parameters and GFLOPs of the classifiers; needs no weights."""
-    with reported(verbose=False):
-        loaded = load_config(config, overrides)
-        shape, sizes = measure(loaded)
-        if as_json:
-            each = {name: None if size is None else asdict(size) for name, size in sizes.items()}
-            click.echo(json.dumps({"run_id": loaded.run_id(), "image_shape": list(shape), **each}, indent=2))
-        else:
-            _print_sizes(loaded, shape, sizes, Console())
-
-
-@run_command("estimate mine.yaml", "estimate mine.yaml --local", as_json=True)
-def estimate(given: Invocation, as_json: bool) -> None:
-    """GPU-hours and wall time, before anything starts, from a few measured batches."""
+@run_command("estimate mine.yaml --local", "estimate jobs/configs/cifar100.yaml --sizes", as_json=True)
+@click.option("--sizes", is_flag=True, help="Count parameters and GFLOPs instead; needs no weights.")
+def estimate(given: Invocation, as_json: bool, sizes: bool) -> None:
+    """Estimate GPU-hours and wall time from a few measured batches."""
+    if sizes:
+        _print_sizes(given.config, as_json)
+        return
+    given.require_inputs()
     from ..stages import estimate as stage
 
-    found = given.on_ray(lambda executor, progress: stage.run(given.config, executor=executor))  # noqa: ARG005
+    found = given.on_workers(lambda executor, progress: stage.run(given.config, executor=executor))  # noqa: ARG005
     if as_json:
         click.echo(json.dumps(estimate_json(found), indent=2))
     else:
@@ -67,22 +56,24 @@ def measure(config: RunConfig) -> "tuple[tuple[int, ...], dict[str, ModelSize | 
     return shape, {"std": std, "rob": rob, "mixed": mixed}
 
 
-def _print_sizes(
-    config: RunConfig, shape: tuple[int, ...], sizes: "dict[str, ModelSize | None]", console: Console
-) -> None:
-    """The table, with what its numbers count."""
+def _print_sizes(config: RunConfig, as_json: bool) -> None:
+    """Print the sizes as a table, with what its numbers count, or as JSON."""
+    shape, sizes = measure(config)
+    if as_json:
+        each = {name: None if size is None else asdict(size) for name, size in sizes.items()}
+        click.echo(json.dumps({"run_id": config.run_id(), "image_shape": list(shape), **each}, indent=2))
+        return
     from ..reports.table import Table, print_table
 
     rows = [
         (name, *(("?", "?") if model is None else (f"{model.parameters / 1e6:,.4g} M", f"{model.flops / 1e9:,.4g}")))
         for name, model in sizes.items()
     ]
-    table = Table(("classifier", "parameters", "GFLOPs"), rows)
-    print_table(table, console, f"{config.run_id()}: {config.data.uri}, images {' x '.join(map(str, shape))}")
+    title = f"{config.run_id()}: {config.data.uri}, images {' x '.join(map(str, shape))}"
+    print_table(Table(("classifier", "parameters", "GFLOPs"), rows), Console(), title)
     std = "" if config.std is None else f"std: {config.std}\n"
-    console.print(f"{std}rob: {config.rob}", highlight=False, markup=False, soft_wrap=True)
-    counted = "GFLOPs: one image, one pass; a multiply-accumulate counts as two (torch.utils.flop_counter)."
-    console.print(counted, soft_wrap=True)
+    click.echo(f"{std}rob: {config.rob}")
+    click.echo("GFLOPs: one image, one pass; a multiply-accumulate counts as two (torch.utils.flop_counter).")
 
 
 def estimate_json(estimate: "Estimate") -> dict[str, Any]:

@@ -1,15 +1,17 @@
-"""`mixednuts status`: where a run stands, read from its files alone, from any machine that reaches the storage.
+"""`status`: the progress of a run, or of all runs of a storage, from their files alone, on any machine that reads them.
 
-Speed and time left follow from the times in the files' footers. There are no heartbeats: that a stage is running is
-known from its last finished piece, whose age is shown.
+Speed and time left follow from the times in the files' footers. There are no heartbeats: the age of the last finished
+partition shows whether a stage is running.
 """
 
 import io
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -23,8 +25,76 @@ from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, reopen_ru
 from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
+from .options import command, config_of, is_run, json_option, reported, set_option, store_of, trust_option, typed
 
-WINDOW_SECONDS = 1800.0  # only pieces that were finished in it count for the speed
+WINDOW_SECONDS = 1800.0  # the speed counts partitions that were finished in it
+_WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # columns of a terminal; what fits into 80
+
+
+@command("status mine.yaml --watch", "status runs/mine-0af3c2d1 --verify", "status s3://bucket/runs")
+@click.argument("source", metavar="RUN|CONFIG|STORAGE")
+@set_option
+@json_option
+@trust_option
+@click.option("--watch", is_flag=True, help="Refresh until the run ends or Ctrl-C.")
+@click.option("--verify", is_flag=True, help="Read every file and verify its checksum.")
+@click.option("--repair", is_flag=True, help="With --verify: quarantine damaged files, so that `run` recreates them.")
+def status(
+    source: str, overrides: tuple[str, ...], *, as_json: bool, trust_code: bool, watch: bool, verify: bool, repair: bool
+) -> None:
+    """Show the progress of a run, or list the runs of a storage."""
+    if repair and not verify:
+        raise click.UsageError("--repair needs --verify")
+    if sum((watch, as_json, verify)) > 1:
+        raise click.UsageError("--watch, --json and --verify cannot be combined; to poll, repeat `status --json`")
+    with reported("Interrupted. The run continues." if watch else "Interrupted."):
+        if is_run(source, or_storage=True) is None:
+            _print_runs(source, as_json, trust_code)
+        elif verify:
+            _verify(source, overrides, repair)
+        else:
+            _show(config_of(source, overrides, trust=trust_code), as_json, watch)
+
+
+def _show(config: RunConfig, as_json: bool, watch: bool) -> None:
+    if watch:
+        watch_status(config, Console())
+    elif as_json:
+        click.echo(json.dumps(run_status(config).to_json(), indent=2))
+    else:
+        print_status(run_status(config), Console())
+
+
+def _print_runs(storage: str, as_json: bool, trust: bool) -> None:
+    from ..reports import leaderboard
+
+    found = leaderboard.ordered(leaderboard.entries(storage, trusted=trust), "finished")
+    if as_json:
+        click.echo(json.dumps({"format": "mixednuts-runs/1", "runs": [entry.to_json() for entry in found]}, indent=2))
+    else:
+        shown, console = leaderboard.table(found), Console()
+        print_table(shown if console.width >= _WIDE else shown.only(_NARROW), console)
+
+
+def _verify(source: str, overrides: tuple[str, ...], repair: bool) -> None:
+    from ..storage import manifest
+
+    store = store_of(source, overrides)
+    bad, n_files = manifest.verify(store)
+    if not n_files:
+        raise MissingArtifact(f"{store.uri} holds no run. Run: {typed('run', source, overrides)}")
+    for damage in bad:
+        click.echo(f"{store.address(damage.path)}: {damage.reason}")
+    if bad and repair:
+        for path in manifest.repair(store, bad):
+            click.echo(f"kept as {store.address(path)}")
+        click.echo(f"Next: {typed('run', source, overrides)}")
+    elif bad:
+        again = typed("status --verify --repair", source, overrides)
+        click.echo(f"{len(bad)} of {n_files} files are damaged. Next: {again}")
+        raise SystemExit(1)
+    else:
+        click.echo(f"All {n_files} files of {store.uri} were read; no checksum differs")
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ class EvaluateConfig(Section):
     )
     points: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="a file of attacked images, as `mixednuts judge` reads them, that are tried before any attack",
+        description="a file of adversarial images, as `evaluate --adv-images` reads them, that are tried before any "
+        "attack",
     )
     check: Literal["pyautoattack"] | None = Field(
         default=None, description="a second opinion: this package, unmodified, attacks the images that still stand"

@@ -120,12 +120,10 @@ def named_code(*, std: str | None, rob: str, extensions: Iterable[str] = ()) -> 
     return {**found, "extensions": files} if files else found
 
 
-def needs_trust(run: str, outside: Mapping[str, str], ask: str = "add --trust, or give the configuration file") -> str:
+def needs_trust(run: str, outside: Mapping[str, str], ask: str = "pass --trust-code, or the configuration file") -> str:
     """What is said of a run that names code, services or files beyond its folder, by key."""
     named = ", ".join(f"{key}: {_short(value)}" for key, value in outside.items())
-    return (
-        f"{run} names what lies outside of it ({named}), which is used only if you ask for it: look at it, then {ask}"
-    )
+    return f"{run} references resources outside its folder ({named}). Review them, then {ask}"
 
 
 def without_weights(uri: str) -> str | None:

@@ -156,7 +156,7 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
     files = config.get("extensions") or ()
     named = named_code(std=config["std"], rob=config["rob"], extensions=files)
     if named and not trust_code:
-        raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True, or --trust to a command"))
+        raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True (--trust-code to a command)"))
     find = places(store, described)
     load_extensions(find(file.removeprefix("py:")) for file in files)
     searched, _ = stored_search(store)

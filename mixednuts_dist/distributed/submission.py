@@ -29,7 +29,7 @@ def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: 
         ClusterError: where nothing answers, the upload is refused, or uv has no project to install.
     """
     if with_uv and not (folder / "pyproject.toml").is_file():
-        raise ClusterError(f"--uv installs what {folder}/pyproject.toml declares, and there is no such file")
+        raise ClusterError(f"--install-deps installs what {folder}/pyproject.toml declares, and there is no such file")
     command = [*(_UV if with_uv else ()), "python", "-m", _PACKAGE.name, *arguments]
     entrypoint, declared, metadata = shlex.join(command), runtime_env(folder), {"run_id": run_id}
     return str(

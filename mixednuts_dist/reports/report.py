@@ -310,7 +310,11 @@ def _pictures(
     names = opened.config.data.class_names
     if not opened.config.trusted and reaches_out(opened.config.data.uri):
         uri = opened.config.written(opened.config.data.uri)
-        return (), names, (f"No images are shown: the run says that they are {uri}. If they are yours, add --trust.",)
+        return (
+            (),
+            names,
+            (f"No images are shown: the run says that they are {uri}. If they are yours, pass --trust-code.",),
+        )
     try:
         dataset = open_dataset(opened.config.data.uri)
         clean = [dataset.read(image.sample_id, image.sample_id + 1)[0] for image in chosen]

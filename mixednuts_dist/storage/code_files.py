@@ -1,7 +1,7 @@
 """The user's Python files of a run: copies in its folder, so that the folder is enough where the originals are not.
 
 `run.yaml` says beside the configuration in which folder it was read (`folder`) and where the copy of each file lies
-(`code`: path as written -> path in the run). Code of a run is executed only if the user trusts the run (`--trust`,
+(`code`: path as written -> path in the run). Code of a run is executed only if the user trusts the run (`--trust-code`,
 `trust_code=True`).
 """
 

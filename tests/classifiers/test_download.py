@@ -141,11 +141,12 @@ def test_the_command_fetches_what_is_missing_and_says_what_it_could_not(
         "mixednuts_dist.cli.setup.missing_inputs",
         lambda **_: [(key, item) for key, item in wanted if not Path(item.path).exists()],
     )
-    shown = CliRunner().invoke(main, ["fetch", str(tmp_path / "mine.yaml")])
+    monkeypatch.setattr("mixednuts_dist.cli.setup._missing", lambda _: [] if Path(by_hand.path).exists() else [by_hand])
+    shown = CliRunner().invoke(main, ["check", "--fetch", str(tmp_path / "mine.yaml")])
     assert shown.exit_code == 1, shown.output
     assert f"sha256 {SHA256}  {tmp_path / 'std.pt'}" in shown.output
     assert "copy it there" in shown.output
     (tmp_path / "rob.pt").touch()
-    shown = CliRunner().invoke(main, ["fetch", str(tmp_path / "mine.yaml")])
+    shown = CliRunner().invoke(main, ["check", str(tmp_path / "mine.yaml"), "--fetch"])
     assert shown.exit_code == 0
-    assert "nothing is missing. Next: mixednuts check" in shown.output
+    assert "nothing is missing. Next: mixednuts run" in shown.output

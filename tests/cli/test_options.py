@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -20,7 +19,7 @@ COMMAND = """
 import atexit
 import time
 import click
-from mixednuts_dist.cli.options import reported
+from mixednuts_dist.cli.options import RESUMES, reported
 
 class Swallows:
     def __del__(self):  # what is raised in here is ignored
@@ -41,10 +40,8 @@ def swallows_at_its_end():
     print("swallowed", flush=True)
 
 @click.command()
-@click.pass_context
-def main(ctx):
-    ctx.find_root().params["log_format"] = "text"
-    with reported(verbose=False):
+def main():
+    with reported(RESUMES):
         try:
             WORK()
         finally:
@@ -59,7 +56,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 """
 PATIENCE_SECONDS = 400  # on a machine that does ten other things
-INTERRUPTED = "interrupted: what is written is kept; the same command goes on from there"
+INTERRUPTED = "Interrupted. Finished partitions are stored; run the same command to resume."
 
 
 def command(work: str, puts_away: float) -> "subprocess.Popen[str]":
@@ -82,17 +79,27 @@ def test_signals_that_come_at_once_end_a_command_with_one_line(number: signal.Si
     assert told == INTERRUPTED + "\n"
 
 
-@pytest.mark.parametrize(("work", "puts_away"), [("swallows", 0), ("swallows_at_its_end", 0), ("ordinary", 2.5)])
-def test_a_signal_that_is_swallowed_ends_a_command_nevertheless(work: str, puts_away: float) -> None:
-    """And what is put away at the end, which takes longer than the time until it is raised again, is not disturbed."""
+@pytest.mark.parametrize(("work", "puts_away"), [("swallows_at_its_end", 0), ("ordinary", 2.5)])
+def test_an_interrupt_ends_a_command_even_if_it_is_swallowed_at_the_end(work: str, puts_away: float) -> None:
+    """What is put away at the end takes its time."""
     with command(work, puts_away) as process:
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         out, told = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 143
-    assert told == INTERRUPTED + "\n"
+    assert told.endswith(INTERRUPTED + "\n")
     assert out == ("" if work == "ordinary" else "swallowed\n")
     assert time.monotonic() - began >= puts_away
+
+
+def test_a_second_signal_ends_a_command_that_goes_on_after_the_first() -> None:
+    with command("swallows", 0) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "swallowed\n"
+        time.sleep(2.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == -signal.SIGTERM
 
 
 def test_a_command_under_nohup_goes_on_after_its_terminal_is_closed() -> None:
@@ -110,21 +117,19 @@ def test_a_command_under_nohup_goes_on_after_its_terminal_is_closed() -> None:
 
 
 def test_escape_sequences_of_an_error_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with click.Context(main), pytest.raises(SystemExit), reported(verbose=False):
+    with pytest.raises(SystemExit), reported():
         raise BaseClassifierError("no \x1b[2J\x1b]0;title\x07 weights")
     assert r"no \x1b[2J\x1b]0;title\x07 weights" in capsys.readouterr().err
 
 
 STARTING = """
 import os, signal, click, ray
-from mixednuts_dist.cli.options import reported
+from mixednuts_dist.cli.options import RESUMES, reported
 from mixednuts_dist.distributed.cluster import connect
 
 @click.command()
-@click.pass_context
-def main(ctx):
-    ctx.find_root().params["log_format"] = "text"
-    with reported(verbose=False):
+def main():
+    with reported(RESUMES):
         connect(None)
 
 def init(**_):  # as Ray's own does, before it has started
@@ -143,7 +148,7 @@ def test_sigterm_while_ray_starts_ends_a_command_with_one_line() -> None:
 
 
 def test_a_name_that_is_too_long_for_a_file_is_told_in_one_line() -> None:
-    for command in ("run", "status", "verify"):
+    for command in ("run", "status", "report"):
         shown = CliRunner().invoke(main, [command, "a" * 300])
         assert shown.exit_code == 1
         assert isinstance(shown.exception, SystemExit)

@@ -1,9 +1,11 @@
 """Before a run: a configuration to start from, what it lacks, and what there is to choose from."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
 import torchvision
@@ -11,12 +13,15 @@ import yaml
 from click.testing import CliRunner
 
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
-from mixednuts_dist.cli import SECTIONS, main
+from mixednuts_dist.cli import REPLACED, SECTIONS, main
+from mixednuts_dist.cli.options import typed
 from mixednuts_dist.config.run_config import load_config
 from mixednuts_dist.config.uris import TWO_CHECKPOINTS, check_classifier_uri
 from mixednuts_dist.errors import BaseClassifierError
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import tiny_content
+
+VERBS = {"Write", "Check", "Estimate", "Run", "Attack", "Search", "Show", "Export", "Compare", "Print"}
 
 
 def mixednuts(*arguments: str) -> tuple[int, str]:
@@ -38,7 +43,7 @@ def test_init_writes_a_configuration_that_is_valid_and_names_what_it_was_given(t
 def test_init_writes_the_file_of_two_checkpoints_which_loads_them_and_gives_bare_networks(tmp_path: Path) -> None:
     status, shown = mixednuts("init", str(tmp_path / "mine.yaml"), "--images", "digits")
     assert status == 0, shown
-    assert "nets.py are written" in " ".join(shown.split())
+    assert "nets.py. Edit, then run: mixednuts check" in " ".join(shown.split())
     saved = torchvision.models.resnet18(num_classes=10).eval()
     for name in ("std", "rob"):
         torch.save(saved.state_dict(), tmp_path / f"{name}.pth")
@@ -114,27 +119,99 @@ def test_list_shows_the_entries_of_the_package_and_of_your_files(tmp_path: Path)
     )
     content = tiny_content(tmp_path / "runs", extensions=[str(tmp_path / "mine.py")])
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    assert "the third power" not in mixednuts("list")[1]
-    status, shown = mixednuts("list", str(tmp_path / "mine.yaml"))
+    assert "the third power" not in mixednuts("schema", "--names")[1]
+    status, shown = mixednuts("schema", "--names", str(tmp_path / "mine.yaml"))
     assert status == 0, shown
     assert "datasets\n  digits " in shown
     assert "the third power  (yours)" in shown
 
 
-@pytest.mark.parametrize("name", [str(command.name) for commands in SECTIONS.values() for command in commands])
-def test_every_command_has_a_line_in_the_help_and_examples_of_its_own(name: str) -> None:
+COMMANDS = [command for commands in SECTIONS.values() for command in commands]
+EXAMPLES = [
+    example
+    for command in [*COMMANDS, *main.commands["benchmark"].commands.values()]
+    for example in getattr(command, "examples", ())
+]
+
+
+def test_the_help_has_sixteen_commands_on_one_screen_and_cuts_no_line() -> None:
+    status, shown = mixednuts("--help")
+    assert (status, len(COMMANDS)) == (0, 16)
+    assert len(shown.splitlines()) <= 40
+    assert shown.count("...") == 1  # of the usage line
+    for command in COMMANDS:
+        (line,) = (line for line in shown.splitlines() if line.split()[:1] == [command.name])
+        assert line.split()[1] in VERBS
+
+
+@pytest.mark.parametrize("name", [str(command.name) for command in COMMANDS if command.name != "benchmark"])
+def test_a_help_explains_its_arguments_and_has_examples(name: str) -> None:
     status, shown = mixednuts(name, "--help")
+    usage, text = shown.splitlines()[0], " ".join(shown.split())
     assert status == 0
     assert f"mixednuts {name}" in shown.split("Examples:")[1]
-    line = next(line for line in mixednuts("--help")[1].splitlines() if line.split()[:1] == [name])
-    assert len(line.split()) > 3
+    for argument, words in {"CONFIG": "is a YAML file", "RUN": "is the folder or URI of a run"}.items():
+        assert (f"{argument} {words}" in text) == (argument in usage.split("[OPTIONS]")[1])
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_a_help_is_a_valid_command_line(example: str) -> None:
+    name, *rest = shlex.split(example)
+    command: click.Command = main.commands[name]
+    if isinstance(command, click.Group):
+        command, rest = command.commands[rest[0]], rest[1:]
+    with command.make_context(name, rest):
+        pass
+
+
+@pytest.mark.parametrize("name", [*REPLACED, "serve"])
+def test_a_removed_command_names_its_replacement(name: str) -> None:
+    status, shown = mixednuts(name, "runs/mine-0af3c2d1")
+    assert status == 2
+    assert (REPLACED.get(name) or "examples/serve.py") in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("command", [["status"], ["report"], ["run"], ["compare"], ["export", "--to", "there"]])
+def test_a_mistyped_run_has_one_answer(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine-0af3c2d1").mkdir(parents=True)
+    status, shown = mixednuts(*command, "runs/mine-0af3c2d2")
+    assert status == 1
+    answer = "runs/mine-0af3c2d2 is neither a run nor a configuration file. Did you mean runs/mine-0af3c2d1?"
+    assert answer in " ".join(shown.split())
+
+
+def test_init_for_one_classifier_writes_no_mixture(tmp_path: Path) -> None:
+    file = str(tmp_path / "mine.yaml")
+    status, shown = mixednuts("init", file, "--images", "digits", "--model", "demo:rob")
+    assert status == 0, shown
+    config = load_config(file)
+    assert (config.std, config.rob, config.names) == (None, "demo:rob", {"rob": "mine"})
+    assert not (tmp_path / "nets.py").exists()
+    assert "one classifier with AutoAttack" in " ".join(mixednuts("evaluate", "--help")[1].split())
+
+
+def test_local_changes_what_check_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster's workers need no memory of this machine; those of --local do."""
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.7:6379")
+    content = tiny_content(tmp_path / "runs", compute={"num_workers": 100_000})
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    assert mixednuts("check", str(tmp_path / "mine.yaml"))[0] == 0
+    status, shown = mixednuts("check", str(tmp_path / "mine.yaml"), "--local")
+    assert status == 1
+    assert "compute: 100000 workers on this machine" in shown
+
+
+def test_a_printed_command_keeps_the_address_and_the_trust() -> None:
+    shown = typed("run", "mine.yaml", ("seed=1",), address="10.0.0.7:6379", trust=True)
+    assert shown == "mixednuts run mine.yaml --set seed=1 --address 10.0.0.7:6379 --trust-code"
 
 
 def test_local_and_a_cluster_exclude_each_other_and_every_stage_offers_both(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
     status, shown = mixednuts("run", str(tmp_path / "mine.yaml"), "--local", "--address", "127.0.0.1:6379")
     assert status == 2
-    assert "--local uses no Ray cluster; leave --address out" in shown
+    assert "--local does not use a Ray cluster; drop --address" in shown
     for command in ("run", "attack", "search", "evaluate", "study"):
         shown = mixednuts(command, "--help")[1]
         assert "--local" in shown

@@ -85,7 +85,7 @@ def test_paths_are_relative_to_the_configurations_file_and_the_run_id_does_not_s
 def test_a_run_is_loaded_and_exported_from_any_folder(project, elsewhere):
     home, run = project
     mixed = MixedClassifier.from_run(str(run), trust_code=True)
-    answer = CliRunner().invoke(main, ["export", str(run), "--to", "mixture", "--trust"], catch_exceptions=False)
+    answer = CliRunner().invoke(main, ["export", str(run), "--to", "mixture", "--trust-code"], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
     assert 'from_pretrained("mixture", trust_code=True)' in answer.output
     assert "writing weights, parameters and card" in answer.output, "it takes a while, and says what it does"
@@ -136,7 +136,7 @@ def test_the_runs_copy_stands_for_a_file_that_was_edited(project):
 @pytest.mark.usefixtures("elsewhere")
 def test_a_run_is_verified_with_its_code(project):
     home, _ = project
-    answer = CliRunner().invoke(main, ["verify", str(home / "mine.yaml")])
+    answer = CliRunner().invoke(main, ["status", "--verify", str(home / "mine.yaml")])
     assert answer.exit_code == 0, answer.output
 
 
@@ -176,14 +176,14 @@ def test_a_uris_files_are_placed_beside_the_configuration_and_nothing_else(uri, 
     assert placed(uri, beside(tmp_path)) == there.format(tmp_path)
 
 
-@pytest.mark.parametrize("command", ["status", "report", "verify"])
+@pytest.mark.parametrize("command", ["status", "report"])
 def test_a_command_takes_the_runs_folder_in_place_of_its_configuration(project, command):
     _, run = project
     answer = CliRunner().invoke(main, [command, str(run)], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
     changed = CliRunner().invoke(main, ["status", str(run), "--set", "seed=1"], catch_exceptions=False)
     assert changed.exit_code == 1
-    assert "whose configuration stands" in " ".join(changed.output.split())
+    assert "the configuration of a run cannot be changed. Drop seed=1" in " ".join(changed.output.split())
 
 
 def test_a_renamed_run_is_refused_with_its_name(project, tmp_path):
@@ -191,7 +191,7 @@ def test_a_renamed_run_is_refused_with_its_name(project, tmp_path):
     (tmp_path / "other").symlink_to(run)
     answer = CliRunner().invoke(main, ["status", str(tmp_path / "other")], catch_exceptions=False)
     assert answer.exit_code == 1
-    assert f"the run in it is {run.name}" in " ".join(answer.output.split())
+    assert f"contains run {run.name} under another name" in " ".join(answer.output.split())
 
 
 def test_watching_ends_with_the_run_and_the_page_opens(project, monkeypatch):
@@ -201,6 +201,6 @@ def test_watching_ends_with_the_run_and_the_page_opens(project, monkeypatch):
     watched = CliRunner().invoke(main, ["status", str(run), "--watch"], catch_exceptions=False)
     assert watched.exit_code == 0, watched.output
     assert "report   done" in watched.output
-    shown = CliRunner().invoke(main, ["open", str(run)], catch_exceptions=False)
+    shown = CliRunner().invoke(main, ["report", str(run), "--open"], catch_exceptions=False)
     assert shown.exit_code == 0, shown.output
     assert opened == [(run / "report" / "index.html").as_uri()]

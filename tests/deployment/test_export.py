@@ -72,7 +72,7 @@ def test_another_beta_is_said_not_to_have_been_attacked(run_folder: Path, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "--to", "there"], "nowhere holds no run (no run.yaml)"),
+        (["nowhere", "--to", "there"], "nowhere is neither a run nor a configuration file"),
         (["RUN", "--to", __file__], "test_export.py is a file; give the name of a folder"),
         (["RUN", "--to", "hf:org/name"], "hf:org/name: there is no token to upload with; run `hf auth login`"),
         (["RUN", "--to", "hf:name"], "--to hf:name is not of the form hf:ORG/NAME"),

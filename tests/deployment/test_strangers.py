@@ -18,7 +18,7 @@ from mixednuts_dist.errors import DamagedFile, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from tests.helpers.runs import Finished, tiny_content
 
-LOOKS = [["status"], ["report"], ["open"], ["verify"], ["compare", "RUN"], ["runs", ".."]]
+LOOKS = [["status"], ["report"], ["status", "--verify"], ["compare", "RUN"], ["status", ".."]]
 USES = [["export", "--to", "given"], ["run", "--local"], ["estimate"], ["study", "margins", "--local"]]
 
 
@@ -44,7 +44,7 @@ def described(at: Path, **changes: Any) -> Path:
 def shown(command: list[str], run: Path) -> tuple[int, str]:
     places = {"RUN": str(run), "..": str(run.parent)}
     name, *rest = [places.get(word, word) for word in command]
-    given = rest if name == "runs" else [*rest[:1], str(run), *rest[1:]] if name == "study" else [str(run), *rest]
+    given = rest if ".." in command else [*rest[:1], str(run), *rest[1:]] if name == "study" else [str(run), *rest]
     told = CliRunner().invoke(main, [name, *given])
     assert told.exception is None or isinstance(told.exception, SystemExit), told.exception
     return told.exit_code, " ".join(told.output.split())
@@ -65,11 +65,11 @@ def test_an_extension_of_a_run_is_run_only_where_the_run_is_trusted(
     run = described(copied_run.folder, config={**copied_run.config.as_written(), "extensions": [named]}, **there)
     status, told = shown(command, run)
     assert not canary.exists()
-    if command[0] not in ("open", "verify"):  # which read files as they are
-        assert "names what lies outside of it (extensions: " in told
-        assert status == (0 if command[0] == "runs" else 1)
+    if "--verify" not in command:  # which reads files as they are
+        assert "references resources outside its folder (extensions: " in told
+        assert status == (0 if ".." in command else 1)
     if command == ["status"]:
-        shown(["status", "--trust"], run)
+        shown(["status", "--trust-code"], run)
         assert canary.exists()
 
 
@@ -83,7 +83,7 @@ def test_a_function_that_a_run_names_is_called_only_where_the_run_is_trusted(
     status, told = shown(command, run)
     assert status == 1
     assert "py:os:system" in told
-    assert "--trust" in told
+    assert "--trust-code" in told
     with pytest.raises(InvalidInputError, match=r"py:os:system.*trust_code=True"):
         MixedClassifier.from_run(str(run))
     assert not canary.exists()
@@ -92,7 +92,7 @@ def test_a_function_that_a_run_names_is_called_only_where_the_run_is_trusted(
 def test_a_service_that_a_run_names_is_not_asked(copied_run: Finished, canary: Path) -> None:
     config = {**copied_run.config.as_written(), "std": "http://127.0.0.1:9/classify"}
     run = described(copied_run.folder, config=config)
-    assert "--trust" in shown(["run", "--local"], run)[1]
+    assert "--trust-code" in shown(["run", "--local"], run)[1]
     with pytest.raises(InvalidInputError, match=r"http://127\.0\.0\.1:9/classify"):
         MixedClassifier.from_run(str(run))
     assert not canary.exists()
@@ -108,12 +108,12 @@ def test_images_that_a_run_names_are_shown_only_where_the_run_is_trusted(
     config = parse_config(tiny_content(tmp_path / "runs", data=data))
     pipeline.run(config, executor=local_executor, drawn=False)
     run = tmp_path / "runs" / config.run_id()
-    assert "--trust" in shown(["estimate"], run)[1]
+    assert "--trust-code" in shown(["estimate"], run)[1]
     monkeypatch.setattr("mixednuts_dist.reports.report.report_files", lambda results: pages.append(results) or {})
     pages: list[Any] = []
-    assert shown(["report"], run)[0] == shown(["report", "--trust"], run)[0] == 0
+    assert shown(["report"], run)[0] == shown(["report", "--trust-code"], run)[0] == 0
     assert [bool(results.worst) for results in pages] == [False, True]
-    assert "If they are yours, add --trust" in pages[0].notes[-1]
+    assert "If they are yours, pass --trust-code" in pages[0].notes[-1]
     assert not canary.exists()
 
 

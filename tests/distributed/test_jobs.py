@@ -68,7 +68,7 @@ def test_a_stopped_job_goes_on_as_another_one(head: Head, tmp_path: Path) -> Non
     kept = written(tmp_path)
     assert 0 < len(kept) < N_IMAGES
 
-    again = head.command("mixednuts", "submit", CONFIG, *address, "--wait", *overrides(tmp_path), cwd=ROOT)
+    again = head.command("mixednuts", "submit", CONFIG, *address, *overrides(tmp_path), cwd=ROOT)
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"attack   {N_IMAGES}/{N_IMAGES} images" in again.stdout
     assert kept.items() <= written(tmp_path).items()
@@ -98,7 +98,7 @@ def test_a_stopped_job_goes_on_as_another_one(head: Head, tmp_path: Path) -> Non
 def test_a_job_that_fails_says_so(head: Head, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", std="py:nets.py:std")))
     (tmp_path / "nets.py").write_text("def std():\n    raise RuntimeError('no weights here')\n")
-    shown = head.command("mixednuts", "submit", "bad.yaml", "--address", head.dashboard, "--wait", cwd=tmp_path)
+    shown = head.command("mixednuts", "submit", "bad.yaml", "--address", head.dashboard, cwd=tmp_path)
     assert shown.returncode == 1
     assert "no weights here" in shown.stdout
     assert re.search(r"ClusterError: job raysubmit_\w+ did not succeed", shown.stderr)
@@ -129,7 +129,7 @@ def test_a_driver_elsewhere_on_the_heads_machine_finds_what_lies_beside_its_conf
     [
         ([], "storage='runs' would lie in the job's temporary folder"),
         (["--set", "storage=/tmp"], "the cluster's dashboard at http://127.0.0.1:1: "),
-        (["--set", "storage=/tmp", "--uv"], "there is no such file"),
+        (["--set", "storage=/tmp", "--install-deps"], "there is no such file"),
     ],
 )
 def test_a_submission_that_cannot_work_is_refused_in_words(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -98,9 +98,9 @@ def test_all_runs_of_a_storage_stand_in_one_table(two_runs: tuple[Path, Path], t
     assert mixed.to_json()["clean"]["correct"] == results["accuracy"]["mixed"]["clean"]["correct"]
     assert (mixed.beta, mixed.state) == (0.9, "reported")
     assert mixed.core_hours > 0
-    listed = CliRunner().invoke(main, ["runs", str(storage), "--json"])
+    listed = CliRunner().invoke(main, ["status", str(storage), "--json"])
     assert [entry["run"] for entry in json.loads(listed.output)["runs"]]
-    assert "reported" in CliRunner().invoke(main, ["runs", str(storage), "--sort", "clean"]).output
+    assert "reported" in CliRunner().invoke(main, ["status", str(storage)]).output
     with pytest.raises(InvalidInputError, match="there is no column 'speed' to sort by"):
         leaderboard.ordered(found, "speed")
     with pytest.raises(MissingArtifact, match="there is no run under"):

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 from torch import nn
 
 from mixednuts_dist import ThreatModel, load_classifier, open_dataset, pipeline
@@ -19,7 +18,6 @@ from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
 from mixednuts_dist.certification.smoothing import smoothed_votes
-from mixednuts_dist.cli import main
 from mixednuts_dist.cli.sizing import estimate_json
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
@@ -184,12 +182,6 @@ def test_estimate_knows_the_stage(tmp_path: Path) -> None:
     assert row["at_most"]["wall_seconds"] == pytest.approx(24 * 420 * per_pass / found["workers"])
 
 
-def test_the_command_is_there() -> None:
-    found = CliRunner().invoke(main, ["certify", "--help"])
-    assert found.exit_code == 0
-    assert "Certified robustness" in found.output
-
-
 BLACK_BOX = """
 import torch
 from mixednuts_dist.classifiers.factories import demo_std
@@ -240,7 +232,7 @@ def test_a_killed_certification_goes_on_to_the_same_rows(tmp_path: Path) -> None
     certified(tmp_path / "whole", **changes)
     config = tmp_path / "killed.yaml"
     config.write_text(yaml.safe_dump(content(tmp_path / "killed", **changes)))
-    command = [str(Path(sys.executable).with_name("mixednuts")), "certify", str(config)]
+    command = [str(Path(sys.executable).with_name("mixednuts")), "run", str(config), "--only", "certify"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while len(list(tmp_path.glob("killed/*/certify/part-*.parquet"))) < 2:
         assert process.poll() is None

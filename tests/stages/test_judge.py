@@ -99,9 +99,8 @@ def test_a_weaker_evaluation_is_corrected_by_points_of_a_stronger_one(
     new, which = found["judged"]["rob"][2:4]
     assert new == counts["weak"] - rob.robust
     assert len(which.split(", ")) == max(new, 1)
-    shown = CliRunner().invoke(main, ["judge", "nowhere.yaml", "--points", "x.pt"])
+    shown = CliRunner().invoke(main, ["evaluate", "nowhere.yaml", "--adv-images", "x.pt"])
     assert "nowhere.yaml" in shown.output
-    assert "Short for --set judge.points=POINTS" in CliRunner().invoke(main, ["judge", "--help"]).output
 
 
 def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig]) -> None:

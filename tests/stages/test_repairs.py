@@ -138,7 +138,7 @@ def test_verify_lists_what_no_stage_notices_and_repair_sets_it_aside(copied_run,
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
 
     def verify(*options: str) -> tuple[int, str]:
-        shown = CliRunner().invoke(main, ["verify", str(tmp_path / "tiny.yaml"), *options])
+        shown = CliRunner().invoke(main, ["status", "--verify", str(tmp_path / "tiny.yaml"), *options])
         return shown.exit_code, shown.output
 
     assert verify()[0] == 0

@@ -97,7 +97,8 @@ def test_a_killed_stage_goes_on_from_what_it_has_written(tmp_path: Path) -> None
     content = tiny_content(tmp_path / "runs", std=None, extensions=["flip.py"], flip={"axis": -2})
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))
     (tmp_path / "die").write_text("")
-    command = [sys.executable, "-m", "mixednuts_dist", "flip", "tiny.yaml", "--set=compute.executor=debug"]
+    options = ["--only=flip", "--set=compute.executor=debug"]
+    command = [sys.executable, "-m", "mixednuts_dist", "run", "tiny.yaml", *options]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     killed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -169,11 +170,10 @@ def test_the_command_the_list_and_the_schema_know_it(tmp_path: Path, flip: Path)
     content = tiny_content(tmp_path / "runs", extensions=[str(flip)], flip={})
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))
     config = str(tmp_path / "tiny.yaml")
-    assert "The classes of mirrored images." in CliRunner().invoke(main, ["flip", config, "--help"]).output
-    assert "No such command 'flop'" in CliRunner().invoke(main, ["flop", config]).output
-    assert re.search(
-        r"flip +the classes of mirrored images +\(yours\)", CliRunner().invoke(main, ["list", config]).output
-    )
+    refused = CliRunner().invoke(main, ["run", config, "--only", "flop"]).output
+    assert "stage 'flop' is not known; did you mean 'flip'?" in refused
+    names = CliRunner().invoke(main, ["schema", "--names", config]).output
+    assert re.search(r"flip +the classes of mirrored images +\(yours\)", names)
     schema = json.loads(CliRunner().invoke(main, ["schema", config]).output)
     assert "flip" in schema["properties"]
     assert "flip" not in schema["required"]

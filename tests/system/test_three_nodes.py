@@ -174,13 +174,13 @@ def test_a_stopped_job_is_submitted_again(cluster: Head, undisturbed: Undisturbe
         f"--set=storage={storage}",
     )
     folder = undisturbed.config.parent
-    first = re.search(r"raysubmit_\w+", cluster.command(*submit, cwd=folder).stderr)
+    first = re.search(r"raysubmit_\w+", cluster.command(*submit, "--no-wait", cwd=folder).stderr)
     assert first is not None
     awaited(lambda: bool(stamps(storage, "attack")), "the first partition")
     stop(cluster, first[0])
     kept = stamps(storage, "attack")
     assert len(kept) < N_PARTITIONS
-    again = cluster.command(*submit, "--wait", cwd=folder)
+    again = cluster.command(*submit, cwd=folder)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "Traceback" not in again.stdout + again.stderr
     assert rows(storage) == undisturbed.rows

@@ -1,0 +1,146 @@
+"""The commands that compute: `run`, one stage of it, and `report`."""
+
+import tempfile
+import webbrowser
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from ..config.register import STAGES
+from ..errors import MissingArtifact
+from .options import Invocation, print_result, run_command
+
+_PAGE = "report/index.html"
+_GIVEN = "judge.points"  # --adv-images is short for this key
+
+
+@run_command(
+    "run jobs/configs/digits.yaml",
+    "run mine.yaml --set storage=s3://bucket/prefix --set compute.num_workers=8",
+    "run mine.yaml --local --only certify",
+    as_json=True,
+)
+@click.option("--only", metavar="STAGE", help="Run one stage; `mixednuts schema --names` lists them.")
+def run(given: Invocation, as_json: bool, only: str | None) -> None:
+    """Run all stages, skipping those already finished."""
+    if only is not None:
+        if as_json:
+            raise click.UsageError("--json prints the results of the whole run; drop --only")
+        _search(given) if only == "search" else _stage(given, STAGES.check(only))
+        return
+    given.require_inputs()
+    from .. import pipeline
+
+    print_result(given.on_workers(partial(pipeline.run, given.config)), as_json)
+    if given.config.std is not None:
+        from ..deployment.loading import loading_line
+
+        given.console.print(loading_line(given.config, f"{given.config.storage}/{given.config.run_id()}"))
+
+
+@run_command("attack mine.yaml --local", "attack mine.yaml --address 10.0.0.7:6379")
+def attack(given: Invocation) -> None:
+    """Attack the robust (MMAA) and the standard (APGD) classifier."""
+    _stage(given, "attack")
+
+
+def _yaml_list(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    return f"[{text}]" if text is not None else None
+
+
+@run_command(
+    "search mine.yaml --beta 0.97",
+    "search mine.yaml --betas 0.9,0.95,0.99",
+    short_for={"beta": "search.beta", "betas": "search.betas"},
+)
+@click.option("--beta", type=float, help="Deploy this target retention (search.beta).")
+@click.option("--betas", metavar="LIST", callback=_yaml_list, help="Answer for these, comma-separated (search.betas).")
+def search(given: Invocation) -> None:
+    """Search s, p, c and alpha for every beta, then refine the choice.
+
+    The search reads cached logits. Refinement rounds attack the choice and search again (search.rounds).
+    """
+    _search(given)
+
+
+@run_command(
+    "evaluate mine.yaml --local --set evaluate.preset=fast",
+    "evaluate mine.yaml --adv-images x_adv.pt",
+    short_for={"adv-images": _GIVEN},
+)
+@click.option("--adv-images", metavar="FILE", help="Verify adversarial images from FILE instead.")
+def evaluate(given: Invocation) -> None:
+    """Attack the mixed classifier with adaptive AutoAttack.
+
+    A CONFIG without `std` attacks its one classifier with AutoAttack. With --adv-images the command counts which images
+    of FILE (.pt, .npy, .npz, .parquet) the classifiers misclassify, verified in float32.
+    """
+    _stage(given, "judge" if any(each.startswith(f"{_GIVEN}=") for each in given.overrides) else "evaluate")
+
+
+@run_command("report mine.yaml --json", "report runs/mine-0af3c2d1 --open", workers=False, as_json=True)
+@click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
+def report(given: Invocation, as_json: bool, opened: bool) -> None:
+    """Write the tables, the figures and the page of a finished run."""
+    from ..reports import report as stage
+    from .terminal import TerminalProgress
+
+    with TerminalProgress(given.console) as progress:
+        progress.doing("drawing the tables, the figures and the page")
+        results = stage.run(given.config, progress=progress)
+    print_result(results, as_json)
+    if opened:
+        _open_page(given)
+
+
+def _open_page(given: Invocation) -> None:
+    """Open the page in the browser and print its path; a page in a bucket is copied to a temporary file."""
+    from ..stages.runs import run_store
+
+    store = run_store(given.config)
+    path = Path(store.address(_PAGE))
+    if "://" in store.uri:
+        path = Path(tempfile.mkdtemp(prefix="mixednuts-")) / f"{given.config.run_id()}.html"
+        path.write_bytes(store.read(_PAGE))
+    given.console.print(str(path))
+    with suppress(webbrowser.Error):  # without a browser the path is enough
+        webbrowser.open(path.absolute().as_uri())
+
+
+def _stage(given: Invocation, name: str) -> None:
+    """Run one stage and print its tables."""
+    given.require_inputs()
+    from ..stages.stage import stage_of
+
+    stage = stage_of(given.config, name)
+    opened = given.on_workers(partial(stage.run, given.config))
+    from ..reports.report import stage_tables
+    from ..reports.table import print_table
+
+    try:
+        tables = stage_tables(opened, [name])
+    except MissingArtifact as missing:  # the stage is done, and its table of the mixture needs the search
+        given.console.print(f"no table yet: {missing}")
+        return
+    for title, table in tables.items():
+        print_table(table, Console(), title)
+    further = dict(stage.further())
+    if name in given.config.added_stages():
+        further = {"the whole run, with this on its page": "", **further}
+    for why, override in further.items():
+        given.console.print(f"Next, {why}: {given.typed('run', *filter(None, [override]))}")
+
+
+def _search(given: Invocation) -> None:
+    given.require_inputs()
+    from ..stages import search as stage
+
+    result = given.on_workers(partial(stage.run, given.config))
+    from ..reports.table import print_table
+    from ..reports.tables import search_table
+
+    print_table(search_table(result), Console(), f"criterion {result.criterion}")
+    given.console.print(f"run {given.config.run_id()} in {given.config.storage}. Next: {given.typed('run')}")
