@@ -60,8 +60,7 @@ def section(name: str, entry: Any) -> str:
     links = " ".join(f'<a href="demo-studies/{name}/{file}">{file}</a>' for file in ("table.csv", "table.tex"))
     return (
         f'{text}<div class="study">'
-        f'<a class="only-light" href="{figure}.svg"><img loading="lazy" src="{figure}.svg" alt="{alt}"></a>'
-        f'<a class="only-dark" href="{figure}-dark.svg"><img loading="lazy" src="{figure}-dark.svg" alt="{alt}"></a>'
+        f'<a href="{figure}.svg"><img loading="lazy" src="{figure}.svg" alt="{alt}"></a>'
         "</div>\n\n"
         + "".join(f"<p>{html.escape(sentence)}</p>\n" for sentence in study["findings"][:3])
         + f"<p>{links}</p>\n"

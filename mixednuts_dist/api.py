@@ -27,6 +27,7 @@ from .distributed.executor import make_executor
 from .errors import InvalidInputError
 from .images.arrays import ArrayImages
 from .mixing.classifier import MixedClassifier
+from .reports.figures import figures
 from .reports.page import report_files
 from .reports.results import RunResults
 from .reports.tables import accuracy_table, search_table
@@ -54,7 +55,7 @@ class MixReport:
     @property
     def curve(self) -> str:
         """The trade-off of clean against robust accuracy over all betas, as SVG."""
-        return self.files["tradeoff.svg"].decode()
+        return figures(self.results)["tradeoff"].svg("tradeoff")
 
     @property
     def choices(self) -> str:

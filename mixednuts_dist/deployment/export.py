@@ -17,8 +17,7 @@ from .loading import ROLES, DeployedRun, StoredBase, write_folder
 
 CARD = "README.md"
 _RESULTS = "report/results.json"
-_CURVE = "tradeoff.png"
-_CURVE_SOURCES = ("report/tradeoff-5.5in.png", "report/tradeoff.png")  # the second of the release before
+_CURVE = "tradeoff.svg"
 
 
 def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str]:
@@ -49,10 +48,9 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
     for role, base in bases.items():
         if base.code is not None:
             (folder / base.code).write_bytes(code_of(run.store, _kept_code(run, role)))
-    source = next((path for path in _CURVE_SOURCES if run.is_deployed and run.store.exists(path)), None)
-    if source is not None:
-        (folder / _CURVE).write_bytes(run.store.read(source))
-    curve = _CURVE if source is not None else None
+    curve = _CURVE if run.is_deployed and run.store.exists(f"report/{_CURVE}") else None
+    if curve is not None:
+        (folder / curve).write_bytes(run.store.read(f"report/{curve}"))
     card = model_card(run, address=address or str(folder), curve=curve)
     (folder / CARD).write_text(card, encoding="utf-8")
     return sorted(path.name for path in folder.iterdir())

@@ -1,140 +1,77 @@
-"""The other kinds of chart that reports and studies draw: lines, bars, histograms, maps."""
+"""The charts of reports and studies: lines, bars, histograms, maps, and clean against robust accuracy."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import altair as alt
+from dataclasses import dataclass
 
 from .counts import Count
-from .drawing import (
-    CLASSIFIER_COLOURS,
-    PALETTE,
-    Chart,
-    Drawn,
-    Frame,
-    Row,
-    Span,
-    at_x,
-    heading,
-    key,
-    layered,
-    panelled,
-    values,
-)
+from .drawing import CLASSIFIER_COLORS, PALETTE, PANEL, Figure, Row, Span, Spec, colors, key, layer, number, panel
 
 DASHES = ([1, 0], [5, 3], [2, 2], [8, 3, 2, 3])
 RIGHT_AND_WRONG = {"right": "#0f8f84", "wrong": "#b5761a"}
+_MOST_MAPS = 12
 
 
-def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tuple[float, str] | None = None) -> Chart:
-    """Lines with marks; rows hold `x`, `y`, `series` and, where known, `low` and `high` for a band.
+def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tuple[float, str] | None = None) -> Figure:
+    """Draw lines with marks; rows hold `x`, `y` and `series`.
 
     Args:
-        x, y: the axes' titles.
-        named: the values of x are names in their order, not numbers.
+        x, y: the titles of the axes.
+        named: True if the values of x are names in their order, not numbers.
         rule: a level of y that is drawn across, and what it is.
     """
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
-
-    def draw(frame: Frame) -> Drawn:
-        colour, shape = key(names, frame)
-        scale = alt.Scale(zero=False, nice=False, padding=0.8 * frame.font)
-        ticks = alt.Axis(tickCount=6, labelOverlap=True, labelSeparation=6)
-        across: Any = alt.X("x:Q", title=x, scale=scale, axis=ticks)
-        if named:
-            across = alt.X(
-                "x:N", title=x, sort=list(dict.fromkeys(row["x"] for row in rows)), axis=alt.Axis(labelAngle=0)
-            )
-        up = alt.Y("y:Q", title=y, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-        base, width = alt.Chart(values(rows)), min(frame.panel(1), 480)
-        layers: list[Any] = [
-            # Dashes are the marks' own: as a channel they would cut the outlines of the key's symbols, too.
-            *(
-                base.transform_filter(alt.datum.series == name)
-                .mark_line(strokeWidth=1.5, strokeDash=dash)
-                .encode(x=across, y=up, color=colour)
-                for name, dash in zip(names, DASHES * 4, strict=False)
-            ),
-            base.mark_point(filled=True, size=0.5 * frame.font**2, opacity=1).encode(
-                x=across, y=up, color=colour, shape=shape
-            ),
-        ]
-        if all("low" in row for row in rows):
-            band = base.mark_area(opacity=0.18).encode(
-                x=across, y=alt.Y("low:Q", title=y), y2=alt.Y2("high:Q"), color=colour
-            )
-            layers.insert(0, band)
-        if rule is not None:
-            level = alt.Chart(values([{"y": rule[0], "words": rule[1]}]))
-            layers.append(level.mark_rule(strokeDash=[2, 3], strokeWidth=1.2).encode(y=up))
-            text = level.mark_text(align="left", dx=0.4 * frame.font)
-            layers.append(text.encode(y=up, x=at_x(width), text=alt.Text("words:N")))
-        return layered(*layers, width=width, height=round(0.62 * width))
-
-    return draw
+    across = number("x", x)
+    if named:
+        order = list(dict.fromkeys(row["x"] for row in rows))
+        across = {"field": "x", "type": "nominal", "title": x, "sort": order, "axis": {"labelAngle": 0}}
+    up, marked = number("y", y), key(names)
+    layers = [
+        layer(
+            "line", [row for row in rows if row["series"] == name], {"x": across, "y": up, "color": marked["color"]},
+            strokeWidth=1.5, strokeDash=DASHES[i % len(DASHES)],
+        )
+        for i, name in enumerate(names)
+    ]  # fmt: skip
+    layers.append(layer("point", rows, {"x": across, "y": up, **marked}, filled=True, size=60, opacity=1))
+    if rule is not None:
+        level = [{"y": rule[0], "words": rule[1]}]
+        layers.append(layer("rule", level, {"y": up}, strokeDash=[2, 3]))
+        layers.append(layer("text", level, {"y": up, "text": {"field": "words"}, "x": {"value": PANEL}}, align="right",
+                            dy=-6))  # fmt: skip
+    return Figure([panel(*layers)])
 
 
-def beside(*charts: Chart) -> Chart:
-    """Charts beside each other, on a narrow frame below each other."""
-
-    def draw(frame: Frame) -> Drawn:
-        columns, gap = (1 if frame.narrow else len(charts)), 2 * frame.font
-        width = (frame.width - gap * (columns - 1)) // columns
-        each = replace(frame, width=width, stretch=frame.stretch / columns)
-        resolve = {"color": "independent", "shape": "independent"}
-        return panelled([chart(each) for chart in charts], resolve=resolve, columns=columns, spacing=gap)
-
-    return draw
-
-
-def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Chart:
-    """Horizontal bars; rows hold `name`, `value`, and where known `group`, `low` and `high`, and a `label`.
+def bars(rows: Sequence[Row], *, value: str, within: Span | None = None) -> Figure:
+    """Draw horizontal bars; rows hold `name`, `value`, and if known `group`, `low` and `high`, and a `label`.
 
     Args:
-        value: the axis' title.
-        within: the axis' ends; from 0 to the largest number by default.
+        value: the title of the axis.
+        within: the ends of the axis; by default from 0 to the largest number.
     """
-    shown = [{"group": "", **row} for row in rows if row["value"] is not None]
-    names, groups = (list(dict.fromkeys(str(row[field]) for row in shown)) for field in ("name", "group"))
-    smallest, largest = (pick([row.get(end, row["value"]) for row in shown] or [0.0]) for pick, end in _EXTREMES)
-    ends = within or (min(0.0, smallest), largest or 1.0)
-
-    def draw(frame: Frame) -> Drawn:
-        x = alt.X(
-            "value:Q", title=value, scale=alt.Scale(domain=list(ends), nice=within is None), axis=alt.Axis(tickCount=5)
-        )
-        axis = alt.Axis(ticks=False, domain=False, labelLimit=0.42 * frame.width)
-        y = alt.Y("name:N", sort=names, title=None, axis=axis)
-        offset = alt.YOffset("group:N", sort=groups, scale=alt.Scale(domain=groups))
-        few = 2 if frame.narrow else 3
-        legend = alt.Legend(title=None, orient="top", columns=few, symbolType="square", labelLimit=0)
-        scale = alt.Scale(domain=groups, range=list((PALETTE * 4)[: len(groups)]))
-        one = {"color": alt.ColorValue(CLASSIFIER_COLOURS["mixed"])}
-        several = {"color": alt.Color("group:N", scale=scale, legend=legend), "yOffset": offset}
-        base, step = alt.Chart(values(shown)), 1.5 * frame.font
-        width = min(frame.panel(1, beside=0.3 * frame.width), 560)
-        tooltip = [alt.Tooltip("name:N"), alt.Tooltip("group:N"), alt.Tooltip("value:Q", title=value, format=".4~g")]
-        layers: list[Any] = [base.mark_bar().encode(x=x, y=y, tooltip=tooltip, **(several if groups[1:] else one))]
-        places = {"yOffset": offset} if groups[1:] else {}
-        if shown and all("low" in row for row in shown):
-            rule = base.mark_rule(strokeWidth=1.2)
-            layers.append(rule.encode(y=y, x=alt.X("low:Q"), x2=alt.X2("high:Q"), **places))
-        if shown and all("label" in row for row in shown):
-            text = base.mark_text(align="left", dx=0.5 * frame.font, baseline="middle")
-            layers.append(text.encode(x=at_x(width), y=y, text=alt.Text("label:N"), **places))
-        height = round(len(names) * step * max(1, 0.75 * len(groups)) + 0.6 * step * len(names))
-        return layered(*layers, width=width, height=height)
-
-    return draw
+    shown = [{**row, "series": row.get("group", "")} for row in rows if row["value"] is not None]
+    names, groups = (list(dict.fromkeys(str(row[field]) for row in shown)) for field in ("name", "series"))
+    scale = {"domain": list(within)} if within else {"zero": True, "nice": True}
+    x = {**number("value", value, **scale), "axis": {"tickCount": 5}}
+    y: Spec = {"field": "name", "type": "nominal", "sort": names, "title": None}
+    y["axis"] = {"ticks": False, "domain": False, "labelLimit": 170}
+    place: Spec = {"y": y}
+    color: Spec = {"value": CLASSIFIER_COLORS["mixed"]}
+    if groups[1:]:
+        place["yOffset"] = {"field": "series", "sort": groups}
+        color = colors(groups, {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(groups)}, symbolType="square")
+    layers = [layer("bar", shown, {"x": x, "color": color, **place})]
+    if shown and all("low" in row for row in shown):
+        ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}}
+        layers.append(layer("rule", shown, {**ends, **place}, strokeWidth=1.2))
+    if shown and all("label" in row for row in shown):
+        words = {"text": {"field": "label"}, "x": {"value": PANEL}}
+        layers.append(layer("text", shown, {**words, **place}, align="left", dx=6))
+    return Figure([panel(*layers, height=max(30, round(len(names) * (12 + 13 * len(groups)))))])
 
 
-_EXTREMES: tuple[tuple[Any, str], ...] = ((min, "low"), (max, "high"))
-
-
-def count_bars(rows: Sequence[tuple[str, str, Count]], *, value: str = "images right (%)") -> Chart:
-    """`bars` of (name, group, count) in percent with 95 % intervals."""
+def count_bars(rows: Sequence[tuple[str, str, Count]], *, value: str = "correct images (%)") -> Figure:
+    """Draw bars of (name, group, count) in percent with 95% intervals."""
     return bars(
         [
             {"name": name, "group": group, "value": each.percent, "low": each.interval[0], "high": each.interval[1]}
@@ -144,15 +81,100 @@ def count_bars(rows: Sequence[tuple[str, str, Count]], *, value: str = "images r
     )
 
 
+# --- clean against robust accuracy -----------------------------------------------------------------------------------
+
+
+def point(series: str, name: str, clean: Count, robust: Count) -> Row:
+    """Return a mark of a scatter, with its 95% intervals as whiskers."""
+    (clean_low, clean_high), (robust_low, robust_high) = clean.interval, robust.interval
+    return {
+        "series": series, "name": name, "clean": clean.percent, "clean_low": clean_low, "clean_high": clean_high,
+        "robust": robust.percent, "robust_low": robust_low, "robust_high": robust_high,
+    }  # fmt: skip
+
+
+def accuracy_scatter(
+    series: Mapping[str, Sequence[tuple[str, Count, Count]]], *, curves: Mapping[str, Sequence[Span]] | None = None
+) -> Figure:
+    """Draw clean against robust accuracy in percent; the legend names each series.
+
+    Args:
+        series: (name, clean, robust) of each mark, by series; a name that is not its series' stands next to the mark.
+        curves: (clean %, robust %) by the name of a series, drawn as lines.
+    """
+    names = list(dict.fromkeys([*series, *(curves or {})]))
+    marks = [point(name, *each) for name, group in series.items() for each in group]
+    paths = {name: [{"clean": x, "robust": y} for x, y in curve] for name, curve in (curves or {}).items()}
+    shown = window([*marks, *(step for curve in paths.values() for step in curve)])
+    return Figure([scatter_panel(marks, paths, key(names), shown)])
+
+
+def window(rows: Sequence[Row]) -> tuple[Span, Span]:
+    """Return the part of [0, 100] x [0, 100] that holds these rows with their whiskers, and a little more."""
+
+    def span(field: str) -> Span:
+        found = [row[name] for row in rows for name in (field, f"{field}_low", f"{field}_high") if name in row]
+        room = max(1.5, 0.08 * (max(found) - min(found)))
+        return max(0.0, min(found) - room), min(100.0, max(found) + room)
+
+    return span("clean"), span("robust")
+
+
+def scatter_panel(
+    marks: Sequence[Row],
+    curves: Mapping[str, Sequence[Row]],
+    marked: Mapping[str, Spec],
+    shown: tuple[Span, Span],
+    *,
+    layers: Sequence[Spec] = (),
+    stepped: bool = False,
+    title: str = "",
+) -> Spec:
+    """Draw one panel; marks inside the window are drawn whole even if they lie on its edge.
+
+    Args:
+        stepped: True if curves are staircases: between two points, only the lower one can be had.
+        layers: more of them, drawn below the marks.
+    """
+    (left, right), (bottom, top) = shown
+    inside = [row for row in marks if left <= row["clean"] <= right and bottom <= row["robust"] <= top]
+    x, y = accuracy_axes(shown)
+    color = {"color": marked["color"]}
+    path = "step-before" if stepped else "linear"
+    steps = [{**row, "series": name, "order": i} for name, curve in curves.items() for i, row in enumerate(curve)]
+    line = {"x": x, "y": y, **color, "order": {"field": "order", "type": "quantitative"}}
+    across = {"x": {**x, "field": "clean_low"}, "x2": {"field": "clean_high"}, "y": y, **color}
+    along = {"x": x, "y": {**y, "field": "robust_low"}, "y2": {"field": "robust_high"}, **color}
+    named = [row for row in inside if row["name"] not in ("", row["series"])]
+    parts = [
+        *([layer("line", steps, line, clip=True, strokeWidth=1.3, interpolate=path)] if steps else []),
+        layer("rule", inside, across, clip=True, opacity=0.7),
+        layer("rule", inside, along, clip=True, opacity=0.7),
+        *layers,
+        layer("point", inside, {"x": x, "y": y, **marked}, filled=True, size=75, opacity=1),
+        layer("text", named, {"x": x, "y": y, "text": {"field": "name"}}, align="left", dx=6, dy=-7),
+    ]
+    return panel(*parts, title=title, height=round(0.8 * PANEL))
+
+
+def accuracy_axes(shown: tuple[Span, Span]) -> tuple[Spec, Spec]:
+    """Return the channels of clean accuracy across and robust accuracy up."""
+    x, y = (
+        {**number(field, f"{field} accuracy (%)", domain=list(span)), "axis": {"tickCount": 5, "labelFlush": False}}
+        for field, span in zip(("clean", "robust"), shown, strict=True)
+    )
+    return x, y
+
+
 # --- histograms ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One histogram: two groups of images over the same bins.
+class Histogram:
+    """Two groups of images over the same bins.
 
-    `groups` are rows with `series` (one of the chart's two names), `counts` (images a bin), `n` and `median` (None
-    draws no line); `edges` has one entry more than there are counts. `rule` is a place where a line is drawn.
+    `groups` are rows with `series` (one of the chart's two names), `counts` (images per bin), `n` and `median` (None
+    draws no line); `edges` has one entry more than `counts`. `rule` is where a line is drawn.
     """
 
     title: str
@@ -162,85 +184,45 @@ class Panel:
 
 
 def histograms(
-    panels: Sequence[Panel],
+    shown: Sequence[Histogram],
     *,
     x: str,
     columns: int,
     series: Mapping[str, str] = RIGHT_AND_WRONG,
-    key_title: str = "prediction",
     odds: bool = False,
-    empty: str = "no data",
-) -> Chart:
-    """Shares of groups over a stretched axis, a panel each; the first series as bars, the second as an outline.
+) -> Figure:
+    """Draw shares of groups over a stretched axis; the first series as bars, the second as an outline.
 
     Args:
-        columns: panels beside each other, on a wide frame.
-        series: the two names, with their colours.
-        odds: edges are x = log10(m / (1 - m)) of margins m, drawn at log(1 + |x|) to either side of m = 1/2: M takes
-            margins to 1 - 1e-1000 and leaves some near 0; else they are margins above 0, on a logarithmic axis.
+        series: the two names, with their colors.
+        odds: True if edges are log10(m / (1 - m)) of margins m; otherwise they are margins above 0 on a log axis.
     """
-
-    def draw(frame: Frame) -> Drawn:
-        beside, gap = (max(1, columns // 2) if frame.narrow else columns), round(3 * frame.font)
-        order = list(panels)
-        if frame.narrow and not len(order) % 2:  # what stands beside each other on a wide frame then stands below
-            half = len(order) // 2
-            order = [panel for pair in zip(order[:half], order[half:], strict=True) for panel in pair]
-        width = frame.panel(beside, gap=gap)
-        height = round((0.45 if beside == 1 else 0.7) * width)
-        parts = [
-            layered(
-                *_histogram(panel, x, "" if i % beside else "share (%)", series, key_title, odds, empty),
-                heading(panel.title, frame), width=width, height=height,
-            )
-            for i, panel in enumerate(order)
-        ]  # fmt: skip
-        spacing, resolve = {"row": 5.2 * frame.font, "column": gap}, {"color": "shared", "strokeDash": "shared"}
-        return panelled(parts, resolve=resolve, columns=beside, spacing=spacing, bounds="flush")
-
-    return draw
+    drawn = [_histogram(each, x, series, odds=odds, legend=i == 0) for i, each in enumerate(shown)]
+    return Figure(drawn, columns=columns)
 
 
-def _histogram(
-    panel: Panel, x: str, y: str, series: Mapping[str, str], key_title: str, odds: bool, empty: str
-) -> list[Drawn]:
-    (bars_, outline), edges = series, panel.edges
-    rows = [row for group in panel.groups for row in _bins(group, edges)]
-    if not rows:
-        return [alt.Chart(values([{"words": empty}])).mark_text(fontStyle="italic").encode(text=alt.Text("words:N"))]
-    top = 1.1 * max(row["share"] for row in rows)
-    legend = alt.Legend(title=key_title or None, orient="top", symbolType="stroke", titleOrient="left", labelLimit=0)
-    colour = alt.Color(
-        "series:N", scale=alt.Scale(domain=list(series), range=list(series.values())), legend=legend
-    )  # fmt: skip
-    dash = alt.StrokeDash("series:N", scale=alt.Scale(domain=list(series), range=[[1, 0], [4, 2]]), legend=None)
-    scale = alt.Scale(type="symlog" if odds else "log", domain=[edges[0], edges[-1]], nice=False)
-    labels: Row = {"labelExpr": _FROM_ODDS} if odds else {"format": "~g"}
-    axis = alt.Axis(values=_ticks(edges, odds=odds), labelOverlap=True, labelSeparation=6, **labels)
-    across = alt.X("left:Q", title=x, scale=scale, axis=axis)
-    scale_up = alt.Scale(domain=[0, top], nice=False)
-    up = alt.Y("share:Q", title=y or None, scale=scale_up, axis=alt.Axis(tickCount=3))
-    medians = [
-        {"series": group["series"], "left": max(group["median"], edges[0]), "n": group["n"]}
-        for group in panel.groups
-        if group["median"] is not None
-    ]
-    base = alt.Chart(values(rows))
-    tooltip = [alt.Tooltip("series:N"), alt.Tooltip("n:Q", title="images"), alt.Tooltip("left:Q", title="median")]
+def _histogram(shown: Histogram, x: str, series: Mapping[str, str], *, odds: bool, legend: bool) -> Spec:
+    (filled, outline), edges = series, shown.edges
+    rows = [row for group in shown.groups for row in _bins(group, edges)]
+    across = number("left", x, type="symlog" if odds else "log", domain=[edges[0], edges[-1]])
+    labels = {"labelExpr": _FROM_ODDS} if odds else {"format": "~g"}
+    across["axis"] = {"values": _ticks(edges, odds=odds), "labelOverlap": True, "labelSeparation": 6, **labels}
+    up = number("share", "share of images (%)", zero=True)
+    color = colors(list(series), series, legend=legend, symbolType="stroke")
+    medians = [{**group, "left": max(group["median"], edges[0])} for group in shown.groups if group["median"]]
+    medians = [{"series": row["series"], "left": row["left"]} for row in medians]
+    common = {"x": across, "color": color}
     layers = [
-        base.mark_bar(opacity=0.6).transform_filter(alt.datum.series == bars_).encode(
-            x=across, x2=alt.X2("right:Q"), y=up, y2=alt.Y2Datum(0), color=colour
-        ),
-        base.mark_line(interpolate="step-after", strokeWidth=1.3).transform_filter(alt.datum.series == outline)
-        .encode(x=across, y=up, color=colour, strokeDash=dash, order=alt.Order("left:Q")),
-        alt.Chart(values(medians)).mark_rule(strokeWidth=1.5).encode(
-            x=across, color=colour, strokeDash=dash, tooltip=tooltip
-        ),
+        layer("bar", [row for row in rows if row["series"] == filled],
+              {**common, "x2": {"field": "right"}, "y": up, "y2": {"datum": 0}}, opacity=0.6),
+        layer("line", [row for row in rows if row["series"] == outline], {**common, "y": up},
+              interpolate="step-after", strokeWidth=1.3, strokeDash=[4, 2]),
+        layer("rule", medians, common, strokeWidth=1.5),
     ]  # fmt: skip
-    if panel.rule is not None:
-        cutoff = alt.Chart(values([{"left": min(max(panel.rule, edges[0]), edges[-1])}]))
-        layers.append(cutoff.mark_rule(strokeWidth=1.5).encode(x=across))
-    return layers
+    if shown.rule is not None:
+        rule = [{"left": min(max(shown.rule, edges[0]), edges[-1])}]
+        layers.append(layer("rule", rule, {"x": across}, strokeWidth=1.5))
+    return panel(*layers, title=shown.title, height=round(0.5 * PANEL))
 
 
 # 0.01, 0.1, 0.5, 0.9, 0.99, 1 - 1e-3, ... for log10(m / (1 - m)) = -2, -1, 0, 1, 2, 3, ...
@@ -251,7 +233,7 @@ _FROM_ODDS = (
 
 
 def _ticks(edges: Sequence[float], *, odds: bool) -> list[float]:
-    """Where the axis has ticks: at decades of the margin; of odds that reach far out, at 1, 10, 100 decades."""
+    """Return where the axis has ticks: at decades of the margin, or of odds that reach far out, ever farther apart."""
     if not odds:
         return [10.0**n for n in range(math.ceil(math.log10(edges[0]) - 1e-9), math.floor(math.log10(edges[-1])) + 1)]
     steps = (1, 2, 5) if edges[-1] < 20 else (1,)
@@ -260,7 +242,7 @@ def _ticks(edges: Sequence[float], *, odds: bool) -> list[float]:
 
 
 def _bins(group: Row, edges: Sequence[float]) -> list[Row]:
-    """The share of the group in each bin; the last bin's once more at the end, where the outline ends."""
+    """Return the share of the group in each bin, and the last share once more at the end of the outline."""
     if not group["n"]:
         return []
     shares = [100 * n / group["n"] for n in group["counts"]]
@@ -273,42 +255,30 @@ def _bins(group: Row, edges: Sequence[float]) -> list[Row]:
 
 # --- maps ------------------------------------------------------------------------------------------------------------
 
-_MOST_MAPS = 12
 
-
-def maps(cells: Sequence[Row], *, meaning: str, maximised: bool) -> Chart:
-    """The objective over s (across) and c (up), one map for each p, all in one colour scale; darker is better.
+def maps(cells: Sequence[Row], *, meaning: str, maximised: bool) -> Figure:
+    """Draw the objective over s (across) and c (up), one map per p, on one color scale; darker is better.
 
     Args:
         cells: rows of `s`, `p`, `c`, `objective` (None: cannot be used) and `selected`, which gets a ring.
         meaning: what the objective is, with its unit.
     """
     found = [row["objective"] for row in cells if row["objective"] is not None]
-    powers = _shown_powers(cells)
-
-    def draw(frame: Frame) -> Drawn:
-        columns, gap = (2 if frame.narrow else 4), 1.2 * frame.font
-        words = [f"{meaning};", "darker is better"]  # a key wider than its frame leaves the maps no room
-        legend = alt.Legend(
-            title=words if frame.narrow else " ".join(words), orient="top", gradientLength=16 * frame.font,
-            gradientThickness=0.8 * frame.font, titleLimit=0, format=".3~g",
-        )  # fmt: skip
-        ends = [min(found, default=0.0), max(found, default=1.0)]
-        scale = alt.Scale(scheme="viridis", reverse=maximised, domain=ends, nice=False)
-        colour = alt.Color("objective:Q", scale=scale, legend=legend)
-        width = frame.panel(min(columns, len(powers)), gap=gap)
-        panels = [
-            _map([row for row in cells if row["p"] == power], colour, min(width, 220), frame, first=not i % columns)
-            for i, power in enumerate(powers)
-        ]
-        spacing = {"row": 5 * frame.font, "column": gap}
-        return panelled(panels, resolve={"color": "shared"}, columns=columns, spacing=spacing, bounds="flush")
-
-    return draw
+    ends = [min(found, default=0.0), max(found, default=1.0)]
+    scale = {"scheme": "viridis", "reverse": maximised, "domain": ends, "nice": False}
+    legend = {"title": [meaning, "(darker is better)"], "gradientLength": 170, "titleLimit": 0, "format": ".3~g"}
+    color: Row = {"field": "objective", "type": "quantitative", "scale": scale}
+    return Figure(
+        [
+            _map([row for row in cells if row["p"] == power], {**color, "legend": None if i else legend})
+            for i, power in enumerate(_shown_powers(cells))
+        ],
+        columns=4,
+    )
 
 
 def _shown_powers(cells: Sequence[Row]) -> list[float]:
-    """All of them, or an even choice of them with the selected one among them."""
+    """Return all powers, or an even choice of them with the selected one among them."""
     powers = sorted({row["p"] for row in cells})
     if len(powers) <= _MOST_MAPS:
         return powers
@@ -318,34 +288,24 @@ def _shown_powers(cells: Sequence[Row]) -> list[float]:
     return sorted(picked)
 
 
-def _map(rows: Sequence[Row], colour: alt.Color, width: int, frame: Frame, *, first: bool) -> Drawn:
-    """One map; only the first of a row carries the labels of c, the grid is the same in all."""
-
-    def axis(*, shown: bool) -> alt.Axis:
-        return alt.Axis(
-            format=".2~r",
-            labels=shown,
-            labelOverlap=True,
-            labelSeparation=6,
-            labelAngle=0,
-            grid=False,
-            ticks=False,
-            domain=False,
-        )
-
-    x = alt.X("s:O", title="scale s", axis=axis(shown=True))
-    y = alt.Y("c:O", title="bias c" if first else None, sort="descending", axis=axis(shown=first))
-    columns, steps = (len({row[name] for row in rows}) for name in ("s", "c"))
-    tooltip = [alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("s", "p", "c", "objective")]
+def _map(rows: Sequence[Row], color: Row) -> Spec:
+    axis: Row = {
+        "format": ".2~r",
+        "labelOverlap": True,
+        "labelAngle": 0,
+        "grid": False,
+        "ticks": False,
+        "domain": False,
+    }
+    x: Row = {"field": "s", "type": "ordinal", "title": "scale s", "axis": axis}
+    y: Row = {"field": "c", "type": "ordinal", "title": "bias c", "sort": "descending", "axis": axis}
     usable = [row for row in rows if row["objective"] is not None]
     unusable = [row for row in rows if row["objective"] is None]
-    cells = alt.Chart(values(usable)).mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip)
-    crosses = alt.Chart(values(unusable)).mark_text(opacity=0.6).encode(x=x, y=y, text=alt.TextValue("×"))
-    ring = alt.Chart(values(row for row in rows if row["selected"])).encode(x=x, y=y, tooltip=tooltip)
-    rings = [
-        ring.mark_point(size=0.6 * frame.font**2, stroke=ink, strokeWidth=wide)
-        for ink, wide in (("#1f2328", 0.35 * frame.font), ("#ffffff", 0.17 * frame.font))
-    ]
-    sides = {"width": max(1, width // columns) * columns, "height": max(1, round(0.8 * width) // steps) * steps}
-    named = heading(f"p = {rows[0]['p']:.4g}", frame)
-    return layered(cells, crosses, *rings, named, **sides)  # whole pixels a cell: no seams
+    selected, place = [row for row in rows if row["selected"]], {"x": x, "y": y}
+    return panel(
+        layer("rect", usable, {**place, "color": color}),
+        layer("text", unusable, {**place, "text": {"value": "×"}}, opacity=0.6),
+        layer("point", selected, place, size=70, stroke="#ffffff", strokeWidth=4),
+        layer("point", selected, place, size=70, stroke="#cb5a1d", strokeWidth=2),
+        title=f"p = {rows[0]['p']:.4g}", width=160, height=130,
+    )  # fmt: skip

@@ -55,7 +55,7 @@ class Pair:
     only_first: int
     only_second: int
     neither: int
-    interval: tuple[float, float]  # of the difference, in points, 95 %
+    interval: tuple[float, float]  # of the difference, in points, 95%
 
     @property
     def total(self) -> int:
@@ -101,7 +101,7 @@ class Comparison:
                 [f"{pair.what}, {letters[pair.first]} {letters[pair.second]}", pair.both, pair.only_first,
                  pair.only_second, pair.neither, *points, p]
             )  # fmt: skip
-        return Table(["right", "both", "first", "second", "neither", "points", "95 %", "p (Holm)"], rows)
+        return Table(["right", "both", "first", "second", "neither", "points", "95%", "p (Holm)"], rows)
 
     def sentences(self) -> list[str]:
         """Name the runs and the test, and warn if the runs were attacked differently."""

@@ -1,4 +1,4 @@
-"""Counts of images with their 95 % intervals, and how numbers are written in the terminal, on the page and in LaTeX.
+"""Counts of images with their 95% intervals, and how numbers are written in the terminal, on the page and in LaTeX.
 
 Shapes: N images. The terminal's commands use this module, so it imports neither torch nor what does.
 """
@@ -49,7 +49,7 @@ class Count:
 
     correct: int
     total: int
-    resampled: tuple[float, float] | None = None  # a 95 % interval in percent that takes the place of Wilson's
+    resampled: tuple[float, float] | None = None  # a 95% interval in percent that takes the place of Wilson's
 
     @property
     def percent(self) -> float:
@@ -58,11 +58,21 @@ class Count:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval in percent; from 0 to 100 of no images."""
+        """The 95% interval in percent; from 0 to 100 of no images."""
         if self.resampled is not None:
             return self.resampled
         low, high = wilson_interval(self.correct, self.total) if self.total else (0.0, 1.0)
         return 100 * low, 100 * high
+
+    @property
+    def low(self) -> float:
+        """Return the lower end of the interval."""
+        return self.interval[0]
+
+    @property
+    def high(self) -> float:
+        """Return the upper end of the interval."""
+        return self.interval[1]
 
     @property
     def decimals(self) -> int:
@@ -96,12 +106,15 @@ def device_hours(receipts: Sequence[Receipt]) -> tuple[float, float]:
 
 
 def difference_interval(first_N: Tensor, second_N: Tensor) -> tuple[float, float]:
-    """95 % interval, in points, of the share of `first` minus that of `second` on the same images (paired, Wald).
+    """95% interval, in points, of the share of `first` minus that of `second` on the same images (paired, Wald).
 
     The difference of one image is -1, 0 or 1; its variance is the share of images that differ minus the squared mean.
     """
-    total = first_N.numel()
-    only_first, only_second = int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum())
+    return paired_interval(int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum()), first_N.numel())
+
+
+def paired_interval(only_first: int, only_second: int, total: int) -> tuple[float, float]:
+    """Return the same interval from the counts of images that only one of the two has right."""
     difference = (only_first - only_second) / total
     spread = Z_95 * math.sqrt(max(0.0, (only_first + only_second) / total - difference**2) / total)
     return 100 * (difference - spread), 100 * (difference + spread)
@@ -123,7 +136,7 @@ def compared(what: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -
     ]
     return (
         f"{counts}; {', '.join(sides)}: {points_text(100 * (only_first - only_second) / first_N.numel())}, "
-        f"95 % interval [{minus(f'{low:.2f}')}, {minus(f'{high:.2f}')}], {verdict}."
+        f"95% interval [{minus(f'{low:.2f}')}, {minus(f'{high:.2f}')}], {verdict}."
     )
 
 
@@ -140,12 +153,12 @@ def interval_text(shown: Count) -> str:
 
 def share_text(shown: Count) -> str:
     """`773 of 1000 (77.30 %)`."""
-    return f"{shown.correct} of {shown.total} ({percent_text(shown)} %)" if shown.total else "0 of 0"
+    return f"{shown.correct} of {shown.total} ({percent_text(shown)}%)" if shown.total else "0 of 0"
 
 
 def percent_first(shown: Count) -> str:
     """`77.3 % (773 of 1000)`, which breaks before the bracket and nowhere else."""
-    return f"{percent_text(shown)}\u00a0% ({shown.correct}\u00a0of\u00a0{shown.total})"
+    return f"{percent_text(shown)}% ({shown.correct}\u00a0of\u00a0{shown.total})"
 
 
 def minus(number: str) -> str:

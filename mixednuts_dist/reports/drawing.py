@@ -1,211 +1,145 @@
-"""How figures are drawn: frames, colours, keys, layers and panels, and the files of a finished figure.
+"""Figures as panels of Vega-Lite: drawn as SVG for the page and as one PDF for a paper.
 
-A chart is a function of the frame that it is drawn for, so that the same data fill a desktop column, a phone, and a
-column or a page of a paper with text of the right size. On paper one pixel is one point (1/72 inch).
+A panel is a Vega-Lite specification with a fixed plot size, written as a plain dict; `to_dict()` of an Altair chart is
+one, too. A page shows the panels next to each other or below each other, as its width allows.
 """
 
 import json
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import altair as alt
 import vl_convert
-from altair.utils.schemapi import debug_mode
 
 Row = dict[str, Any]
+Spec = dict[str, Any]
 Span = tuple[float, float]
 
-
-@dataclass(frozen=True)
-class Frame:
-    """What a figure is drawn for."""
-
-    name: str
-    width: int  # of the whole figure, in pixels
-    font: int  # of every text in it, in pixels
-    narrow: bool = False  # half as many panels beside each other
-    single: bool = False  # one panel where a chart has several views of the same points
-    stretch: float = 0.0  # what the panels together are wider than planned, so that the figure has its width
-
-    def panel(self, columns: int, *, gap: float = 0, beside: float = 60) -> int:
-        """The width of one of `columns` panels with a gap between two of them and `beside` for axes and the like."""
-        return max(20, int((self.width - beside - gap * (columns - 1) + self.stretch) / columns))
-
-
-Drawn = Any  # one of Altair's charts, or a Vega-Lite specification
-Chart = Callable[[Frame], Drawn]
-at_x: Any = alt.XValue  # a place in pixels; these two have no types in Altair
-at_y: Any = alt.YValue
-
-WIDE = Frame("wide", 760, 12)
-NARROW = Frame("narrow", 340, 12, narrow=True)
-# A column and the text width of a paper; vl_convert takes 72 pixels for an inch, so that 8 pixels are 8 points.
-PAPER = (Frame("3.25in", 234, 8, narrow=True, single=True), Frame("5.5in", 396, 8))
-PAPER_PPI = 300
-_SLACK = 6  # pixels that a figure may be narrower than its frame
-
-# Each has a contrast of at least 3:1 against both page backgrounds; a second cue (shape, dash, label) goes with each.
-CLASSIFIER_COLOURS = {"std": "#7b8087", "rob": "#2f7fc1", "mixed": "#cb5a1d"}
+PANEL = 290  # width of a plot in pixels; with its axis it fits a phone, and two fit the page
+# Each color has a contrast of at least 3:1 against both page backgrounds; a shape or a dash always goes with it.
+CLASSIFIER_COLORS = {"std": "#7b8087", "rob": "#2f7fc1", "mixed": "#cb5a1d"}
 PALETTE = ("#2f7fc1", "#cb5a1d", "#0f8f84", "#8a5fb0", "#b5761a", "#7b8087", "#b0457a", "#4c6a2e")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 CLASSIFIER_MARKS = {
-    name: (shape, CLASSIFIER_COLOURS[name])
+    name: (shape, CLASSIFIER_COLORS[name])
     for name, shape in {"std": "square", "rob": "triangle-up", "mixed": "circle"}.items()
 }
-_EVERY = (SHAPES, PALETTE)
+INK, MUTED, LINE = "#1f2328", "#57606a", "#d5d9de"  # page.css exchanges these three in the dark
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+_SIZES = {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "titleColor": INK}
+CONFIG: Spec = {
+    "background": "#ffffff",
+    "font": FONT,
+    "padding": 2,
+    "aria": False,
+    "view": {"stroke": LINE},
+    "axis": {
+        **_SIZES, "labelColor": MUTED, "gridColor": LINE, "gridOpacity": 0.6, "domainColor": LINE, "tickColor": LINE,
+        "tickSize": 4,
+    },
+    "legend": {
+        **_SIZES, "labelColor": INK, "orient": "top", "columns": 2, "symbolSize": 60, "labelLimit": 0, "offset": 10,
+        "symbolStrokeWidth": 1.5, "symbolOpacity": 1,
+    },
+    "title": {"color": INK, "fontSize": 11, "fontWeight": "normal", "anchor": "start", "frame": "group"},
+    "text": {"color": INK, "fontSize": 11},
+    "rule": {"color": MUTED},
+}  # fmt: skip
 
 
-def vega_config(*, dark: bool = False, font: int = 12) -> Row:
-    """Vega-Lite configuration for a light or a dark page, or for paper."""
-    ink, muted, line, background = (
-        ("#e6e8eb", "#a3abb5", "#3a4049", "#15181c") if dark else ("#1f2328", "#57606a", "#d5d9de", "#ffffff")
-    )
-    sizes = {"labelFontSize": font, "titleFontSize": font, "titleFontWeight": "normal"}
-    return {
-        "background": background,
-        "font": FONT,
-        "padding": 2,
-        "view": {"stroke": line},
-        "axis": {
-            **sizes, "labelColor": muted, "titleColor": ink, "gridColor": line, "gridOpacity": 0.6,
-            "domainColor": line, "tickColor": line, "tickSize": font / 3,
-        },
-        "header": {"labelColor": ink, "titleColor": ink, "labelFontSize": font},
-        "legend": {
-            **sizes, "labelColor": ink, "titleColor": ink, "symbolSize": 5 * font, "labelLimit": 30 * font,
-            "symbolStrokeWidth": 1.5, "symbolOpacity": 1, "columnPadding": 2 * font, "rowPadding": 2, "offset": font,
-        },
-        "title": {"color": ink, "fontSize": font, "fontWeight": "normal", "anchor": "start", "frame": "group"},
-        "text": {"color": ink, "fontSize": font},
-        "rule": {"color": muted},
-    }  # fmt: skip
+@dataclass(frozen=True)
+class Figure:
+    """Panels that belong together, and their content in words for readers who cannot see them."""
+
+    panels: Sequence[Spec]
+    words: str = ""
+    columns: int = 2  # of panels in the PDF
+
+    def described(self, words: str) -> "Figure":
+        """Return the figure with its content in words."""
+        return replace(self, words=words)
+
+    def svgs(self, name: str) -> list[str]:
+        """Draw every panel as an `<svg>` element whose ids begin with `name`, so that one page can hold many."""
+        return [_svg(panel, f"{name}-{i}-") for i, panel in enumerate(self.panels)]
+
+    def svg(self, name: str) -> str:
+        """Draw all panels as one `<svg>` element."""
+        return _svg(self._spec(), f"{name}-")
+
+    def pdf(self) -> bytes:
+        """Draw all panels as one PDF."""
+        drawn: bytes = vl_convert.svg_to_pdf(self.svg("f"))
+        return drawn
+
+    def _spec(self) -> Spec:
+        if len(self.panels) == 1:
+            return self.panels[0]
+        apart = {"color": "independent", "shape": "independent", "strokeDash": "independent"}
+        concat = {"concat": list(self.panels), "columns": self.columns, "spacing": 24}
+        return {**concat, "bounds": "full", "resolve": {"scale": apart}}
 
 
-def values(rows: Iterable[Row]) -> alt.NamedData:
-    """Rows for the layers of the chart that is being drawn; they travel in its specification.
-
-    By name, because Altair copies rows that stand in a layer at every step, which takes longer than drawing.
-    """
-    name = f"rows-{len(_rows_being_drawn)}"
-    _rows_being_drawn[name] = list(rows)
-    return alt.NamedData(name=name)
+def beside(*figures: Figure) -> Figure:
+    """Return one figure with the panels of all."""
+    return Figure([panel for figure in figures for panel in figure.panels], columns=len(figures))
 
 
-_rows_being_drawn: dict[str, list[Row]] = {}  # of the call of `drawn` that is under way
+def layer(kind: str, rows: Iterable[Row], encoding: Mapping[str, Any], **mark: Any) -> Spec:
+    """Return one layer: marks of a kind (`point`, `rule`, ...), one for each row."""
+    return {"mark": {"type": kind, **mark}, "data": {"values": list(rows)}, "encoding": dict(encoding)}
 
 
-def layered(*layers: Drawn, width: int, height: int) -> Row:
-    """Layers over each other.
-
-    `alt.layer` and `alt.concat` copy all that they are given, again at every level: most of the time of drawing.
-    """
-    return {"width": width, "height": height, "layer": [_specification(layer) for layer in layers]}
+def panel(*layers: Spec, title: str = "", width: int = PANEL, height: int = round(0.68 * PANEL)) -> Spec:
+    """Return a panel of layers; the last one is drawn on top."""
+    spec = {"width": width, "height": height, "layer": list(layers)}
+    return {**spec, "title": title} if title else spec
 
 
-def panelled(panels: Iterable[Drawn], *, resolve: Mapping[str, str], **options: Any) -> Row:
-    """Panels in rows; `resolve` says which channels are "shared" and which "independent"."""
-    return {"concat": [_specification(panel) for panel in panels], "resolve": {"scale": dict(resolve)}, **options}
+def number(field: str, title: str | None = None, **scale: Any) -> Spec:
+    """Return the channel of a number: its axis title and the keys of its scale."""
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"nice": False, "zero": False, **scale}}
 
 
-def _specification(chart: Drawn) -> Row:
-    """Without what stands at the top of a whole figure: its configuration, its rows and the only address in it."""
-    if isinstance(chart, dict):
-        return chart
-    with debug_mode(False):  # nothing is held against the schema: that takes longer than drawing
-        spec: Row = chart.to_dict(validate=False)
-    _rows_being_drawn.update(spec.pop("datasets", {}))
-    return {name: value for name, value in spec.items() if name not in ("$schema", "config")}
-
-
-def described(chart: Chart, words: str) -> Chart:
-    """The chart with its content in words, for people who cannot see it."""
-    return lambda frame: {**_specification(chart(frame)), "description": words}
+def colors(names: Sequence[str], colored: Mapping[str, str] | None = None, *, legend: bool = True, **more: Any) -> Spec:
+    """Return the color channel of the field `series`: one color per name, with a legend if there are several names."""
+    found = colored or {name: mark[1] for name, mark in marks_of(names).items()}
+    shown = {"title": None, **more} if legend and len(names) > 1 else None
+    scale = {"domain": list(names), "range": [found[name] for name in names]}
+    return {"field": "series", "type": "nominal", "scale": scale, "legend": shown}
 
 
 def key(
-    names: Sequence[str],
-    frame: Frame,
-    marks: Mapping[str, tuple[str, str]] | None = None,
-    *,
-    called: Mapping[str, str] | None = None,
-) -> tuple[Any, Any]:
-    """Colour and shape of each name, with one key for both above the chart where there are several names.
+    names: Sequence[str], marks: Mapping[str, tuple[str, str]] | None = None, *, legend: bool = True, **more: Any
+) -> dict[str, Spec]:
+    """Return the channels color and shape of the field `series`, which share one legend.
 
     Args:
-        marks: name -> (shape, colour); those of std, rob and mixed by default, other names take the free ones in turn.
-        called: name -> what the key calls it, where that is not the name.
+        marks: name -> (shape, color); by default those of std, rob and mixed. Other names take what is free.
+        legend: False for a panel next to one that shows the legend.
     """
+    found = marks_of(names, marks)
+    color = colors(names, {name: mark[1] for name, mark in found.items()}, legend=legend, **more)
+    scale = {"domain": list(names), "range": [found[name][0] for name in names]}
+    return {"color": color, "shape": {**color, "scale": scale}}
+
+
+def marks_of(names: Sequence[str], marks: Mapping[str, tuple[str, str]] | None = None) -> dict[str, tuple[str, str]]:
+    """Return name -> (shape, color)."""
     own = {name: mark for name, mark in (marks or CLASSIFIER_MARKS).items() if name in names}
-    shapes, colours = ([each for each in every if all(each not in mark for mark in own.values())] for every in _EVERY)
+    taken = {part for mark in own.values() for part in mark}
+    shapes, palette = ([each for each in every if each not in taken] for every in (SHAPES, PALETTE))
     others = [name for name in names if name not in own]
-    drawn_as = own | {
-        name: (shape, colour) for name, shape, colour in zip(others, shapes * 4, colours * 4, strict=False)
-    }
-    longest = max((len((called or {}).get(name, name)) for name in names), default=0)
-    widest = frame.font * (0.55 * longest + 4)  # of an entry: its letters, its symbol, the gap
-    columns = max(1, min(3, int(frame.width / widest)))
-    words: Row = {"labelExpr": f"{json.dumps(dict(called))}[datum.label] || datum.label"} if called else {}
-    legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=0, **words) if len(names) > 1 else None
-
-    def channel(kind: Any, which: int) -> Any:
-        scale = alt.Scale(domain=names, range=[drawn_as[name][which] for name in names])
-        return kind("series:N", scale=scale, legend=legend)
-
-    return channel(alt.Color, 1), channel(alt.Shape, 0)
+    return own | {name: (shapes[i % len(shapes)], palette[i % len(palette)]) for i, name in enumerate(others)}
 
 
-def heading(words: str, frame: Frame) -> Drawn:
-    """What a panel is called, at one height for all panels; a title stands where the panel's labels let it."""
-    mark = alt.Chart(values([{"words": words}])).mark_text(align="left", baseline="bottom", dy=-0.4 * frame.font)
-    return mark.encode(x=at_x(0), y=at_y(0), text=alt.Text("words:N"))
+def called(names: Mapping[str, str]) -> Row:
+    """Return the legend key that shows other words for some of the names."""
+    return {"labelExpr": f"{json.dumps(dict(names))}[datum.label] || datum.label"} if names else {}
 
 
-# A circle with a hole; the inner arc runs the other way round, so that it is not filled.
-RING = "M1.3,0A1.3,1.3,0,1,0,-1.3,0A1.3,1.3,0,1,0,1.3,0ZM0.9,0A0.9,0.9,0,1,1,-0.9,0A0.9,0.9,0,1,1,0.9,0Z"
-
-
-def drawn(chart: Chart, frame: Frame) -> tuple[Row, bytes]:
-    """The chart as a Vega-Lite specification without any address in it, and as SVG; as wide as the frame.
-
-    How much room axes and keys take is known only once the chart is drawn, so it is drawn, measured and drawn again,
-    until it is no wider than the frame and only a few pixels narrower.
-    """
-    used = frame
-    for _ in range(4):
-        _rows_being_drawn.clear()
-        with debug_mode(False):
-            spec = _specification(chart(used))
-        spec = {**spec, "datasets": dict(_rows_being_drawn)}
-        picture = svg(spec, vega_config(font=frame.font))
-        found = re.search(rb'<svg[^>]* width="([\d.]+)"', picture)
-        left = frame.width - float(found[1]) if found else 0.0
-        if 0 <= left <= _SLACK:
-            break
-        # Panels have whole pixels: of what is too wide a little more is taken away, lest rounding keeps it.
-        used = replace(used, stretch=used.stretch + math.floor(left) - (_SLACK // 2 if left < 0 else 0))
-    return spec, picture
-
-
-def chart_files(name: str, chart: Chart, wide: tuple[Row, bytes] | None = None) -> dict[str, bytes]:
-    """The figure as files: NAME.svg, NAME-dark.svg, and for papers PDF and PNG (300 dpi) in both widths, 8 pt text.
-
-    Args:
-        wide: the chart as drawn for `WIDE`, where that has been done.
-    """
-    spec, picture = wide or drawn(chart, WIDE)
-    files = {f"{name}.svg": picture, f"{name}-dark.svg": svg(spec, vega_config(dark=True))}
-    for frame in PAPER:
-        paper = drawn(chart, frame)[1].decode()
-        files[f"{name}-{frame.name}.pdf"] = vl_convert.svg_to_pdf(paper)
-        files[f"{name}-{frame.name}.png"] = vl_convert.svg_to_png(paper, ppi=PAPER_PPI)
-    return files
-
-
-def svg(spec: Row, config: Row | None = None) -> bytes:
-    """The figure as SVG, on white by default; drawn in this process, no browser and no network."""
-    drawn: str = vl_convert.vegalite_to_svg(spec, config=config or vega_config(), allowed_base_urls=[])
-    return drawn.encode()
+def _svg(spec: Spec, prefix: str) -> str:
+    """Draw a specification in this process, without a browser and without a network."""
+    drawn: str = vl_convert.vegalite_to_svg(spec, config=CONFIG, allowed_base_urls=[])
+    return re.sub(r'(\bid="|url\(#|href="#)', lambda found: found[1] + prefix, drawn)

@@ -1,56 +1,36 @@
 """The charts of a run, by their names in the register `CHARTS`.
 
-An entry is a function from a run's results to a chart, or to None where the run has nothing for it. A chart of a
-user's file appears on the page after these, and as files beside it.
+An entry is a function from a run's results to a `Figure`, or to None if the run has nothing for it. A chart from a file
+of yours appears on the page after these, and as a PDF next to it.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import altair as alt
-
 from ..config.register import CHARTS, CRITERIA
-from .charts import bars, beside, lines, maps
+from .charts import accuracy_axes, bars, lines, maps, point, scatter_panel, window
 from .counts import Count, percent_text
-from .drawing import (
-    CLASSIFIER_COLOURS,
-    CLASSIFIER_MARKS,
-    PALETTE,
-    RING,
-    Chart,
-    Frame,
-    Row,
-    Span,
-    described,
-    key,
-    panelled,
-    values,
-)
+from .drawing import CLASSIFIER_COLORS, CLASSIFIER_MARKS, PALETTE, Figure, Row, Span, Spec, beside, called, key, layer
 from .margins import split_histograms
 from .results import RunResults, kept_by_rounds, kept_predicted, parameter_values, predicted, rounds_table
-from .scatter import accuracy_axis, point, scatter_panel, window
-from .tables import sensitivity_rows
 
-SELECTED_BETA = "selected_beta"  # the signal that the page's slider sets
-_PREDICTED, _CHOSEN, _FRONT = "predicted, every beta", "predicted, chosen beta", "best of all candidates"
-_ROUNDS = "measured in rounds"
+_PREDICTED, _FRONT, _ROUNDS = "predicted", "best candidate", "refinement rounds"
 _MARKS = {
     **CLASSIFIER_MARKS,
-    _PREDICTED: ("stroke", CLASSIFIER_COLOURS["mixed"]),
-    _FRONT: ("stroke", CLASSIFIER_COLOURS["mixed"]),
-    _CHOSEN: (RING, CLASSIFIER_COLOURS["mixed"]),
+    _PREDICTED: ("stroke", CLASSIFIER_COLORS["mixed"]),
+    _FRONT: ("stroke", CLASSIFIER_COLORS["mixed"]),
     _ROUNDS: ("diamond", PALETTE[3]),
 }
 
 
-def figures(results: RunResults) -> dict[str, Chart]:
-    """Every registered chart that the run has something for, by name."""
-    made: Mapping[str, Chart | None] = {name: CHARTS.get(name)(results) for name in CHARTS.names()}
-    return {name: chart for name, chart in made.items() if chart is not None}
+def figures(results: RunResults) -> dict[str, Figure]:
+    """Return every registered chart that the run has something for, by name."""
+    made: Mapping[str, Figure | None] = {name: CHARTS.get(name)(results) for name in CHARTS.names()}
+    return {name: figure for name, figure in made.items() if figure is not None}
 
 
 def caption(name: str) -> str:
-    """What stands under a figure."""
+    """Return the caption of a figure."""
     entry = CHARTS.entries()[name]
     return str(entry.facts.get("caption", entry.describes))
 
@@ -58,60 +38,42 @@ def caption(name: str) -> str:
 @CHARTS(
     "tradeoff",
     describes="Clean against robust accuracy: predicted for every beta, and measured",
-    caption="Dots: what the search predicts for every beta, clean accuracy against the robust images that stay right "
-    "under the stored perturbations. Line: the best that any candidate with any alpha is predicted to reach, where the "
-    "search has stored it. Ring: the beta of the slider. Marks with whiskers: measured under attack, "
-    "with 95 % intervals.",
+    caption="Dots show what the search predicts for every beta. The line is the best that any candidate is predicted "
+    "to reach, if the search stored it. Marks with whiskers were measured under attack, with 95% intervals. The second "
+    "panel enlarges the dashed frame. The slider enlarges the dot of its beta.",
     order=1,
 )
-def tradeoff(results: RunResults) -> Chart | None:
-    """Two panels, everything from 0 up and the part around the curve that decides; a paper's column has the second."""
+def tradeoff(results: RunResults) -> Figure | None:
+    """Draw two panels: everything from 0 up, and the part around the curve that decides."""
     if results.found is None:
         return None
     curve, marks = _curve(results), _measured_marks(results)
     front = [{"clean": clean.percent, "robust": kept.percent} for clean, kept in map(predicted, results.search.front)]
     line = _FRONT if front else _PREDICTED
-    shown = [name for name in _MARKS if name in {line, _CHOSEN, *(mark["series"] for mark in marks)}]
+    names = [name for name in _MARKS if name in {line, *(mark["series"] for mark in marks)}]
     close = _close_window(curve, marks)
     left = min([*(mark["clean_low"] for mark in marks), *(step["clean"] for step in curve)])
     whole = (max(0.0, left - 4), 100.0), (0.0, 100.0)
-
-    def draw(frame: Frame) -> Any:
-        drawn = [name for name in shown if name != "std"] if frame.single else shown  # std lies far from the curve
-        marked = key(drawn, frame, _MARKS, called=results.names)
-        columns, gap = (1 if frame.narrow else 2), 5.5 * frame.font
-        named_few = [{**mark, "name": mark["name"] * (mark["series"] in ("std", "rob", "mixed"))} for mark in marks]
-        windows = ((whole, "All of it (frame: the other panel)"), (close, "Around the curve"))
-        side = frame.panel(columns, gap=gap)
-        panels = [
-            scatter_panel(
-                marks if span is close else named_few,
-                {line: front or curve}, marked, span, (side, side), frame,
-                title="" if frame.single else title, stepped=bool(front),
-                layers=[*_ring_layers(curve, span, marked, frame), *([] if span is close else [_frame(close)])],
-            )
-            for span, title in (windows[1:] if frame.single else windows)
-        ]  # fmt: skip
-        chosen = {"name": SELECTED_BETA, "value": results.parameters.beta}
-        resolve = {"color": "shared", "shape": "shared"}
-        return panelled(panels, resolve=resolve, columns=columns, spacing=gap, bounds="flush", params=[chosen])
-
-    return described(draw, _tradeoff_words(results))
+    panels = [
+        scatter_panel(
+            marks, {line: front or curve}, key(names, _MARKS, legend=span is whole, **called(results.names)), span,
+            stepped=bool(front), layers=[_dots(curve, span), *([_frame(close)] if span is whole else [])],
+        )
+        for span in (whole, close)
+    ]  # fmt: skip
+    return Figure(panels, _tradeoff_words(results))
 
 
 def _curve(results: RunResults) -> list[Row]:
-    return [{**parameter_values(entry), **point(_CHOSEN, "", *predicted(entry))} for entry in results.search.entries]
+    return [{**parameter_values(entry), **point(_PREDICTED, "", *predicted(entry))} for entry in results.search.entries]
 
 
 def _measured_marks(results: RunResults) -> list[Row]:
-    """std, rob and mixed by the names that the run gives them; what the rounds measured."""
-    own = [
-        point(row.classifier, results.called(row.classifier), row.clean, row.robust, attack=row.attack)
-        for row in results.accuracy
-    ]
+    """Return std, rob and mixed, and what the refinement rounds measured at other betas."""
+    own = [point(row.classifier, row.classifier, row.clean, row.robust) for row in results.accuracy]
     by_beta = {entry.beta: entry for entry in results.search.entries}
     rounds = [
-        point(_ROUNDS, f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_images), beta=beta)
+        point(_ROUNDS, f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_images))
         for beta, kept in kept_by_rounds(results.search).items()
         if beta != results.parameters.beta
     ]
@@ -119,43 +81,33 @@ def _measured_marks(results: RunResults) -> list[Row]:
 
 
 def _close_window(curve: list[Row], marks: list[Row]) -> tuple[Span, Span]:
-    """Holds rob and mixed with their intervals and the curve as far down as 10 points below them."""
+    """Return a window that holds rob and mixed with their intervals and the curve down to 10 points below them."""
     near = [mark for mark in marks if mark["series"] != "std"]
     floor = min(mark["robust_low"] for mark in near) - 10
     steps = [{"clean": step["clean"], "robust": step["robust"]} for step in curve if step["robust"] >= floor]
     return window([*near, *steps])
 
 
-def _ring_layers(
-    curve: list[Row], shown: tuple[Span, Span], colour_and_shape: tuple[Any, Any], frame: Frame
-) -> list[Any]:
-    """Every beta as a dot, and around the slider's a ring."""
-    colour, shape = colour_and_shape
-    x, y = accuracy_axis("clean", shown[0]), accuracy_axis("robust", shown[1])
-    numbers = ("beta", "s", "p", "c", "alpha", "clean", "robust")
-    tooltip = [alt.Tooltip(f"{name}:Q", format=".4~g") for name in numbers]
-    base = alt.Chart(values(curve))
-    chosen = base.transform_filter(f"datum.beta === {SELECTED_BETA}")
-    return [
-        base.mark_circle(clip=True, size=0.18 * frame.font**2, opacity=1, color=CLASSIFIER_COLOURS["mixed"]).encode(
-            x=x, y=y, tooltip=tooltip
-        ),
-        chosen.mark_point(clip=True, filled=True, size=0.6 * frame.font**2, opacity=1).encode(
-            x=x, y=y, color=colour, shape=shape, tooltip=tooltip
-        ),
-    ]  # fmt: skip
+def _dots(curve: list[Row], shown: tuple[Span, Span]) -> Spec:
+    """Draw every beta as a dot; the page's slider finds its dot by the label."""
+    x, y = accuracy_axes(shown)
+    rows = [{**row, "label": f"beta {row['beta']:g}"} for row in curve]
+    named = {"description": {"field": "label"}}
+    color = CLASSIFIER_COLORS["mixed"]
+    return layer("circle", rows, {"x": x, "y": y, **named}, clip=True, size=26, opacity=1, color=color, aria=True)
 
 
-def _frame(close: tuple[Span, Span]) -> Any:
+def _frame(close: tuple[Span, Span]) -> Spec:
     (left, right), (bottom, top) = close
-    corners = {"clean": left, "clean_to": right, "robust": bottom, "robust_to": top}
-    frame = alt.Chart(values([corners])).mark_rect(fillOpacity=0, stroke="#8b929b", strokeDash=[3, 3], strokeWidth=1)
-    return frame.encode(x=alt.X("clean:Q"), x2=alt.X2("clean_to:Q"), y=alt.Y("robust:Q"), y2=alt.Y2("robust_to:Q"))
+    corners = [{"clean": left, "clean_to": right, "robust": bottom, "robust_to": top}]
+    sides = {"x": {"field": "clean", "type": "quantitative"}, "x2": {"field": "clean_to"},
+             "y": {"field": "robust", "type": "quantitative"}, "y2": {"field": "robust_to"}}  # fmt: skip
+    return layer("rect", corners, sides, fillOpacity=0, stroke="#8b929b", strokeDash=[3, 3], strokeWidth=1)
 
 
 def _tradeoff_words(results: RunResults) -> str:
     def pair(clean: Count, robust: Count) -> str:
-        return f"{percent_text(clean)} % clean and {percent_text(robust)} % robust"
+        return f"{percent_text(clean)}% clean and {percent_text(robust)}% robust"
 
     first, last = results.search.entries[0], results.search.entries[-1]
     measured = ", ".join(f"{row.classifier} {pair(row.clean, row.robust)}" for row in results.accuracy)
@@ -167,119 +119,150 @@ def _tradeoff_words(results: RunResults) -> str:
 
 @CHARTS(
     "rounds",
-    describes="What each round of the search predicted and measured",
-    caption="Each round attacks the choice, and the search chooses again with the perturbations that were found: the "
-    "share of rob’s robust images that the choice keeps, and its clean accuracy. Last: the whole adaptive attack on "
-    "what was deployed.",
+    describes="What each refinement round predicted and measured",
+    caption="Each refinement round attacks the current choice, adds the adversarial examples, and searches again. "
+    "Left: retention, predicted and achieved. Right: clean accuracy. The last step is the whole adaptive attack on the "
+    "deployed choice.",
     order=2,
 )
-def rounds(results: RunResults) -> Chart | None:
-    """Rounds against kept, predicted and measured, and against clean accuracy, at the deployed beta."""
+def rounds(results: RunResults) -> Figure | None:
+    """Draw retention, predicted and achieved, and clean accuracy per refinement round at the deployed beta."""
     if results.found is None or results.kept is None or len(results.search.rounds) < 2:
-        return None  # of one round the sentence and the table say all
-    chosen = results.parameters
-    steps: list[tuple[str, Count, Count, Count]] = [
-        (f"round {row[0]}", row[2], row[3], row[4])  # type: ignore[misc]
-        for row in rounds_table(results).rows
-        if row[1] == chosen.beta
+        return None  # one round is said in a sentence and in the table
+    beta = results.parameters.beta
+    steps: list[tuple[str, Any, Any, Any]] = [
+        (str(row[0]), row[2], row[3], row[4]) for row in rounds_table(results).rows if row[1] == beta
     ]
-    last = ("attack", results.row("mixed").clean, kept_predicted(results, chosen), results.kept)
-    return described(rounds_chart([*steps, last], chosen.beta), _rounds_words([*steps, last]))
-
-
-def rounds_chart(steps: list[tuple[str, Count, Count, Count]], beta: float) -> Chart:
-    """Steps by name, with what is clean right, predicted to be kept, and measured."""
+    steps.append(("attack", results.row("mixed").clean, kept_predicted(results, results.parameters), results.kept))
     kept = [
-        {"x": _on_axis(name), "y": count.percent, "series": series}
-        for name, _, foreseen, measured in steps
-        for series, count in (("predicted", foreseen), ("measured", measured))
+        {"x": name, "y": count.percent, "series": series}
+        for name, _, foreseen, achieved in steps
+        for series, count in (("predicted", foreseen), ("achieved", achieved))
     ]
-    clean = [{"x": _on_axis(name), "y": count.percent, "series": "clean"} for name, count, *_ in steps]
-    level = (100 * beta, f"β = {beta:g}")
-    return beside(
-        lines(kept, x="round", y="robust images kept (%)", named=True, rule=level),
-        lines(clean, x="round", y="clean accuracy (%)", named=True),
+    clean = [{"x": name, "y": count.percent, "series": "clean"} for name, count, *_ in steps]
+    words = "; ".join(
+        f"step {name}: {achieved.correct} of {achieved.total} kept, {count.correct} of {count.total} clean"
+        for name, count, _, achieved in steps
     )
-
-
-def _on_axis(step: str) -> str:
-    """`2` for `round 2`: the axis' title says that these are rounds."""
-    return step.removeprefix("round ")
-
-
-def _rounds_words(steps: list[tuple[str, Count, Count, Count]]) -> str:
-    said = [
-        f"{name}: {clean.correct} of {clean.total} clean, {foreseen.correct} predicted and {measured.correct} measured "
-        f"of {measured.total} kept"
-        for name, clean, foreseen, measured in steps
-    ]
-    return f"Rounds of the search. {'; '.join(said)}."
+    return beside(
+        lines(kept, x="refinement round", y="retention (%)", named=True, rule=(100 * beta, f"β = {beta:g}")),
+        lines(clean, x="refinement round", y="clean accuracy (%)", named=True),
+    ).described(f"Refinement rounds. {words}.")
 
 
 @CHARTS(
     "margins",
-    describes="What a cutoff on rob's margins separates, before and behind M",
-    caption="Share of each group’s images by confidence margin (top probability minus runner-up), on an axis "
-    "stretched at 0 and at 1. Bars: attacked images that rob gets right. Dashed outline: clean images that it gets "
-    "wrong. Line: the cutoff, behind M the deployed one, else the one that keeps as many of the bars’ images on its "
-    "right. Left of it std decides.",
+    describes="Margins of rob's forms, and what the margin threshold separates",
+    caption="Margins of images that are correct under attack (bars) and of clean images that are wrong (outline), for "
+    "rob as it is, after LayerNorm, and after M. The line is the margin threshold: the mixed classifier follows rob to "
+    "its right and the standard classifier to its left.",
     order=3,
 )
-def margins(results: RunResults) -> Chart | None:
-    """Histograms of the two groups that the cutoff is to separate, one for each form of rob."""
+def margins(results: RunResults) -> Figure | None:
+    """Draw one panel per form of rob."""
     if not results.splits:
         return None
     said = [
-        f"{split.form}: of {split.kept.total} attacked and right images {split.kept.correct} above the cutoff, of "
-        f"{split.left_to_std.total} clean and wrong ones {split.left_to_std.correct} below it"
+        f"{split.form}: {split.kept.correct} of {split.kept.total} attacked and correct images at or above the "
+        f"threshold, {split.left_to_std.correct} of {split.left_to_std.total} clean and wrong ones below it"
         for split in results.splits
     ]
-    return described(split_histograms(results.splits), f"Histograms of margins. {'; '.join(said)}.")
+    return split_histograms(results.splits).described(f"Histograms of margins. {'; '.join(said)}.")
 
 
 @CHARTS(
     "sensitivity",
     describes="The objective over s and c, for each p",
-    caption="The search’s objective over scale s and bias c, one map for each power p, at the deployed beta. Darker is "
-    "better; the ring is what was selected; × cannot be used. A wide dark region means that the exact values hardly "
-    "matter, a dark cell at the border that the grid should be wider.",
+    caption="The objective of the search over scale s and bias c, one map for each power p, at the deployed beta. "
+    "Darker is better. The ring is the selected candidate; × marks candidates that cannot be used.",
     order=4,
 )
-def sensitivity(results: RunResults) -> Chart | None:
-    """One map for each power, all in one colour scale."""
-    rows, chosen = sensitivity_rows(results) if results.candidates else [], None
+def sensitivity(results: RunResults) -> Figure | None:
+    """Draw one map per power, all on one color scale."""
+    rows = sensitivity_rows(results) if results.candidates else []
     if not rows:
         return None
     chosen, criterion = results.parameters, CRITERIA.get(results.search.criterion)
     meaning = f"{criterion.meaning} (%)"
-    found = [float(str(row["objective"])) for row in rows if row["objective"] is not None]
-    span = f"between {min(found):.1f} and {max(found):.1f} %" if found else "nowhere defined"
-    unusable = f"; {len(rows) - len(found)} cannot be used" if len(rows) > len(found) else ""
-    words = (
-        f"Colour maps of the objective, {meaning}, over scale s and bias c, one for each power p, at beta "
-        f"{chosen.beta:g}. Over {len(rows)} candidates it lies {span}{unusable}. Selected: s {chosen.scale:.4g}, "
+    found = [float(row["objective"]) for row in rows if row["objective"] is not None]
+    span = f"between {min(found):.1f}% and {max(found):.1f}%" if found else "nowhere defined"
+    return maps(rows, meaning=meaning, maximised=criterion.maximised).described(
+        f"Maps of the objective, {meaning}, over scale s and bias c, one per power p, at beta {chosen.beta:g}. Over "
+        f"{len(rows)} candidates, {len(found)} of which can be used, it lies {span}. Selected: s {chosen.scale:.4g}, "
         f"p {chosen.power:.4g}, c {chosen.bias:.4g}."
     )
-    return described(maps(rows, meaning=meaning, maximised=criterion.maximised), words)
+
+
+def sensitivity_rows(results: RunResults) -> list[Row]:
+    """Return every candidate at the deployed beta: s, p, c, selected, and the objective in percent or None."""
+    chosen = results.parameters
+    return [
+        {
+            "s": row["scale"],
+            "p": row["power"],
+            "c": row["bias"],
+            "objective": 100 * row["objective"] if row["feasible"] and row["deployable"] else None,
+            "selected": (row["scale"], row["power"], row["bias"]) == (chosen.scale, chosen.power, chosen.bias),
+        }
+        for row in results.candidates
+    ]
 
 
 @CHARTS(
     "survival",
-    describes="What each step of the attack leaves standing",
-    caption="Images still right after each step; in brackets, how many the step took. Each step attacks only what is "
-    "still standing.",
+    describes="Images that remain robust after each step of the attack",
+    caption="Images that are still correct after each step, and how many of them the step broke. Each step attacks "
+    "only the images that remain.",
     order=5,
 )
-def survival(results: RunResults) -> Chart:
-    """One bar a step: the share of images that are still right after it."""
+def survival(results: RunResults) -> Figure:
+    """Draw one bar per step."""
     rows = [
         {
             "name": step.step,
             "value": step.standing.percent,
-            "label": f"{step.standing.correct}" + (f"  (−{step.lost})" if step.lost and number else ""),
+            "label": f"{step.standing.correct}" + (f" (−{step.lost})" if step.lost and number else ""),
         }
         for number, step in enumerate(results.survival)
     ]
     steps = ", ".join(f"{step.step} {step.standing.correct}" for step in results.survival)
-    words = f"Images of {results.n_images} that are right after each step: {steps}."
-    return described(bars(rows, value="right after this step (%)", within=(0.0, 100.0)), words)
+    words = f"Of {results.n_images} images, those that are correct after each step: {steps}."
+    return bars(rows, value="correct after this step (%)", within=(0.0, 100.0)).described(words)
+
+
+@CHARTS(
+    "certified",
+    describes="What is certified, against what an attack left, over beta and over the radius",
+    caption="Left: for every beta, clean accuracy and robustness under the stored adversarial examples, both "
+    "predicted, and what is certified at each radius. Right: what is certified of rob alone and of the deployed mixed "
+    "classifier as the radius grows and, if the norms agree, what the attack left of the mixed classifier.",
+    order=6,
+)
+def certified(results: RunResults) -> Figure | None:
+    """Draw two panels; None for a run without certificates or without a search."""
+    found = results.certified
+    if found is None or results.found is None:
+        return None
+    by_radius = [
+        {"x": radius, "y": Count(n, found.total).percent, "series": f"{name}, certified"}
+        for name, steps in found.by_radius.items()
+        for radius, n in steps
+    ]
+    if found.norm == results.threat.norm:
+        attacked = results.row("mixed").robust.percent
+        by_radius.append({"x": results.threat.eps, "y": attacked, "series": "mixed, attacked"})
+    places = range(len(found.radii))
+    places = places if len(places) <= 3 else [0, len(places) // 2, len(places) - 1]  # type: ignore[assignment]
+    radii, over_beta = list(found.radii.values()), list[Row]()
+    for entry in sorted(results.search.entries, key=lambda entry: entry.beta):
+        clean, kept = predicted(entry)
+        counts = {"clean": clean, "attacked": kept}
+        counts |= {f"certified at {radii[at]}": Count(found.by_beta[entry.beta][at], found.total) for at in places}
+        over_beta += [{"x": entry.beta, "y": count.percent, "series": name} for name, count in counts.items()]
+    each = ", ".join(
+        f"{percent_text(Count(n, found.total))}% at {words}"
+        for words, n in zip(radii, found.by_beta[results.parameters.beta], strict=True)
+    )
+    return beside(
+        lines(over_beta, x="beta", y="images (%)"), lines(by_radius, x=f"{found.norm} radius", y="images (%)")
+    ).described(f"Certified images over beta and over the {found.norm} radius. The deployed mixed classifier: {each}.")

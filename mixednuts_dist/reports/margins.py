@@ -16,9 +16,9 @@ from torch import Tensor
 from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import LogitTransform, layer_norm_logits
 from ..storage.records import AttackRecords
-from .charts import RIGHT_AND_WRONG, Panel, histograms
+from .charts import RIGHT_AND_WRONG, Histogram, histograms
 from .counts import Count, percent_text
-from .drawing import Chart
+from .drawing import Figure
 from .table import Cell, Table
 
 _Numbers = np.ndarray[Any, np.dtype[np.float64]]
@@ -65,15 +65,6 @@ class MarginSplit:
     left_to_std: Count  # clean and wrong images with a margin below it
     edges: tuple[float, ...]  # of the histogram's bins, log10(margin / (1 - margin))
     counts: tuple[tuple[int, ...], tuple[int, ...]]  # images a bin, attacked and right, clean and wrong
-
-    def to_json(self) -> dict[str, Any]:
-        """`form`, `log_one_minus_cutoff` and the two counts."""
-        return {
-            "form": self.form,
-            "log_one_minus_cutoff": self.log_cutoff,
-            "kept": self.kept.to_json(),
-            "left_to_std": self.left_to_std.to_json(),
-        }
 
 
 class MarginTally:
@@ -243,7 +234,7 @@ def split_sentence(splits: Sequence[MarginSplit]) -> str:
     kept = splits[-1].kept
     found = (
         f"A cutoff that keeps {kept.correct} of the {kept.total} attacked images that rob gets right "
-        f"({percent_text(kept)} %) leaves {raw.correct} of its {raw.total} clean mistakes to std; after LayerNorm "
+        f"({percent_text(kept)}%) leaves {raw.correct} of its {raw.total} clean mistakes to std; after LayerNorm "
         f"{normed.correct}, behind M {mapped.correct} of {mapped.total}."
     )
     if mapped.correct <= raw.correct:
@@ -271,10 +262,10 @@ def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
     )
 
 
-def margin_histograms(groups: Sequence[MarginGroup]) -> Chart:
-    """One panel a classifier, clean images above attacked ones."""
-    panels = [
-        Panel(
+def margin_histograms(groups: Sequence[MarginGroup]) -> Figure:
+    """Draw one histogram per classifier, clean images above attacked ones."""
+    shown = [
+        Histogram(
             f"{name}, {images}",
             [
                 {"series": group.side, "counts": group.counts, "n": group.n, "median": group.median}
@@ -286,22 +277,22 @@ def margin_histograms(groups: Sequence[MarginGroup]) -> Chart:
         for images in IMAGES
         for name in CLASSIFIERS
     ]
-    return histograms(panels, x="margin", columns=len(CLASSIFIERS), empty="no images")
+    return histograms(shown, x="margin", columns=len(CLASSIFIERS))
 
 
-def split_histograms(splits: Sequence[MarginSplit]) -> Chart:
-    """One panel a form of rob: the two groups over the margin, and the cutoff as a line between them."""
-    colours = dict(zip((KEPT, WRONG), RIGHT_AND_WRONG.values(), strict=True))
-    panels = [
-        Panel(
+def split_histograms(splits: Sequence[MarginSplit]) -> Figure:
+    """Draw one histogram per form of rob: the two groups over the margin, and the threshold between them."""
+    colored = dict(zip((KEPT, WRONG), RIGHT_AND_WRONG.values(), strict=True))
+    shown = [
+        Histogram(
             f"{split.form}: {split.left_to_std.correct} of {split.left_to_std.total} wrong left to std",
             [
                 {"series": name, "counts": counts, "n": sum(counts), "median": None}
-                for name, counts in zip(colours, split.counts, strict=True)
+                for name, counts in zip(colored, split.counts, strict=True)
             ],
             split.edges,
             float(_log_odds(np.array([split.log_cutoff]))[0]),
         )
         for split in splits
     ]
-    return histograms(panels, x="margin", columns=len(FORMS), series=colours, key_title="", odds=True)
+    return histograms(shown, x="margin", columns=len(FORMS), series=colored, odds=True)

@@ -1,21 +1,20 @@
-"""The report page: one HTML file that opens without a network, and its figures and tables as files beside it."""
+"""The report page: one HTML file that opens without a network, and the files next to it."""
 
-import functools
 import json
 from collections.abc import Sequence
 from typing import Any
 
-import vl_convert
 from markupsafe import Markup
 
 from ..selection.choice import Choice
 from ..stages.stage import Certified
 from . import counts
-from .drawing import NARROW, WIDE, Row, chart_files, drawn, vega_config
-from .figures import SELECTED_BETA, caption, figures
+from .drawing import Figure
+from .figures import caption, figures
 from .margins import split_sentence, split_table
 from .results import (
     RunResults,
+    attack_sentence,
     candidates_sentence,
     corrected,
     kept_by_rounds,
@@ -23,84 +22,69 @@ from .results import (
     predicted,
     rounds_sentence,
     rounds_table,
+    summary_sentences,
 )
 from .tables import accuracy_table, cost_table, file_name, search_table, survival_table, table_files
 from .templates import data_uri, rendered
 from .worst_images import SMALL, Reason, WorstImage, class_text, perturbation_png, pixels_of, png
 
-# The page may run what is written in it and show what is written in it; it may fetch nothing, from anywhere.
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
-)
+_COSTS = (
+    "stage", "images", "partitions", "nodes", "core_seconds", "gpu_seconds", "seconds", "passes forward",
+    "passes backward",
+)  # fmt: skip
 # Charts with a place of their own on the page.
 PLACED = ("tradeoff", "rounds", "margins", "sensitivity", "survival", "certified")
-_GLOBALS = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _REASONS: dict[Reason, tuple[str, str]] = {
     "lost": (
-        "Lost, though both are right on the clean image",
-        "Where rob alone survives its own attack, the image is the price of mixing; these come first.",
+        "Broken, although both base classifiers are correct on the clean image",
+        "Images on which rob alone remains robust come first: they are the price of mixing.",
     ),
-    "narrow": ("Held by a hair", "The smallest margins that the adaptive attack left on the right side."),
+    "narrow": ("Robust by the smallest margin", "The smallest margins that the adaptive attack left positive."),
 }
 
 
 def report_files(results: RunResults) -> dict[str, bytes]:
-    """Every file of `report/` by name.
+    """Return every file of `report/` by name.
 
-    `index.html` needs none of the others. For papers and scripts: each figure as `<figure>.svg`, on dark as
-    `<figure>-dark.svg`, and with 8 pt text as `<figure>-3.25in.pdf`, `<figure>-5.5in.pdf` and `.png` (300 dpi); each
-    table and each figure's data as `.csv` and `.tex` (`table.*` is the accuracy table);
-    `results.json` (`RunResults.to_json`).
+    `index.html` is the page, `results.json` all numbers (`ResultsFile`), `table.csv` and `table.tex` the accuracy
+    table, `<table>.csv` each other table, and `<figure>.pdf` each figure. `tradeoff.svg` is for model cards.
     """
-    charts = figures(results)
-    wide = {name: drawn(chart, WIDE) for name, chart in charts.items()}
-    narrow = {name: drawn(chart, NARROW)[0] for name, chart in charts.items()}
+    drawn = figures(results)
     files = {name: content.encode() for name, content in table_files(results).items()}
     files["results.json"] = (json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n").encode()
-    for name, chart in charts.items():
-        files |= chart_files(name, chart, wide[name])
-    return {
-        "index.html": _html(results, {name: spec for name, (spec, _) in wide.items()}, narrow, files).encode(),
-        **files,
-    }
+    files |= {f"{name}.pdf": figure.pdf() for name, figure in drawn.items()}
+    if "tradeoff" in drawn:
+        files["tradeoff.svg"] = drawn["tradeoff"].svg("tradeoff").encode()
+    return {"index.html": page(results, drawn, sorted(files)).encode(), **files}
 
 
-def _html(results: RunResults, wide: dict[str, Row], narrow: dict[str, Row], files: dict[str, bytes]) -> str:
+def page(results: RunResults, drawn: dict[str, Figure], files: Sequence[str] = ()) -> str:
+    """Return the page; it links the files next to it."""
     stops = slider_stops(results) if results.found else []
-    scripted = {
-        "specs": {"wide": wide, "narrow": narrow},
-        "configs": {"light": vega_config(), "dark": vega_config(dark=True)},
-        "curve": stops,
-        "selectedBeta": SELECTED_BETA,
-    }
     content: dict[str, Any] = {
         "results": results,
-        "facts": results.to_json(),
+        "summary": summary_sentences(results),
+        "attacks": attack_sentence(results),
+        "seconds_total": sum(results.seconds.values()),
         "stops": stops,
-        "alt_texts": {name: spec.get("description", caption(name)) for name, spec in wide.items()},
-        "captions": {name: caption(name) for name in wide},
-        "more": [name for name in wide if name not in PLACED],
-        "stills": {name: data_uri(f"{name}.svg", files[f"{name}.svg"]) for name in wide},
-        "downloads": {
-            name: data_uri(name, files[name]) for name in files if name.endswith(("csv", "tex", "json", "pdf"))
-        },
+        "figures": {name: [Markup(svg) for svg in figure.svgs(name)] for name, figure in drawn.items()},
+        "words_of": {name: figure.words or caption(name) for name, figure in drawn.items()},
+        "captions": {name: caption(name) for name in drawn},
+        "more": [name for name in drawn if name not in PLACED],
+        "files": files,
         "pictures": picture_groups(results),
-        "data": _script_json(scripted),
-        "bundle": Markup(_javascript_bundle()),
-        "policy": CONTENT_SECURITY_POLICY,
+        "data": _script_json(stops),
         "words": counts,
         "file_name": file_name,
-        "accuracy": accuracy_table(results),
+        "accuracy": accuracy_table(results).only(["classifier", "clean", "robust"]),
         "survival": survival_table(results),
-        "costs": cost_table(results).turned(),
+        "costs": cost_table(results).only(_COSTS),
     }
     if results.found:
-        rounds = rounds_table(results)
         content |= {
             "deployed_stop": [stop["beta"] for stop in stops].index(results.parameters.beta),
             "betas": search_table(results.search),
-            "rounds": rounds.only([*(rounds.printed or ()), "passes"]),
+            "rounds": rounds_table(results),
             "rounds_sentence": rounds_sentence(results),
             "candidates_sentence": candidates_sentence(results.search),
             "splits": split_table(results.splits),
@@ -145,8 +129,8 @@ def _certified_words(entry: Choice, found: Certified) -> str:
 
 def _beyond(shown: counts.Count, elsewhere: float | None) -> str:
     """What a prediction is worth: its interval, and what to expect on images that the search has not seen."""
-    expected = "" if elsewhere is None else f"; on other images about {elsewhere:.{shown.decimals}f}\u00a0%"
-    return f"95\u00a0% interval {counts.interval_text(shown)}{expected}"
+    expected = "" if elsewhere is None else f"; on other images about {elsewhere:.{shown.decimals}f}%"
+    return f"95% interval {counts.interval_text(shown)}{expected}"
 
 
 def _measured_words(entry: Choice, results: RunResults) -> str:
@@ -211,13 +195,6 @@ def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> d
             for verdict in (*before, after)
         ],
     }  # fmt: skip
-
-
-@functools.cache
-def _javascript_bundle() -> str:
-    """Vega, Vega-Lite and vega-embed as one script that can stand inside a `<script>` element."""
-    bundle: str = vl_convert.javascript_bundle(_GLOBALS)
-    return bundle.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 def _script_json(content: Any) -> Markup:

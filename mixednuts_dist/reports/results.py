@@ -16,15 +16,16 @@ from ..config.threat import ThreatModel
 from ..config.uris import is_black_box
 from ..errors import InvalidInputError
 from ..mixing.mixture import log_one_minus_cutoff
+from ..mixing.transforms import LogitTransform
 from ..selection.choice import Choice
 from ..stages.stage import Certified
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt, SearchResult
-from .counts import Count, device_hours, percent_text, share_text
+from .counts import Count, device_hours, minus, paired_interval, percent_text, points_text, share_text
 from .margins import CLASSIFIERS, MarginGroup, MarginSplit, MarginTally, margin_gap, margin_ratio
+from .results_file import ResultsFile
 from .table import Cell, Table
 from .worst_images import WorstImage, WorstTally
 
-FORMAT = "mixednuts-results/2"
 TRANSFER_ATTACK = "the images attacked on rob (std is a black box)"
 BLACK_BOX_NOTE = (
     "std is a black box: its own robustness is not known beyond the images that were attacked on rob, and the "
@@ -41,10 +42,6 @@ class AccuracyRow:
     clean: Count
     robust: Count
     attack: str
-
-    def to_json(self) -> dict[str, Any]:
-        """`clean`, `robust` and `attack`."""
-        return {"clean": self.clean.to_json(), "robust": self.robust.to_json(), "attack": self.attack}
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,9 @@ class RunResults:
     notes: tuple[str, ...]
     found: SearchResult | None = None
     kept: Count | None = None  # of rob's robust images: those that the mixture keeps right under the adaptive attack
-    n_only_mixed: int = 0  # images right under attack of the mixture, but not of rob
+    n_only_mixed: int = 0  # images that are robust under mixed, but not under rob
+    n_std_decides: int = 0  # clean images on which mixed follows std against rob
+    clean_only: tuple[int, int] = (0, 0)  # clean images that only mixed has right, and that only rob has right
     margins: tuple[MarginGroup, ...] = ()
     splits: tuple[MarginSplit, ...] = ()  # what a cutoff on rob's margins separates, as it is and behind M
     stages: tuple[AccuracyRow, ...] = ()  # one for each complete stage of a key of its own: "mixed, certify"
@@ -143,100 +142,66 @@ class RunResults:
         """What people call `std`, `rob` or `mixed`."""
         return self.names.get(classifier, classifier)
 
+    @property
+    def clean_difference(self) -> tuple[float, float, float]:
+        """Return the clean accuracy of mixed minus that of rob, in points, and its 95% interval."""
+        only_mixed, only_rob = self.clean_only
+        difference = 100 * (only_mixed - only_rob) / self.n_images
+        return difference, *paired_interval(only_mixed, only_rob, self.n_images)
+
     def to_json(self) -> dict[str, Any]:
-        """A plain dict for `mixednuts run --json` and `results.json`; no NaN or infinity, None instead.
-
-        - `format`: "mixednuts-results/2"; `run`: `id`, `name`, `dataset`, `std`, `rob`, `threat` {`norm`, `eps`};
-          `n_images`; `summary`: plain sentences; `provenance`.
-        - `accuracy`: `std`, `rob`, `mixed` -> `clean`, `robust` -> `correct`, `total`, `percent`, `low`, `high` (95 %
-          interval in percent); `attack`: what `robust` was measured under.
-        - `stages`, where the run has stages of a key of their own: "CLASSIFIER, STAGE" -> the fields of `accuracy`.
-        - `tables`, likewise: title -> `columns` and `rows`.
-        - `survival`: in order, from `clean` on: `step`, `lost` and the count of images still right after it.
-        - `costs`, one entry a stage: `images`, `partitions`, `nodes`, `devices`, `core_hours`, `gpu_hours`,
-          `wall_seconds`, `n_forward`, `n_backward`; `seconds`: stage -> seconds;
-          `seconds_total`; `notes`: sentences.
-
-        With a std also:
-
-        - `parameters`: `s`, `p`, `c`, `alpha`, `one_minus_alpha`, `beta`, `cutoff`, `objective`, `criterion`, `clamp`,
-          `ln_k`, `surrogate_alpha`, `on_grid_edge`, `n_candidates`, `n_undeployable`.
-        - `kept`: `beta`, `asked` images of rob's robust ones, `predicted` and `measured` counts, `only_mixed`.
-        - `rounds`: one entry a round of the search and beta: `round`, `beta`, `clean`, `kept_predicted`,
-          `kept_measured`, `passes`.
-        - `tradeoff`: `predicted`, one entry a beta, largest first: `beta`, `s`, `p`, `c`, `alpha`, `one_minus_alpha`,
-          `clean`, `robust_predicted` (of all images, with the prediction's own 95 % interval), `clean_corrected`,
-          `kept_corrected` (percent to expect on other images; the latter of rob's robust ones).
-        - `margins`: `medians`, a list of `classifier`, `images`, `correct`, `n`, `median`, `distance` to 1;
-          `ratios` and `gaps` by classifier; `splits`, a list of `form`, `log_one_minus_cutoff` and the counts `kept`
-          (of attacked and right images) and `left_to_std` (of clean and wrong ones).
-        - `worst_images`: `sample_id`, `label`, `reason`, `verdicts`.
-        """
+        """Return the content of `results.json`; `ResultsFile` is its schema."""
+        run = {name: getattr(self, name) for name in ("name", "dataset", "std", "rob", "threat")}
         content: dict[str, Any] = {
-            "format": FORMAT,
-            "run": {
-                "id": self.run_id, "name": self.name, "dataset": self.dataset, "std": self.std, "rob": self.rob,
-                "threat": {"norm": self.threat.norm, "eps": self.threat.eps},
-            },
+            "run": {"id": self.run_id, **run},
             "n_images": self.n_images,
             "summary": summary_sentence(self),
             "provenance": dict(self.provenance),
-            "accuracy": {row.classifier: row.to_json() for row in self.accuracy},
-            **({"stages": {row.classifier: row.to_json() for row in self.stages}} if self.stages else {}),
-            **({"tables": {title: table.as_dict() for title, table in self.tables.items()}} if self.tables else {}),
+            "accuracy": {row.classifier: row for row in self.accuracy},
+            "stages": {row.classifier: row for row in self.stages},
+            "tables": {title: table.as_dict() for title, table in self.tables.items()},
             "survival": [{"step": step.step, "lost": step.lost, **step.standing.to_json()} for step in self.survival],
-            "costs": [{**vars(cost), "images_per_second": cost.images_per_second} for cost in self.costs],
+            "costs": self.costs,
             "seconds": dict(self.seconds),
             "seconds_total": sum(self.seconds.values()),
-            "notes": list(self.notes),
-            **(self._searched_json() if self.found else {}),
-        }  # fmt: skip
-        return {name: _finite(value) for name, value in content.items()}
+            "notes": self.notes,
+            **(self._searched() if self.found else {}),
+        }
+        found = ResultsFile.model_validate(content)
+        return {"format": found.format, **found.model_dump(mode="json", exclude_unset=True)}
 
-    def _searched_json(self) -> dict[str, Any]:
-        """What only a run with std has."""
+    def _searched(self) -> dict[str, Any]:
+        """Return what only a run with std has."""
         chosen, search, rounds = self.parameters, self.search, rounds_table(self)
         return {
-            "parameters": {
-                **parameter_values(chosen),
-                "cutoff": chosen.cutoff,
-                "objective": chosen.objective,
-                "criterion": search.criterion,
-                "clamp": search.clamp,
-                "ln_k": search.ln_k,
-                "surrogate_alpha": search.surrogate_alpha,
-                "on_grid_edge": list(chosen.on_grid_edge),
-                "n_candidates": search.n_candidates,
-                "n_undeployable": search.n_undeployable,
-            },
+            "std_decides": self.n_std_decides,
+            "clean_difference": self.clean_difference,
+            "parameters": {**vars(search), **vars(chosen), **parameter_values(chosen), "cutoff": chosen.cutoff},
             "kept": {
                 "beta": chosen.beta,
                 "asked": asked(self),
-                "predicted": kept_predicted(self, chosen).to_json(),
-                "measured": self.kept.to_json() if self.kept else None,
+                "predicted": kept_predicted(self, chosen),
+                "measured": self.kept,
                 "only_mixed": self.n_only_mixed,
             },
-            "rounds": [dict(zip(rounds.columns, row, strict=True)) for row in rounds.to_json()],
+            "rounds": [dict(zip(rounds.columns, row, strict=True)) for row in rounds.rows],
             "tradeoff": {
                 "predicted": [
                     {
                         **parameter_values(entry),
-                        "clean": predicted(entry)[0].to_json(),
-                        "robust_predicted": predicted(entry)[1].to_json(),
+                        **dict(zip(("clean", "robust_predicted"), predicted(entry), strict=True)),
                         **dict(zip(("clean_corrected", "kept_corrected"), corrected(self, entry), strict=True)),
                     }
                     for entry in search.entries
-                ],
+                ]
             },
             "margins": {
-                "medians": [
-                    {name: value for name, value in vars(group).items() if name != "counts"} for group in self.margins
-                ],
+                "medians": self.margins,
                 "ratios": {name: margin_ratio(self.margins, name) for name in CLASSIFIERS},
                 "gaps": {name: margin_gap(self.margins, name) for name in CLASSIFIERS},
-                "splits": [split.to_json() for split in self.splits],
+                "splits": self.splits,
             },
-            "worst_images": [image.to_json() for image in self.worst],
+            "worst_images": self.worst,
         }
 
 
@@ -259,14 +224,15 @@ def gather_results(  # the run's own description and one argument a stage
         InvalidInputError: where there are no rows, or two sets of rows are not about the same images.
     """
     chosen, hits, steps = search.deployed(), Counter[str](), Counter[str]()
-    margins, worst = MarginTally(chosen.transform(), search.ln_k), WorstTally()
+    transform = chosen.transform()
+    margins, worst = MarginTally(transform, search.ln_k), WorstTally()
     for attack, evaluate in batches:
         if attack.sample_ids_N.tolist() != evaluate.sample_ids_N.tolist():
             raise InvalidInputError(
                 f"a batch of {attack.sample_ids_N.numel()} attack rows and {evaluate.sample_ids_N.numel()} evaluate "
                 "rows is not about the same images. Run: mixednuts evaluate CONFIG"
             )
-        hits.update(_hits(attack, evaluate))
+        hits.update(_hits(attack, evaluate, transform))
         mixed_right_N = evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N
         steps.update(standing_after(mixed_right_N, evaluate.survived))
         margins.add(attack)
@@ -287,6 +253,8 @@ def gather_results(  # the run's own description and one argument a stage
         found=search,
         kept=Count(hits["kept"], hits["rob robust"]),
         n_only_mixed=hits["mixed robust"] - hits["kept"],
+        n_std_decides=hits["std decides"],
+        clean_only=(hits["clean only mixed"], hits["clean only rob"]),
         margins=margins.groups(),
         splits=margins.splits(log_one_minus_cutoff(chosen.mixture())),
         worst=worst.chosen(),
@@ -296,14 +264,19 @@ def gather_results(  # the run's own description and one argument a stage
     return RunResults(**{**vars(results), "notes": notes})
 
 
-def _hits(attack: AttackRecords, evaluate: EvaluateRecords) -> dict[str, int]:
+def _hits(attack: AttackRecords, evaluate: EvaluateRecords, transform: LogitTransform) -> dict[str, int]:
     labels_N, robust_N = attack.labels_N, evaluate.robust_N
+    rob_right_N, mixed_N = attack.rob_clean_NK.argmax(dim=1) == labels_N, evaluate.mixed_clean_NK.argmax(dim=1)
+    mixed_right_N = mixed_N == labels_N
     found = {
+        "std decides": mixed_N != transform(attack.rob_clean_NK.double()).argmax(dim=1),
+        "clean only mixed": mixed_right_N & ~rob_right_N,
+        "clean only rob": rob_right_N & ~mixed_right_N,
         "std clean": attack.std_clean_NK.argmax(dim=1) == labels_N,
         "std robust": ~attack.std_broken_N,
-        "rob clean": attack.rob_clean_NK.argmax(dim=1) == labels_N,
+        "rob clean": rob_right_N,
         "rob robust": ~attack.rob_broken_N,
-        "mixed clean": evaluate.mixed_clean_NK.argmax(dim=1) == labels_N,
+        "mixed clean": mixed_right_N,
         "mixed robust": robust_N,
         "kept": robust_N & ~attack.rob_broken_N,
     }
@@ -438,28 +411,56 @@ def rounds_table(results: RunResults) -> Table:
 
 
 def summary_sentence(results: RunResults) -> str:
-    """The outcome in plain sentences, for readers who read nothing else."""
+    """Return the outcome in plain sentences, for readers who read nothing else."""
+    return " ".join(summary_sentences(results))
+
+
+def summary_sentences(results: RunResults) -> tuple[str, ...]:
+    """Return the outcome: what std decides, clean accuracy, robustness, and the next step if nothing was gained."""
     rob = results.row("rob")
     if results.kept is None:
         return (
-            f"The classifier is right on {share_text(rob.clean)} clean images, and on {share_text(rob.robust)} under "
-            "attack."
+            f"The classifier is correct on {share_text(rob.clean)} clean images and on {share_text(rob.robust)} under "
+            "attack.",
         )
     std, mixed = results.row("std"), results.row("mixed")
-    clean = (
-        f"The mixture is right on {share_text(mixed.clean)} clean images; rob alone on {share_text(rob.clean)}, "
-        f"std alone on {share_text(std.clean)}."
+    difference, low, high = results.clean_difference
+    decides = (
+        f"The standard classifier decides {results.n_std_decides} of {results.n_images} clean images.",
+        f"The mixed classifier is correct on {share_text(mixed.clean)} clean images, rob on {share_text(rob.clean)}, "
+        f"and std on {share_text(std.clean)}. The difference of mixed and rob is {points_text(difference)} (95% "
+        f"interval [{minus(f'{low:+.2f}')}, {minus(f'{high:+.2f}')}]).",
     )
-    if not rob.robust.correct:
-        return f"{clean} Under attack rob is right on none of {rob.robust.total}, so there is no robustness to keep."
-    only = f" and {results.n_only_mixed} that rob loses" if results.n_only_mixed else ""
-    meant = f"asks for {asked(results)}" if asked(results) else "is a share of certified images"
+    return (*decides, _retention_sentence(results), *_next_step(results, low))
+
+
+def _retention_sentence(results: RunResults) -> str:
+    rob, mixed, kept = results.row("rob"), results.row("mixed"), results.kept
+    if kept is None or not rob.robust.correct:
+        return f"Rob is correct on none of {rob.robust.total} images under attack, so there is no robustness to retain."
+    beta = f"beta = {results.parameters.beta:g}"
+    target = f"{beta} asks for {asked(results)}" if asked(results) else f"{beta} is a share of certified images"
+    more = f", and {results.n_only_mixed} images on which rob is broken" if results.n_only_mixed else ""
     return (
-        f"{clean} Under attack it keeps {results.kept.correct} of rob's {results.kept.total} robust images "
-        f"({percent_text(results.kept)} %; beta = {results.parameters.beta:g} {meant}){only}: "
-        f"{share_text(mixed.robust)} {'is' if mixed.robust.correct == 1 else 'are'} right. "
-        f"std alone is right on {std.robust.correct or 'none'}."
+        f"Under attack, mixed retains {kept.correct} of the {kept.total} images on which rob remains robust "
+        f"({percent_text(kept)}%; {target}){more}: {share_text(mixed.robust)} in total."
     )
+
+
+def _next_step(results: RunResults, low: float) -> tuple[str, ...]:
+    """Return what to try if the mixed classifier is the robust one, or no better on clean images."""
+    step = "Try a smaller beta, more images, or a larger grid."
+    if not results.n_std_decides:
+        return (f"The mixed classifier answers exactly as rob does. {step}",)
+    return (f"A gain in clean accuracy is not shown. {step}",) if low <= 0 else ()
+
+
+def attack_sentence(results: RunResults) -> str:
+    """Return what each row of the accuracy table was attacked with."""
+    rows: dict[str, list[str]] = {}
+    for row in (*results.accuracy, *results.stages):
+        rows.setdefault(row.attack, []).append(row.classifier)
+    return "; ".join(f"{attack} for {' / '.join(names)}" for attack, names in rows.items())
 
 
 def rounds_sentence(results: RunResults) -> str:
@@ -516,14 +517,3 @@ def square_note(survival: tuple[SurvivalStep, ...]) -> list[str]:
         f"Square broke {square.lost} of the images that the white-box attacks had left standing; a hint that the "
         f"gradients were not good enough."
     ]
-
-
-def _finite(value: Any) -> Any:
-    """The same tree with None for every float that strict JSON has no word for."""
-    if isinstance(value, Mapping):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -12,8 +12,7 @@ from typing import Any
 from markupsafe import Markup
 from rich import box
 from rich import table as rich_table
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
-from rich.measure import Measurement
+from rich.console import Console
 from rich.text import Text
 
 from .counts import Count, Seconds, interval_text, minus, percent_text, seconds_text
@@ -28,18 +27,17 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "c": ("c", "$c$"),
     "alpha": ("alpha", r"$\alpha$"),
     "one_minus_alpha": ("1 − alpha", r"$1-\alpha$"),
-    "attacked_right_kept": ("attacked, right: above the cutoff", "Attacked, right, kept"),
+    "attacked_right_kept": ("attacked, correct: at or above the threshold", "Attacked, correct, kept"),
     "clean_wrong_left_to_std": ("clean, wrong: below it, left to std", "Clean, wrong, left to std"),
-    "one_minus_cutoff": ("1 − cutoff", "$1-q$"),
+    "one_minus_cutoff": ("1 − threshold", "$1-q$"),
     "ln_k": ("LayerNorm over", "LayerNorm over"),
     "sample_id": ("image", "Image"),
     "gpu_seconds": ("GPU time", "GPU time"),
     "core_seconds": ("core time", "Core time"),
     "seconds": ("time", "Time"),
-    # A share of all images is robust, a share of rob's robust images is kept.
     "robust_predicted": ("robust, predicted", "Robust, predicted"),
-    "kept_predicted": ("kept of rob's, predicted", "Kept of rob's, predicted"),
-    "kept_measured": ("kept of rob's, measured", "Kept of rob's, measured"),
+    "kept_predicted": ("predicted retention", "Predicted retention"),
+    "kept_measured": ("achieved retention", "Achieved retention"),
 }
 _ESCAPES = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "β": r"$\beta$",
@@ -52,14 +50,13 @@ _COUNTED = ("correct", "total", "percent", "low", "high")
 class Table:
     """Columns by name and rows of cells; the first column names the row.
 
-    A count is written as percent, 95 % interval and number of images; in CSV it takes five columns, unrounded.
+    A count is written as percent, 95% interval and number of images; in CSV it takes five columns, unrounded.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     bold: str | None = None  # first cell of the row that stands out
     printed: Sequence[str] | None = None  # the columns that a paper has room for; all by default
-    below: str | None = None  # the column of words that a phone shows below each row, LaTeX below the last
 
     def row(self, name: str) -> dict[str, Cell]:
         """One row by its first cell, as column -> cell."""
@@ -68,32 +65,24 @@ class Table:
     def only(self, columns: Sequence[str]) -> "Table":
         """The same with these columns alone."""
         places = [list(self.columns).index(name) for name in columns]
-        return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed, self.below)
+        return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed)
 
-    def turned(self) -> "Table":
-        """Rows as columns: the first cells head them."""
-        columns = [self.columns[0], *(str(row[0]) for row in self.rows)]
-        return Table(
-            columns, [[_heading(name), *(row[i] for row in self.rows)] for i, name in enumerate(self.columns) if i]
-        )
+    def terminal(self, width: int, title: str = "") -> rich_table.Table:
+        """Return the table for a console of this width: counts lose their intervals, then their numbers, to fit."""
+        found = [self._rich(title, detail) for detail in (2, 1, 0)]
+        measured = Console(width=10_000)
+        return next((table for table in found if measured.measure(table).minimum <= width), found[-1])
 
-    def terminal(self, title: str = "") -> ConsoleRenderable:
-        """For a rich console; plain text where it is a file."""
-        return _Fitted(self, title)
-
-    def rich(self, title: str, detail: int) -> rich_table.Table:
-        """Its counts as percentages (`detail` 0), with their numbers too (1), and with their intervals (2)."""
+    def _rich(self, title: str, detail: int) -> rich_table.Table:
+        """Return the table with counts as percentages (`detail` 0), with numbers (1), and with intervals too (2)."""
         shown = rich_table.Table(
             box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False, title=title or None,
             title_justify="left", title_style="bold",
         )  # fmt: skip
         for index, name in enumerate(self.columns):
-            cells = [row[index] for row in self.rows]
-            counts = [_with_count(cell, detail) for cell in cells if isinstance(cell, Count)]
-            widest = max(map(len, counts), default=None)  # a heading may break, a count may not
-            shown.add_column(
-                Text(_heading(name)), justify="right" if index else "left", no_wrap=index == 0, min_width=widest
-            )
+            counts = [_with_count(row[index], detail) for row in self.rows if isinstance(row[index], Count)]  # type: ignore[arg-type]
+            widest = max(map(len, counts), default=None)  # a heading may wrap, a count may not
+            shown.add_column(Text(_heading(name)), justify="right" if index else "left", min_width=widest)
         for row in self.rows:
             texts = [Text(_with_count(cell, detail) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
             shown.add_row(*texts, style="bold" if row[0] == self.bold else "")
@@ -115,11 +104,8 @@ class Table:
         return file.getvalue()
 
     def as_latex(self, comment: str) -> str:
-        """A `tabular` for `\\input`, four significant digits; needs the booktabs package.
-
-        The words of the column `below` are a note of 3 inches under the rows: beside them they reach beyond a page.
-        """
-        table = self.only([name for name in self.printed or self.columns if name != self.below])
+        """Return a `tabular` for `\\input` with the printed columns; it needs the booktabs package."""
+        table = self.only(self.printed or self.columns)
         counted = [any(isinstance(row[i], Count) for row in table.rows) for i in range(len(table.columns))]
         heads = [
             _latex_heading(name) + r" (\%)" * is_count for name, is_count in zip(table.columns, counted, strict=True)
@@ -129,21 +115,8 @@ class Table:
         alignment = "l" + "r" * (len(table.columns) - 1)
         return "\n".join(
             [f"% {' '.join(comment.split())}", rf"\begin{{tabular}}{{{alignment}}}", r"  \toprule", head,
-             r"  \midrule", *rest, r"  \bottomrule", *self._latex_note(len(table.columns)), r"\end{tabular}", ""]
+             r"  \midrule", *rest, r"  \bottomrule", r"\end{tabular}", ""]
         )  # fmt: skip
-
-    def _latex_note(self, width: int) -> list[str]:
-        """The words of the column `below` with the rows that they are of, as one row over `width` columns."""
-        if self.below is None:
-            return []
-        at = list(self.columns).index(self.below)
-        rows: dict[str, list[str]] = {}
-        for row in self.rows:
-            rows.setdefault(cell_text(row[at]), []).append(cell_text(row[0]))
-        words = "; ".join(f"{text} for {', '.join(names)}" for text, names in rows.items())
-        note = f"{_latex_heading(self.below)}: {latex_text(words)}."
-        # The braces end \raggedright before the row does: inside it, \\ would break a line of the note.
-        return [rf"  \multicolumn{{{width}}}{{p{{3in}}}}{{{{\footnotesize\raggedright {note}\par}}}} \\"]
 
     def as_markdown(self) -> str:
         """A pipe table."""
@@ -167,14 +140,10 @@ class Table:
         return {"columns": list(self.columns), "rows": self.to_json()}
 
     def _kinds(self) -> list[str]:
-        """CSS classes of a column: a phone hides `more`, puts `below` under its row; `words` are set from the left."""
-        shown = {*(self.printed or self.columns), self.below}
+        """Return the CSS classes of each column: a phone hides `more`, and `words` are aligned to the left."""
+        shown = self.printed or self.columns
         return [
-            " ".join(
-                ["more"] * (name not in shown)
-                + ["below"] * (name == self.below)
-                + ["words"] * all(isinstance(row[i], str) for row in self.rows)
-            )
+            " ".join(["more"] * (name not in shown) + ["words"] * all(isinstance(row[i], str) for row in self.rows))
             for i, name in enumerate(self.columns)
         ]
 
@@ -184,7 +153,7 @@ def cell_text(cell: Cell) -> str:
     if cell is None:
         return "–"
     if isinstance(cell, Count):
-        return f"{cell.correct}/{cell.total} {percent_text(cell)} % {interval_text(cell)}" if cell.total else "–"
+        return f"{cell.correct}/{cell.total} {percent_text(cell)}% {interval_text(cell)}" if cell.total else "–"
     if isinstance(cell, Seconds):
         return seconds_text(cell)
     if isinstance(cell, float):
@@ -197,41 +166,9 @@ def latex_text(text: str) -> str:
     return "".join(_ESCAPES.get(character, character) for character in text)
 
 
-@dataclass(frozen=True)
-class _Fitted:
-    """A table on a console: its counts lose their intervals, then their numbers, then a line is one cell.
-
-    No word and no number is ever cut.
-    """
-
-    table: Table
-    title: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        tables, wide = [self.table.rich(self.title, detail) for detail in (2, 1, 0)], options.update(max_width=10_000)
-
-        def words(table: rich_table.Table, at: ConsoleOptions) -> set[str]:
-            lines = console.render_lines(table, at, pad=False)
-            return {word for line in lines for word in "".join(part.text for part in line).split() if "─" not in word}
-
-        fits = [table for table in tables if Measurement.get(console, wide, table).maximum <= options.max_width]
-        whole = (table for table in tables[1:] if words(table, options) == words(table, wide))  # but for its headings
-        yield fits[0] if fits else next(whole, None) or self._listed()
-
-    def _listed(self) -> Group:
-        """A line a cell, each row's first one on a line of its own."""
-        heads = [_heading(name) for name in self.table.columns]
-        lines = [self.title] if self.title else []
-        for row in self.table.rows:
-            texts = [_with_count(cell, 1).strip() if isinstance(cell, Count) else cell_text(cell) for cell in row]
-            first, *rest = [f"{head}: {text}" for head, text in zip(heads, texts, strict=True)]
-            lines += [first, *(f"  {line}" for line in rest)]
-        return Group(*map(Text, lines))
-
-
 def print_table(table: Table, console: Console, title: str = "") -> None:
     """On a console, numbers without colours."""
-    console.print(table.terminal(title), highlight=False)
+    console.print(table.terminal(console.width, title), highlight=False)
 
 
 def _heading(name: str) -> str:
@@ -250,7 +187,7 @@ def _with_count(cell: Count, detail: int) -> str:
     if not cell.total:
         return "–"
     if not detail:
-        return f"{percent_text(cell)} %"
+        return f"{percent_text(cell)}%"
     width = len(str(cell.total))
     counted = f"{cell.correct:>{width}}/{cell.total} {percent_text(cell):>5}"
     return f"{counted} {interval_text(cell):>12}" if detail > 1 else counted

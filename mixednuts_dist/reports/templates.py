@@ -8,12 +8,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 _MEDIA_TYPES = {
-    "csv": "text/csv",
-    "json": "application/json",
-    "pdf": "application/pdf",
     "png": "image/png",
     "svg": "image/svg+xml",
-    "tex": "application/x-tex",
 }
 
 

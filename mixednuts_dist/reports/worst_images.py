@@ -6,7 +6,7 @@ Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from PIL import Image
@@ -59,16 +59,6 @@ class WorstImage:
         became = f"the mixture takes it for {taken_for}" if self.reason == "lost" else "the mixture holds it"
         rob = "rob survives its own attack" if self.rob_survives else "rob is broken by its own attack"
         return f"Attacked, {became} (margin of class {label}: {mixed.margin_text()}); {rob}."
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but the pixels."""
-        return {
-            "sample_id": self.sample_id,
-            "label": self.label,
-            "reason": self.reason,
-            "rob_survives": self.rob_survives,
-            "verdicts": [vars(verdict) for verdict in self.verdicts],
-        }
 
 
 def class_text(label: int, class_names: Sequence[str]) -> str:

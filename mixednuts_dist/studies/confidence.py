@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import altair as alt
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from ..mixing.margins import log_one_minus_top2_margin
 from ..mixing.transforms import layer_norm_logits
 from ..reports.charts import bars
 from ..reports.counts import count
-from ..reports.drawing import PALETTE, Chart, Frame, layered, values
+from ..reports.drawing import Figure, colors, layer, number, panel
 from ..reports.margins import margin_groups, margin_histograms, medians_table, ratio_sentence
 from ..reports.table import Cell, Table, cell_text
 from .bench import Bench
@@ -105,7 +104,7 @@ def top2_gap(probabilities_3: Sequence[float]) -> float:
 def _path_row(example: str, name: str, mapped_1K: Tensor, tau: float) -> dict[str, Any]:
     weights = three_probabilities(mapped_1K, tau).tolist()
     x, y = (sum(w * corner[i] for w, corner in zip(weights, _CORNERS.values(), strict=True)) for i in (0, 1))
-    return {"path": f"{example}, {name}", "x": x, "y": y, "tau": tau}
+    return {"series": f"{example}, {name}", "x": x, "y": y, "tau": tau}
 
 
 def _competition(table: Table) -> tuple[str, ...]:
@@ -130,29 +129,30 @@ def _layer_norm_findings() -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _figure(paths: list[dict[str, Any]]) -> Chart:
-    outline = [{"x": x, "y": y, "order": i} for i, (x, y) in enumerate([*_CORNERS.values(), _CORNERS["A"]])]
+def _figure(paths: list[dict[str, Any]]) -> Figure:
+    ends = [*_CORNERS.values(), _CORNERS["A"]]
+    outline = [{"x": x, "y": y, "order": i} for i, (x, y) in enumerate(ends)]
     corners = [{"x": x, "y": y, "name": name} for name, (x, y) in _CORNERS.items()]
-    names = list(dict.fromkeys(path["path"] for path in paths))
-
-    def draw(frame: Frame) -> Any:
-        x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[-0.08, 1.08]))
-        y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-0.08, 0.95]))
-        legend = alt.Legend(orient="top", title=None, labelLimit=0, columns=2, symbolType="stroke")
-        colour = alt.Color("path:N", scale=alt.Scale(domain=names, range=list(PALETTE)[: len(names)]), legend=legend)
-        dashes = alt.Scale(domain=names, range=[[1, 0], [5, 3]] * 2)
-        dash, order = alt.StrokeDash("path:N", scale=dashes, legend=None), alt.Order("tau:Q")
-        line = alt.Chart(values(paths)).mark_line(strokeWidth=2)
-        text = alt.Chart(values(corners)).mark_text(dy=-0.9 * frame.font, fontWeight="bold")
-        width, outlined = min(frame.panel(1, beside=10), 420), alt.Order("order:Q")
-        return layered(
-            alt.Chart(values(outline)).mark_line(color="#8b929b", strokeWidth=1).encode(x=x, y=y, order=outlined),
-            line.encode(x=x, y=y, color=colour, strokeDash=dash, order=order),
-            text.encode(x=x, y=y, text=alt.Text("name:N")),
-            width=width, height=round(0.87 * width),
-        )  # fmt: skip
-
-    return draw
+    names = list(dict.fromkeys(path["series"] for path in paths))
+    x = {**number("x", domain=[-0.08, 1.08]), "axis": None}
+    y = {**number("y", domain=[-0.08, 0.95]), "axis": None}
+    dashes = {"domain": names, "range": [[1, 0], [5, 3]] * 2}
+    path = {
+        "x": x, "y": y, "color": colors(names, symbolType="stroke"), "order": {"field": "tau", "type": "quantitative"},
+        "strokeDash": {"field": "series", "type": "nominal", "scale": dashes, "legend": None},
+    }  # fmt: skip
+    along = {"x": x, "y": y, "order": {"field": "order", "type": "quantitative"}}
+    named = {"x": x, "y": y, "text": {"field": "name"}}
+    return Figure(
+        [
+            panel(
+                layer("line", outline, along, color="#8b929b", strokeWidth=1),
+                layer("line", paths, path, strokeWidth=2),
+                layer("text", corners, named, dy=-10, fontWeight="bold"),
+                width=400, height=350,
+            )
+        ]
+    )  # fmt: skip
 
 
 @STUDIES(

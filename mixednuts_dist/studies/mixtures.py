@@ -9,10 +9,9 @@ from ..config.register import STUDIES
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap, LogitTransform
-from ..reports.charts import bars, count_bars
+from ..reports.charts import accuracy_scatter, bars, count_bars
 from ..reports.counts import Count, compared, count, minus, points_text, share_text
-from ..reports.drawing import Chart
-from ..reports.scatter import accuracy_scatter
+from ..reports.drawing import Figure
 from ..reports.table import Cell, Table
 from .bench import Bench, Measured, at_clean_accuracy, clean_correct, robust_bound, select, subset, weighted
 from .robust_classifiers import rob_name
@@ -100,7 +99,7 @@ def efficiency(bench: Bench) -> Outcome:
     columns = ("classifier", "parameters (M)", "GFLOPs", "clean", "robust")
     more = 100 * (sizes["mixed"].flops / rob.flops - 1)
     findings = (
-        f"One image costs the mixture {sizes['mixed'].flops / 1e6:.4g} MFLOPs, {more:.2f} % more than rob alone; the "
+        f"One image costs the mixture {sizes['mixed'].flops / 1e6:.4g} MFLOPs, {more:.2f}% more than rob alone; the "
         "mixing itself adds no parameters beside s, p, c and alpha.",
     )
     remarks = ("FLOPs count a multiplication and an addition as two, of convolutions and matrix products.",)
@@ -148,10 +147,10 @@ def seen_unseen(bench: Bench) -> Outcome:
     rows = tuple((name, count(found.clean_N[mask]), count(found.robust_N[mask])) for name, mask in groups.items())
     (_, clean, robust), (_, clean_unseen, robust_unseen) = rows
     findings = (
-        f"Clean: {clean.percent:.1f} % on seen and {clean_unseen.percent:.1f} % on unseen images; robust: "
-        f"{robust.percent:.1f} % and {robust_unseen.percent:.1f} %.",
+        f"Clean: {clean.percent:.1f}% on seen and {clean_unseen.percent:.1f}% on unseen images; robust: "
+        f"{robust.percent:.1f}% and {robust_unseen.percent:.1f}%.",
         *(
-            f"The 95 % intervals of the {name} accuracies {'overlap' if _overlap(a, b) else 'do not overlap'}."
+            f"The 95% intervals of the {name} accuracies {'overlap' if _overlap(a, b) else 'do not overlap'}."
             for name, a, b in (("clean", clean, clean_unseen), ("robust", robust, robust_unseen))
         ),
     )
@@ -299,11 +298,11 @@ def _crossing(points: dict[str, list[tuple[str, Count, Count]]]) -> tuple[str, .
     return (
         f"Of {len(theirs)} measured mixtures without transformation, those that one of {len(ours)} with it matches or "
         f"beats in both accuracies: {len(beaten)}.",
-        *(f"MixedNUTS at beta = {name}: {c.percent:.1f} % clean, {r.percent:.1f} % robust." for name, c, r in ours),
+        *(f"MixedNUTS at beta = {name}: {c.percent:.1f}% clean, {r.percent:.1f}% robust." for name, c, r in ours),
     )
 
 
-def _accuracies(found: dict[str, Measured]) -> Chart:
+def _accuracies(found: dict[str, Measured]) -> Figure:
     return accuracy_scatter({name: [(name, count(one.clean_N), count(one.robust_N))] for name, one in found.items()})
 
 
@@ -323,4 +322,4 @@ def _relative_change(before: Count, after: Count) -> float | None:
 
 
 def _change_text(change: float | None) -> str:
-    return "with nothing to compare to" if change is None else f"{minus(f'{change:+.2f}')} % relative"
+    return "with nothing to compare to" if change is None else f"{minus(f'{change:+.2f}')}% relative"

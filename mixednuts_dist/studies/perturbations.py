@@ -76,7 +76,7 @@ def approximation(bench: Bench) -> Outcome:
     (_, before, *_), (_, after, *_) = rows
     n_wrong = int((sources["h-LN"].rob_clean_NK.argmax(dim=1) != sources["h-LN"].labels_N).sum())
     findings = (
-        f"The objective goes from {before:.1f} % to {after:.1f} % of {n_wrong} clean and wrong images when the "
+        f"The objective goes from {before:.1f}% to {after:.1f}% of {n_wrong} clean and wrong images when the "
         "perturbations are those against h-M itself.",
         compared(
             "Kept under the stored perturbations by the run's alpha",

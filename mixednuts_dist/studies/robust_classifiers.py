@@ -10,10 +10,9 @@ from ..config.uris import parse_uri
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LogitMap, LogitTransform
-from ..reports.charts import bars, count_bars
+from ..reports.charts import accuracy_scatter, bars, count_bars
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count, share_text
-from ..reports.scatter import accuracy_scatter
 from ..reports.table import Cell, Table
 from ..selection.choice import Choice, MixedNUTSParameters
 from ..storage.records import AttackRecords

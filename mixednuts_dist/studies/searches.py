@@ -9,12 +9,11 @@ from ..config.register import STUDIES
 from ..config.search_config import RangeConfig
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
-from ..reports.charts import bars, count_bars, maps
+from ..reports.charts import accuracy_scatter, bars, count_bars, maps
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count
-from ..reports.drawing import Chart
+from ..reports.drawing import Figure
 from ..reports.results import predicted
-from ..reports.scatter import accuracy_scatter
 from ..reports.table import Cell, Table
 from ..reports.tables import search_table
 from ..selection.criteria import PaperCriterion
@@ -191,7 +190,7 @@ def _class_changes(transform: LogitTransform, rows: AttackRecords, logits_NK: to
     return int(changed_N.sum()), int(corrected.sum()), int(contaminated.sum())
 
 
-def _maps(selection: Selection, usable: torch.Tensor, chosen: tuple[float, float, float]) -> Chart:
+def _maps(selection: Selection, usable: torch.Tensor, chosen: tuple[float, float, float]) -> Figure:
     grid = selection.grid
     objectives = selection.objectives[0]
     return maps(

@@ -20,7 +20,7 @@ from ..config.register import STUDIES
 from ..config.run_config import RunConfig
 from ..distributed.executor import Executor
 from ..errors import InvalidInputError
-from ..reports.drawing import Chart, chart_files
+from ..reports.drawing import Figure
 from ..reports.table import Cell, Table, print_table
 from ..stages.progress import Progress
 from .bench import Bench
@@ -35,7 +35,7 @@ class Outcome:
     """One finished study."""
 
     table: Table  # the first column names the row
-    figure: Chart
+    figure: Figure
     findings: tuple[str, ...]  # plain sentences with counts and intervals
     remarks: tuple[str, ...] = ()  # what was reduced or differs from the paper's procedure
 
@@ -90,7 +90,7 @@ def result_console() -> Console:
 
 
 def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, bytes]:
-    """The table as CSV, LaTeX and Markdown, all of it as JSON, and the figure in every form of `chart_files`."""
+    """Return the files of a study: the table as CSV and LaTeX, all of it as JSON, and the figure as SVG and PDF."""
     table, about, paper = _shown(name, outcome, config), STUDIES.entries()[name], paper_tables(name)
     content = {
         "format": FORMAT,
@@ -113,27 +113,10 @@ def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, byt
     return {
         "table.csv": table.as_csv().encode(),
         "table.tex": table.as_latex(comment).encode(),
-        "table.md": _markdown(name, outcome, config).encode(),
         "study.json": json.dumps(content, indent=1, allow_nan=False).encode(),
-        **chart_files("figure", outcome.figure),
+        "figure.svg": outcome.figure.svg(name).encode(),
+        "figure.pdf": outcome.figure.pdf(),
     }
-
-
-def _markdown(name: str, outcome: Outcome, config: RunConfig) -> str:
-    """The whole study to read: table, findings, remarks, the paper's numbers."""
-    about = STUDIES.entries()[name]
-    section = about.facts.get("section", "no section of the paper")
-    parts = [
-        f"# {about.describes}",
-        f"{name}: {section}. Run {config.run_id()}.",
-        _shown(name, outcome, config).as_markdown(),
-    ]
-    parts.append("\n".join(f"- {sentence}" for sentence in (*outcome.findings, *outcome.remarks)))
-    parts.append(comparison_sentence(name, config))
-    for printed in _apart(name, config):
-        note = f" {printed.note}" if printed.note else ""
-        parts += [f"The paper's {printed.label}, {printed.words}.{note}", printed.table.as_markdown()]
-    return "\n\n".join([*parts, ""])
 
 
 def print_study(name: str, outcome: Outcome, config: RunConfig, address: str, console: Console) -> None:

@@ -31,7 +31,7 @@ def test_the_exported_folder_is_the_classifier_of_the_run(run_folder: Path, tmp_
     loaded = eval(shown.stdout.strip(), {"MixedClassifier": MixedClassifier})
     assert torch.equal(loaded(images), MixedClassifier.from_run(str(run_folder))(images))
     assert sorted(path.name for path in target.iterdir()) == [
-        "README.md", "mixed_classifier.json", "rob.safetensors", "std.safetensors", "tradeoff.png",
+        "README.md", "mixed_classifier.json", "rob.safetensors", "std.safetensors", "tradeoff.svg",
     ]  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_the_card_has_what_was_measured_and_against_what(run_folder: Path, tmp_p
         assert f"| {name} | {row['clean']['percent']:.2f} [" in text
         assert row["attack"] in text
     assert "| 0.9 (this one) |" in text
-    assert "![Clean against robust accuracy](tradeoff.png)" in text
+    assert "![Clean against robust accuracy](tradeoff.svg)" in text
 
 
 def test_the_card_of_a_fast_run_says_what_the_preset_misses(run_folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_another_beta_is_said_not_to_have_been_attacked(run_folder: Path, tmp_pa
     text = (tmp_path / "README.md").read_text()
     assert "This beta has not been attacked" in text
     assert "| 0.5 (this one) |" in text
-    assert not (tmp_path / "tradeoff.png").exists()
+    assert not (tmp_path / "tradeoff.svg").exists()
     assert MixedClassifier.from_pretrained(tmp_path).alpha == MixedClassifier.from_run(str(run_folder), beta=0.5).alpha
 
 

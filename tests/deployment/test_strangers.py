@@ -117,7 +117,7 @@ def test_images_that_a_run_names_are_shown_only_where_the_run_is_trusted(
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("link", ["report", "attack", "run.yaml", "report/tradeoff-5.5in.png"])
+@pytest.mark.parametrize("link", ["report", "attack", "run.yaml", "report/tradeoff.svg"])
 def test_a_link_in_a_run_is_not_followed_out_of_it(copied_run: Finished, canary: Path, link: str) -> None:
     outside = canary.parent / "outside"
     place = copied_run.folder / link
@@ -129,7 +129,7 @@ def test_a_link_in_a_run_is_not_followed_out_of_it(copied_run: Finished, canary:
         place.unlink()
     place.symlink_to(outside)
     before = {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()}
-    commands = USES[:1] if link.endswith(".png") else [*LOOKS, USES[0]]
+    commands = USES[:1] if link.endswith(".svg") else [*LOOKS, USES[0]]
     told = [shown(command, copied_run.folder) for command in commands]
     assert any("leads out of the storage root" in text for _, text in told)
     assert {path: path.read_bytes() for path in [outside, *outside.rglob("*")] if path.is_file()} == before

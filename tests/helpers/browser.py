@@ -83,7 +83,7 @@ class Browser:
 
 
 class Tab:
-    """One page, opened from a file and drawn; `requests` is every address that it has asked for."""
+    """One page, opened from a file and loaded; `requests` is every address that it has asked for."""
 
     def __init__(self, browser: Browser, file: Path, *, width: int = 1280, dark: bool = False) -> None:
         self._browser = browser
@@ -96,9 +96,10 @@ class Tab:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=file.as_uri())
-        self.drawn = self.evaluate(
-            "new Promise((done) => { (function look() { const state = document.body && document.body.dataset.drawn;"
-            "state ? done(state) : setTimeout(look, 20); })(); })"
+        self.evaluate(
+            "new Promise((done) => { (function look() {"
+            "location.href !== 'about:blank' && document.readyState === 'complete' ? done(1) : setTimeout(look, 20);"
+            "})(); })"
         )
 
     def close(self) -> None:

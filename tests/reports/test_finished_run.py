@@ -19,6 +19,7 @@ from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.errors import FingerprintMismatch
 from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.reports.counts import seconds_text
+from mixednuts_dist.reports.figures import sensitivity_rows
 from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.report import collect
 from mixednuts_dist.stages import attack, evaluate, search
@@ -39,9 +40,9 @@ class Stored(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Stored:
-    """24 digits at beta .9; a sibling at beta .5 finished before, and its attack rows were taken over."""
+    """24 digits at beta 0.9; a run at beta 0.5 finished before, and its attack rows were taken over."""
     content = tiny_content(tmp_path_factory.mktemp("reported"))
-    content["search"]["rounds"] = 0  # so that both choose from the same rows: a sibling's rounds find points of its own
+    content["search"]["rounds"] = 0  # so that both choose from the same rows
     evaluated(parse_config({**content, "search": {**content["search"], "beta": 0.5}}), local_executor)
     config = parse_config(content)
     pipeline.run(config, executor=local_executor)
@@ -110,7 +111,6 @@ def cells(tab: Tab, section: str) -> dict[str, list[str]]:
 
 
 def test_accuracy_is_the_rows(stored: Stored, tab: Tab) -> None:
-    assert tab.drawn == "yes"
     assert tab.requests == []
     attacked, mixture, labels = stored.attacked, stored.evaluated, stored.attacked["label"]
     counted = {
@@ -152,16 +152,32 @@ def test_slider_says_what_the_logits_say(stored: Stored, tab: Tab) -> None:
 
 def test_cost_is_the_footers(stored: Stored, tab: Tab) -> None:
     shown = cells(tab, "cost")
-    for column, stage in enumerate(("attack", "evaluate")):
+    for stage in ("attack", "evaluate"):
         files = sorted((stored.folder / stage).glob("part-*.parquet"))
         receipts = [json.loads(pq.read_schema(file).metadata[b"mixednuts"])["receipt"] for file in files]
-        assert shown["images"][column] == "24"
-        assert shown["partitions"][column] == str(len(receipts))
-        for row, key in (("passes forward", "n_forward"), ("passes backward", "n_backward")):
-            assert shown[row][column] == f"{sum(receipt[key] for receipt in receipts):,}"
         held = sum(receipt["seconds"] * receipt["n_devices"] for receipt in receipts)
-        assert shown["core time"][column] == seconds_text(held)
-    assert shown["time"][0] == "–"
+        passes = [f"{sum(receipt[key] for receipt in receipts):,}" for key in ("n_forward", "n_backward")]
+        assert shown[stage][:2] == ["24", str(len(receipts))]
+        assert shown[stage][3] == seconds_text(held)
+        assert shown[stage][6:] == passes
+    assert shown["attack"][5] == "–"
+
+
+def test_the_summary_counts_what_std_decides_and_the_paired_difference(stored: Stored) -> None:
+    content = json.loads((stored.folder / "report/results.json").read_text())
+    (chosen,) = (
+        entry
+        for entry in json.loads((stored.folder / "search/selected.json").read_text())["result"]["entries"]
+        if entry["beta"] == content["parameters"]["beta"]
+    )
+    mixed, labels = stored.evaluated["mixed_clean"].argmax(1), stored.attacked["label"]
+    decided = int((mixed != mapped(stored.attacked["rob_clean"], chosen).argmax(1)).sum())
+    difference = (mixed == labels).astype(float) - (stored.attacked["rob_clean"].argmax(1) == labels)
+    spread = 1.959964 * difference.std() / math.sqrt(24)
+    expected = [100 * difference.mean(), 100 * (difference.mean() - spread), 100 * (difference.mean() + spread)]
+    assert content["std_decides"] == decided
+    assert content["clean_difference"] == pytest.approx(expected, abs=1e-4)
+    assert content["summary"].startswith(f"The standard classifier decides {decided} of 24 clean images.")
 
 
 def test_pictures_are_the_stored_images(stored: Stored, tab: Tab) -> None:
@@ -192,9 +208,9 @@ def test_maps_hold_every_candidate(stored: Stored) -> None:
     table = pq.read_table(stored.folder / "search/candidates.parquet").to_pylist()
     expected = [row for row in table if row["beta"] == 0.9]
     assert read_candidates(reopen_run(stored.config), 0.9) == expected
-    csv = (stored.folder / "report/sensitivity.csv").read_text().splitlines()
-    assert len(csv) == 1 + len(expected)
-    assert sum(line.endswith("True") for line in csv) == 1
+    rows = sensitivity_rows(collect(reopen_run(stored.config)))
+    assert len(rows) == len(expected)
+    assert sum(row["selected"] for row in rows) == 1
 
 
 def test_candidates_of_another_search_are_refused(stored: Stored) -> None:

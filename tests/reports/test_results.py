@@ -27,6 +27,7 @@ from mixednuts_dist.reports.margins import (
 )
 from mixednuts_dist.reports.report import attacks_said
 from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
+from mixednuts_dist.reports.results_file import ResultsFile
 from mixednuts_dist.storage.records import SearchResult
 from tests.helpers.made_up_run import (
     ATTACKS,
@@ -135,7 +136,7 @@ def test_kept_is_counted_among_robs_robust_images() -> None:
     assert results.kept == Count(sum(kept), int((~attack.rob_broken_N).sum()))
     assert results.n_only_mixed == int(evaluate.robust_N.sum()) - sum(kept)
     words = summary_sentence(results)
-    assert f"keeps {sum(kept)} of rob's {results.kept.total} robust images" in words
+    assert f"retains {sum(kept)} of the {results.kept.total} images on which rob remains robust" in words
     assert f"asks for {math.ceil(0.95 * results.kept.total)}" in words
 
 
@@ -160,6 +161,23 @@ def test_json_is_strict_and_has_the_documented_fields(results: RunResults) -> No
     assert entry["seconds_total"] == pytest.approx(597.37)
     assert entry["survival"][-1]["step"] == "square"
     assert entry["notes"] == list(results.notes)
+
+
+def test_json_has_a_schema(results: RunResults) -> None:
+    schema = ResultsFile.model_json_schema()
+    content = results.to_json()
+    assert set(content) == set(schema["properties"])
+    assert ResultsFile.model_validate(content).n_images == 300
+
+
+def test_a_mixture_that_is_rob_is_said_to_be_with_the_next_step(results: RunResults) -> None:
+    same = dataclasses.replace(results, n_std_decides=0, clean_only=(0, 0))
+    words = summary_sentence(same)
+    assert words.startswith("The standard classifier decides 0 of 300 clean images.")
+    assert "0.00 points (95% interval [0.00, 0.00])" in words
+    assert words.endswith("Try a smaller beta, more images, or a larger grid.")
+    assert "Try" not in summary_sentence(dataclasses.replace(results, clean_only=(40, 5)))
+    assert "is not shown" in summary_sentence(dataclasses.replace(results, clean_only=(5, 5)))
 
 
 def test_numbers_that_json_cannot_hold_become_null(results: RunResults) -> None:

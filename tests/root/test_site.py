@@ -52,7 +52,7 @@ def test_the_gallery_has_every_study_and_the_pictures_of_those_that_the_run_has_
     assert tuple(sections) == STUDIES.names()
     for name, text in sections.items():
         assert f"mixednuts study {name} CONFIG" in text
-        assert ("demo-studies/margins/figure-dark.svg" in text) == (name == "margins")
+        assert ("demo-studies/margins/figure.svg" in text) == (name == "margins")
     assert 'alt="Margins &lt;of rob&gt;"' in sections["margins"]
     assert "<p>rob is surer where it is right.</p>" in sections["margins"]
 
