@@ -24,6 +24,7 @@ from mixednuts_dist.attacks.draws import Draws, FoolingRates, fooling_rates
 from mixednuts_dist.attacks.gradient_model import shape_of
 from mixednuts_dist.attacks.judge import Judge
 from mixednuts_dist.attacks.published import published, pyautoattack_images
+from mixednuts_dist.attacks.straight_through import straight_through
 from mixednuts_dist.benchmarks.attack_benchmark import attacked_here, differentiable, say
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.section import read_fraction
@@ -128,7 +129,7 @@ def run(
             if defence.by_hand is None:
                 add("versions", [_versions(contest, version)])
             else:
-                add("cut gradients", _through_cuts(contest, version, defence.by_hand(network, strength).eval()))
+                add("masked gradients", _masked(contest, version, defence.by_hand(network, strength).eval()))
             if individual:
                 add("individual", _individual(contest, version))
     shown = {kind: Table(_HEADS.get(kind, _COLUMNS), rows) for kind, rows in tables.items()}
@@ -199,21 +200,21 @@ def _there_alone(contest: Contest, version: str, attack: str) -> Side:
     return Side(contest.standing(found[attack][0]), theirs.n_forward + theirs.n_backward)
 
 
-def _through_cuts(contest: Contest, version: str, by_hand: nn.Module) -> list[list[Cell]]:
-    """What stands where nothing is done about the gradient, where we do, and where somebody wrote a backward pass.
+def _masked(contest: Contest, version: str, by_hand: nn.Module) -> list[list[Cell]]:
+    """Compare attacks on the masked gradient, through `straight_through`, and through a hand-written backward pass.
 
     The drop by hand is that of our attack, from what it leaves where nothing is done: the same random starts, so that
     the backward passes alone differ. pyautoattack's starts are other ones.
     """
     sides = {
         _THERE: _there(contest, contest.model, version),
-        f"{_HERE}, bpda off": _here(contest, contest.model, version=version, bpda=False),
-        _HERE: _here(contest, contest.model, version=version),
+        f"{_HERE}, masked": _here(contest, contest.model, version=version),
+        _HERE: _here(contest, straight_through(contest.model), version=version),
         f"{_HERE}, by hand": _here(contest, by_hand, version=version),
         f"{_THERE}, by hand": _there(contest, by_hand, version),
     }
     left = {name: int(side.standing.sum()) for name, side in sides.items()}
-    blind, by_hand_left = left[f"{_HERE}, bpda off"], left[f"{_HERE}, by hand"]
+    blind, by_hand_left = left[f"{_HERE}, masked"], left[f"{_HERE}, by hand"]
     return [
         [
             str(contest.threat), f"{version}: {name}", int(contest.clean.sum()), left[name],
@@ -270,7 +271,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 _HEADS = {
-    "cut gradients": ["threat", "attack", "clean", "standing", "percent of the drop by hand", "passes an image"],
+    "masked gradients": ["threat", "attack", "clean", "standing", "percent of the drop by hand", "passes an image"],
     "random": [
         "threat", "attack", "clean", "robust", "broken", "undecided", "intervals that meet those of the first row",
         "opposite verdicts to it", "passes an image",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .attacks.budget import AttackBudget as AttackBudget
     from .attacks.minimum_margin import minimum_margin_attack as minimum_margin_attack
     from .attacks.outcome import AttackOutcome as AttackOutcome
+    from .attacks.straight_through import straight_through as straight_through
     from .certification.smoothed_mixture import SmoothedMixture as SmoothedMixture
     from .classifiers.base_classifiers import load_classifier as load_classifier
     from .config.run_config import RunConfig as RunConfig
@@ -64,6 +65,7 @@ _HOMES = {
     "select_parameters": ".selection.selection",
     "select_parameters_exact": ".selection.selection",
     "signed_margin": ".mixing.margins",
+    "straight_through": ".attacks.straight_through",
     "top2_margin": ".mixing.margins",
 }
 __all__ = list(_HOMES)  # for type checkers the imports above say it, by `as`

@@ -18,7 +18,6 @@ from ..mixing.classifier import MixedClassifier
 from .apgd import float32_phases
 from .attack import Phase, Setting, phases_of
 from .budget import AttackBudget, Preset, preset_attacks
-from .cut_gradients import found_cuts, identity_backward
 from .draws import Draws, fooling_rates
 from .engine import CACHED, CLEAN, Engine, Finished, Group
 from .entry import checked_labels
@@ -28,7 +27,6 @@ from .outcome import AttackOutcome
 from .progress import Progress, shown_or
 
 TRANSFER = "transfer"  # the name of the only attack on a classifier without gradients
-BPDA = "bpda"  # and of those along a backward pass that is put in the place of a cut one
 
 
 def adaptive_autoattack(
@@ -41,7 +39,6 @@ def adaptive_autoattack(
     version: str | None = None,
     preset: Preset = "standard",
     eot: int | None = None,
-    bpda: bool = True,
     mode: AttackMode = "transfer",
     seed: int = 0,
     cached_BCHW: Tensor | None = None,
@@ -69,8 +66,6 @@ def adaptive_autoattack(
         preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
         eot: for a random classifier: gradients are averaged over so many draws, in full passes, and `fooled` says how
             often each final point fools (`draws.py`); images that fool half of the time are neither robust nor broken.
-        bpda: where a module cuts the gradient, attack once more with the identity as its backward pass; `survived` has
-            both numbers (`cut_gradients.py`).
         mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
         cached_BCHW: attacked images of an earlier stage within the same balls, tried first as the attack "cached".
         seed: with `sample_ids` it fixes the random starts.
@@ -101,8 +96,7 @@ def adaptive_autoattack(
         shape=shape_of(batch_size, mixed, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         stop_when_broken=stop_when_broken, progress=shown_or(progress, verbose),
     )  # fmt: skip
-    found = _one(engine, attacks, x_BCHW, y_B, sample_ids, cached_BCHW)
-    return through_cuts(engine, attacks, x_BCHW, y_B, sample_ids, found, mode) if bpda else found
+    return _one(engine, attacks, x_BCHW, y_B, sample_ids, cached_BCHW)
 
 
 def autoattack(
@@ -115,7 +109,6 @@ def autoattack(
     version: str | None = None,
     preset: Preset = "standard",
     eot: int | None = None,
-    bpda: bool = True,
     seed: int = 0,
     sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
@@ -139,8 +132,6 @@ def autoattack(
         preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
         eot: for a random classifier: gradients are averaged over so many draws, in full passes, and `fooled` says how
             often each final point fools (`draws.py`); images that fool half of the time are neither robust nor broken.
-        bpda: where a module cuts the gradient, attack once more with the identity as its backward pass; `survived` has
-            both numbers (`cut_gradients.py`).
         seed: with `sample_ids` it fixes the random starts.
         sample_ids: B ids that key the noise; 0 .. B-1 by default.
         budget: iterations, targets and queries an image, in place of those of `preset`.
@@ -171,8 +162,7 @@ def autoattack(
         shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         progress=shown_or(progress, verbose),
     )  # fmt: skip
-    found = _one(engine, attacks, x_BCHW, y_B, sample_ids, None)
-    return through_cuts(engine, attacks, x_BCHW, y_B, sample_ids, found) if bpda else found
+    return _one(engine, attacks, x_BCHW, y_B, sample_ids, None)
 
 
 def draws_in(version: str | None, eot: int | None) -> int | None:
@@ -275,66 +265,6 @@ def _with_rates(outcome: AttackOutcome, draws: Draws, y_B: Tensor, rows: int) ->
         n_backward=outcome.n_backward * draws.n,
         fooled=rates,
     )
-
-
-def through_cuts(
-    engine: Engine,
-    attacks: Sequence[str],
-    x: Tensor,
-    y: Tensor,
-    sample_ids: Sequence[int] | None,
-    found: AttackOutcome,
-    mode: AttackMode = "transfer",
-) -> AttackOutcome:
-    """Where the classifier's gradient is cut: the attacks that follow it once more, with a backward pass in its place.
-
-    The outcome has one more step, "bpda" with the module's name. A classifier that cuts nothing costs one gradient of
-    two images.
-    """
-    model = engine.attacked.model
-    followed = any(ATTACKS.get(name).takes_gradient for name in attacks) and engine.attacked.subject is None
-    cuts = found_cuts(model, x[:2]) if followed else []
-    if not isinstance(model, nn.Module) or not any(cut.replaced for cut in cuts):
-        return found
-    with identity_backward(model, cuts):
-        return attacked_again(
-            engine, model, attacks, x, y, sample_ids, found, mode=mode, step=f"{BPDA} ({', '.join(map(str, cuts))})"
-        )
-
-
-def attacked_again(
-    engine: Engine,
-    model: nn.Module,
-    attacks: Sequence[str],
-    x: Tensor,
-    y: Tensor,
-    sample_ids: Sequence[int] | None,
-    found: AttackOutcome,
-    *,
-    mode: AttackMode = "transfer",
-    step: str = BPDA,
-) -> AttackOutcome:
-    """Those of the attacks that follow a gradient once more, along that of `model`, on the images that stand.
-
-    In float32. The values of `model` are those of the engine's classifier; the outcome has one more step.
-    """
-    climbing = [name for name in attacks if ATTACKS.get(name).takes_gradient]
-    standing = found.robust.nonzero().squeeze(1)
-    robust, x_adv, logits = found.robust.clone(), found.x_adv.clone(), found.logits.clone()
-    counts = [0, 0]
-    if len(standing) and climbing:
-        ids = standing.tolist() if sample_ids is None else [sample_ids[i] for i in standing.tolist()]
-        again = ensemble_engine(
-            model, x, threat=engine.threat, attacks=climbing, budget=engine.budget, shape=engine.shape,
-            seed=engine.seed, mode=mode, stop_when_broken=engine.stop_when_broken,
-        )  # fmt: skip
-        second = _one(again, climbing, x[standing], y[standing], ids, found.x_adv[standing])
-        robust[standing], x_adv[standing], logits[standing] = second.robust, second.x_adv, second.logits
-        counts = [second.n_forward, second.n_backward]
-    return replace(
-        found, robust=robust, survived={**found.survived, step: robust}, x_adv=x_adv, logits=logits,
-        n_forward=found.n_forward + counts[0], n_backward=found.n_backward + counts[1],
-    )  # fmt: skip
 
 
 def transferred_attack(

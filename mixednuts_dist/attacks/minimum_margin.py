@@ -5,7 +5,6 @@ Shapes: B images of C x H x W, K classes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -180,18 +179,6 @@ def near_border_only(phase: Phase) -> Phase:
         return near if before is None else near & before(known)
 
     return replace(phase, wanted=wanted)
-
-
-def with_rows(found: MinimumMarginResult, rows: Tensor, second: MinimumMarginResult) -> MinimumMarginResult:
-    """The first result with the second's in these rows, and the passes of both."""
-    changed = dict[str, Any]()
-    for name, values in vars(found).items():
-        if isinstance(values, Tensor):
-            changed[name] = values.clone()
-            changed[name][rows] = getattr(second, name)
-        else:
-            changed[name] = values + getattr(second, name)
-    return MinimumMarginResult(**changed)
 
 
 def margin_result(engine: Engine, finished: Finished) -> MinimumMarginResult:

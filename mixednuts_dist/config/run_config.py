@@ -71,11 +71,6 @@ class RunConfig(Section):
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
-    bpda: bool = Field(
-        default=True,
-        description="where a module of a classifier cuts the gradient, attack and evaluate attack once more with the "
-        "identity, or a smoothed difference, as its backward pass (docs/threats.md)",
-    )
     extensions: tuple[str, ...] = Field(
         default=(), description="Python files of yours that register attacks, losses, clamps, data sets and so on"
     )

@@ -5,7 +5,6 @@ A stage's `compute(worker, piece)` gets a `Workbench`::
     x, y = worker.images(piece)        images (B, C, H, W) in [0, 1] and labels (B,), on the device
     worker.rob, worker.std             the run's classifiers on the device
     worker.model                       what the stage is about: the run's mixture, or rob
-    worker.uncut, worker.uncut_model   the same with a backward pass in the place of one that is cut (BPDA)
     worker.logits(model, x)            (B, K) in float32, whatever arithmetic the attacks take gradients in
     worker.stored(piece, stage, fingerprint, column)   the piece's rows of a column of an earlier stage
     worker.attacked(piece, make)       the piece's images at the end of an engine of attacks
@@ -29,7 +28,6 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, Precision
 from ..acceleration.batch_shape import BatchShape
-from ..attacks.cut_gradients import Cut, Uncut
 from ..attacks.engine import Engine, Finished, Group
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.judge import Judge
@@ -56,10 +54,6 @@ class Workbench:
     ) -> None:
         self.spec, self.networks, self.store, self.device = spec, networks, store, device
         self.arithmetic = Arithmetic(spec.precision, compile=spec.compile)
-        cuts = {role: [Cut(**each) for each in found] for role, found in spec.cuts.items()}
-        self.uncut: dict[str, nn.Module] = {
-            role: Uncut(net, cuts[role]) if self.cuts(role) else net for role, net in networks.items()
-        }
         self._dataset = dataset
         self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the piece at hand and prefetched ones
         self._settled: tuple[BatchShape, dict[str, Precision], bool] | None = None
@@ -67,7 +61,6 @@ class Workbench:
         self._task: tuple[str, str] | None = None  # its stage and fingerprint
         self._mixture: Mixture | None = None  # what it is about
         self._model: MixedClassifier | None = None
-        self._uncut_model: MixedClassifier | None = None
         self._prefetched: Sequence[Partition] = ()
 
     # --- for stages ---------------------------------------------------------------------------------------------------
@@ -101,29 +94,14 @@ class Workbench:
         self._model = self._model or self.mixed(self._mixture)
         return self._model
 
-    def cuts(self, role: str) -> bool:
-        """Whether "std" or "rob" cuts its gradient where a backward pass can be put in."""
-        return any(not cut["obstacle"] for cut in self.spec.cuts.get(role, ()))
-
-    @property
-    def uncut_model(self) -> nn.Module:
-        """`model` with the networks of `uncut`; itself where nothing is cut."""
-        if self._mixture is None:
-            return self.uncut["rob"]
-        if not any(map(self.cuts, self.networks)):
-            return self.model
-        self._uncut_model = self._uncut_model or self.mixed(self._mixture, uncut=True)
-        return self._uncut_model
-
     @property
     def model_name(self) -> str:
         """What receipts and columns call it: "mixed" or "rob"."""
         return "rob" if self._mixture is None else "mixed"
 
-    def mixed(self, mixture: Mixture, *, uncut: bool = False) -> MixedClassifier:
-        """A mixture of the run's two classifiers, on the device."""
-        networks = self.uncut if uncut else self.networks
-        return MixedClassifier.from_mixture(networks["std"], networks["rob"], mixture).to(self.device)
+    def mixed(self, mixture: Mixture) -> MixedClassifier:
+        """Return a mixture of the run's two classifiers, on the device."""
+        return MixedClassifier.from_mixture(self.std, self.rob, mixture).to(self.device)
 
     def logits(self, model: Any, x: Tensor) -> Tensor:
         """(B, K) in float32, in passes of the run's batch shape."""
@@ -185,7 +163,7 @@ class Workbench:
         """In here a task's rows of a piece are computed; engines take in the prefetched pieces as slots empty."""
         if (stage, fingerprint) != self._task:
             self._streams, self._task = {}, (stage, fingerprint)
-            self._mixture, self._model, self._uncut_model = mixture, None, None
+            self._mixture, self._model = mixture, None
         self._read = {each: images for each, images in self._read.items() if each in (piece, *prefetched)}
         self._prefetched = prefetched
         try:
@@ -218,7 +196,6 @@ class Workbench:
         """Compute with the rows and precisions that were measured on a device of this type."""
         if self._settled is None:
             for role, network in self.networks.items():
-                self.arithmetic.decide(self.uncut[role], "fp32")
                 self.arithmetic.decide(network, measured["precision"][role])
             shape = BatchShape(measured["rows"], float32_rows=measured.get("float32_rows"))
             self._settled = shape, measured["precision"], measured.get("repeatable", True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -39,7 +39,6 @@ class WorkerSpec:
     random: bool = False  # the classifiers need not repeat their logits
     n_classes: int | None = None  # as the driver found it; None where it has not looked
     working_folder: str = ""  # the driver's, to which relative paths are relative
-    cuts: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)  # where gradients stop, by role
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
     n_workers: int = 1  # that start with it, and load from the same storage
 

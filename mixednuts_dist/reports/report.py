@@ -25,7 +25,6 @@ from ..stages.evaluate import CHECK, check_fingerprint, evaluated_part, steps_of
 from ..stages.progress import Progress, Silent
 from ..stages.runs import (
     Run,
-    cut_name,
     finished_partitions,
     read_search_result,
     reopen_run,
@@ -269,11 +268,9 @@ def _red_flags(opened: Run, fingerprint: str) -> tuple[str, ...]:
             "cost; leave it out."
         )
     found += [
-        f"The gradient of {role} stops at {cut_name(role, cut)}, and no backward pass is put in its place: "
-        f"{cut['obstacle']}. Attacks that follow it are blind there."
-        for role, cuts in opened.inputs.cuts.items()
-        for cut in cuts
-        if cut["obstacle"]
+        f"The gradient of {role} is zero on the images that were tried, so attacks that follow it are blind. Wrap the "
+        "classifier in mixednuts_dist.straight_through if a module rounds or quantizes."
+        for role in opened.inputs.masked
     ]
     return (*found, *findings(raised, opened.inputs.n_classes, classifier))
 

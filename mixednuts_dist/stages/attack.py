@@ -23,7 +23,7 @@ from ..storage.run_file import read_run_file
 from ..storage.store import Store
 from ..storage.tables import is_whole
 from .progress import Progress
-from .runs import Run, cut_in, finished_partitions
+from .runs import Run, finished_partitions
 from .stage import Stage, attack_passes, budget_of, stage_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 STD_ATTACKS = ("apgd-ce", "apgd-t")  # what std's robust accuracy is measured under
 ATTACKS_OF = {"apgd": STD_ATTACKS, "square": ("square",)}  # a method's, on rob
-BEFORE_BPDA = "_broken_before_bpda"  # end of a column's name: broken while the gradient was cut
 
 
 @STAGES("attack", describes="the minimum-margin attack (MMAA) on the robust classifier", order=1)
@@ -61,11 +60,7 @@ class Attack(Stage):
         budget = budget_of(attack)
         of_std = attack_passes(STD_ATTACKS, budget, n_classes)
         of_rob = attack_passes(("square-margin",), budget, n_classes) if attack.method == "square" else of_std
-        cuts = cut_in(opened)  # of these everything is done twice
-        return {
-            role: (2 * forward, 2 * backward) if role in cuts else (forward, backward)
-            for role, (forward, backward) in {"rob": of_rob, "std": of_std}.items()
-        }
+        return {"rob": of_rob, "std": of_std}
 
     def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
         adopt_attack(opened)
@@ -102,9 +97,6 @@ class AttackTask(Task):
         x, y = worker.images(piece)
         found = self._minimum_margins(worker, piece)
         columns = dict[str, "Tensor"]()
-        if self.method == "apgd" and worker.cuts("rob"):
-            columns[f"rob{BEFORE_BPDA}"] = found.broken
-            found = self._margins_again(worker, piece, found)
         rob_clean = worker.logits(worker.rob, x)
         columns |= {
             "rob_clean": rob_clean,
@@ -119,8 +111,6 @@ class AttackTask(Task):
             std = self._std_attacked(worker, piece, found.x_adv)
             std_clean = worker.logits(worker.std, x)
             columns |= {"std_clean": std_clean, "std_attacked": std.logits, "std_broken": ~std.robust}
-            if worker.cuts("std"):
-                columns[f"std{BEFORE_BPDA}"] = ~std.survived[STD_ATTACKS[-1]]
             columns["std_at_rob_attacked"] = worker.logits(worker.std, found.x_adv)
             summary["n_forward"] += std.n_forward
             summary["n_backward"] += std.n_backward
@@ -154,27 +144,8 @@ class AttackTask(Task):
 
         return nn.Sequential(rob, self.logit_map or LayerNormTransform(worker.spec.ln_k))
 
-    def _margins_again(self, worker: Workbench, piece: Partition, found: MinimumMarginResult) -> MinimumMarginResult:
-        """MMAA along the backward pass that is put in the place of rob's cut one, from the points found without it."""
-        import torch
-
-        from ..attacks.engine import Group
-        from ..attacks.minimum_margin import margin_engine, margin_result, with_rows
-
-        x, y = worker.images(piece)
-        wanted = ~found.broken if self.stop_when_broken else torch.ones_like(found.broken)
-        rows = wanted.nonzero().squeeze(1)
-        if not len(rows):
-            return found
-        engine = margin_engine(
-            self._mapped(worker, worker.uncut["rob"]), x, threat=worker.spec.threat, budget=self.budget,
-            seed=worker.spec.seed, stop_when_broken=self.stop_when_broken, shape=worker.shape(x),
-        )  # fmt: skip
-        group = Group(x[rows], y[rows], [piece.start + row for row in rows.tolist()], found.x_adv[rows])
-        return with_rows(found, rows, margin_result(engine, engine.run_one(group)))
-
     def _std_attacked(self, worker: Workbench, piece: Partition, rob_x_adv: Tensor) -> AttackOutcome:
-        from ..attacks.adaptive import attacked_again, ensemble_engine, ensemble_outcome, transferred_attack
+        from ..attacks.adaptive import ensemble_engine, ensemble_outcome, transferred_attack
 
         x, y = worker.images(piece)
         spec = worker.spec
@@ -188,11 +159,7 @@ class AttackTask(Task):
             )  # fmt: skip
 
         engine, finished = worker.attacked(piece, make, name="std")
-        outcome = ensemble_outcome(engine, STD_ATTACKS, finished)
-        if not worker.cuts("std"):
-            return outcome
-        ids = range(piece.start, piece.stop)
-        return attacked_again(engine, worker.uncut["std"], STD_ATTACKS, x, y, ids, outcome)
+        return ensemble_outcome(engine, STD_ATTACKS, finished)
 
 
 def attack_task(opened: Run) -> AttackTask:

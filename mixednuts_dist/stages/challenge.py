@@ -45,7 +45,7 @@ class RoundTask(Task):
         rob_at = [worker.logits(worker.rob, x_adv) for x_adv in points]
         n_forward = n_backward = 0
         for i, (mixture, reach) in enumerate(zip(self.mixtures, self.reaches, strict=True)):
-            mixed = worker.mixed(mixture, uncut=True)
+            mixed = worker.mixed(mixture)
             hardest = hardest_points(worker, mixed, x, y, points)
             standing = kept & _right(worker, mixed, x, y) & _right(worker, mixed, hardest, y)
             near = standing & (_largest_gap(mixture, y, rob_at) >= reach)
@@ -56,7 +56,7 @@ class RoundTask(Task):
                     mixed, x[tried], y[tried], threat=worker.spec.threat, attacks=self.attacks, mode=self.mode,
                     eot=self.eot, seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget,
                     batch_size=worker.shape(x), sample_ids=[piece.start + i for i in tried.tolist()],
-                    arithmetic=worker.arithmetic, bpda=False,
+                    arithmetic=worker.arithmetic,
                     # The next choices have other cutoffs: a point that only just fools this one says little of them.
                     stop_when_broken=False,
                 )  # fmt: skip

@@ -17,10 +17,9 @@ from ..storage.partitions import Partition
 from ..storage.records import Receipt, SearchResult
 from ..storage.store import Store, concurrently
 from ..storage.tables import FLAG, SURVIVED, read_columns, read_footer
-from .attack import BEFORE_BPDA
 from .points import StoredPoints, hardest_points, held_points, points_of_round, read_points
 from .progress import Progress, Silent
-from .runs import Run, autoattack_fingerprint, cut_in, evaluate_fingerprint, finished_partitions, require_complete
+from .runs import Run, autoattack_fingerprint, evaluate_fingerprint, finished_partitions, require_complete
 from .stage import Stage, attack_passes, budget_of, deployed_mixture, require_needs, stage_of
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from .early_stop import EarlyStop
 
 _ROBUST_IMAGE_COSTS = 30  # times as much as a broken one
-BPDA = "bpda"  # the attacks along the backward pass that is put in the place of a cut one
 CHECK = "check"  # the folder of the second opinion's rows
 CACHED = "cached"  # the attack stage's images, tried before anything else
 
@@ -52,12 +50,7 @@ class Evaluate(Stage):
         return evaluate_task(opened, search) if search else autoattack_task(opened)
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
-        """Where gradients are cut: what stands before and after a backward pass is put in their place.
-
-        Of a random classifier: images whose final point fools seldom, often, or by no draws to tell.
-        """
-        if cut_in(opened):
-            return self._before_and_after(opened)
+        """Count the images of a random classifier whose final point fools seldom, often, or undecidedly."""
         if opened.config.evaluate.eot is None:
             return {}
         from ..attacks.draws import BOUND, FoolingRates
@@ -76,31 +69,12 @@ class Evaluate(Stage):
             "random classifier: how often each image's final point fools fresh draws": (["verdict", "images"], kept)
         }
 
-    def _before_and_after(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
-        cuts, fingerprint = cut_in(opened), self.fingerprint(opened)
-        opened, _ = evaluated_part(opened, fingerprint)
-        before, name = f"{SURVIVED}{opened.config.evaluate.attacks[-1]}", self.model_name(opened.config)
-        kept = read_columns(opened.store, self.name, opened.partitions, fingerprint, [before, "robust"])
-        found = {name: (kept[before], kept["robust"])}
-        if opened.config.std is not None:
-            names = [f"{role}{what}" for role in cuts for what in (BEFORE_BPDA, "_broken")]
-            rows = read_columns(opened.store, "attack", opened.partitions, opened.attack_fingerprint, names)
-            each = {role: (~rows[f"{role}{BEFORE_BPDA}"], ~rows[f"{role}_broken"]) for role in cuts}
-            found = {**each, **found}
-        every = ", ".join(cuts.values())
-        table: list[list[object]] = [
-            [role, cuts.get(role, every), *((int(each.sum()), len(each)) for each in pair)]
-            for role, pair in found.items()
-        ]
-        columns = ["classifier", "cut at", "robust as it is", "robust with BPDA"]
-        return {"gradients that are cut, and attacks through them": (columns, table)}
-
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         evaluate = opened.config.evaluate
         passes = attack_passes(
             evaluate.attacks, budget_of(evaluate, opened.config.threat.norm), opened.inputs.n_classes
         )
-        times = (evaluate.eot or 1) * (2 if cut_in(opened) else 1)
+        times = evaluate.eot or 1
         return {self.model_name(opened.config): (passes[0] * times, passes[1] * times)}
 
     def likely_share(self, opened: Run) -> tuple[float, str] | None:
@@ -168,7 +142,7 @@ class EvaluateTask(Task):
     given: str | None = None  # a file of points that somebody handed in, likewise
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
-        from ..attacks.adaptive import attacked_again, ensemble_engine, ensemble_outcome
+        from ..attacks.adaptive import ensemble_engine, ensemble_outcome
         from ..attacks.gradient_model import AttackedModel
         from ..attacks.red_flags import raised_flags
 
@@ -189,11 +163,8 @@ class EvaluateTask(Task):
 
         engine, finished = worker.attacked(piece, make, group=with_points)
         outcome = ensemble_outcome(engine, self.attacks, finished)
-        if worker.uncut_model is not model:
-            ids = range(piece.start, piece.stop)
-            outcome = attacked_again(engine, worker.uncut_model, self.attacks, x, y, ids, outcome, mode=self.mode)
         clean = worker.logits(model, x)
-        attacked = AttackedModel.of(worker.uncut_model, mode=self.mode)
+        attacked = AttackedModel.of(model, mode=self.mode)
         flags = raised_flags(attacked, x, y, outcome.unconfirmed, batch_size=worker.shape(x))
         columns = {
             f"{name}_clean": clean,
@@ -249,7 +220,7 @@ def _clear_superseded(opened: Run, result: SearchResult) -> None:
 def steps_of(opened: Run) -> list[str]:
     """What the rows' columns say survived, in order."""
     first = [] if opened.config.std is None and opened.config.evaluate.points is None else [CACHED]
-    return [*first, *opened.config.evaluate.attacks, *([BPDA] if cut_in(opened) else [])]
+    return [*first, *opened.config.evaluate.attacks]
 
 
 # --- where an evaluation may end early --------------------------------------------------------------------------------

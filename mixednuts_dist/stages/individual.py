@@ -73,7 +73,7 @@ class IndividualTask(EvaluateTask):
         robust, columns, n_forward, n_backward = torch.ones_like(y, dtype=torch.bool), {}, 0, 0
         for attack in self.attacks:
             make = partial(
-                ensemble_engine, worker.uncut_model, x, threat=worker.spec.threat, attacks=(attack,), mode=self.mode,
+                ensemble_engine, worker.model, x, threat=worker.spec.threat, attacks=(attack,), mode=self.mode,
                 seed=worker.spec.seed, budget=self.budget, shape=worker.shape(x), arithmetic=worker.arithmetic,
                 eot=self.eot,
             )  # fmt: skip

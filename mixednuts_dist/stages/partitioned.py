@@ -124,6 +124,5 @@ def worker_spec(opened: Run) -> WorkerSpec:
         random=config.evaluate.eot is not None,
         n_classes=opened.inputs.n_classes,
         working_folder=str(Path.cwd()),
-        cuts=opened.inputs.cuts,
         extensions=load_extensions(config.extensions),
     )

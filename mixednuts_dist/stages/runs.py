@@ -8,7 +8,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -62,8 +62,8 @@ class Inputs:
     n_images: int
     n_classes: int
     image_shape: tuple[int, ...]
-    checksums: dict[str, str]  # sha256 of "data", "labels", "std", "rob", "cuts", "given points", as there are any
-    cuts: dict[str, list[dict[str, str]]] = field(default_factory=dict)  # role -> `attacks.cut_gradients.Cut`s
+    checksums: dict[str, str]  # sha256 of "data", "labels", "std", "rob", "given points", as there are any
+    masked: list[str] = field(default_factory=list)  # "std" or "rob" if its gradient is zero, so attacks are blind
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,6 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         DatasetError, BaseClassifierError: where they cannot be used.
         ConfigError: for a second opinion that cannot attack so few classes.
     """
-    from ..attacks.cut_gradients import Cut, Uncut, found_cuts
     from ..attacks.red_flags import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
     from ..images.datasets import check_images, labels_checksum, open_dataset
@@ -190,20 +189,19 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
     check_images(images, labels, config.data.uri)
     checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset)}
-    n_classes, cuts = dict[str, int](), dict[str, list[Cut]]()
+    n_classes, masked = dict[str, int](), list[str]()
     for role, uri in (("std", config.std), ("rob", config.rob)):
         if uri is None:
             continue
         model = load_classifier(uri, role)
         n_classes[role] = check_classifier(model, images, role, random=config.evaluate.eot is not None)
         by_gradient = role == "rob" and config.attack.method == "apgd"
-        if config.bpda and config.evaluate.eot is None and (by_gradient or (role == "std" and not is_black_box(uri))):
-            cuts[role] = found_cuts(model, images[:2])
-        passed = Uncut(model, cuts[role]) if cuts.get(role) else model  # the compiler is imported where it passes
-        if by_gradient and not has_gradient(passed, images):
-            where = "".join(f" ({cut}: {cut.obstacle})" for cut in cuts.get(role, ()) if cut.obstacle)
+        if (by_gradient or (role == "std" and not is_black_box(uri))) and not has_gradient(model, images):
+            masked.append(role)
+        if by_gradient and role in masked:
             raise BaseClassifierError(
-                f"rob={uri!r} has no gradient{where}; set attack.method: square for margins from its answers alone"
+                f"{role}={uri!r} has no gradient. Wrap it in mixednuts_dist.straight_through if a module rounds or "
+                "quantizes, or set attack.method: square for margins from its answers alone."
             )
         checksums[role] = classifier_checksum(model, uri)
     if n_classes.get("std", n_classes["rob"]) != n_classes["rob"]:
@@ -218,10 +216,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         raise DatasetError(f"{config.data.uri} holds label {largest}; the classifiers have {n_classes['rob']} classes")
     if config.evaluate.points is not None:
         checksums[_POINTS] = _checked_points(config, config.evaluate.points, n_images, images)
-    found_in = {role: [asdict(cut) for cut in found] for role, found in cuts.items() if found}
-    if any(cut.replaced for found in cuts.values() for cut in found):
-        checksums["cuts"] = digest(found_in)
-    return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums, found_in)
+    return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums, masked)
 
 
 def _checked_points(config: RunConfig, path: str, n_images: int, images: Tensor) -> str:
@@ -314,21 +309,6 @@ def record_devices(run: Run, receipts: Sequence[Receipt]) -> None:
             device: [dict(zip(_DEVICE_KEYS, one, strict=True)) for one in used] for device, used in noted.items()
         }
         run.store.write(RUN, yaml.safe_dump({**content, LAST_KEY: versions}, sort_keys=False).encode())
-
-
-def cut_in(run: Run) -> dict[str, str]:
-    """Classifier -> its modules that cut the gradient and get another backward pass; only classifiers with such."""
-    found = {
-        role: ", ".join(cut_name(role, cut) for cut in cuts if not cut["obstacle"])
-        for role, cuts in run.inputs.cuts.items()
-    }
-    return {role: names for role, names in found.items() if names}
-
-
-def cut_name(role: str, cut: Mapping[str, str]) -> str:
-    """rob.quantise, rob before rob.net, or rob after rob.stem before rob.net."""
-    module, after, child = (f"{role}.{cut[what]}" if cut[what] else "" for what in ("module", "after", "child"))
-    return (module or role) + f" after {after}" * bool(after) + f" before {child}" * bool(child)
 
 
 def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:

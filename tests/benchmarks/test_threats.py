@@ -1,4 +1,4 @@
-"""Counts beside pyautoattack's, on the digits: versions, each attack by itself, random defences and cut gradients."""
+"""Counts beside pyautoattack's, on the digits: versions, single attacks, random defenses and masked gradients."""
 
 import json
 from typing import Any
@@ -59,8 +59,8 @@ def test_two_seeds_agree_on_a_random_defence_and_break_what_the_package_breaks()
 def test_cut_gradients_are_passed_as_one_written_by_hand_passes_them() -> None:
     budget = {"n_iter": 20, "n_target_classes": 2, "n_queries": 5}
     rows = threats.run(behind="jpeg:0.1", threats=["Linf:0.12"], n_images=32, **budget)
-    found = by("attack", rows["cut gradients"])
-    assert found["standard: here, bpda off"]["standing"] - found["standard: here"]["standing"] >= 2
+    found = by("attack", rows["masked gradients"])
+    assert found["standard: here, masked"]["standing"] - found["standard: here"]["standing"] >= 2
     assert found["standard: here"]["percent of the drop by hand"] >= 90
 
 
@@ -70,8 +70,8 @@ def test_cut_gradients_are_passed_as_one_written_by_hand_passes_them() -> None:
 def test_cut_gradients_of_a_real_network_are_passed_too(behind: str) -> None:
     budget = {"n_iter": 20, "n_target_classes": 3, "n_queries": 20}
     rows = threats.run(**CIFAR, behind=behind, threats=["Linf:4/255"], n_images=16, **budget)
-    found = by("attack", rows["cut gradients"])
-    assert found["standard: here, bpda off"]["standing"] - found["standard: here"]["standing"] >= 4
+    found = by("attack", rows["masked gradients"])
+    assert found["standard: here, masked"]["standing"] - found["standard: here"]["standing"] >= 4
     assert found["standard: here"]["percent of the drop by hand"] >= 90
 
 

@@ -213,8 +213,8 @@ def test_a_rob_without_gradient_gets_real_margins_by_queries(
 ) -> None:
     (tmp_path / "zoo.py").write_text(NO_GRADIENT)
     changes = {"rob": f"py:{tmp_path / 'zoo.py'}:rob", "data": {"uri": "digits", "n": 8}, "std": None}
-    with pytest.raises(BaseClassifierError, match=r"zoo.py:rob' has no gradient; set attack.method: square"):
-        attack.run(tiny(**changes, bpda=False), executor=NoRay())
+    with pytest.raises(BaseClassifierError, match=r"zoo.py:rob' has no gradient. Wrap it in .*straight_through"):
+        attack.run(tiny(**changes), executor=NoRay())
     config = tiny(**changes, attack={"method": "square", "n_queries": 150})
     opened = attack.run(config, executor=local_executor)
     table = pq.read_table(Path(config.storage) / config.run_id() / "attack" / "part-00000.parquet")

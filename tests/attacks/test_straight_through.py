@@ -1,0 +1,195 @@
+"""straight_through finds the modules that cut the gradient and breaks what a hand-written BPDA breaks."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.straight_through import straight_through
+from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.errors import InvalidInputError
+from mixednuts_dist.mixing.classifier import MixedClassifier
+from mixednuts_dist.mixing.transforms import LogitTransform
+from tests.helpers.small_nets import images, small_net
+
+SHAPE, OPTIONS = (3, 8, 8), {"threat": ThreatModel("Linf", 0.05), "attacks": ("apgd-ce", "apgd-t")}
+QUICK = AttackBudget(n_iter=15, n_target_classes=2)
+pytestmark = pytest.mark.filterwarnings("ignore:the gradient of the model is zero")
+
+
+def rounded(x: Tensor) -> Tensor:
+    return (16 * x).round() / 16
+
+
+def dct_matrix() -> Tensor:
+    k, n = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
+    rows = torch.cos(math.pi * k * (2 * n + 1) / 16) / 2
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
+def jpeg(x: Tensor) -> Tensor:
+    """8 x 8 blocks to frequencies, those rounded, coarser the higher they are, and back."""
+    d = dct_matrix()
+    steps = 0.05 * (1 + torch.arange(8.0)[:, None] + torch.arange(8.0))
+    return d.T @ ((d @ x @ d.T) / steps).round().mul(steps) @ d
+
+
+class Module(nn.Module):
+    """A layer of its own."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class InForward(nn.Module):
+    """The same as code of a wrapper's forward."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function, self.net = function, small_net(10, SHAPE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.function(x))
+
+
+class ByHand(nn.Module):
+    """A backward pass that is written by hand."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function, self.net = function, small_net(10, SHAPE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x + (self.function(x) - x).detach())
+
+
+@pytest.mark.parametrize("function", [rounded, jpeg], ids=["rounded pixels", "JPEG-like"])
+@pytest.mark.parametrize("written", ["module", "forward"])
+def test_straight_through_reaches_nine_tenths_of_a_hand_written_bpda(function, written: str) -> None:
+    model = nn.Sequential(Module(function), small_net(10, SHAPE)) if written == "module" else InForward(function)
+    x = images(24, SHAPE)
+    y = model(x).argmax(dim=1)
+    opened = straight_through(model)
+    blind, found, by_hand = (
+        autoattack(net, x, y, budget=QUICK, **OPTIONS) for net in (model, opened, ByHand(function))
+    )
+    assert [str(cut) for cut in opened.cuts] == ["0" if written == "module" else "the classifier before net"]
+    drop = len(x) - int(by_hand.robust.sum())
+    assert drop > 12
+    assert len(x) - int(found.robust.sum()) >= 0.9 * drop
+    assert int(blind.robust.sum()) - int(found.robust.sum()) >= 0.5 * drop, "the plain attack was not blind"
+    assert torch.equal(found.robust, model(found.x_adv).argmax(dim=1) == y)
+    assert float((found.x_adv - x).abs().max()) <= 0.05 * (1 + 1e-5)
+
+
+def test_straight_through_changes_nothing_without_cuts(victim) -> None:
+    model, x, y = victim(n=6)
+    opened = straight_through(model)
+    plain, through = (autoattack(net, x, y, budget=QUICK, precision="fp32", **OPTIONS) for net in (model, opened))
+    assert opened.cuts == ()
+    assert torch.equal(plain.robust, through.robust)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_straight_through_finds_several_cuts_and_keeps_the_logits() -> None:
+    net = small_net(10, SHAPE)
+    model = nn.Sequential(Module(rounded), net[:2], Module(lambda x: (8 * x).round().div(8).detach()), net[2:])
+    x, opened = images(3, SHAPE), straight_through(model)
+    leaf = x.clone().requires_grad_()
+    logits = opened(leaf)
+    (grad,) = torch.autograd.grad(logits[:, 0].sum(), leaf)
+    assert sorted(map(str, opened.cuts)) == ["0", "2"]
+    assert torch.equal(logits, model(x))
+    assert torch.equal(opened(x), model(x))
+    assert bool(grad.flatten(1).any(dim=1).all())
+
+
+def test_straight_through_opens_both_base_classifiers_of_a_mixture() -> None:
+    std, rob = InForward(rounded), nn.Sequential(Module(rounded), small_net(10, SHAPE, seed=2))
+    mixed = MixedClassifier(std.eval(), rob.eval(), LogitTransform(1.0, 1.0, 0.0), alpha=0.6, temperature=1.0)
+    x, opened = images(3, SHAPE), straight_through(mixed)
+    assert isinstance(opened, MixedClassifier)
+    assert torch.equal(opened(x), mixed(x))
+    leaf = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(opened.surrogate_logits(leaf)[:, 0].sum(), leaf)
+    assert bool(grad.flatten(1).any(dim=1).all())
+
+
+def test_straight_through_refuses_a_function() -> None:
+    with pytest.raises(InvalidInputError, match="the model is a function"):
+        straight_through(rounded)  # type: ignore[arg-type]
+
+
+class Between(nn.Module):
+    """Code that cuts behind a child: after the first layer, and once more on its way into the linear one."""
+
+    def __init__(self, flattened: bool) -> None:
+        super().__init__()
+        net = small_net(10, SHAPE)
+        self.unused, self.stem, self.middle, self.last = nn.Conv2d(3, 2, 1), net[:2], net[2:4], net[-1]
+        self.flattened = flattened
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.unused(x)
+        h = self.stem(x)
+        h = self.middle(h if self.flattened else (8 * h).round() / 8).flatten(1)
+        return self.last((8 * h).round() / 8 if self.flattened else h)
+
+
+@pytest.mark.parametrize(
+    ("flattened", "where"),
+    [(False, "the classifier after stem before middle"), (True, "the classifier after middle before last")],
+)
+def test_straight_through_finds_code_between_children(flattened: bool, where: str) -> None:
+    model, x = Between(flattened).eval().requires_grad_(False), images(8, SHAPE)
+    opened, leaf = straight_through(model), x.clone().requires_grad_()
+    logits = opened(leaf)
+    (grad,) = torch.autograd.grad(logits[:, 0].sum(), leaf)
+    assert [str(cut) for cut in opened.cuts] == [where]
+    assert torch.equal(logits, model(x))
+    assert bool(grad.flatten(1).any(dim=1).all())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class ToFrequencies(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return dct_matrix() @ x @ dct_matrix().T
+
+
+class ToPixels(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return dct_matrix().T @ x @ dct_matrix()
+
+
+def test_straight_through_names_the_module_that_rounds() -> None:
+    """The identity then replaces the rounding alone, among the frequencies."""
+    quantize = Module(lambda x: (x / 0.2).round() * 0.2)
+    jpeg_layer = nn.Sequential(ToFrequencies(), quantize, ToPixels())
+    model, x = nn.Sequential(jpeg_layer, small_net(10, SHAPE)), images(16, SHAPE)
+    y, opened = model(x).argmax(dim=1), straight_through(model)
+    found = autoattack(opened, x, y, budget=QUICK, **OPTIONS)
+    by_hand = autoattack(ByHand(jpeg_layer), x, y, budget=QUICK, **OPTIONS)
+    assert [str(cut) for cut in opened.cuts] == ["0.1"]
+    assert len(x) - int(found.robust.sum()) >= 0.9 * (len(x) - int(by_hand.robust.sum())) > 8
+
+
+def test_straight_through_leaves_cuts_between_other_shapes() -> None:
+    class Halved(InForward):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net((x[:, :, ::2, ::2] > 0.5).float().repeat(1, 1, 1, 4))
+
+    model = Halved(rounded)
+    model.net = small_net(10, (3, 4, 16))
+    opened, x = straight_through(model), images(2, SHAPE)
+    opened(x.requires_grad_())
+    assert opened.cuts == ()
+    with pytest.warns(UserWarning, match="gradient of the model is zero"):
+        autoattack(opened, x.detach(), model(x).argmax(dim=1), budget=QUICK, **OPTIONS)
