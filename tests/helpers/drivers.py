@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
+import psutil
 import pyarrow.parquet as pq
 import yaml
 
@@ -20,21 +21,29 @@ from tests.helpers.runs import tiny_content
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("attack", "evaluate")
-_PATIENCE_SECONDS = 900.0  # on a machine that does ten other things
+N_PARTITIONS = 16  # of the fixture `undisturbed`
+_PATIENCE_SECONDS = 300.0
 
 
 class Driver:
-    """One `mixednuts run CONFIG --json` in a process of its own; stop it with `kill` or wait with `results`."""
+    """A process that runs `mixednuts run CONFIG --json`; stop it with `kill` or wait for it with `results`."""
 
     def __init__(
-        self, config: Path, storage: str, log: Path, *options: str, environment: dict[str, str] | None = None
+        self,
+        config: Path,
+        storage: str,
+        log: Path,
+        *options: str,
+        environment: dict[str, str] | None = None,
+        command: str = "run",
     ) -> None:
         self._out, self._log = log.with_suffix(".out"), log
-        command = ["env", "--default-signal=INT"]  # which a shell's background job has ignored
-        command += [str(Path(sys.executable).with_name("mixednuts")), "run", str(config), "--json"]
+        program = ["env", "--default-signal=INT"]  # which a shell's background job has ignored
+        program += [str(Path(sys.executable).with_name("mixednuts")), command, str(config)]
+        program += ["--json"] if command == "run" else []
         with self._out.open("w") as out, self._log.open("w") as err:
             self.process = subprocess.Popen(
-                [*command, "--set", f"storage={storage}", *options], cwd=ROOT, env=environment, stdout=out, stderr=err
+                [*program, "--set", f"storage={storage}", *options], cwd=ROOT, env=environment, stdout=out, stderr=err
             )
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -65,14 +74,6 @@ class Driver:
 
     def log(self) -> str:
         return self._log.read_text()
-
-
-def attack_status(config: Path, storage: str) -> dict[str, Any]:
-    """What `mixednuts status` says of the attack."""
-    command = [str(Path(sys.executable).with_name("mixednuts")), "status", str(config), "--json"]
-    told = subprocess.run([*command, "--set", f"storage={storage}"], capture_output=True, text=True, check=True)
-    stage: dict[str, Any] = json.loads(told.stdout)["stages"][0]
-    return stage
 
 
 def comparable(printed: str) -> dict[str, Any]:
@@ -143,10 +144,37 @@ def driver_on(head: Head, config: Path, storage: str, log: Path, *options: str, 
 
 
 def undisturbed_run(folder: Path, executor: Any, **changes: Any) -> Undisturbed:
-    """In this process, without Ray: on any number of workers it ends in the same bits."""
-    content = tiny_content(folder / "runs", partition_size=3, **changes)
+    """Run a configuration in this process. Any other executor and number of workers must produce the same bits."""
+    content = tiny_content(folder / "runs", **{"partition_size": 2, **changes})
     (folder / "tiny.yaml").write_text(yaml.safe_dump(content))
     results = pipeline.run(parse_config(content), executor=executor)
     found = rows(str(folder / "runs"))
-    assert {(stage, i) for stage in ("attack", "evaluate") for i in range(24)} <= set(found)
+    assert {(stage, i) for stage in STAGES for i in range(content["data"]["n"])} <= set(found)
     return Undisturbed(folder / "tiny.yaml", comparable(json.dumps(results.to_json())), found)
+
+
+def log_of(driver: Driver) -> str:
+    """Return the driver's log as one line; the log itself wraps its lines at 80 columns."""
+    return " ".join(driver.log().split())
+
+
+def require_same(undisturbed: Undisturbed, driver: Driver, storage: str) -> None:
+    """Wait for the driver's end and compare its results and stored rows with those of the undisturbed run."""
+    assert driver.results() == undisturbed.results
+    assert rows(storage) == undisturbed.rows
+    assert leftovers(storage) == []
+    assert "Traceback" not in driver.log()
+
+
+def begun(head: Head, undisturbed: Undisturbed, storage: str, log: Path, **environment: str) -> Driver:
+    """Start a driver and return it in the middle of its attack."""
+    driver = driver_on(head, undisturbed.config, storage, log, **environment)
+    driver.wait_until(lambda: bool(stamps(storage, "attack")))
+    assert len(stamps(storage, "attack")) < N_PARTITIONS
+    return driver
+
+
+def workers_of(head: Head) -> list[psutil.Process]:
+    """Return the worker processes of all nodes, busy or not."""
+    children = [child for raylet in head.daemons("raylet") for child in raylet.children()]
+    return [child for child in children if "RayWorker" in child.name() or "RayWorker" in " ".join(child.cmdline())]

@@ -26,6 +26,7 @@ ONE_MACHINE = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # the nodes need no copy of our environment: they are in it
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _STARTS = 6  # on a busy machine most fail
 
 
