@@ -159,11 +159,10 @@ def test_unknown_attacks_and_modes_are_named(mixed, pair) -> None:
     ("changes", "words"),
     [
         ({}, "AutoAttack"),
-        ({"attacks": (*STANDARD_ATTACKS, "pgd-20"), "n_iter": 200}, "AutoAttack"),
+        ({"attacks": (*STANDARD_ATTACKS, "apgd-dlr"), "n_iter": 200}, "AutoAttack"),
         ({"attacks": STANDARD_ATTACKS[:3]}, "apgd-ce, apgd-t, fab-t (100 iterations, 9 targets)"),
         ({"n_queries": 1}, "apgd-ce, apgd-t, fab-t, square (100 iterations, 9 targets, 1 query)"),
         ({"attacks": ("square",), "n_queries": 300}, "square (300 queries)"),
-        ({"attacks": ("pgd-20",)}, "pgd-20"),
     ],
 )
 def test_only_what_leaves_nothing_out_is_called_autoattack(changes: dict[str, Any], words: str) -> None:

@@ -200,7 +200,7 @@ def test_slots_are_filled_from_the_next_group(victim) -> None:
 
 
 @pytest.mark.parametrize("stop", [True, False])
-@pytest.mark.parametrize("attacks", [["apgd-t", "fab-t"], ["apgd-ce", "apgd-t"], ["pgd-20", "apgd-t"]], ids="-".join)
+@pytest.mark.parametrize("attacks", [["apgd-t", "fab-t"], ["apgd-ce", "apgd-t"]], ids="-".join)
 def test_phases_side_by_side_come_to_what_they_do_one_after_the_other(victim, attacks: list[str], stop: bool) -> None:
     """Bit for bit and pass for pass, of images that stand, that one phase breaks, and that several do."""
     model, x, y = victim(n=40)

@@ -1,20 +1,25 @@
-"""PGD (Madry et al. 2018): gradient ascent with one step length; APGD's plain predecessor.
+"""An attack of your own in one file: PGD-20 (Madry et al. 2018), gradient ascent with a fixed step length.
+
+Name this file in a configuration and the attack among those of the evaluation:
+
+    extensions: [examples/pgd.py]
+    evaluate: {attacks: [pgd-20, apgd-t]}
 
 Shapes: S slots, images of C x H x W.
 """
 
-# ruff: noqa: ARG002, ARG004 - what is registered is given more than it may need
+# ruff: noqa: ARG002, ARG004 - a registered attack receives arguments that PGD does not need
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..config.register import ATTACKS
-from .attack import Arrivals, Attack, Seen, SlotArrays
-from .budget import AttackBudget
-from .gradient_model import Outputs
-from .losses import ce_loss
+from mixednuts_dist.attacks.attack import Arrivals, Attack, Seen, SlotArrays
+from mixednuts_dist.attacks.budget import AttackBudget
+from mixednuts_dist.attacks.gradient_model import Outputs
+from mixednuts_dist.attacks.losses import ce_loss
+from mixednuts_dist.config.register import ATTACKS
 
 ITERATIONS = 20
 STEP = 1 / 4  # of eps: 2/255 of 8/255
@@ -22,19 +27,16 @@ STEP = 1 / 4  # of eps: 2/255 of 8/255
 
 @dataclass
 class PgdState(SlotArrays):
-    """What PGD remembers of each slot."""
+    """The state of each slot."""
 
     x: Tensor  # clean image
     x_adv: Tensor
     iteration: Tensor  # of the evaluation that is due; 0 is the start's
 
 
-@ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=(), order=5)
+@ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=())
 class Pgd(Attack):
-    """PGD (Madry et al. 2018) as the field runs it for "PGD-20".
-
-    From APGD's random start along the gradient of the cross-entropy; the best point is kept, not the last.
-    """
+    """Take 20 steps along the gradient of the cross-entropy from a random start; the engine keeps the best point."""
 
     name = "pgd-20"
 

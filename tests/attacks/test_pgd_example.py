@@ -1,23 +1,39 @@
-"""PGD-20 against a plain loop, and as an attack of the ensemble."""
+"""The attack in examples/pgd.py equals a plain loop and runs as an extension."""
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.pgd import Pgd
+from mixednuts_dist.config.register import ATTACKS, load_extensions
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
 from tests.helpers.stepping import iterates
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pgd.py"
 LINF = ThreatModel("Linf", 0.03)
 
 
-def test_iterates_equal_those_of_a_plain_loop(victim) -> None:
+@pytest.fixture(autouse=True)
+def example() -> Iterator[Any]:
+    """Register the attack for one test; other tests count the package's own attacks."""
+    load_extensions([str(EXAMPLE)])
+    home = ATTACKS.entries()["pgd-20"].home
+    yield sys.modules[home]
+    ATTACKS.forget(home)
+
+
+def test_pgd_iterates_equal_a_plain_loop(victim, example: Any) -> None:
     model, x, y = victim(n=6)
     keys = [(0, "pgd-20", 0, i) for i in range(6)]
-    seen = iterates(Pgd(Setting(LINF, AttackBudget(), 10)), model, x, y)
+    seen = iterates(example.Pgd(Setting(LINF, AttackBudget(), 10)), model, x, y)
     expected = ball_of(LINF).random_start(x, keys)
     for step, mine in enumerate(seen):
         assert torch.allclose(mine, expected, atol=1e-7), step
@@ -28,7 +44,7 @@ def test_iterates_equal_those_of_a_plain_loop(victim) -> None:
     assert len(seen) == 21
 
 
-def test_it_keeps_the_best_point(victim) -> None:
+def test_pgd_keeps_the_best_point(victim) -> None:
     model, x, y = victim()
     found = autoattack(model, x, y, threat=LINF, attacks=("pgd-20",))
     assert 0 < int(found.robust.sum()) < len(x)
