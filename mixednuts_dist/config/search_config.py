@@ -140,6 +140,10 @@ class SearchConfig(Section):
     measure: tuple[Beta, ...] | Literal["all"] = Field(
         default=(), description="betas, beside `beta`, whose choices the rounds attack as well; all: every one"
     )
+    tune: bool = Field(
+        default=True,
+        description="on Ray, score the grid as a Ray Tune job; false: in the driver, with the same result",
+    )
     surrogate_beta: Beta | None = Field(default=None, description="beta of alpha_d; `beta` by default")
     refine: Repeats = Field(
         default=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"

@@ -19,7 +19,7 @@ from ..config.register import EXECUTORS
 from ..errors import ClusterError, MixedNutsError
 from ..selection.criteria import Scores
 from ..selection.grid import Grid
-from .slabs import SearchInputs, SearchTask
+from .search_inputs import SearchInputs, SearchTask
 from .worker import PassSeconds
 from .worker_spec import WorkerSpec
 
@@ -109,8 +109,8 @@ class Executor:
     def count_retry(self, run_id: str, stage: str) -> None:
         """Called when a piece of work is handed out again; where there is a place for metrics, it counts there."""
 
-    def scoring(self, inputs: SearchInputs, task: SearchTask) -> Scoring | None:  # noqa: ARG002
-        """Scores grids on many workers; None where that is not worth more than scoring them in this process."""
+    def scoring(self, inputs: SearchInputs, task: SearchTask, compute: ComputeConfig) -> Scoring | None:  # noqa: ARG002
+        """Return a function that scores grids in parallel, or None to score them in this process."""
         return None
 
     def hire(self, spec: WorkerSpec, settings: PoolSettings) -> Worker:

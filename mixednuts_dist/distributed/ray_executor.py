@@ -21,7 +21,7 @@ from ..storage.records import Receipt
 from .cluster import connect
 from .executor import Executor, PoolSettings, Scoring, WorkerLost
 from .metrics import RunMetrics
-from .slabs import SearchInputs, SearchTask
+from .search_inputs import SearchInputs, SearchTask
 from .worker import AttackWorker
 from .worker_spec import Place, WorkerSpec
 
@@ -92,13 +92,16 @@ class RayExecutor(Executor):
         """For Prometheus."""
         RunMetrics(run_id).count_retry(stage)
 
-    def scoring(self, inputs: SearchInputs, task: SearchTask) -> Scoring | None:
-        """By Ray Tune."""
-        from .tuning import SlabTuner  # imports Ray Tune, which takes two seconds
+    def scoring(self, inputs: SearchInputs, task: SearchTask, compute: ComputeConfig) -> Scoring:
+        """Score by a Ray Tune job."""
+        from .tuning import TunedScoring  # imports Ray Tune, which takes two seconds
 
         self.start()
-        self.end_idle()  # they hold the cores that the trials need
-        return SlabTuner(inputs, task).scores
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        if free.get("CPU", 0.0) < compute.num_cpus:
+            self.end_idle()  # they hold the cores that the trials need
+        settings = PoolSettings.of(compute, 1, 0.0, placement=_placement(compute))
+        return TunedScoring(inputs, task, settings)
 
 
 class RayWorker(AttackWorker):

@@ -1,31 +1,37 @@
-"""Algorithm 1 as a Ray Tune job: a trial scores one slab and writes its file.
+"""The search as a Ray Tune job over the cached logits.
 
-The logits are put into Ray's object store once. Importing this module imports Ray Tune, which takes two seconds, so the
-executor imports it only when there are slabs to score.
+The parameter space is the power and the bias (and the clamp and LayerNorm width, if there are several); a trial scores
+all scales and betas at once. It reports the clean accuracy and the predicted retention of the best candidate of each
+beta, and the scores of all of its candidates, which the driver takes from the ResultGrid. The logits are put into Ray's
+object store once. Importing this module imports Ray Tune, which takes two seconds, so only the search imports it.
 """
 
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from ray import tune
-from safetensors.torch import save
+from safetensors.torch import load, save
+from torch import Tensor
 
 from ..config.register import require_extensions
 from ..config.uris import travelled
-from ..errors import MixedNutsError
+from ..errors import ClusterError, MixedNutsError
 from ..selection.criteria import Criterion, Scores
-from ..selection.grid import Grid, Pair
+from ..selection.grid import Grid
 from ..selection.selection import score_candidates
-from ..storage.store import Store
-from .slabs import SearchInputs, SearchTask, read_slab
+from .executor import PoolSettings
+from .search_inputs import SearchInputs, SearchTask
 
-_ROUNDS = 3
+_MAX_FAILURES = 3  # of one trial; a lost node is no failure of it
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -33,100 +39,144 @@ _QUIET = {
 }
 _CHATTY = ("ray.tune.analysis.experiment_analysis", "ray.tune.tune", "ray.tune.execution.tune_controller")
 
+_criteria: dict[Any, Criterion] = {}  # in a trial's process, which is used for many trials
 
-class SlabTuner:
-    """Scores grids on the connected Ray, their slabs in parallel."""
 
-    def __init__(self, inputs: SearchInputs, task: SearchTask) -> None:
-        self._inputs, self._task = ray.put(inputs), task  # once for all rounds
-        self._store = Store(task.store_uri)
+class TunedScoring:
+    """Scores grids on the connected Ray, in one Tune job for each grid of powers and biases."""
 
-    def scores(self, grids: Sequence[Grid]) -> list[Scores]:
-        """The scores of every candidate of each grid.
+    def __init__(self, inputs: SearchInputs, task: SearchTask, settings: PoolSettings) -> None:
+        self._inputs, self._task, self._settings = inputs, task, settings
 
-        Slab files of an interrupted search are read and not scored again. Another driver of the same run deletes the
-        files when its search ends; slabs whose files are gone before they were read here are scored again.
+    def __call__(self, grids: Sequence[Grid]) -> list[Scores]:
+        """Return the scores of every candidate of each grid.
 
         Raises:
-            MixedNutsError: where a trial failed, with its error.
+            MixedNutsError: if a trial failed more than `_MAX_FAILURES` times, with its error.
+            ClusterError: if no trial could start for `compute.start_seconds`.
         """
-        slabs = [grid.slabs() for grid in grids]
-        found = iter(self._slab_scores([slab for part in slabs for slab in part]))
-        parts = [[next(found) for _ in part] for part in slabs]
-        return [Scores(*(torch.cat(values, dim=-1) for values in zip(*part, strict=True))) for part in parts]
+        found: dict[int, Scores] = {}
+        for i, first in enumerate(grids):
+            alike = [j for j, grid in enumerate(grids) if _axes(grid) == _axes(first) and j not in found]
+            if i not in found:
+                found |= dict(zip(alike, self._fit([grids[j] for j in alike]), strict=True))
+        return [found[i] for i in range(len(grids))]
 
-    def _slab_scores(self, slabs: Sequence[Grid]) -> list[Scores]:
-        scores: dict[int, Scores | None] = {}
-        for fitted in range(_ROUNDS + 1):
-            for i, slab in enumerate(slabs):
-                scores[i] = scores.get(i) or read_slab(self._store, self._task.path(slab))
-            todo = [i for i, score in scores.items() if score is None]
-            if not todo:
-                break
-            if fitted == _ROUNDS:
-                address = self._store.address("search")
-                raise MixedNutsError(f"{len(todo)} slabs of the search are missing in {address}; run it again")
-            run_trials(self._inputs, self._task, [slabs[i] for i in todo])
-        return [score for score in scores.values() if score is not None]
+    def _n_at_once(self) -> int:
+        """As many trials as the cluster has cores for; pending ones would only start more processes."""
+        has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        return max(1, int(has.get("CPU", 0.0) / self._settings.num_cpus))
 
-
-class SlabTrial(tune.Trainable):
-    """One step scores one slab; Tune reuses the process for the next one."""
-
-    def setup(
-        self,
-        config: dict[str, Any],
-        inputs: SearchInputs | None = None,
-        task: SearchTask | None = None,
-        slabs: Sequence[Grid] = (),
-    ) -> None:
-        assert inputs is not None
-        assert task is not None
-        torch.set_num_threads(1)
-        require_extensions(task.extensions, travelled(task.working_folder))
-        self.inputs, self.task, self.slabs = inputs, task, slabs
-        self.criteria: dict[Pair, Criterion] = {}
-        self.reset_config(config)
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Called by Tune when the process gets another slab."""
-        self.slab = self.slabs[int(new_config["slab"])]
-        return True
-
-    def step(self) -> dict[str, Any]:
-        """Score the slab, write its file, and report its best count."""
-        if self.slab.pair not in self.criteria:
-            self.criteria = {self.slab.pair: self.inputs.criterion(self.task.criterion, *self.slab.pair)}
-        scored = self.criteria[self.slab.pair]
-        scores = score_candidates(scored, self.slab)
-        content = save({name: values.contiguous() for name, values in scores._asdict().items()})
-        Store(self.task.store_uri).write(self.task.path(self.slab), content)
-        best = scores.counts.max() if scored.maximised else scores.counts.min()
-        return {"count": int(best), "done": True}
+    def _fit(self, grids: Sequence[Grid]) -> list[Scores]:
+        """Score grids that differ only in their clamp and LayerNorm width."""
+        space = {
+            "grid": tune.grid_search([*range(len(grids))]) if len(grids) > 1 else 0,
+            "power": tune.grid_search([*grids[0].powers]),
+            "bias": tune.grid_search([*grids[0].biases]),
+        }
+        trial = tune.with_parameters(score_trial, inputs=self._inputs, task=self._task, grids=tuple(grids))
+        with _experiment_folder(self._task) as folder, _quiet():
+            tuner = tune.Tuner(
+                tune.with_resources(trial, _resources(self._settings)),
+                param_space=space,
+                tune_config=tune.TuneConfig(
+                    metric="clean_accuracy", mode="max", reuse_actors=True, max_concurrent_trials=self._n_at_once()
+                ),
+                run_config=tune.RunConfig(
+                    name=f"{self._task.fingerprint}-{uuid.uuid4().hex[:8]}",
+                    storage_path=folder,
+                    verbose=0,
+                    failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
+                    callbacks=[_Patience(self._settings.start_seconds)],
+                ),
+            )
+            results = tuner.fit()
+        if results.errors:
+            raise MixedNutsError(f"{len(results.errors)} of {len(results)} search trials failed: {results.errors[0]}")
+        found: dict[Any, dict[str, Tensor]] = {}
+        for i in range(len(results)):
+            config, metrics = results[i].config or {}, results[i].metrics or {}
+            found[tuple(config[name] for name in space)] = load(metrics["scores"])
+        return [
+            Scores(*(_joined({at[1:]: found[at][name] for at in found if at[0] == i}, grid) for name in Scores._fields))
+            for i, grid in enumerate(grids)
+        ]
 
 
-def run_trials(inputs: "ray.ObjectRef[SearchInputs]", task: SearchTask, slabs: Sequence[Grid]) -> None:
-    """Score each slab in a trial of its own, which writes its file.
+def _joined(by_place: Mapping[tuple[float, float], Tensor], grid: Grid) -> Tensor:
+    """One array of a grid's scores, (betas, scales, powers, biases)."""
+    rows = [torch.cat([by_place[power, bias] for bias in grid.biases], dim=-1) for power in grid.powers]
+    return torch.cat(rows, dim=-2)
 
-    Raises:
-        MixedNutsError: where a trial failed, with its error.
+
+def score_trial(config: dict[str, Any], inputs: SearchInputs, task: SearchTask, grids: Sequence[Grid]) -> None:
+    """Score all scales and betas at one power and bias, and report them to Tune."""
+    torch.set_num_threads(1)
+    require_extensions(task.extensions, travelled(task.working_folder))
+    grid = grids[config["grid"]]
+    key = task.fingerprint, grid.pair
+    if key not in _criteria:
+        _criteria[key] = inputs.criterion(task.criterion, *grid.pair)
+    criterion = _criteria[key]
+    part = grid.at(config["power"], config["bias"])
+    scores = score_candidates(criterion, part)
+    content = save({name: values.contiguous() for name, values in scores._asdict().items()})
+    tune.report({**_metrics(criterion, part, scores), "scores": content})
+
+
+def _metrics(criterion: Criterion, grid: Grid, scores: Scores) -> dict[str, Any]:
+    """What the dashboard and Tune show of a trial: per beta, the best candidate's accuracy and retention."""
+    found: dict[str, Any] = {}
+    for i, beta in enumerate(grid.betas):
+        counts, kept = scores.counts[i].flatten(), scores.kept[i].flatten()
+        best = int(counts.argmax() if criterion.maximised else counts.argmin())
+        found[f"clean_accuracy/{beta:g}"] = int(counts[best]) / max(1, len(criterion.clean))
+        found[f"predicted_retention/{beta:g}"] = int(kept[best]) / max(1, criterion.n_attacked)
+    return {"clean_accuracy": found[f"clean_accuracy/{grid.betas[0]:g}"], **found}
+
+
+def _axes(grid: Grid) -> Any:
+    return grid.scales, grid.powers, grid.biases, grid.betas
+
+
+def _resources(settings: PoolSettings) -> tune.PlacementGroupFactory:
+    """The cores of a worker, on nodes where workers may run."""
+    bundle, placement = {"CPU": settings.num_cpus}, settings.placement
+    if kind := placement.get("accelerator_type"):
+        bundle[f"accelerator_type:{kind}"] = 0.001
+    options: dict[str, Any] = {}
+    if labels := placement.get("label_selector"):
+        options["bundle_label_selector"] = [labels]
+    return tune.PlacementGroupFactory([bundle], **options)
+
+
+class _Patience(tune.Callback):
+    """Ends a job whose trials have all waited for a node for too long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._since = seconds, time.monotonic()
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **_info: Any) -> None:  # noqa: ARG002
+        if any(trial.status != "PENDING" for trial in trials):
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since > self._seconds:
+            raise ClusterError(
+                f"no trial of the search could start for {self._seconds:g} s: the cluster has no free core; end what "
+                "holds them, or search in this process with search.tune=false"
+            )
+
+
+@contextmanager
+def _experiment_folder(task: SearchTask) -> Iterator[str]:
+    """Where Tune keeps its state: in the run's folder, or in a temporary folder if the run is in a bucket.
+
+    Tune would pickle a bucket's credentials next to its state.
     """
-    trial = tune.with_parameters(SlabTrial, inputs=inputs, task=task, slabs=slabs)
-    with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder, _quiet():
-        tuner = tune.Tuner(
-            tune.with_resources(trial, {"cpu": 1}),
-            param_space={"slab": tune.grid_search(list(range(len(slabs))))},
-            tune_config=tune.TuneConfig(reuse_actors=True),
-            run_config=tune.RunConfig(
-                name="search",
-                storage_path=folder,
-                verbose=0,
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            ),
-        )
-        errors = tuner.fit().errors
-    if errors:
-        raise MixedNutsError(f"{len(errors)} of {len(slabs)} search trials failed; the first: {errors[0]}")
+    if "://" not in task.store_uri:
+        yield str(Path(task.store_uri) / "search" / "tune")
+    else:
+        with tempfile.TemporaryDirectory(prefix="mixednuts-tune-") as folder:
+            yield folder
 
 
 @contextmanager

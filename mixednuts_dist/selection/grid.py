@@ -83,6 +83,10 @@ class Grid:
         """One grid a bias: all scales and powers there share the clamped logits."""
         return [replace(self, biases=(bias,)) for bias in self.biases]
 
+    def at(self, power: float, bias: float) -> Grid:
+        """Return the part of the grid at one power and bias."""
+        return replace(self, powers=(power,), biases=(bias,))
+
     def on_edge(self, at: tuple[float, float, float]) -> tuple[str, ...]:
         """Which of "scale", "power" and "bias" of a candidate lie at an end of their list of two values or more."""
         return tuple(

@@ -12,7 +12,7 @@ from ..config.register import CRITERIA, load_extensions
 from ..config.run_config import digest
 from ..config.search_config import SearchConfig, criterion_stage, grid_values
 from ..distributed.executor import Executor
-from ..distributed.slabs import SearchInputs, SearchTask, delete_slabs
+from ..distributed.search_inputs import SearchInputs, SearchTask
 from ..errors import InvalidInputError
 from ..selection.choice import Choice
 from ..selection.criteria import Criterion, Scores
@@ -36,7 +36,7 @@ from .runs import SELECTED, Run, search_fingerprint, searched_images
 from .stage import stage_of
 
 CANDIDATES = "search/candidates.parquet"
-WORTH_TRIALS = 1 << 29  # mapped logits, seconds of one core: for fewer the trials' processes take longer to start
+WORTH_TRIALS = 1 << 29  # mapped logits, seconds of one core: for fewer a second Tune job takes longer to start
 WITHOUT_ROUNDS = (
     "criterion {!r} fixes the cutoff by beta, so the choice was not attacked and made again (search.rounds): beta "
     "holds under the stored perturbations only."
@@ -114,7 +114,7 @@ class Choosing:
         )
 
     def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
-        """How grids are scored: by the executor where the work takes longer than starting processes does, else here.
+        """Return how grids are scored: by the executor (a Tune job on Ray) or, with points of rounds, in this process.
 
         With points of rounds each beta keeps some images to spare, as far as rob itself is right at all of them.
         """
@@ -129,9 +129,20 @@ class Choosing:
                 scores.append(score_candidates(criterion, grid, [max(1, k) for k in kept]))
             return scores
 
-        if by_rounds or needed_stage(search) or work_of(grid_of(search), criteria) < WORTH_TRIALS:
+        tuned = None
+        if self._search.tune and not by_rounds and not needed_stage(search):
+            tuned = self._executor.scoring(self._inputs, self._task, self.opened.config.compute)
+        if tuned is None:
             return here
-        return self._executor.scoring(self._inputs, self._task) or here
+        trials = tuned
+
+        def on_tune(grids: Sequence[Grid]) -> list[Scores]:
+            """The configured grid is a Tune job; a finer or wider one is scored here unless it is large."""
+            configured = all(not grid.refinement and not grid.widenings for grid in grids)
+            work = sum(work_of(grid, {grid.pair: criteria[grid.pair]}) for grid in grids)
+            return trials(grids) if configured or work >= WORTH_TRIALS else here(grids)
+
+        return on_tune
 
     def store(self, result: SearchResult, write: Callable[[str, bytes], object]) -> None:
         """Leave `search/candidates.parquet` and `search/selected.json`, in this order."""
@@ -149,7 +160,6 @@ class Choosing:
         content = {"run_id": self.opened.config.run_id(), "fingerprint": fingerprint, "result": result.to_json()}
         content["digest"] = digest(content)
         write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
-        delete_slabs(self.opened.store)
 
 
 def attacks_its_choice(search: SearchConfig) -> bool:

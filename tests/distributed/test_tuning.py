@@ -1,28 +1,30 @@
-"""The search as a Tune job: the scores are those of one process, and a killed driver's slabs are not scored again."""
+"""The search as a Ray Tune job: the scores are those of the driver to the bit, and failed trials are run again."""
 
 import os
 import signal
-import subprocess
-import sys
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from mixednuts_dist.distributed.slabs import SearchInputs, SearchTask, delete_slabs
-from mixednuts_dist.distributed.tuning import SlabTuner
+from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.config.run_config import parse_config
+from mixednuts_dist.distributed import tuning
+from mixednuts_dist.distributed.executor import make_executor
+from mixednuts_dist.distributed.search_inputs import SearchInputs, SearchTask
+from mixednuts_dist.errors import ClusterError
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.selection.criteria import Scores
 from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.selection import score_candidates
-from mixednuts_dist.storage.store import Store
+from tests.helpers.runs import tiny_content
 
 GRID = Grid((0.1, 0.6, 2.0), (1.0, 2.5), (-1.2, -0.6, -0.3, 0.4), (1.0, 0.9, 0.5))
 PAIRS = (("gelu", None), ("relu", None), ("gelu", 5))
-WAIT_SECONDS = 400
 
 
 def inputs(n_images: int = 80, n_classes: int = 10) -> SearchInputs:
@@ -41,78 +43,60 @@ def grids() -> list[Grid]:
     return [replace(GRID, clamp=clamp, ln_k=ln_k) for clamp, ln_k in PAIRS]
 
 
-def task(folder: Path) -> SearchTask:
-    return SearchTask(str(folder), "0123abcd", "exact")
+def scored_on_tune(folder: Path, executor: Any, given: list[Grid], **compute: Any) -> list[Scores]:
+    scoring = executor.scoring(inputs(), SearchTask(str(folder), "0123abcd", "exact"), ComputeConfig(**compute))
+    return scoring(given)
 
 
-def assert_scores(found: list[Scores]) -> None:
-    """They are those of one process without Ray."""
-    for grid, scores in zip(grids(), found, strict=True):
+@pytest.mark.alone
+def test_a_tune_job_has_the_scores_of_the_driver_to_the_bit(
+    tmp_path: Path, ray_executor: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    others = [replace(grid, powers=(2.0,), biases=(0.0,)) for grid in grids()[:1]]
+    given = [*grids(), *others]
+    found = scored_on_tune(tmp_path, ray_executor, given)
+    for grid, scores in zip(given, found, strict=True):
         expected = score_candidates(inputs().criterion("exact", *grid.pair), grid)
-        torch.testing.assert_close(scores.log_cutoffs, expected.log_cutoffs, rtol=1e-12, atol=0)
-        assert torch.equal(scores.counts, expected.counts)
-        assert torch.equal(scores.kept, expected.kept)
-
-
-def slab_files(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in (folder / "search").glob("slab-*.safetensors")}
-
-
-@pytest.mark.alone
-@pytest.mark.usefixtures("ray_executor")
-def test_scores_are_those_of_one_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(grids()))
-    first = slab_files(tmp_path)
-    assert len(first) == 12
-    (tmp_path / "search" / min(first)).write_bytes(b"damaged")
-    (tmp_path / "search" / max(first)).unlink()
-    assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(grids()))
-    second = slab_files(tmp_path)
-    assert {name for name in first if first[name] != second[name]} == {min(first), max(first)}
-    delete_slabs(Store(str(tmp_path)))
-    assert not slab_files(tmp_path)
+        for part, wanted in zip(scores, expected, strict=True):
+            assert torch.equal(part.nan_to_num(7), wanted.nan_to_num(7))
     assert "Trial" not in capfd.readouterr().out
-
-
-DRIVER = """
-import sys, time
-from pathlib import Path
-from mixednuts_dist.distributed import tuning
-from mixednuts_dist.distributed.executor import make_executor
-from tests.distributed.test_tuning import inputs, grids, task
-
-class Slow(tuning.SlabTrial):
-    def step(self):
-        result = super().step()
-        time.sleep(0.5)
-        return result
-
-tuning.SlabTrial = Slow
-with make_executor('ray') as executor:
-    executor.start()
-    tuning.SlabTuner(inputs(), task(Path(sys.argv[1]))).scores(grids())
-"""
+    assert len(list((tmp_path / "search" / "tune").glob("0123abcd-*/score_trial_*"))) == 3 * 8 + 1
 
 
 @pytest.mark.alone
-@pytest.mark.usefixtures("ray_executor")
-def test_a_killed_drivers_slabs_are_not_scored_again(tmp_path: Path) -> None:
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[2], start_new_session=True,
-        env={**os.environ, "RAY_ADDRESS": "local"},
-    )  # fmt: skip
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not slab_files(tmp_path) and time.monotonic() < deadline:
-        assert driver.poll() is None, "the driver ended before its first slab"
-        time.sleep(0.01)
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-    left = slab_files(tmp_path)
-    assert 0 < len(left) < 12
-    assert_scores(SlabTuner(inputs(), task(tmp_path)).scores(grids()))
-    finished = slab_files(tmp_path)
-    assert len(finished) == 12
-    assert {name: finished[name] for name in left} == left
+def test_a_killed_trial_is_run_again(tmp_path: Path, ray_executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial kills its own process the first time, as Linux does if memory runs out."""
+    whole = tuning.score_trial
+
+    def killed_once(config: dict[str, Any], inputs: SearchInputs, task: SearchTask, grids: Sequence[Grid]) -> None:
+        mark = Path(task.store_uri) / f"killed-{config['power']}-{config['bias']}"
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(config, inputs, task, grids)
+
+    monkeypatch.setattr(tuning, "score_trial", killed_once)
+    grid = replace(GRID, powers=(1.0,), biases=(-0.6, 0.4))
+    (found,) = scored_on_tune(tmp_path, ray_executor, [grid])
+    assert len(list(tmp_path.glob("killed-*"))) == 2
+    assert torch.equal(found.counts, score_candidates(inputs().criterion("exact", *grid.pair), grid).counts)
+
+
+@pytest.mark.alone
+def test_a_search_that_no_node_takes_ends_after_start_seconds(tmp_path: Path, ray_executor: Any) -> None:
+    with pytest.raises(ClusterError, match="no trial of the search could start for 2 s"):
+        scored_on_tune(tmp_path, ray_executor, [GRID], num_cpus=1000, start_seconds=2)
+
+
+def test_a_search_in_this_process_has_no_tune_job() -> None:
+    task, compute = SearchTask("nowhere", "0123abcd", "exact"), ComputeConfig()
+    assert make_executor("local").scoring(inputs(), task, compute) is None
+
+
+def test_the_key_that_chooses_tune_is_no_determinant(tmp_path: Path) -> None:
+    content = tiny_content(tmp_path)
+    ids = {parse_config({**content, "search": {**content["search"], "tune": tune}}).run_id() for tune in (True, False)}
+    assert len(ids) == 1
 
 
 def test_an_entry_deploys_its_own_clamp_and_width() -> None:

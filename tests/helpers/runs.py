@@ -48,6 +48,7 @@ def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:
             "powers": [1.0, 3.0],
             "biases": [-0.5, 0.0],
             "rounds": 0,  # they are in tests/stages/test_rounds.py
+            "tune": False,  # tests/distributed/test_tuning.py
         },
         "evaluate": {"n_iter": 5, "n_target_classes": 2, "n_queries": 20},
         "storage": str(storage),

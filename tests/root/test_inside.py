@@ -28,10 +28,9 @@ def test_the_walk_has_at_most_eight_functions_and_each_is_there() -> None:
 
 @pytest.mark.alone
 def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
-    tmp_path: Path, ray_executor: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ray_executor: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page's blocks as they stand there, in the workers and in the trials of the search."""
-    monkeypatch.setattr("mixednuts_dist.stages.choosing.WORTH_TRIALS", 0)
     files = [tmp_path / f"mine_{i}.py" for i in range(len(SHOWN))]
     for file, text in zip(files, SHOWN, strict=True):
         file.write_text(text)
@@ -43,7 +42,7 @@ def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
         rob="mirror:rob",
         flip={},
     )
-    content["search"] |= {"clamp": "cube", "criterion": "fewest"}
+    content["search"] |= {"clamp": "cube", "criterion": "fewest", "tune": True}
     content["evaluate"] |= {"attacks": ["apgd-gap"]}
     config = parse_config(content)
     results = pipeline.run(config, executor=ray_executor)

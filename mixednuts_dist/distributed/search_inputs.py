@@ -1,0 +1,51 @@
+"""What the driver sends to the trials of a search: the cached logits, and how to score candidates on them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config.register import CRITERIA
+from ..mixing.clamps import Clamp
+from ..selection.criteria import Criterion
+from ..selection.inputs import CachedLogits
+
+
+@dataclass(frozen=True)
+class SearchInputs:
+    """The cached logits of a run as numpy arrays, which Ray shares between processes without a copy."""
+
+    labels_N: np.ndarray[Any, Any]
+    std_clean_NK: np.ndarray[Any, Any]
+    rob_clean_NK: np.ndarray[Any, Any]
+    rob_attacked_NK: np.ndarray[Any, Any]
+
+    def criterion(self, name: str, clamp: Clamp, ln_k: int | None) -> Criterion:
+        """Return a registered criterion on these rows."""
+        criterion: Criterion = CRITERIA.get(name).from_rows(self.rows(), clamp=clamp, ln_k=ln_k)
+        return criterion
+
+    def rows(self) -> CachedLogits:
+        """Return the same as tensors."""
+        std_pred_N = _tensor(self.std_clean_NK).argmax(dim=1)
+        return CachedLogits(
+            _tensor(self.rob_clean_NK), _tensor(self.rob_attacked_NK), _tensor(self.labels_N), std_pred_N
+        )
+
+
+@dataclass(frozen=True)
+class SearchTask:
+    """What all trials of one search have in common."""
+
+    store_uri: str
+    fingerprint: str
+    criterion: str
+    extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
+    working_folder: str = ""  # the driver's
+
+
+def _tensor(values: np.ndarray[Any, Any]) -> Tensor:
+    return torch.from_numpy(values.copy())
