@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from .config.run_config import RunConfig as RunConfig
     from .config.run_config import load_config as load_config
     from .config.threat import ThreatModel as ThreatModel
+    from .deployment.loading import load_pretrained as load_pretrained
+    from .deployment.loading import load_run as load_run
     from .deployment.loading import load_smoothed as load_smoothed
+    from .deployment.loading import save_pretrained as save_pretrained
     from .errors import MixedNutsError as MixedNutsError
     from .images.datasets import open_dataset as open_dataset
     from .mixing.classifier import MixedClassifier as MixedClassifier
@@ -58,10 +61,13 @@ _HOMES = {
     "autoattack": ".attacks.adaptive",
     "load_classifier": ".classifiers.base_classifiers",
     "load_config": ".config.run_config",
+    "load_pretrained": ".deployment.loading",
+    "load_run": ".deployment.loading",
     "load_smoothed": ".deployment.loading",
     "minimum_margin_attack": ".attacks.minimum_margin",
     "mix": ".api",
     "open_dataset": ".images.datasets",
+    "save_pretrained": ".deployment.loading",
     "select_parameters": ".selection.selection",
     "select_parameters_exact": ".selection.selection",
     "signed_margin": ".mixing.margins",

@@ -186,7 +186,7 @@ def held(name: str) -> nn.Module:
     if name not in _HELD:
         raise InvalidInputError(
             f"{name} was a module of the process that called mixednuts_dist.mix; keep the mixed classifier with "
-            "save_pretrained and load it with from_pretrained"
+            "save_pretrained and load it with load_pretrained"
         )
     return copy.deepcopy(_HELD[name])
 

@@ -239,4 +239,4 @@ def export(run: str, output: str, *, robustbench: bool, beta: float | None, trus
             place = upload(folder, hub) if hub is not None else str(folder)
         console.print(f"{place}: {', '.join(written)}")
         if not robustbench:
-            click.echo(f'MixedClassifier.from_pretrained("{output}"{shown})')
+            click.echo(f'load_pretrained("{output}"{shown})')

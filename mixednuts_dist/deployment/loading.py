@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
@@ -90,13 +91,9 @@ class DeployedRun:
             )
         return model
 
-    def classifier(self, *roles: str) -> MixedClassifier:
-        """The mixed classifier, with the base classifiers of `roles` alone where any are named; errors as in `base`.
-
-        A base classifier that is left out is an `nn.Identity`: for processes that hold one half of the lazy pair.
-        """
-        std, rob = (self.base(role) if role in (roles or ROLES) else nn.Identity() for role in ROLES)
-        return MixedClassifier.from_mixture(std, rob, self.mixture)
+    def classifier(self) -> MixedClassifier:
+        """Return the mixed classifier; errors as in `base`."""
+        return MixedClassifier.from_mixture(self.base("std"), self.base("rob"), self.mixture)
 
     @property
     def mixture(self) -> Mixture:
@@ -105,9 +102,25 @@ class DeployedRun:
         return replace(self.chosen.mixture(), **surrogate)
 
 
-def load_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -> MixedClassifier:
-    """See `MixedClassifier.from_run`."""
-    return read_run(uri, beta=beta, trust_code=trust_code).classifier()
+def load_run(
+    uri: str, beta: float | None = None, device: str | torch.device | None = None, trust_code: bool = False
+) -> MixedClassifier:
+    """Load the mixed classifier that a run chose: both base classifiers and the parameters at `beta`.
+
+    Args:
+        uri: the run's folder, `<storage>/<run id>`: a path or any fsspec URI.
+        beta: one of the searched values; by default the deployed one.
+        device: where the classifier goes; by default it stays on the CPU.
+        trust_code: run the Python code that the run names (`py:` classifiers, extensions) and use its services. Read
+            that code first.
+
+    Raises:
+        MissingArtifact: if there is no run, or if its search has not finished.
+        InvalidInputError: if beta was not searched (the valid ones are listed), if the run has no standard classifier,
+            or if an untrusted run names code and `trust_code` is not given.
+        FingerprintMismatch: if the weights of a base classifier are not those that the run was made with.
+    """
+    return read_run(uri, beta=beta, trust_code=trust_code).classifier().to(device)
 
 
 def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = False, **noise: Any) -> SmoothedMixture:
@@ -134,7 +147,7 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
 def loading_line(config: RunConfig, run: str) -> str:
     """The line of Python that loads a run's mixture; `run` is its folder or URI."""
     has_code = named_code(std=config.std, rob=config.rob, extensions=config.extensions)
-    return f"MixedClassifier.from_run({json.dumps(run)}{', trust_code=True' if has_code else ''})"
+    return f"load_run({json.dumps(run)}{', trust_code=True' if has_code else ''})"
 
 
 def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -> DeployedRun:
@@ -195,11 +208,13 @@ class StoredBase:
     code: str | None = None  # the Python file in the folder that has the URI's function
 
 
-def save_pretrained(mixed: MixedClassifier, folder: Path, *, std_uri: str | None, rob_uri: str | None) -> None:
-    """See `MixedClassifier.save_pretrained`."""
+def save_pretrained(
+    mixed: MixedClassifier, folder: str | Path, *, std_uri: str | None = None, rob_uri: str | None = None
+) -> None:
+    """Write `mixed_classifier.json` and, for each base classifier without a URI, its weights as safetensors."""
     uris = {"std": std_uri, "rob": rob_uri}
     bases = {role: StoredBase(uri, None if uri else f"{role}.safetensors") for role, uri in uris.items()}
-    write_folder(mixed, folder, bases)
+    write_folder(mixed, Path(folder), bases)
 
 
 def write_folder(
@@ -227,14 +242,21 @@ def write_folder(
 def load_pretrained(
     source: str | Path,
     *,
-    std: nn.Module | None,
-    rob: nn.Module | None,
-    resolve: Callable[[str], nn.Module] | None,
+    std: nn.Module | None = None,
+    rob: nn.Module | None = None,
+    resolve: Callable[[str], nn.Module] | None = None,
     trust_code: bool = False,
 ) -> MixedClassifier:
-    """See `MixedClassifier.from_pretrained`.
+    """Load what `save_pretrained` or `mixednuts export` wrote.
+
+    Args:
+        source: a folder, an fsspec URI of one, or `hf:ORG/NAME`.
+        std, rob: modules to use instead of those that the folder names; saved weights go into them.
+        resolve: makes modules of URIs; by default `load_classifier`.
+        trust_code: run the Python files of `source` that build its base classifiers. Read them first.
 
     Raises:
+        BaseClassifierError: if a URI cannot be built here.
         InvalidInputError: where `source` holds no mixed classifier of a known version, or a base classifier cannot be
             had.
         FingerprintMismatch: where a base classifier's weights are not those that were saved.

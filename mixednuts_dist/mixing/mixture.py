@@ -76,6 +76,17 @@ class Mixture:
             std_is_one_hot=self.temperature == 0,
         )
 
+    def log_surrogate_probs(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
+        """Return f_aux of the raw logits of the base classifiers, float64, (B, K)."""
+        rob_float64_BK = rob_logits_BK.double()
+        return log_surrogate(
+            std_logits_BK.double(),
+            rob_float64_BK,
+            self.transform(rob_float64_BK),
+            alpha_d=self.surrogate_alpha,
+            r_d=self.rd,
+        )
+
     def classes(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
         """The classes that the mixture predicts, shape (B,), from the base classifiers' raw logits.
 

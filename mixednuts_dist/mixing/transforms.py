@@ -142,21 +142,6 @@ class LogitTransform(LogitMap):
     def settings(self) -> dict[str, Any]:
         return {"scale": self.scale, "power": self.power, "bias": self.bias, "clamp": self.clamp, "ln_k": self.ln_k}
 
-    @staticmethod
-    def identity() -> IdentityTransform:
-        """No map at all."""
-        return IdentityTransform()
-
-    @staticmethod
-    def temperature(temperature: float) -> TemperatureTransform:
-        """Temperature scaling without LayerNorm."""
-        return TemperatureTransform(temperature)
-
-    @staticmethod
-    def layer_norm(ln_k: int | None = None) -> LayerNormTransform:
-        """LayerNorm only."""
-        return LayerNormTransform(ln_k)
-
 
 LOGIT_MAPS: dict[str, type[LogitMap]] = {
     "nonlinear": LogitTransform,

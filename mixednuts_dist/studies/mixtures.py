@@ -8,7 +8,7 @@ from ..classifiers.base_classifiers import ModelSize, measure_uri
 from ..config.register import STUDIES
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
-from ..mixing.transforms import LogitMap, LogitTransform
+from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap, LogitTransform
 from ..reports.charts import accuracy_scatter, bars, count_bars
 from ..reports.counts import Count, compared, count, minus, points_text, share_text
 from ..reports.drawing import Figure
@@ -29,7 +29,7 @@ def main_table(bench: Bench) -> Outcome:
     """std, rob and the mixture, clean and attacked (section 5.1)."""
     results = bench.results
     plain_name = "mixed, no transformation"  # the paper's "Mixed"
-    plain = bench.measured(plain_name, weighted(bench.rows, LogitTransform.identity(), bench.beta))
+    plain = bench.measured(plain_name, weighted(bench.rows, IdentityTransform(), bench.beta))
     rows: list[tuple[str, Count, Count, str]] = [
         (row.classifier, row.clean, row.robust, row.attack) for row in results.accuracy
     ]
@@ -191,8 +191,8 @@ def no_transformation(bench: Bench) -> Outcome:
     """Rob as it is (Mixed), behind LayerNorm, behind a mere GELU, and behind M(s, p, c) (appendix D.1)."""
     ln_k = bench.search.ln_k
     maps: dict[str, LogitMap | None] = {
-        "none (Mixed)": LogitTransform.identity(),
-        "LayerNorm only": LogitTransform.layer_norm(ln_k),
+        "none (Mixed)": IdentityTransform(),
+        "LayerNorm only": LayerNormTransform(ln_k),
         "GELU only": LogitTransform(1, 1, 0, clamp="gelu", ln_k=ln_k),
         "M(s, p, c)": None,
     }
@@ -231,7 +231,7 @@ def trade_off(bench: Bench) -> Outcome:
     betas = tuple(sorted({*bench.config.search.betas, *TRADE_OFF_BETAS}, reverse=True))
     families = {
         "MixedNUTS": _searched(bench, betas),
-        "Mixed": {beta: weighted(bench.rows, LogitTransform.identity(), beta) for beta in betas},
+        "Mixed": {beta: weighted(bench.rows, IdentityTransform(), beta) for beta in betas},
     }
     rows: list[tuple[Cell, ...]] = []
     points: dict[str, list[tuple[str, Count, Count]]] = {}

@@ -9,7 +9,7 @@ from ..config.register import STUDIES
 from ..config.uris import parse_uri
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
-from ..mixing.transforms import LogitMap, LogitTransform
+from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap
 from ..reports.charts import accuracy_scatter, bars, count_bars
 from ..reports.charts import lines as line_chart
 from ..reports.counts import compared, count, share_text
@@ -149,13 +149,13 @@ def base_accuracy(bench: Bench) -> Outcome:
     transform = bench.deployed().transform
     rows = bench.rows
     attacked = {
-        "h": ~bench.attacked("MMAA on h", LogitTransform.identity()).rob_broken_N,
+        "h": ~bench.attacked("MMAA on h", IdentityTransform()).rob_broken_N,
         "h-LN": ~bench.first_rows.rob_broken_N,
         "h-M": ~bench.attacked("MMAA on h-M", transform).rob_broken_N,
     }
     maps: dict[str, LogitMap] = {
-        "h": LogitTransform.identity(),
-        "h-LN": LogitTransform.layer_norm(bench.search.ln_k),
+        "h": IdentityTransform(),
+        "h-LN": LayerNormTransform(bench.search.ln_k),
         "h-M": transform,
     }
     clean = {name: each(rows.rob_clean_NK).argmax(dim=1) == rows.labels_N for name, each in maps.items()}

@@ -10,7 +10,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 
-from mixednuts_dist import MixedClassifier, load_classifier
+from mixednuts_dist import load_classifier, load_pretrained, load_run
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.register import require_extensions
@@ -84,18 +84,18 @@ def test_paths_are_relative_to_the_configurations_file_and_the_run_id_does_not_s
 
 def test_a_run_is_loaded_and_exported_from_any_folder(project, elsewhere):
     home, run = project
-    mixed = MixedClassifier.from_run(str(run), trust_code=True)
+    mixed = load_run(str(run), trust_code=True)
     answer = CliRunner().invoke(main, ["export", str(run), "--to", "mixture", "--trust-code"], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
-    assert 'from_pretrained("mixture", trust_code=True)' in answer.output
+    assert 'load_pretrained("mixture", trust_code=True)' in answer.output
     assert "writing weights, parameters and card" in answer.output, "it takes a while, and says what it does"
     assert (elsewhere / "mixture" / "nets.py").read_text() == NETS
 
     (home / "std.pth").rename(home / "moved.pth")  # the weights are in the exported folder
     try:
         with pytest.raises(InvalidInputError, match=r"nets.py of mixture, which is run only if you ask"):
-            MixedClassifier.from_pretrained("mixture")
-        loaded = MixedClassifier.from_pretrained("mixture", trust_code=True)
+            load_pretrained("mixture")
+        loaded = load_pretrained("mixture", trust_code=True)
     finally:
         (home / "moved.pth").rename(home / "std.pth")
     images, _ = open_dataset("digits").read(0, 24)
@@ -117,14 +117,14 @@ def test_a_file_that_imports_another_of_its_folder_is_told_the_way_out(project, 
 @pytest.mark.usefixtures("elsewhere")
 def test_the_runs_copy_stands_for_a_file_that_was_edited(project):
     home, run = project
-    before = MixedClassifier.from_run(str(run), trust_code=True)
+    before = load_run(str(run), trust_code=True)
     here = home / "std.pth", home / "rob.pth"
     try:
         (home / "nets.py").write_text("raise RuntimeError('edited')\n")
         copy = next(run.glob("code/*/nets.py"))
         for weights in here:
             os.link(weights, copy.parent / weights.name)
-        after = MixedClassifier.from_run(str(run), trust_code=True)
+        after = load_run(str(run), trust_code=True)
     finally:
         (home / "nets.py").write_text(NETS)
         for weights in here:

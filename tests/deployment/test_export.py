@@ -11,7 +11,7 @@ import torch
 import yaml
 from click.testing import CliRunner, Result
 
-from mixednuts_dist import MixedClassifier
+from mixednuts_dist import MixedClassifier, load_pretrained, load_run
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.versions import FAST, fast_notes
 from mixednuts_dist.deployment.export import model_card
@@ -29,7 +29,7 @@ def test_the_exported_folder_is_the_classifier_of_the_run(run_folder: Path, tmp_
     assert shown.exit_code == 0, shown.output
     images, _ = open_dataset("digits").read(0, 32)
     loaded = eval(shown.stdout.strip(), {"MixedClassifier": MixedClassifier})
-    assert torch.equal(loaded(images), MixedClassifier.from_run(str(run_folder))(images))
+    assert torch.equal(loaded(images), load_run(str(run_folder))(images))
     assert sorted(path.name for path in target.iterdir()) == [
         "README.md", "mixed_classifier.json", "rob.safetensors", "std.safetensors", "tradeoff.svg",
     ]  # fmt: skip
@@ -66,7 +66,7 @@ def test_another_beta_is_said_not_to_have_been_attacked(run_folder: Path, tmp_pa
     assert "This beta has not been attacked" in text
     assert "| 0.5 (this one) |" in text
     assert not (tmp_path / "tradeoff.svg").exists()
-    assert MixedClassifier.from_pretrained(tmp_path).alpha == MixedClassifier.from_run(str(run_folder), beta=0.5).alpha
+    assert load_pretrained(tmp_path).alpha == load_run(str(run_folder), beta=0.5).alpha
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_robustbench_gets_the_stored_images_in_the_order_of_the_test_set(run_fol
     assert x_adv.dtype == torch.float32
     assert float((x_adv - images).abs().max()) <= 0.15 + 1e-6
     robust = json.loads((run_folder / "report/results.json").read_text())["accuracy"]["mixed"]["robust"]["correct"]
-    recounted = int((MixedClassifier.from_run(str(run_folder)).predict(x_adv) == labels).sum())
+    recounted = int((load_run(str(run_folder)).predict(x_adv) == labels).sum())
     assert abs(recounted - robust) <= 1  # in another batch, an image at the border may tip over
     form = (tmp_path / "new_evaluation.md").read_text()
     assert f"**Robust accuracy:** {100 * robust / 24:.2f} % ({robust} of 24 images)" in form

@@ -8,9 +8,9 @@ import pytest
 import torch
 import yaml
 
-from mixednuts_dist import MixedClassifier
+from mixednuts_dist import load_run
 from mixednuts_dist.cli.options import config_of
-from mixednuts_dist.deployment.loading import loading_line, read_run
+from mixednuts_dist.deployment.loading import loading_line
 from mixednuts_dist.errors import ConfigError, DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.storage.partitions import Partition
@@ -20,7 +20,7 @@ from tests.helpers.runs import Finished
 
 
 def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Path) -> None:
-    mixed = MixedClassifier.from_run(str(run_folder))
+    mixed = load_run(str(run_folder))
     store, part = Store(str(run_folder)), Partition(0, 0, 8)
     footer = read_footer(store, "evaluate/part-00000.parquet")
     assert footer is not None
@@ -33,7 +33,7 @@ def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Pat
 
 def test_the_line_that_is_printed_loads_the_run(tiny_run: Finished) -> None:
     run_folder = tiny_run.folder
-    loaded = eval(loading_line(tiny_run.config, str(run_folder)), {"MixedClassifier": MixedClassifier})
+    loaded = eval(loading_line(tiny_run.config, str(run_folder)), {"load_run": load_run})
     selected = json.loads((run_folder / "search/selected.json").read_text())["result"]
     assert loaded.mixture.surrogate_alpha == selected["surrogate_alpha"]
     chosen = next(entry for entry in selected["entries"] if entry["beta"] == selected["deployed_beta"])
@@ -43,7 +43,7 @@ def test_the_line_that_is_printed_loads_the_run(tiny_run: Finished) -> None:
 def test_another_beta_gives_its_own_parameters(run_folder: Path) -> None:
     entries = json.loads((run_folder / "search/selected.json").read_text())["result"]["entries"]
     for entry in entries:
-        mixed = MixedClassifier.from_run(str(run_folder), beta=entry["beta"])
+        mixed = load_run(str(run_folder), beta=entry["beta"])
         assert (mixed.alpha, mixed.one_minus_alpha) == (entry["alpha"], entry["one_minus_alpha"])
         assert mixed.transform.settings()["bias"] == entry["bias"]
 
@@ -52,7 +52,7 @@ def test_a_beta_that_was_not_searched_lists_those_that_were(run_folder: Path) ->
     with pytest.raises(
         InvalidInputError, match=r"beta=0\.95 was not searched in run tiny-\w+; these were: 1, 0\.9, 0\.5"
     ):
-        MixedClassifier.from_run(str(run_folder), beta=0.95)
+        load_run(str(run_folder), beta=0.95)
 
 
 def test_a_run_in_a_bucket_loads_like_one_in_a_folder(run_folder: Path, object_store: object) -> None:
@@ -61,7 +61,7 @@ def test_a_run_in_a_bucket_loads_like_one_in_a_folder(run_folder: Path, object_s
     for name in ("run.yaml", "search/selected.json"):
         bucket.write(name, (run_folder / name).read_bytes())
     images, _ = open_dataset("digits").read(0, 4)
-    there, here = MixedClassifier.from_run(uri), MixedClassifier.from_run(str(run_folder))
+    there, here = load_run(uri), load_run(str(run_folder))
     assert torch.equal(there(images), here(images))
 
 
@@ -71,7 +71,7 @@ def test_a_run_of_another_release_is_refused_in_one_line(copied: Callable[[], Pa
     del content["version"]
     content["versions"]["mixednuts-dist"] = "0.3.0"
     (folder / "run.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    for reads in (MixedClassifier.from_run, config_of):
+    for reads in (load_run, config_of):
         with pytest.raises(ConfigError, match=r"release 0\.3\.0") as refused:
             reads(str(folder))
         assert len(str(refused.value).splitlines()) == 1
@@ -79,16 +79,16 @@ def test_a_run_of_another_release_is_refused_in_one_line(copied: Callable[[], Pa
 
 def test_a_folder_without_a_run_names_those_below_it(run_folder: Path) -> None:
     with pytest.raises(MissingArtifact, match=rf"holds no run .*below it do: .*{run_folder.name}"):
-        MixedClassifier.from_run(str(run_folder.parent))
+        load_run(str(run_folder.parent))
     with pytest.raises(MissingArtifact, match=r"holds no run \(no run\.yaml\)\. Give the folder"):
-        MixedClassifier.from_run(str(run_folder / "nothing"))
+        load_run(str(run_folder / "nothing"))
 
 
 def test_a_run_without_a_search_says_so(copied: Callable[[], Path]) -> None:
     folder = copied()
     (folder / "search/selected.json").unlink()
     with pytest.raises(MissingArtifact, match=r"has not been searched yet: .*Run: mixednuts search"):
-        MixedClassifier.from_run(str(folder))
+        load_run(str(folder))
 
 
 def test_a_run_of_rob_alone_has_no_mixture(copied: Callable[[], Path]) -> None:
@@ -97,7 +97,7 @@ def test_a_run_of_rob_alone_has_no_mixture(copied: Callable[[], Path]) -> None:
     described["config"]["std"] = None
     (folder / "run.yaml").write_text(yaml.safe_dump(described))
     with pytest.raises(InvalidInputError, match="attacks rob alone; without std there is no mixture"):
-        MixedClassifier.from_run(str(folder))
+        load_run(str(folder))
 
 
 def test_other_weights_than_the_runs_are_refused(copied: Callable[[], Path]) -> None:
@@ -108,7 +108,7 @@ def test_other_weights_than_the_runs_are_refused(copied: Callable[[], Path]) -> 
     with pytest.raises(
         FingerprintMismatch, match=r"rob='demo:rob': its weights are not those .*was aaaaaaaaaaaa and is"
     ):
-        MixedClassifier.from_run(str(folder))
+        load_run(str(folder))
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:100], lambda text: text.replace('"scale": 5', '"scale": 4', 1)])
@@ -119,7 +119,7 @@ def test_a_damaged_choice_is_refused_and_kept(copied: Callable[[], Path], damage
     assert damaged != path.read_text()
     path.write_text(damaged)
     with pytest.raises(DamagedFile, match=r"selected\.json is damaged"):
-        MixedClassifier.from_run(str(folder))
+        load_run(str(folder))
     assert path.read_text() == damaged
 
 
@@ -127,16 +127,4 @@ def test_a_cut_run_yaml_is_refused(copied: Callable[[], Path]) -> None:
     folder = copied()
     (folder / "run.yaml").write_text((folder / "run.yaml").read_text()[:200])
     with pytest.raises(DamagedFile, match=r"run\.yaml is damaged"):
-        MixedClassifier.from_run(str(folder))
-
-
-def test_half_of_the_lazy_pair_loads_alone(run_folder: Path) -> None:
-    """rob's half decides without std's weights."""
-    run = read_run(str(run_folder))
-    half, whole = run.classifier("rob"), run.classifier()
-    images, _ = open_dataset("digits").read(0, 50)
-    assert not list(half.std.parameters())
-    for found, expected in zip(
-        half.decided_by_rob(half.rob(images)), whole.decided_by_rob(whole.rob(images)), strict=True
-    ):
-        assert torch.equal(found, expected)
+        load_run(str(folder))

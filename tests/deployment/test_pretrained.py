@@ -5,51 +5,56 @@ from pathlib import Path
 import pytest
 import torch
 
+from mixednuts_dist import load_pretrained, save_pretrained
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.deployment.loading import StoredBase, write_folder
 from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.mixing.transforms import LogitMap, LogitTransform
+from mixednuts_dist.mixing.transforms import (
+    IdentityTransform,
+    LayerNormTransform,
+    LogitMap,
+    LogitTransform,
+    TemperatureTransform,
+)
 from mixednuts_dist.storage.store import Store
 from tests.helpers.counting_net import CountingNet, images, mixed
 
 
 def test_saved_weights_come_back(tmp_path: Path) -> None:
     model = mixed(0.97, temperature=0.2, surrogate_alpha=0.8, rd=0.5)
-    model.save_pretrained(tmp_path)
-    loaded = MixedClassifier.from_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(10, 9))
+    save_pretrained(model, tmp_path)
+    loaded = load_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(10, 9))
     assert torch.equal(loaded(images()), model(images()))
     assert loaded.mixture.weights() == model.mixture.weights()
     assert repr(loaded.transform) == repr(model.transform)
     with pytest.raises(InvalidInputError, match="std is saved as weights: pass std="):
-        MixedClassifier.from_pretrained(tmp_path, rob=CountingNet(10, 9))
+        load_pretrained(tmp_path, rob=CountingNet(10, 9))
     with pytest.raises(InvalidInputError, match=r"rob\.safetensors does not fit rob, a CountingNet"):
-        MixedClassifier.from_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(7, 9))
+        load_pretrained(tmp_path, std=CountingNet(10, 8), rob=CountingNet(7, 9))
 
 
 def test_whoever_may_read_the_parameters_may_read_the_weights(tmp_path: Path) -> None:
-    mixed(0.97).save_pretrained(tmp_path)
+    save_pretrained(mixed(0.97), tmp_path)
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, "safetensors alone leaves 0600"
 
 
-@pytest.mark.parametrize(
-    "transform", [LogitTransform.identity(), LogitTransform.temperature(0.3), LogitTransform.layer_norm(5)]
-)
+@pytest.mark.parametrize("transform", [IdentityTransform(), TemperatureTransform(0.3), LayerNormTransform(5)])
 def test_base_classifiers_can_stay_references(tmp_path: Path, transform: LogitMap) -> None:
     model = mixed(transform=transform)
-    model.save_pretrained(tmp_path, std_uri="demo:std", rob_uri="demo:rob")
+    save_pretrained(model, tmp_path, std_uri="demo:std", rob_uri="demo:rob")
     assert [path.name for path in tmp_path.iterdir()] == ["mixed_classifier.json"]
     bases = {"demo:std": model.std, "demo:rob": model.rob}
-    loaded = MixedClassifier.from_pretrained(tmp_path, resolve=bases.__getitem__)
+    loaded = load_pretrained(tmp_path, resolve=bases.__getitem__)
     assert torch.equal(loaded(images()), model(images()))
 
 
 def test_references_are_resolved_without_being_told_how(tmp_path: Path) -> None:
     std, rob = load_classifier("demo:std", "std"), load_classifier("demo:rob", "rob")
     model = MixedClassifier(std, rob, LogitTransform(5, 4, -1.1), 0.99)
-    model.save_pretrained(tmp_path, std_uri="demo:std", rob_uri="demo:rob")
+    save_pretrained(model, tmp_path, std_uri="demo:std", rob_uri="demo:rob")
     digits = torch.rand(4, 1, 8, 8)
-    assert torch.equal(MixedClassifier.from_pretrained(str(tmp_path))(digits), model(digits))
+    assert torch.equal(load_pretrained(str(tmp_path))(digits), model(digits))
 
 
 def test_saved_weights_go_into_the_architecture_that_the_uri_names(tmp_path: Path) -> None:
@@ -63,7 +68,7 @@ def test_saved_weights_go_into_the_architecture_that_the_uri_names(tmp_path: Pat
     write_folder(model, folder, {role: StoredBase(uri, f"{role}.safetensors") for role in ("std", "rob")})
     weights.unlink()
     x = torch.rand(2, 3, 32, 32)
-    assert torch.equal(MixedClassifier.from_pretrained(folder)(x), model(x))
+    assert torch.equal(load_pretrained(folder)(x), model(x))
 
 
 def test_other_weights_than_were_saved_are_refused(tmp_path: Path) -> None:
@@ -71,37 +76,36 @@ def test_other_weights_than_were_saved_are_refused(tmp_path: Path) -> None:
     model = MixedClassifier(std, rob, LogitTransform(5, 4, -1.1), 0.99)
     write_folder(model, tmp_path, {"std": StoredBase("demo:std"), "rob": StoredBase("demo:rob", sha256=64 * "b")})
     with pytest.raises(FingerprintMismatch, match=r"rob='demo:rob': its weights are not those that were saved"):
-        MixedClassifier.from_pretrained(tmp_path)
-    assert MixedClassifier.from_pretrained(tmp_path, rob=rob).rob is rob
+        load_pretrained(tmp_path)
+    assert load_pretrained(tmp_path, rob=rob).rob is rob
 
 
 def test_a_folder_in_a_bucket_loads(tmp_path: Path, object_store: object) -> None:
     model = mixed()
-    model.save_pretrained(tmp_path)
+    save_pretrained(model, tmp_path)
     uri = object_store.uri("pretrained")  # type: ignore[attr-defined]
     for path in tmp_path.iterdir():
         Store(uri).write(path.name, path.read_bytes())
-    loaded = MixedClassifier.from_pretrained(uri, std=CountingNet(10, 8), rob=CountingNet(10, 9))
+    loaded = load_pretrained(uri, std=CountingNet(10, 8), rob=CountingNet(10, 9))
     assert torch.equal(loaded(images()), model(images()))
 
 
 def test_files_that_hold_no_mixture_are_errors(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"mixed_classifier\.json does not exist"):
-        MixedClassifier.from_pretrained(tmp_path)
+        load_pretrained(tmp_path)
     (tmp_path / "mixed_classifier.json").write_text('{"version": 99}')
     with pytest.raises(InvalidInputError, match="has version 99, this package reads version 2"):
-        MixedClassifier.from_pretrained(tmp_path)
+        load_pretrained(tmp_path)
     (tmp_path / "mixed_classifier.json").write_text("{")
     with pytest.raises(InvalidInputError, match=r"mixed_classifier\.json is damaged"):
-        MixedClassifier.from_pretrained(tmp_path)
-    own = mixed()
-    own.transform = type("Mine", (LogitMap,), {})()
+        load_pretrained(tmp_path)
+    own = mixed(transform=type("Mine", (LogitMap,), {})())
     with pytest.raises(InvalidInputError, match="a transform of type Mine cannot be saved"):
-        own.save_pretrained(tmp_path)
+        save_pretrained(own, tmp_path)
 
 
 def test_a_model_of_the_hub_that_is_not_at_hand_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(InvalidInputError, match=r"hf:org/no-such-model is not in the local cache and cannot"):
-        MixedClassifier.from_pretrained("hf:org/no-such-model")
+        load_pretrained("hf:org/no-such-model")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from mixednuts_dist import MixedClassifier, pipeline
+from mixednuts_dist import load_run, pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import digest, parse_config
 from mixednuts_dist.errors import DamagedFile, InvalidInputError
@@ -85,7 +85,7 @@ def test_a_function_that_a_run_names_is_called_only_where_the_run_is_trusted(
     assert "py:os:system" in told
     assert "--trust-code" in told
     with pytest.raises(InvalidInputError, match=r"py:os:system.*trust_code=True"):
-        MixedClassifier.from_run(str(run))
+        load_run(str(run))
     assert not canary.exists()
 
 
@@ -94,7 +94,7 @@ def test_a_service_that_a_run_names_is_not_asked(copied_run: Finished, canary: P
     run = described(copied_run.folder, config=config)
     assert "--trust-code" in shown(["run", "--local"], run)[1]
     with pytest.raises(InvalidInputError, match=r"http://127\.0\.0\.1:9/classify"):
-        MixedClassifier.from_run(str(run))
+        load_run(str(run))
     assert not canary.exists()
 
 
@@ -150,7 +150,7 @@ def test_a_run_yaml_that_is_far_longer_than_it_looks_is_refused_in_a_line(copied
         assert status == 1
         assert "run.yaml is damaged" in told
     with pytest.raises(DamagedFile, match=r"run\.yaml is damaged"):
-        MixedClassifier.from_run(str(copied_run.folder))
+        load_run(str(copied_run.folder))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,13 @@ from torch import Tensor
 from mixednuts_dist.config.register import CLAMPS as REGISTER
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.clamps import Clamp, clamp_logits
-from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
+from mixednuts_dist.mixing.transforms import (
+    IdentityTransform,
+    LayerNormTransform,
+    LogitTransform,
+    TemperatureTransform,
+    layer_norm_logits,
+)
 from tests.helpers import reference
 
 CLAMPS = REGISTER.names()
@@ -107,10 +113,10 @@ def test_half_precision_goes_in_and_out() -> None:
 
 def test_the_other_maps() -> None:
     rows = logits(dtype=torch.float32)
-    assert torch.equal(LogitTransform.identity()(rows), rows)
-    torch.testing.assert_close(LogitTransform.temperature(0.5)(rows), 2 * rows)
-    assert torch.equal(LogitTransform.layer_norm(4)(rows), layer_norm_logits(rows, 4))
-    torch.testing.assert_close(LogitTransform(0.5, 1, 0, "linear")(rows), LogitTransform.layer_norm()(rows) / 2)
+    assert torch.equal(IdentityTransform()(rows), rows)
+    torch.testing.assert_close(TemperatureTransform(0.5)(rows), 2 * rows)
+    assert torch.equal(LayerNormTransform(4)(rows), layer_norm_logits(rows, 4))
+    torch.testing.assert_close(LogitTransform(0.5, 1, 0, "linear")(rows), LayerNormTransform()(rows) / 2)
 
 
 @pytest.mark.parametrize(

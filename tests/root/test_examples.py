@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import requests
 
-from mixednuts_dist import MixedClassifier
+from mixednuts_dist import load_run
 from mixednuts_dist.images.datasets import open_dataset
 from tests.conftest import Finished
 from tests.helpers.ports import free_ports
@@ -34,7 +34,7 @@ def test_serve_answers_as_the_classifier_does_and_refuses_other_images(tiny_run:
         try:
             images, _ = open_dataset("digits").read(0, 24)
             answer = answered(url, npy(images), server)
-            assert answer.json() == {"classes": MixedClassifier.from_run(run).predict(images).tolist()}
+            assert answer.json() == {"classes": load_run(run).predict(images).tolist()}
             for bad in (npy(images[:, :, :4]), npy(255 * images), b"hello"):
                 assert requests.post(url, bad, timeout=60).status_code == 400
             assert requests.post(url, npy(images[:1]), timeout=60).status_code == 200

@@ -65,7 +65,8 @@ def room_of(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(module, is ours) of each import; ours relative to the package."""
+    """Yield (module, is ours) of each import, also of those by string; ours relative to the package."""
+    here = [*path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, False) for alias in node.names)
@@ -74,11 +75,33 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
             ours = module.split(".")[0] == PACKAGE.name
             yield (module.removeprefix(f"{PACKAGE.name}."), True) if ours else (module, False)
         elif isinstance(node, ast.ImportFrom):
-            here = [*path.relative_to(PACKAGE).parts[:-1]]
             base = here[: len(here) - (node.level - 1)]
             full = [*base, *(node.module or "").split(".")]
             names = [part for part in full if part]
             yield from ((".".join(names), True),) if names else ((alias.name, True) for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from ((module, True) for module in named_modules(node.value, here))
+
+
+def named_modules(text: str, here: list[str]) -> Iterator[str]:
+    """Yield the module of this package that a string names, absolute or relative to the package at `here`."""
+    found = re.fullmatch(rf"({PACKAGE.name}\.|\.+)(\w+(?:\.\w+)*)(?::\w+)?", text)
+    if found is None:
+        return
+    level = 0 if found[1].startswith(PACKAGE.name) else len(found[1])
+    names = [*(here[: len(here) - (level - 1)] if level else []), *found[2].split(".")]
+    for end in (len(names), len(names) - 1):  # the last name may be one in the module
+        if end and (PACKAGE.joinpath(*names[:end]).with_suffix(".py")).is_file():
+            yield ".".join(names[:end])
+            return
+
+
+def test_imports_by_string_are_seen() -> None:
+    assert list(named_modules("mixednuts_dist.deployment.loading", ["mixing"])) == ["deployment.loading"]
+    assert list(named_modules("..deployment.loading", ["certification"])) == ["deployment.loading"]
+    assert list(named_modules(".clamps", ["mixing"])) == ["mixing.clamps"]
+    assert list(named_modules("mixednuts_dist.mixing.margins.signed_margin", [])) == ["mixing.margins"]
+    assert list(named_modules("../deployment", ["mixing"])) == list(named_modules("no.such", ["mixing"])) == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -155,19 +178,6 @@ def test_ray_is_imported_in_one_room_only() -> None:
             if module.split(".")[0] == "ray" and not ours:
                 relative = str(path.relative_to(PACKAGE))
                 assert relative.startswith("distributed/"), f"{relative} imports {module}"
-
-
-# Rooms above their own that files ask for by name, which no reading of imports can see; each needs a reason.
-ASKED_BY_NAME = {"mixing/classifier.py": {"deployment"}}  # MixedClassifier's own methods that read and write files
-
-
-def test_only_known_files_ask_for_a_room_above_by_name() -> None:
-    found: dict[str, set[str]] = {}
-    for path in SOURCES:
-        for room in re.findall(r"\"mixednuts_dist\.(\w+)\.", path.read_text()):
-            if LEVEL.get(room, 0) > LEVEL[room_of(path)] and path.parent != PACKAGE:
-                found.setdefault(str(path.relative_to(PACKAGE)), set()).add(room)
-    assert found == ASKED_BY_NAME
 
 
 def test_importing_the_package_imports_neither_ray_nor_torch() -> None:

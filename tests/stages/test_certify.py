@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import nn
 
-from mixednuts_dist import ThreatModel, load_classifier, open_dataset, pipeline
+from mixednuts_dist import ThreatModel, load_classifier, load_run, open_dataset, pipeline
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
@@ -258,7 +258,7 @@ def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path) -> None:
     assert isinstance(stage, Certify)
     answers, radius = stage.answers(reopen_run(config)), 0.25
     (folder,) = tmp_path.glob("certified-*")
-    deployed = MixedClassifier.from_run(str(folder), trust_code=True).mixture
+    deployed = load_run(str(folder), trust_code=True).mixture
     assert deployed.alpha == results.parameters.alpha
     needed = kept_images(0.9, int(answers.certified(ROB_ALONE, radius).sum()))
     assert int(answers.certified(deployed, radius).sum()) >= needed > 0

@@ -13,7 +13,7 @@ from mixednuts_dist.config.register import STUDIES
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
-from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.mixing.transforms import IdentityTransform
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.stages.runs import searched_images
 from mixednuts_dist.storage.records import AttackRecords
@@ -121,7 +121,7 @@ def test_three_forms_of_rob(bench: Bench, rows: Rows) -> None:
     mapped = plain.transformed(rows.clean, chosen.scale, chosen.power, chosen.bias)
     assert correct(table.row("h-M")["clean"]) == int((mapped.argmax(axis=1) == rows.labels).sum())
     # The raw form's attack, judged again on its own images by the classifier itself.
-    records = bench.attacked("MMAA on h", LogitTransform.identity())
+    records = bench.attacked("MMAA on h", IdentityTransform())
     assert correct(table.row("h")["attacked"]) == int((records.rob_attacked_NK.argmax(1) == records.labels_N).sum())
     assert not torch.equal(records.rob_attacked_NK, bench.rows.rob_attacked_NK)
 
