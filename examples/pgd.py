@@ -10,15 +10,17 @@ Shapes: S slots, images of C x H x W.
 
 # ruff: noqa: ARG002, ARG004 - a registered attack receives arguments that PGD does not need
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mixednuts_dist.attacks.attack import Arrivals, Attack, Seen, SlotArrays
+from mixednuts_dist.attacks.attack import Attack, Run
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import Outputs
 from mixednuts_dist.attacks.losses import ce_loss
+from mixednuts_dist.attacks.stepper import SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.config.register import ATTACKS
 
 ITERATIONS = 20
@@ -26,17 +28,41 @@ STEP = 1 / 4  # of eps: 2/255 of 8/255
 
 
 @dataclass
-class PgdState(SlotArrays):
+class PgdState(SlotState):
     """The state of each slot."""
 
     x: Tensor  # clean image
     x_adv: Tensor
-    iteration: Tensor  # of the evaluation that is due; 0 is the start's
+    iteration: Tensor  # of the next evaluation; 0 is the start's
+
+
+class PgdSteps(Stepper[PgdState]):
+    """Steps of a quarter of the radius."""
+
+    def init(self, like_SCHW: Tensor) -> PgdState:
+        iteration = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
+        return PgdState(like_SCHW.new_zeros(like_SCHW.shape), like_SCHW.new_zeros(like_SCHW.shape), iteration)
+
+    def start(self, state: PgdState, slots: Tensor, batch: StartBatch) -> None:
+        state.x[slots], state.x_adv[slots] = batch.x, batch.random_start(self.ball, self.seed)
+        state.iteration[slots] = 0
+
+    def ask(self, state: PgdState) -> Tensor:
+        return state.x_adv
+
+    def loss(self, state: PgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+        return ce_loss(outputs.logits, labels)
+
+    def tell(self, state: PgdState, x: Tensor, result: StepResult) -> Tensor:
+        step = STEP * self.ball.eps * self.ball.steepest(result.grad)
+        state.x_adv = self.ball.project(x + step, state.x)
+        state.iteration += 1
+        return state.iteration > ITERATIONS
 
 
 @ATTACKS("pgd-20", describes="20 PGD steps of eps / 4 on cross-entropy", options=())
 class Pgd(Attack):
-    """Take 20 steps along the gradient of the cross-entropy from a random start; the engine keeps the best point."""
+    """Take 20 steps along the gradient of the cross-entropy from a random start; the scheduler keeps the best point."""
 
     name = "pgd-20"
 
@@ -44,22 +70,5 @@ class Pgd(Attack):
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
         return ITERATIONS + 1, ITERATIONS + 1
 
-    def state(self, like_SCHW: Tensor) -> PgdState:
-        iteration = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
-        return PgdState(like_SCHW.new_zeros(like_SCHW.shape), like_SCHW.new_zeros(like_SCHW.shape), iteration)
-
-    def begin(self, state: PgdState, slots: Tensor, arrivals: Arrivals) -> None:
-        state.x[slots], state.x_adv[slots] = arrivals.x, arrivals.random_start(self.setting)
-        state.iteration[slots] = 0
-
-    def propose(self, state: PgdState) -> Tensor:
-        return state.x_adv
-
-    def objective(self, state: PgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
-        return ce_loss(outputs.logits, labels)
-
-    def absorb(self, state: PgdState, x_new: Tensor, seen: Seen) -> Tensor:
-        ball = self.setting.ball
-        state.x_adv = ball.project(x_new + STEP * ball.eps * ball.steepest(seen.grad), state.x)
-        state.iteration += 1
-        return state.iteration > ITERATIONS
+    def runs(self) -> Sequence[Run]:
+        return [Run(self.name, self.name, PgdSteps(self.setting.threat, self.setting.seed))]

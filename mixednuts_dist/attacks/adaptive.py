@@ -15,16 +15,17 @@ from ..config.register import ATTACKS
 from ..config.threat import ThreatModel, check_norm
 from ..config.versions import version_named
 from ..mixing.classifier import MixedClassifier
-from .apgd import float32_phases
-from .attack import Phase, Setting, phases_of
+from .apgd import float32_runs
+from .ascent import ApgdRun
+from .attack import Run, Setting, runs_of
 from .budget import AttackBudget, Preset, preset_attacks
 from .draws import Draws, fooling_rates
-from .engine import CACHED, CLEAN, Engine, Finished, Group
 from .entry import checked_labels
 from .gradient_model import AttackedModel, AttackMode, GradientModel, shape_of
 from .judge import Judge
 from .outcome import AttackOutcome
 from .progress import Progress, shown_or
+from .scheduler import CACHED, CLEAN, Finished, Group, Scheduler
 
 TRANSFER = "transfer"  # the name of the only attack on a classifier without gradients
 
@@ -184,7 +185,7 @@ def ensemble_engine(
     stop_when_broken: bool = True,
     progress: Callable[[Progress], None] | None = None,
     eot: int | None = None,
-) -> Engine:
+) -> Scheduler:
     """An engine with the phases of `attacks`; the gradients of a `MixedClassifier` are its surrogate's.
 
     With `eot` a pass has so many rows of each point, and everything computes in float32.
@@ -198,35 +199,35 @@ def ensemble_engine(
         draws = Draws(model, eot, seed, mode)
         attacked = AttackedModel(draws, GradientModel(draws.climb), subject=model)
         shape = BatchShape(max(1, shape.rows // eot), fixed=True)
-    return Engine(
+    return Scheduler(
         attacked, lambda setting: ensemble_plan(setting, attacks), threat, budget, seed, shape, stop_when_broken,
         progress,
     )  # fmt: skip
 
 
-def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Phase]:
-    """All phases of the attacks, in order.
+def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
+    """Return all runs of the attacks, in order.
 
-    Where gradients are coarse (bfloat16), the phases of float32 steps follow the last attack with `climbs_to_the_end`.
+    With low-precision gradients (bfloat16) the float32 runs follow the last attack with `climbs_to_the_end`.
     """
-    plan: list[Phase] = []
+    plan: list[Run] = []
     kinds = [ATTACKS.get(name) for name in attacks]
     climbing = [position for position, kind in enumerate(kinds) if kind.climbs_to_the_end]
     for position, (name, kind) in enumerate(zip(attacks, kinds, strict=True)):
-        phases = phases_of(name, setting)
-        if position <= min(climbing, default=position) and any(phase.in_float32 for phase in phases):
-            # Before any attack has climbed there are no margins that select images near the border, so all take these.
-            phases = [replace(phase, wanted=None) for phase in phases if phase.in_float32]
-        plan += phases
-        if setting.coarse and position == max(climbing, default=None):
-            plan += float32_phases(setting, name, [each for each in plan if each.stepper.climbs_to_the_end])
+        runs = runs_of(name, setting)
+        if position <= min(climbing, default=position) and any(run.float32 for run in runs):
+            # Before any attack has climbed there are no margins that select borderline images, so all take these.
+            runs = [replace(run, wanted=None) for run in runs if run.float32]
+        plan += runs
+        if setting.low_precision and position == max(climbing, default=None):
+            plan += float32_runs(setting, name, [each for each in plan if isinstance(each, ApgdRun)])
         for follower in kind.followed_by:
             if follower not in attacks:
-                plan += [replace(phase, attack=name) for phase in phases_of(follower, setting)]
+                plan += [replace(run, attack=name) for run in runs_of(follower, setting)]
     return plan
 
 
-def ensemble_outcome(engine: Engine, attacks: Sequence[str], finished: Finished) -> AttackOutcome:
+def ensemble_outcome(engine: Scheduler, attacks: Sequence[str], finished: Finished) -> AttackOutcome:
     """The outcome after one more verdict on the images that are stored: one that is right there counts as robust."""
     group, device = finished.group, finished.group.x.device
     verdicts = engine.judge.verdicts(finished.best, group.y)
@@ -292,7 +293,7 @@ def transferred_attack(
 
 
 def _one(
-    engine: Engine,
+    engine: Scheduler,
     attacks: Sequence[str],
     x: Tensor,
     y: Tensor,

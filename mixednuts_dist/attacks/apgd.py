@@ -1,4 +1,4 @@
-"""The APGD attacks: which losses and targets the steps of `ascent.py` climb, and the float32 steps at their end."""
+"""The APGD attacks: which losses and targets the steps of `ascent.py` follow, and the float32 runs at their end."""
 
 # ruff: noqa: ARG004 - what is registered is given more than it may need
 
@@ -6,24 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from torch import Tensor
-
 from ..config.register import ATTACKS
-from .ascent import Apgd, ApgdPhase
-from .attack import NEAR, Attack, Known, Phase, Setting, decisive_margin, next_to_border
+from .ascent import Apgd, ApgdRun
+from .attack import Attack, ImageSummary, Run, Setting, borderline
 from .budget import AttackBudget
 from .sparse_ascent import SparseApgd
 
-# The margin itself, from the best point so far: what is left to gain in float32 after coarser gradients. From half a
-# radius 10 iterations gain .83 to .92 of what 16 from a whole one do, in the mean of 446 standing images of three
-# networks, and leave each with a smaller mean margin than float32 throughout does.
+# The margin itself, from the best point so far: what float32 still gains after low-precision gradients. From half a
+# radius 10 iterations gain .83 to .92 of what 16 from a whole one do.
 POLISH_ITERATIONS, POLISH_STEP = 10, 0.5
-POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6  # whose margin fell by more is polished again, so often at most
+POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6  # an image whose margin fell by more is polished again, at most this often
+GROUP = "apgd"  # the runs of all APGD attacks are independent of one another
 
 
 def stepper_for(setting: Setting) -> Apgd:
-    """What takes the steps in the norm of the threat model."""
-    return SparseApgd(setting) if setting.ball.sparse else Apgd(setting)
+    """Return what takes the steps in the norm of the threat model."""
+    return (SparseApgd if setting.ball.sparse else Apgd)(setting.threat, setting.seed)
 
 
 @ATTACKS("apgd-ce", describes="APGD on cross-entropy", options=("n_iter", "n_restarts"), order=1)
@@ -39,12 +37,10 @@ class ApgdCe(Attack):
         steps = (budget.n_iter + 1) * budget.n_restarts
         return steps, steps
 
-    def phases(self) -> Sequence[Phase]:
+    def runs(self) -> Sequence[Run]:
         budget, stepper = self.setting.budget, stepper_for(self.setting)
         return [
-            ApgdPhase(
-                self.name, self.name, stepper, restart=restart, beside=restart > 0, loss=self.loss, n_iter=budget.n_iter
-            )
+            ApgdRun(self.name, self.name, stepper, restart=restart, group=GROUP, loss=self.loss, n_iter=budget.n_iter)
             for restart in range(budget.n_restarts)
         ]
 
@@ -59,7 +55,7 @@ class ApgdDlr(ApgdCe):
 
 @ATTACKS("apgd-t", describes="APGD on the targeted DLR loss", options=("n_iter", "n_target_classes"), order=2)
 class ApgdT(Attack):
-    """APGD on the targeted DLR loss, one run a target."""
+    """APGD on the targeted DLR loss, one run per target."""
 
     name = "apgd-t"
     climbs_to_the_end = True
@@ -70,40 +66,36 @@ class ApgdT(Attack):
         steps = (budget.n_iter + 1) * budget.n_targets(n_classes)
         return steps, steps
 
-    def phases(self) -> Sequence[Phase]:
+    def runs(self) -> Sequence[Run]:
         budget, stepper = self.setting.budget, stepper_for(self.setting)
         return [
-            ApgdPhase(self.name, "apgd-t/{rank}", stepper, target=target, beside=True, loss="dlr", n_iter=budget.n_iter)
+            ApgdRun(self.name, "apgd-t/{rank}", stepper, target=target, group=GROUP, loss="dlr", n_iter=budget.n_iter)
             for target in range(1, budget.n_targets(self.setting.n_classes) + 1)
         ]
 
 
-def float32_phases(setting: Setting, attack: str, coarse: Sequence[Phase]) -> list[Phase]:
-    """What follows phases with coarse gradients: float32 steps for all standing images, and more next to the border.
+def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) -> list[Run]:
+    """Return what follows runs with low-precision gradients: float32 steps, and repeats for borderline images.
 
-    Every standing image takes a few steps from its best point, and further ones where they still lower its margin. An
-    image next to the border then repeats in float32, from the same starts, those phases that by themselves came near
-    the border: whether it breaks is decided by the last thousandth of its margin, which coarse gradients do not reach.
+    Every image that is not broken takes a few float32 steps from its best point, and further ones if they still lower
+    its margin. A borderline image then repeats in float32, from the same starts, the runs that ended borderline
+    themselves: the last thousandth of the margin decides whether it breaks, and low-precision gradients do not reach
+    that far.
     """
     stepper = stepper_for(setting)
 
-    def still_helps(known: Known) -> Tensor:
-        return known.gained > POLISH_AGAIN
+    def still_gains(image: ImageSummary) -> bool:
+        return image.gain > POLISH_AGAIN
 
-    def came_near(known: Known) -> Tensor:
-        # The best of them did, whatever the float32 steps had to add.
-        came = known.margin + known.behind < NEAR * decisive_margin(known, setting)
-        return came & (known.margin >= 0) & next_to_border(known, setting)
+    def came_near(image: ImageSummary) -> bool:
+        margins = image.margin, image.repeated_margin
+        return all(borderline(margin, image.clean_margin, setting) for margin in margins)
 
-    polish: list[Phase] = [
-        ApgdPhase(
-            attack, "polish", stepper, in_float32=True, wanted=still_helps if turn else None,
-            loss="margin", n_iter=POLISH_ITERATIONS, from_best=True, first_step=POLISH_STEP,
+    polish: list[Run] = [
+        ApgdRun(
+            attack, "polish", stepper, float32=True, wanted=still_gains if turn else None, loss="margin",
+            n_iter=POLISH_ITERATIONS, from_best=True, first_step=POLISH_STEP,
         )
         for turn in range(POLISH_ROUNDS)
     ]  # fmt: skip
-    again = [
-        replace(phase, stepper=stepper, in_float32=True, wanted=came_near, beside=bool(i))  # so few images
-        for i, phase in enumerate(coarse)
-    ]
-    return [*polish, *again]
+    return [*polish, *(replace(run, float32=True, wanted=came_near, group="repeats") for run in low_precision)]

@@ -15,26 +15,27 @@ from torch import Tensor
 
 from ..config.register import LOSSES
 from ..norms.ball import MOMENTUM, Ball, per_image
-from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, copy_rows, sent
+from .attack import Run
 from .gradient_model import Outputs
 from .losses import anyone
+from .stepper import SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
 
 
 @dataclass(frozen=True)
-class ApgdPhase(Phase):
+class ApgdRun(Run):
     """One run of APGD."""
 
     loss: str = "ce"  # registered
     n_iter: int = 100
     from_best: bool = False  # begin at the best point so far, not at a random one
     first_step: float = 2.0  # in radii
-    weight: float = 1.0  # what the loss takes beside logits and classes
+    weight: float = 1.0  # the loss takes it besides logits and classes
 
 
 @dataclass
-class ApgdState(SlotArrays):
+class ApgdState(SlotState):
     """All that APGD remembers of each slot."""
 
     anchors: Tensor  # what the norm needs of the clean image
@@ -57,7 +58,7 @@ class ApgdState(SlotArrays):
     check_decrease: Tensor
     iteration: Tensor  # of the evaluation that is due
     n_iter: Tensor
-    loss: Tensor  # which of the lane's losses
+    loss: Tensor  # index into `losses`
     weight: Tensor
     # Of the sparse steps alone
     n_all: Tensor  # iterations in all balls of the schedule
@@ -65,23 +66,19 @@ class ApgdState(SlotArrays):
     n_left: Tensor  # radii of the schedule that come after the one in use
     share: Tensor  # of the pixels, that a step moves
     n_moved: Tensor  # pixels in which the best point differed from the image at the last review
+    losses: list[str]  # those that any slot has had
 
 
-class Apgd(Attack):
-    """The stepper of all APGD phases but those in L1; `apgd.py` says which phases."""
-
-    climbs_to_the_end = True
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._losses: list[str] = []  # of the lane
-        self._balls = [setting.ball]  # random starts are in the last
+@dataclass(frozen=True)
+class Apgd(Stepper[ApgdState]):
+    """The steps of all APGD runs except those in L1; `apgd.py` says which runs there are."""
 
     @property
-    def lane(self) -> str:
-        return "apgd"
+    def start_ball(self) -> Ball:
+        """Where random starts are drawn."""
+        return self.ball
 
-    def state(self, like_SCHW: Tensor) -> ApgdState:
+    def init(self, like_SCHW: Tensor) -> ApgdState:
 
         def images() -> Tensor:
             return like_SCHW.new_zeros(like_SCHW.shape)
@@ -93,74 +90,71 @@ class Apgd(Attack):
             return torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
 
         return ApgdState(
-            anchors=self.setting.ball.anchors(images()),
+            anchors=self.ball.anchors(images()),
             x_adv=images(), displacement=images(), x_new=images(), direction=images(),
             x_best=images(), direction_best=images(), at_best=counts().bool(),
             loss_best=numbers(), loss_prev=numbers(), loss_at_check=numbers(), reduced=counts().bool(),
             step_size=numbers(), n_increases=counts(), review_at=counts(), check_every=counts(),
             min_check=counts(), check_decrease=counts(), iteration=counts(), n_iter=counts(),
             loss=counts(), weight=numbers(),
-            n_all=counts(), alone=counts().bool(), n_left=counts(), share=numbers(), n_moved=counts(),
+            n_all=counts(), alone=counts().bool(), n_left=counts(), share=numbers(), n_moved=counts(), losses=[],
         )  # fmt: skip
 
-    def start_ball(self, phase: ApgdPhase) -> Ball | None:
-        return None if phase.from_best else self._balls[-1]
-
-    def begin(self, state: ApgdState, slots: Tensor, arrivals: Arrivals) -> None:
-        phases, ball = arrivals.phases, self.setting.ball
-        start = torch.stack([arrivals.best[i] for i in range(len(phases))])
-        drawn = [i for i, phase in enumerate(phases) if not phase.from_best]
+    def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
+        runs, ball = batch.of_type(ApgdRun), self.ball
+        start = batch.best.clone()
+        drawn = [i for i, run in enumerate(runs) if not run.from_best]
         if drawn:
-            start[sent(drawn, slots)] = arrivals.at(drawn).random_start(self.setting, self._balls[-1])
-        state.anchors[slots], state.x_adv[slots] = ball.anchors(arrivals.x), ball.settled(start, arrivals.x)
+            start[sent(drawn, slots)] = batch.at(drawn).random_start(self.start_ball, self.seed)
+        state.anchors[slots], state.x_adv[slots] = ball.anchors(batch.x), ball.settled(start, batch.x)
         for values in (state.direction, state.displacement):  # so that iteration 0 evaluates the start itself
             values[slots] = 0
         for values in (state.loss_best, state.loss_prev, state.loss_at_check, state.n_increases, state.iteration):
             values[slots] = 0
         state.at_best[slots], state.reduced[slots] = False, True
-        self._losses += [name for name in dict.fromkeys(phase.loss for phase in phases) if name not in self._losses]
+        state.losses += [name for name in dict.fromkeys(run.loss for run in runs) if name not in state.losses]
         for values, number in (
-            (state.step_size, lambda phase: phase.first_step * ball.eps),
-            (state.weight, lambda phase: phase.weight),
-            (state.n_iter, lambda phase: phase.n_iter),
-            (state.check_every, lambda phase: max(int(0.22 * phase.n_iter), 1)),
-            (state.min_check, lambda phase: max(int(0.06 * phase.n_iter), 1)),
-            (state.check_decrease, lambda phase: max(int(0.03 * phase.n_iter), 1)),
-            (state.loss, lambda phase: self._losses.index(phase.loss)),
+            (state.step_size, lambda run: run.first_step * ball.eps),
+            (state.weight, lambda run: run.weight),
+            (state.n_iter, lambda run: run.n_iter),
+            (state.check_every, lambda run: max(int(0.22 * run.n_iter), 1)),
+            (state.min_check, lambda run: max(int(0.06 * run.n_iter), 1)),
+            (state.check_decrease, lambda run: max(int(0.03 * run.n_iter), 1)),
+            (state.loss, lambda run: state.losses.index(run.loss)),
         ):
-            values[slots] = sent([number(phase) for phase in phases], values)
+            values[slots] = sent([number(run) for run in runs], values)
         state.review_at[slots] = state.check_every[slots]
 
-    def propose(self, state: ApgdState) -> Tensor:
+    def ask(self, state: ApgdState) -> Tensor:
         """The norm's step; a new slot's start itself. The first step has no momentum."""
         step, weight = state.step_size, torch.where(state.iteration <= 1, 1.0, MOMENTUM)
-        x_new = self.setting.ball.ascend(
+        x_new = self.ball.ascend(
             state.x_adv, state.direction, per_image(step, state.x_adv), per_image(weight, state.x_adv),
             state.displacement, state.anchors, out=state.x_new,
         )  # fmt: skip
         starting = state.iteration == 0
         return torch.where(per_image(starting, x_new), state.x_adv, x_new, out=x_new) if anyone(starting) else x_new
 
-    def objective(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, state: ApgdState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
         total = None
         on_host = state.loss.device.type == "cpu"
-        for number in sorted(set(state.loss.tolist())) if on_host else range(len(self._losses)):
-            loss: Callable[..., Tensor] = LOSSES.get(self._losses[number])
+        for number in sorted(set(state.loss.tolist())) if on_host else range(len(state.losses)):
+            loss: Callable[..., Tensor] = LOSSES.get(state.losses[number])
             values = loss(outputs, labels, targets, state.weight).to(state.loss_best)
             total = values if total is None else torch.where(state.loss == number, values, total)
         assert total is not None
         return total
 
-    def absorb(self, state: ApgdState, x_new: Tensor, seen: Seen) -> Tensor:
+    def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
         """Keep the best point, and review the step size where that is due."""
-        loss, stepped = seen.objective, state.iteration > 0
+        loss, stepped = result.loss, state.iteration > 0
         better = ~stepped | (loss > state.loss_best)
         # The best point is copied only when the path leaves it, not at each of the many steps that improve.
         left = state.at_best & ~better
         copy_rows(state.x_best, state.x_adv, left)
         copy_rows(state.direction_best, state.direction, left)
         state.at_best = better
-        state.direction.copy_(self._direction(seen.grad))
+        state.direction.copy_(self._direction(result.grad))
         torch.where(better, loss, state.loss_best, out=state.loss_best)
         # The published code compares the first step's loss with 0, not with the start's: kept, so that iterates agree.
         state.n_increases += stepped & (loss > state.loss_prev)
@@ -172,8 +166,8 @@ class Apgd(Attack):
         return state.iteration > state.n_iter
 
     def _direction(self, grad: Tensor) -> Tensor:
-        """What `propose` needs of a gradient."""
-        return self.setting.ball.steepest(grad)
+        """Return what `ask` needs of a gradient."""
+        return self.ball.steepest(grad)
 
     def _review(self, state: ApgdState) -> None:
         """Conditions 1 and 2: halve the step, and go back to the best point, where the loss rose seldom or stalled."""

@@ -30,9 +30,9 @@ from ..acceleration.tf32 import tf32_allowed
 from ..config.register import ATTACKS
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
+from ..norms.random import hashed, key_number, keys_of
 from ..selection.sequential import ConfidenceSequence
 from .gradient_model import AttackMode, MixedOutputs, Outputs
-from .hashing import hashed, image_key, keys_of
 
 CLIMB, JUDGE, RATE = range(3)  # what a draw is for: none serves twice
 MOST_DRAWS = 400  # at a final point
@@ -92,7 +92,7 @@ class Draws:
 
     def _seeds(self, x_BCHW: Tensor, use: int, first: int) -> Tensor:
         """(n B,) int64, in the order of the rows; at least 0."""
-        keys_B = keys_of(x_BCHW, image_key(self._seed, use))
+        keys_B = keys_of(x_BCHW, key_number(self._seed, use))
         return (hashed(keys_B, first, self.n) & torch.iinfo(torch.int64).max).t().flatten()
 
 

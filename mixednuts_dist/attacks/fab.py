@@ -8,15 +8,17 @@ that the border between the label y and the target k becomes the hyperplane
 projects both the iterate and the clean image x onto that plane within the box [0, 1], and steps (with overshoot) to a
 mean of the two. Whenever it has crossed into another class it goes a tenth of the way back to x.
 
-One iterate takes a forward pass that shows whether it has crossed, and a pass forward and backward that linearises: at
-the iterate itself or, where it had crossed, at the point pulled back. These two kinds of pass alternate for the whole
-lane. An iterate that has not crossed could be linearised by its first pass, but on robust networks 70 to 80 % of the
-iterates cross, and a backward pass that is thrown away costs more than the forward passes saved.
+One iterate takes a forward pass that shows whether it has crossed, and a pass forward and backward that linearizes: at
+the iterate itself or, if it had crossed, at the point pulled back. These two kinds of pass alternate. An iterate that
+has not crossed could be linearized by its first pass, but on robust networks 70 to 80 % of the iterates cross, and a
+backward pass that is thrown away costs more than the forward passes saved.
 
 Shapes: S slots, images of C x H x W, K classes; B rows of D = C H W pixels.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,10 +26,11 @@ from torch import Tensor
 from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
 from ..norms.ball import ball_of, per_image
-from .attack import Arrivals, Attack, Phase, Seen, Setting, SlotArrays, again_in_float32, copy_rows
+from .attack import Attack, Run, with_float32_repeats
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .losses import anyone
+from .stepper import SlotState, StartBatch, Stepper, StepResult
 
 OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearised border
 MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image
@@ -40,15 +43,53 @@ _NEWTON_STEPS, _STEPS_WITHOUT_ASKING = 30, 16
 _ROWS_ON_CPU = 32  # whose dozen arrays stay in the cache: of 120 images at once each takes four times as long
 
 
-class FabState(SlotArrays):
-    """All that FAB remembers of each slot."""
+class FabState(SlotState):
+    """What FAB remembers of each slot."""
 
     def __init__(self, like_SCHW: Tensor) -> None:
-        counts_S = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
         self.x = torch.zeros_like(like_SCHW)  # clean image
-        self.x_next = torch.zeros_like(like_SCHW)  # the point that is due
-        self.checking = counts_S.bool()  # that point is an iterate that has had no forward pass
-        self.left = counts_S  # iterates to check
+        self.x_next = torch.zeros_like(like_SCHW)  # the point to evaluate
+        self.left = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)  # iterates to check
+
+
+@dataclass(frozen=True)
+class FabSteps(Stepper[FabState]):
+    """A pass with a gradient linearizes the classifier; the one after it checks whether the iterate has crossed."""
+
+    n_iter: int = 100
+    gradient_every: ClassVar[int] = 2
+    stays_inside: ClassVar[bool] = False  # it looks for the border, wherever that is
+
+    def init(self, like_SCHW: Tensor) -> FabState:
+        """Return the state of as many slots as there are rows."""
+        return FabState(like_SCHW)
+
+    def start(self, state: FabState, slots: Tensor, batch: StartBatch) -> None:
+        """Begin at the clean image, which is linearized first."""
+        state.x[slots] = state.x_next[slots] = batch.x
+        state.left[slots] = self.n_iter
+
+    def ask(self, state: FabState) -> Tensor:
+        """Return the points to evaluate, (S, C, H, W) in [0, 1]."""
+        return state.x_next
+
+    def loss(self, state: FabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the logit of the target minus that of the label, (S,); of a mixture the surrogate's."""
+        return difference(outputs.logits, labels, targets)
+
+    def tell(self, state: FabState, x: Tensor, result: StepResult) -> Tensor:
+        """Step to the next iterate after a pass with a gradient, otherwise pull back the iterates that have crossed.
+
+        Against a mixture the linearization has the mixture's value and the surrogate's gradient, as in the reference.
+        """
+        if result.has_gradient:
+            value = difference(result.logits, result.labels, result.targets)
+            state.x_next = next_iterate(state.x, x, value, result.grad, self.threat)
+        else:
+            # With a weight of 1 lerp gives the point itself.
+            state.x_next = torch.lerp(state.x, x, per_image(torch.where(result.wrong, PULL_BACK, 1.0), x))
+            state.left -= 1
+        return state.left <= 0
 
 
 @ATTACKS(
@@ -59,11 +100,6 @@ class Fab(Attack):
     """Targeted FAB with AutoAttack's single restart, which begins at the clean image."""
 
     name = "fab-t"
-    stays_inside = False  # it looks for the border, wherever that is
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.takes_gradient = True  # the first pass linearises
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
@@ -71,52 +107,13 @@ class Fab(Attack):
         n_iterates = budget.n_iter * budget.n_targets(n_classes)
         return 2 * n_iterates, n_iterates
 
-    def phases(self) -> Sequence[Phase]:
-        """One target after the other; the iterates crowd at the border, where bfloat16 sees either side."""
-        n_targets = self.setting.budget.n_targets(self.setting.n_classes)
-        phases = [
-            Phase(self.name, f"{self.name}/{{rank}}", self, target, beside=target > 1)
-            for target in range(1, n_targets + 1)
-        ]
-        return again_in_float32(phases, self.setting)
-
-    def state(self, like_SCHW: Tensor) -> FabState:
-        """The arrays of as many slots as there are rows."""
-        return FabState(like_SCHW)
-
-    def begin(self, state: FabState, slots: Tensor, arrivals: Arrivals) -> None:
-        """At the clean image, whose linearisation is due."""
-        state.x[slots] = state.x_next[slots] = arrivals.x
-        state.checking[slots], state.left[slots] = False, self.setting.budget.n_iter
-
-    def propose(self, state: FabState) -> Tensor:
-        """(S, C, H, W) in [0, 1]."""
-        return state.x_next
-
-    def objective(self, state: FabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
-        """The logit of the target minus that of the label, (S,); of a mixture the surrogate's."""
-        return difference(outputs.logits, labels, targets)
-
-    def absorb(self, state: FabState, x_new: Tensor, seen: Seen) -> Tensor:
-        """Check iterates and, after a pass with gradients, step on from every point that is not to be pulled back.
-
-        Against a mixture the linearisation has the mixture's value and the surrogate's gradient, as in the reference.
-        """
-        crossed = state.checking & seen.wrong
-        state.left -= state.checking.long()
-        if not self.takes_gradient:
-            # With a weight of 1 lerp gives the point itself.
-            state.x_next = torch.lerp(state.x, x_new, per_image(torch.where(crossed, PULL_BACK, 1.0), x_new))
-            state.checking = torch.zeros_like(crossed)
-        else:
-            value = difference(seen.logits, seen.labels, seen.targets)
-            state.x_next = next_iterate(state.x, x_new, value, seen.grad, self.setting.threat)
-            # By the alternation nothing is checked here, but for the odd slot where memory ran out between two passes.
-            if anyone(crossed):
-                copy_rows(state.x_next, torch.lerp(state.x, x_new, PULL_BACK), crossed)
-            state.checking = ~crossed
-        self.takes_gradient = not self.takes_gradient
-        return state.left <= 0
+    def runs(self) -> Sequence[Run]:
+        """Return one run per target; the iterates crowd at the border, where bfloat16 sees either side."""
+        setting, budget = self.setting, self.setting.budget
+        stepper = FabSteps(setting.threat, setting.seed, n_iter=budget.n_iter)
+        targets = range(1, budget.n_targets(setting.n_classes) + 1)
+        runs = [Run(self.name, f"{self.name}/{{rank}}", stepper, target, group=self.name) for target in targets]
+        return with_float32_repeats(runs, setting)
 
 
 def difference(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) -> Tensor:

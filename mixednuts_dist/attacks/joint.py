@@ -21,10 +21,11 @@ from torch import Tensor
 
 from ..config.register import ATTACKS, LOSSES
 from ..mixing.classifier import MixedClassifier
-from ..norms.ball import Ball, per_image
-from .attack import NEAR_BORDER, Arrivals, Attack, Known, Phase, Seen, SlotArrays, sent
+from ..norms.ball import per_image
+from .attack import Attack, ImageSummary, Run, borderline
 from .budget import AttackBudget
 from .gradient_model import Outputs
+from .stepper import SlotState, StartBatch, Stepper, StepResult, sent
 
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
@@ -35,8 +36,8 @@ TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 
 
 @dataclass(frozen=True)
-class JointPhase(Phase):
-    """One attempt of the joint attack."""
+class JointRun(Run):
+    """One run of the joint attack."""
 
     n_iter: int = 100
     from_best: bool = False  # start at the best point so far, not at a random one
@@ -44,7 +45,7 @@ class JointPhase(Phase):
 
 
 @dataclass
-class JointState(SlotArrays):
+class JointState(SlotState):
     """The joint attack's state of each slot."""
 
     x: Tensor  # clean image
@@ -55,12 +56,57 @@ class JointState(SlotArrays):
     weight: Tensor
 
 
+@dataclass(frozen=True)
+class JointSteps(Stepper[JointState]):
+    """Steps along the sign of a momentum, whose length falls to 0 as half a cosine."""
+
+    def init(self, like_SCHW: Tensor) -> JointState:
+        def images() -> Tensor:
+            return like_SCHW.new_zeros(like_SCHW.shape)
+
+        def numbers(dtype: torch.dtype | None = None) -> Tensor:
+            return like_SCHW.new_zeros(len(like_SCHW), dtype=dtype)
+
+        return JointState(
+            x=images(), x_adv=images(), momentum=images(), iteration=numbers(torch.long), n_iter=numbers(torch.long),
+            weight=numbers(),
+        )  # fmt: skip
+
+    def start(self, state: JointState, slots: Tensor, batch: StartBatch) -> None:
+        runs, start = batch.of_type(JointRun), batch.best.clone()
+        drawn = [i for i, run in enumerate(runs) if not run.from_best]
+        if drawn:
+            start[sent(drawn, slots)] = batch.at(drawn).random_start(self.ball, self.seed)
+        state.x[slots], state.x_adv[slots] = batch.x, start
+        state.momentum[slots], state.iteration[slots] = 0, 0
+        state.n_iter[slots] = sent([run.n_iter for run in runs], state.n_iter)
+        state.weight[slots] = sent([run.weight for run in runs], state.weight)
+
+    def ask(self, state: JointState) -> Tensor:
+        return state.x_adv
+
+    def loss(self, state: JointState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+        loss: Callable[..., Tensor] = LOSSES.get("joint")
+        return loss(outputs, labels, targets, state.weight).to(state.weight)
+
+    def tell(self, state: JointState, x: Tensor, result: StepResult) -> Tensor:
+        ball = self.ball
+        mean = result.grad.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(result.grad.dtype).tiny)
+        state.momentum.mul_(MOMENTUM).add_(result.grad / per_image(mean, result.grad))
+        passed = state.iteration / state.n_iter.clamp(min=1)  # n_iter is 0 in a slot that had no run
+        step = 0.5 * FIRST_STEP * ball.eps * (1 + (math.pi * passed).cos())
+        moved = x + per_image(step, x) * ball.steepest(state.momentum)
+        state.x_adv.copy_(ball.project(moved, state.x))
+        state.iteration += 1
+        return state.iteration > state.n_iter
+
+
 @ATTACKS(
     "joint", describes="momentum steps on rob's gap and std's together; mixtures only", order=6,
     mixtures_only=True, options=("n_iter", "n_target_classes", "joint_starts"),
 )  # fmt: skip
 class Joint(Attack):
-    """Attempts from random points and from the best points, on standing images near the decision border.
+    """Runs from random points and from the best points, on borderline images that are not broken.
 
     All runs on an image together take no more passes than APGD-T.
     """
@@ -72,79 +118,28 @@ class Joint(Attack):
         steps = (budget.n_iter + 1) * budget.n_targets(n_classes) if budget.joint_starts else 0
         return steps, steps
 
-    def phases(self) -> Sequence[Phase]:
+    def runs(self) -> Sequence[Run]:
         setting, budget = self.setting, self.setting.budget
         if not isinstance(setting.model, MixedClassifier) or not budget.joint_starts:
             return []
-        n_iter, targets = min(budget.n_iter, MOST_STEPS), range(1, budget.n_targets(setting.n_classes) + 1)
-        wanted, n_random = can_win(setting.model), 0
-        plan: list[Phase] = []
+        stepper, n_iter = JointSteps(setting.threat, setting.seed), min(budget.n_iter, MOST_STEPS)
+        # When std's class changes, the margin of the mixture falls by up to 2 (1 - alpha).
+        slack = 2 * float(setting.model.one_minus_alpha)
+
+        def wanted(image: ImageSummary) -> bool:
+            return borderline(image.margin, image.clean_margin, setting, slack=slack)
+
+        runs: list[Run] = []
+        n_random = 0
         for weight, from_best in TURNS:
             if not from_best and n_random == budget.joint_starts:
                 break
-            plan += [
-                JointPhase(
-                    self.name, "joint/{rank}", self, target=target, restart=n_random, wanted=wanted,
+            runs += [
+                JointRun(
+                    self.name, "joint/{rank}", stepper, target=target, restart=n_random, wanted=wanted,
                     n_iter=n_iter, from_best=from_best, weight=weight,
                 )
-                for target in targets
+                for target in range(1, budget.n_targets(setting.n_classes) + 1)
             ]  # fmt: skip
             n_random += not from_best
-        return plan[: self.passes(budget, setting.n_classes)[1] // (n_iter + 1)]
-
-    def state(self, like_SCHW: Tensor) -> JointState:
-        def images() -> Tensor:
-            return like_SCHW.new_zeros(like_SCHW.shape)
-
-        def numbers(dtype: torch.dtype | None = None) -> Tensor:
-            return like_SCHW.new_zeros(len(like_SCHW), dtype=dtype)
-
-        return JointState(
-            x=images(), x_adv=images(), momentum=images(),
-            iteration=numbers(torch.long), n_iter=numbers(torch.long), weight=numbers(),
-        )  # fmt: skip
-
-    def start_ball(self, phase: JointPhase) -> Ball | None:
-        return None if phase.from_best else self.setting.ball
-
-    def begin(self, state: JointState, slots: Tensor, arrivals: Arrivals) -> None:
-        phases = arrivals.phases
-        start = arrivals.best.clone()
-        drawn = [i for i, phase in enumerate(phases) if not phase.from_best]
-        if drawn:
-            start[sent(drawn, slots)] = arrivals.at(drawn).random_start(self.setting)
-        state.x[slots], state.x_adv[slots] = arrivals.x, start
-        state.momentum[slots], state.iteration[slots] = 0, 0
-        for values, name in ((state.n_iter, "n_iter"), (state.weight, "weight")):
-            values[slots] = sent([getattr(phase, name) for phase in phases], values)
-
-    def propose(self, state: JointState) -> Tensor:
-        return state.x_adv
-
-    def objective(self, state: JointState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
-        loss: Callable[..., Tensor] = LOSSES.get("joint")
-        return loss(outputs, labels, targets, state.weight).to(state.weight)
-
-    def absorb(self, state: JointState, x_new: Tensor, seen: Seen) -> Tensor:
-        ball = self.setting.ball
-        mean = seen.grad.abs().flatten(1).mean(dim=1).clamp_min(torch.finfo(seen.grad.dtype).tiny)
-        state.momentum.mul_(MOMENTUM).add_(seen.grad / per_image(mean, seen.grad))
-        passed = state.iteration / state.n_iter.clamp(min=1)  # n_iter is 0 in a free slot
-        step = 0.5 * FIRST_STEP * ball.eps * (1 + (math.pi * passed).cos())
-        moved = x_new + per_image(step, x_new) * ball.steepest(state.momentum)
-        state.x_adv.copy_(ball.project(moved, state.x))
-        state.iteration += 1
-        return state.iteration > state.n_iter
-
-
-def can_win(mixed: MixedClassifier) -> Callable[[Known], Tensor]:
-    """Select standing images near the border.
-
-    Near: the margin less 2 (1 - alpha) is below 5 % of the clean margin. A change of std's class lowers the mixture's
-    margin by at most 2 (1 - alpha).
-    """
-
-    def wanted(known: Known) -> Tensor:
-        return known.margin - 2 * mixed.one_minus_alpha < NEAR_BORDER * known.clean_margin
-
-    return wanted
+        return runs[: self.passes(budget, setting.n_classes)[1] // (n_iter + 1)]

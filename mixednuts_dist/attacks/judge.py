@@ -23,13 +23,13 @@ class Verdicts:
     """What the judge has found at some images, on the host."""
 
     logits: Tensor  # (B, K) float32
-    log_gap: Tensor  # (B,) float64, log(1 - signed margin): the larger, the smaller the margin
+    log1m_margin: Tensor  # (B,) float64, log(1 - signed margin): the larger, the smaller the margin
     wrong: Tensor  # (B,) bool, the class is not the label
 
     @property
     def margin(self) -> Tensor:
         """(B,) float64, p_y - max_{j != y} p_j."""
-        return -torch.expm1(self.log_gap)
+        return -torch.expm1(self.log1m_margin)
 
 
 class Judge:
@@ -56,8 +56,8 @@ class Judge:
     def verdicts(self, x_BCHW: Tensor, labels_B: Tensor) -> Verdicts:
         """Whether each image is classified as its label, and with what margin."""
         logits_BK, labels_B = self.logits(x_BCHW).cpu(), labels_B.cpu()
-        log_gap_B = log_one_minus_signed_margin(logits_BK, labels_B)
-        return Verdicts(logits_BK, log_gap_B, logits_BK.argmax(dim=1) != labels_B)
+        log1m_margin_B = log_one_minus_signed_margin(logits_BK, labels_B)
+        return Verdicts(logits_BK, log1m_margin_B, logits_BK.argmax(dim=1) != labels_B)
 
     @torch.no_grad()
     def _pass(self, x_BCHW: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ class Judge:
             return self.model(x_BCHW).float()
 
 
-def is_smaller(log_gap: Tensor, wrong: Tensor, log_gap_before: Tensor, wrong_before: Tensor) -> Tensor:
+def is_smaller(log1m_margin: Tensor, wrong: Tensor, log1m_margin_before: Tensor, wrong_before: Tensor) -> Tensor:
     """Whether a margin is below the one before; of two equal margins the one that fools is."""
-    return (log_gap > log_gap_before) | ((log_gap == log_gap_before) & wrong & ~wrong_before)
+    return (log1m_margin > log1m_margin_before) | ((log1m_margin == log1m_margin_before) & wrong & ~wrong_before)
 
 
 def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:

@@ -11,15 +11,15 @@ from torch import Tensor
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import ON_CPU, BatchShape
 from ..config.threat import ThreatModel, check_norm
-from .apgd import float32_phases
-from .attack import NEAR_BORDER, Known, Phase, Setting, phases_of
+from .apgd import float32_runs
+from .attack import ImageSummary, Run, Setting, borderline, runs_of
 from .budget import AttackBudget
-from .engine import Engine, Finished, Group
 from .entry import checked_labels
 from .gradient_model import AttackedModel, shape_of
 from .judge import check_images
 from .outcome import images_text
 from .progress import Progress, shown_or
+from .scheduler import Finished, Group, Scheduler
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def black_box_margin_attack(
     check_images(x_BCHW, y_B)
     check_norm(["square-margin"], threat.norm)
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
-    engine = Engine(
-        AttackedModel.of(model), lambda setting: phases_of("square-margin", setting), threat,
+    engine = Scheduler(
+        AttackedModel.of(model), lambda setting: runs_of("square-margin", setting), threat,
         AttackBudget(n_queries=n_queries), seed, BatchShape.of(batch_size, x_BCHW.device), stop_when_broken, progress,
     )  # fmt: skip
     return margin_result(engine, engine.run_one(group))
@@ -153,35 +153,29 @@ def margin_engine(
     shape: BatchShape,
     arithmetic: Arithmetic | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> Engine:
+) -> Scheduler:
     """An engine with MMAA's plan; fast copies are tried on images like `like_BCHW`."""
     attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows)
-    return Engine(attacked, margin_plan, threat, budget, seed, shape, stop_when_broken, progress)
+    return Scheduler(attacked, margin_plan, threat, budget, seed, shape, stop_when_broken, progress)
 
 
-def margin_plan(setting: Setting) -> list[Phase]:
-    """MMAA's phases, and again from other starts for images that stand near the border.
+def margin_plan(setting: Setting) -> list[Run]:
+    """Return MMAA's runs, and the same from other starts for borderline images.
 
-    Float32 steps come once, behind all of them: behind each start they would be passes of a few images alone.
+    Float32 runs come once, at the end: after each start their passes would hold few images.
     """
-    once = [phase for name in ("apgd-ce", "apgd-t") for phase in phases_of(name, setting)]
-    restarts = range(1, setting.budget.border_restarts + 1)
-    every = once + [near_border_only(replace(phase, restart=restart)) for restart in restarts for phase in once]
-    return every + (float32_phases(setting, "apgd-t", every) if setting.coarse else [])
+
+    def near(image: ImageSummary) -> bool:
+        return borderline(image.margin, image.clean_margin, setting)
+
+    once = [run for name in ("apgd-ce", "apgd-t") for run in runs_of(name, setting)]
+    plan = list(once)
+    for restart in range(1, setting.budget.border_restarts + 1):
+        plan += [replace(run, restart=restart, wanted=near, group=f"restart {restart}") for run in once]
+    return plan + (float32_runs(setting, "apgd-t", plan) if setting.low_precision else [])
 
 
-def near_border_only(phase: Phase) -> Phase:
-    """The same phase for standing images that are left with less than 5 % of their clean margin."""
-    before = phase.wanted
-
-    def wanted(known: Known) -> Tensor:
-        near = (known.margin < NEAR_BORDER * known.clean_margin) & (known.margin >= 0)
-        return near if before is None else near & before(known)
-
-    return replace(phase, wanted=wanted)
-
-
-def margin_result(engine: Engine, finished: Finished) -> MinimumMarginResult:
+def margin_result(engine: Scheduler, finished: Finished) -> MinimumMarginResult:
     """What the engine has found, evaluated once more in float32; this pass is counted."""
     group = finished.group
     verdicts = engine.judge.verdicts(finished.best, group.y)
@@ -190,7 +184,7 @@ def margin_result(engine: Engine, finished: Finished) -> MinimumMarginResult:
         x_adv=finished.best,
         logits=verdicts.logits.to(device),
         margin=verdicts.margin.to(device),
-        log_one_minus_margin=verdicts.log_gap.to(device),
+        log_one_minus_margin=verdicts.log1m_margin.to(device),
         broken=verdicts.wrong.to(device),
         n_forward=finished.n_forward + len(group.y),
         n_backward=finished.n_backward,

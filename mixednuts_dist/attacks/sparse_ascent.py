@@ -8,15 +8,19 @@ the one before it, projected; only points in the last ball can count.
 Shapes: S slots, images of C x H x W.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from ..config.threat import ThreatModel
-from ..norms.ball import ball_of, per_image
+from ..norms.ball import Ball, ball_of, per_image
 from ..norms.l1 import sparse_signs
-from .ascent import Apgd, ApgdState
-from .attack import Arrivals, Seen, Setting, copy_rows, sent
+from .ascent import Apgd, ApgdRun, ApgdState
 from .losses import anyone
+from .stepper import StartBatch, StepResult, copy_rows, sent
 
 SCHEDULE = ((3, 0.3), (2, 0.3), (1, 0.4))  # radii, and the share of the iterations in that ball
 _SHRINK = 1.5  # of pixels that the best point moved, a step moves the 1.5th part; by it steps shorten too
@@ -24,31 +28,31 @@ _SPARSER = 0.95  # the best point has so much fewer pixels moved: back to it, wi
 _SHORTEST = 10.0  # a step is no shorter than a radius divided by this
 
 
+@dataclass(frozen=True)
 class SparseApgd(Apgd):
-    """The stepper of APGD's phases in a norm whose steps are sparse."""
+    """The steps of APGD's runs in a norm whose steps are sparse."""
 
-    stays_inside = False
+    stays_inside: ClassVar[bool] = False
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        threat = setting.threat
-        # By `ApgdState.n_left`: the ball itself, then the larger ones.
-        self._balls = [ball_of(ThreatModel(threat.norm, radii * threat.eps)) for radii, _ in reversed(SCHEDULE)]
+    @cached_property
+    def balls(self) -> list[Ball]:
+        """The ball itself, then the larger ones, by `ApgdState.n_left`."""
+        return [ball_of(ThreatModel(self.threat.norm, radii * self.threat.eps)) for radii, _ in reversed(SCHEDULE)]
 
     @property
-    def lane(self) -> str:
-        """Its own."""
-        return "sparse-apgd"
+    def start_ball(self) -> Ball:
+        """Random starts are in the largest ball."""
+        return self.balls[-1]
 
-    def begin(self, state: ApgdState, slots: Tensor, arrivals: Arrivals) -> None:
-        """A random start begins in the largest ball, a best point in the ball itself."""
-        super().begin(state, slots, arrivals)
-        n_left = [0 if phase.from_best else len(SCHEDULE) - 1 for phase in arrivals.phases]
+    def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
+        """Begin a random start in the largest ball, and a best point in the ball itself."""
+        super().start(state, slots, batch)
+        n_left = [0 if run.from_best else len(SCHEDULE) - 1 for run in batch.of_type(ApgdRun)]
         state.n_left[slots] = sent(n_left, slots)
         state.n_all[slots], state.alone[slots] = state.n_iter[slots], state.n_left[slots] == 0
         self._enter(state, torch.zeros_like(state.reduced).index_fill_(0, slots, True))
 
-    def propose(self, state: ApgdState) -> Tensor:
+    def ask(self, state: ApgdState) -> Tensor:
         """P(x_adv + step d), d sparse and of length 1; the start of a ball itself."""
         direction = sparse_signs(state.direction, state.share)
         moved = state.x_adv + per_image(state.step_size, direction) * direction
@@ -56,9 +60,9 @@ class SparseApgd(Apgd):
         starting = per_image(state.iteration == 0, x_new)
         return torch.where(starting, state.x_adv, x_new, out=state.x_new)
 
-    def absorb(self, state: ApgdState, x_new: Tensor, seen: Seen) -> Tensor:
+    def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
         """As APGD does; slots that have ended a ball go on in the next smaller one."""
-        ended = super().absorb(state, x_new, seen)
+        ended = super().tell(state, x, result)
         following = ended & (state.n_left > 0)
         if anyone(following):
             copy_rows(state.x_adv, state.x_best, following & ~state.at_best)
@@ -114,12 +118,12 @@ class SparseApgd(Apgd):
         return n_moved.to(state.share) / state.x_adv[0].numel() / _SHRINK
 
     def _radius(self, state: ApgdState) -> Tensor:
-        return self.setting.threat.eps * (1 + state.n_left).to(state.step_size)
+        return self.threat.eps * (1 + state.n_left).to(state.step_size)
 
     def _project(self, x_adv: Tensor, state: ApgdState) -> Tensor:
         """On each slot's own ball."""
         projected = x_adv
-        for n_left, ball in enumerate(self._balls):
+        for n_left, ball in enumerate(self.balls):
             here = state.n_left == n_left
             if anyone(here):
                 inside = ball.project(x_adv, state.anchors[:, 0])

@@ -12,16 +12,53 @@ Shapes: S slots, images of C x H x W, K classes.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS
-from .attack import Arrivals, Attack, Phase, Seen, Setting, again_in_float32, copy_rows, sent
+from .attack import Attack, Run, with_float32_repeats
 from .budget import AttackBudget
-from .hashing import image_key
-from .windows import WINDOWS, SquareState, Windows
+from .stepper import StartBatch, Stepper, StepResult, copy_rows
+from .windows import WINDOWS, SquareState
+
+
+@dataclass(frozen=True)
+class SquareSteps(Stepper[SquareState]):
+    """One query per pass."""
+
+    n_queries: int = 5000
+    loss_of: Literal["logits", "probabilities"] = "logits"  # whose margin the search lowers
+    gradient_every: ClassVar[int] = 0
+
+    def init(self, like_SCHW: Tensor) -> SquareState:
+        """Return the state of as many slots as there are rows."""
+        return SquareState(like_SCHW, WINDOWS[self.threat.norm](like_SCHW, self.ball, self.n_queries))
+
+    def start(self, state: SquareState, slots: Tensor, batch: StartBatch) -> None:
+        """Begin at the random start."""
+        keys = batch.keys(self.seed)
+        state.anchors[slots] = self.ball.anchors(batch.x)
+        state.key[slots], state.query[slots] = keys, 0
+        state.loss[slots] = torch.inf
+        state.x_best[slots] = state.windows.first_point(batch.x, keys)
+
+    def ask(self, state: SquareState) -> Tensor:
+        """Return the start, or the best point with a window changed, (S, C, H, W)."""
+        return state.windows.change(state)
+
+    def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
+        """Keep what lowers the loss (the published "or misclassified" follows, because it is negative then)."""
+        loss = -result.log1m_margin
+        if self.loss_of == "logits":
+            loss = logit_margin(result.logits, result.labels)
+        better = loss < state.loss
+        copy_rows(state.x_best, x, better)
+        state.loss = torch.where(better, loss, state.loss)
+        state.query += 1
+        return state.query > self.n_queries
 
 
 @ATTACKS(
@@ -33,53 +70,18 @@ class Square(Attack):
 
     name = "square"
     takes_gradient = False
-    loss: ClassVar[Literal["logits", "probabilities"]] = "logits"
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._windows: Windows | None = None
+    loss_of: ClassVar[Literal["logits", "probabilities"]] = "logits"
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:  # noqa: ARG004
         """The start and the queries, all forward."""
         return budget.n_queries + 1, 0
 
-    def phases(self) -> Sequence[Phase]:
-        """One search; in bfloat16 small changes of the loss, which it follows, are lost in rounding."""
-        return again_in_float32([Phase(self.name, self.name, self)], self.setting)
-
-    def state(self, like_SCHW: Tensor) -> SquareState:
-        """The arrays of as many slots as there are rows."""
-        windows = WINDOWS[self.setting.threat.norm]
-        self._windows = windows(like_SCHW, self.setting.ball, self.setting.budget.n_queries)
-        return SquareState(like_SCHW, self.setting.ball)
-
-    def begin(self, state: SquareState, slots: Tensor, arrivals: Arrivals) -> None:
-        """At the random start."""
-        ids = arrivals.sample_ids
-        keys = sent([image_key(self.setting.seed, self.name, sample_id) for sample_id in ids], slots)
-        assert self._windows is not None  # `state` makes them
-        state.anchors[slots] = self.setting.ball.anchors(arrivals.x)
-        state.key[slots], state.query[slots] = keys, 0
-        state.loss[slots] = torch.inf
-        state.x_best[slots] = self._windows.first_point(arrivals.x, keys)
-
-    def propose(self, state: SquareState) -> Tensor:
-        """(S, C, H, W): the start, or the best point with a window changed."""
-        assert self._windows is not None  # `state` makes them
-        return self._windows.change(state)
-
-    def absorb(self, state: SquareState, x_new: Tensor, seen: Seen) -> Tensor:
-        """Keep what lowers the loss (the published "or misclassified" follows, because it is negative then)."""
-        loss = self._losses(seen)
-        better = loss < state.loss
-        copy_rows(state.x_best, x_new, better)
-        state.loss = torch.where(better, loss, state.loss)
-        state.query += 1
-        return state.query > self.setting.budget.n_queries
-
-    def _losses(self, seen: Seen) -> Tensor:
-        return -seen.log_gap if self.loss == "probabilities" else logit_margin(seen.logits, seen.labels)
+    def runs(self) -> Sequence[Run]:
+        """Return one search; in bfloat16 small changes of the loss, which it follows, are lost in rounding."""
+        setting = self.setting
+        stepper = SquareSteps(setting.threat, setting.seed, setting.budget.n_queries, self.loss_of)
+        return with_float32_repeats([Run(self.name, self.name, stepper)], setting)
 
 
 def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
@@ -96,4 +98,4 @@ class SquareMargin(Square):
     """The black-box MMAA (paper, appendix D): a window is kept where it lowers the signed margin itself."""
 
     name = "square-margin"
-    loss = "probabilities"
+    loss_of = "probabilities"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .engine import Engine, Finished, Group
+from .scheduler import Finished, Group, Scheduler
 
 _logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ class Stream:
         group: makes the group of a key; called once for each that is wanted.
     """
 
-    def __init__(self, engine: Engine, group: Callable[[Any], Group]) -> None:
+    def __init__(self, engine: Scheduler, group: Callable[[Any], Group]) -> None:
         self.engine, self._group = engine, group
         self._outcomes = engine.run(self._groups())
         self._to_begin: deque[Any] = deque()  # keys whose groups the engine has not taken yet

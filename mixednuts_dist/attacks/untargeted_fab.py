@@ -14,16 +14,19 @@ Shapes: S slots, images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS
 from ..norms.ball import per_image
-from .attack import Arrivals, Attack, Phase, Seen, SlotArrays, again_in_float32, copy_rows, sent
+from .attack import Attack, Run, with_float32_repeats
 from .budget import AttackBudget
 from .fab import PULL_BACK, difference, next_iterate
 from .gradient_model import Outputs
+from .stepper import SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 _TINY = 1e-12  # beside the length of a gradient, as published
 _START = 0.5  # of the radius: where restarts begin
@@ -36,7 +39,7 @@ DUAL_LENGTHS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class UntargetedFabState(SlotArrays):
+class UntargetedFabState(SlotState):
     """All that untargeted FAB remembers of each slot."""
 
     def __init__(self, like_SCHW: Tensor) -> None:
@@ -51,6 +54,62 @@ class UntargetedFabState(SlotArrays):
         self.left = numbers_S.long()  # iterates to check
 
 
+@dataclass(frozen=True)
+class UntargetedFabSteps(Stepper[UntargetedFabState]):
+    """Each pass linearizes at the slot's point with respect to one other class."""
+
+    n_iter: int = 100
+    stays_inside: ClassVar[bool] = False  # it looks for the border, wherever that is
+
+    def init(self, like_SCHW: Tensor) -> UntargetedFabState:
+        """Return the state of as many slots as there are rows."""
+        return UntargetedFabState(like_SCHW)
+
+    def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
+        """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""
+        start, ball = batch.x.clone(), self.ball
+        drawn = [i for i, run in enumerate(batch.runs) if run.restart]
+        if drawn:
+            start[sent(drawn, slots)] = batch.at(drawn).random_start(type(ball)(_START * ball.eps), self.seed)
+        state.x[slots], state.x_now[slots] = batch.x, start
+        state.number[slots], state.checking[slots] = 0, False
+        state.distance[slots], state.left[slots] = torch.inf, self.n_iter
+
+    def ask(self, state: UntargetedFabState) -> Tensor:
+        """(S, C, H, W) in [0, 1]."""
+        return state.x_now
+
+    def loss(self, state: UntargetedFabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
+        """f_k of the class that is due, (S,); of a mixture the surrogate's."""
+        return difference(outputs.logits, labels, _other_class(state.number, labels))
+
+    def tell(self, state: UntargetedFabState, x: Tensor, result: StepResult) -> Tensor:
+        """Take in a class; step after the last one, and pull back where an iterate has crossed."""
+        crossed = state.checking & result.wrong
+        state.left -= state.checking.long()
+        state.checking = torch.zeros_like(crossed)
+        # The value is the classifier's own, the gradient a mixture's surrogate's, as in FAB-T.
+        value = difference(result.logits, result.labels, _other_class(state.number, result.labels)).to(state.value)
+        distance = value.abs() / (_TINY + DUAL_LENGTHS[self.threat.norm](result.grad))
+        nearer = (distance < state.distance) & ~crossed
+        copy_rows(state.grad, result.grad, nearer)
+        state.value = torch.where(nearer, value, state.value)
+        state.distance = torch.where(nearer, distance, state.distance)
+        state.number += (~crossed).long()
+        complete = state.number >= result.logits.shape[1] - 1
+        # On a CPU only rows that step; an accelerator would have to be asked which those are.
+        rows = complete.nonzero().squeeze(1) if complete.device.type == "cpu" else torch.arange(len(complete))
+        if len(rows):
+            clean, x_now, value_S, grad = (each[rows] for each in (state.x, x, state.value, state.grad))
+            stepped = next_iterate(clean, x_now, value_S, grad, self.threat)
+            state.x_now[rows] = torch.where(per_image(complete[rows], stepped), stepped, x_now)
+        copy_rows(state.x_now, torch.lerp(state.x, x, PULL_BACK), crossed)
+        state.number = torch.where(complete, 0, state.number)
+        state.distance = torch.where(complete, torch.inf, state.distance)
+        state.checking = complete
+        return state.left <= 0
+
+
 @ATTACKS(
     "fab", describes="FAB towards the nearest class", options=("n_iter", "n_restarts"),
     norms=("Linf", "L2", "L1"), order=9,
@@ -59,7 +118,6 @@ class UntargetedFab(Attack):
     """FAB from the clean image, and for each further restart from a random point in half of the ball."""
 
     name = "fab"
-    stays_inside = False  # it looks for the border, wherever that is
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
@@ -67,59 +125,13 @@ class UntargetedFab(Attack):
         steps = budget.n_iter * n_classes * budget.n_restarts
         return steps, steps
 
-    def phases(self) -> Sequence[Phase]:
-        """One restart after the other."""
-        restarts = range(self.setting.budget.n_restarts)
-        phases = [Phase(self.name, self.name, self, restart=restart, beside=restart > 0) for restart in restarts]
-        return again_in_float32(phases, self.setting)
-
-    def state(self, like_SCHW: Tensor) -> UntargetedFabState:
-        """The arrays of as many slots as there are rows."""
-        return UntargetedFabState(like_SCHW)
-
-    def begin(self, state: UntargetedFabState, slots: Tensor, arrivals: Arrivals) -> None:
-        """At the clean image or a random point, whose linearisation is due."""
-        start, ball = arrivals.x.clone(), self.setting.ball
-        drawn = [i for i, phase in enumerate(arrivals.phases) if phase.restart]
-        if drawn:
-            start[sent(drawn, slots)] = arrivals.at(drawn).random_start(self.setting, type(ball)(_START * ball.eps))
-        state.x[slots], state.x_now[slots] = arrivals.x, start
-        state.number[slots], state.checking[slots] = 0, False
-        state.distance[slots], state.left[slots] = torch.inf, self.setting.budget.n_iter
-
-    def propose(self, state: UntargetedFabState) -> Tensor:
-        """(S, C, H, W) in [0, 1]."""
-        return state.x_now
-
-    def objective(self, state: UntargetedFabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
-        """f_k of the class that is due, (S,); of a mixture the surrogate's."""
-        return difference(outputs.logits, labels, _other_class(state.number, labels))
-
-    def absorb(self, state: UntargetedFabState, x_new: Tensor, seen: Seen) -> Tensor:
-        """Take in a class; step after the last one, and pull back where an iterate has crossed."""
-        crossed = state.checking & seen.wrong
-        state.left -= state.checking.long()
-        state.checking = torch.zeros_like(crossed)
-        # The value is the classifier's own, the gradient a mixture's surrogate's, as in FAB-T.
-        value = difference(seen.logits, seen.labels, _other_class(state.number, seen.labels)).to(state.value)
-        distance = value.abs() / (_TINY + DUAL_LENGTHS[self.setting.threat.norm](seen.grad))
-        nearer = (distance < state.distance) & ~crossed
-        copy_rows(state.grad, seen.grad, nearer)
-        state.value = torch.where(nearer, value, state.value)
-        state.distance = torch.where(nearer, distance, state.distance)
-        state.number += (~crossed).long()
-        complete = state.number >= seen.logits.shape[1] - 1
-        # On a CPU only rows that step; an accelerator would have to be asked which those are.
-        rows = complete.nonzero().squeeze(1) if complete.device.type == "cpu" else torch.arange(len(complete))
-        if len(rows):
-            x, x_now, value_S, grad = (each[rows] for each in (state.x, x_new, state.value, state.grad))
-            stepped = next_iterate(x, x_now, value_S, grad, self.setting.threat)
-            state.x_now[rows] = torch.where(per_image(complete[rows], stepped), stepped, x_now)
-        copy_rows(state.x_now, torch.lerp(state.x, x_new, PULL_BACK), crossed)
-        state.number = torch.where(complete, 0, state.number)
-        state.distance = torch.where(complete, torch.inf, state.distance)
-        state.checking = complete
-        return state.left <= 0
+    def runs(self) -> Sequence[Run]:
+        """Return one run per restart."""
+        setting = self.setting
+        stepper = UntargetedFabSteps(setting.threat, setting.seed, n_iter=setting.budget.n_iter)
+        restarts = range(setting.budget.n_restarts)
+        runs = [Run(self.name, self.name, stepper, restart=restart, group=self.name) for restart in restarts]
+        return with_float32_repeats(runs, setting)
 
 
 def _other_class(number_S: Tensor, labels_S: Tensor) -> Tensor:

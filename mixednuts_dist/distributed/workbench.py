@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, Precision
 from ..acceleration.batch_shape import BatchShape
-from ..attacks.engine import Engine, Finished, Group
+from ..attacks.scheduler import Scheduler, Finished, Group
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.judge import Judge
 from ..attacks.stream import Stream
@@ -126,11 +126,11 @@ class Workbench:
     def attacked(
         self,
         piece: Partition,
-        make: Callable[[], Engine],
+        make: Callable[[], Scheduler],
         *,
         name: str = "model",
         group: Callable[[Partition], Group] | None = None,
-    ) -> tuple[Engine, Finished]:
+    ) -> tuple[Scheduler, Finished]:
         """The piece's images at the end of an engine that goes from piece to piece.
 
         Args:

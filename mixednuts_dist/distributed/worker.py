@@ -27,7 +27,7 @@ from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
 from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
-from ..norms.ball import key_number
+from ..norms.random import key_number
 from ..storage.damage import create_whole
 from ..storage.manifest import with_checksum
 from ..storage.partitions import Partition

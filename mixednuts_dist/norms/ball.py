@@ -20,8 +20,7 @@ register entries list the norms that they support.
 Shapes: B images of C x H x W.
 """
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from ..config.register import NORMS
 from ..config.threat import ThreatModel
+from .random import key_number, normal
 
 ULP = 2.0**-23  # twice what float32 rounds a pixel near 1 by: x + eps and its distance from x are each rounded once
 TINY = 1e-12  # guards divisions by a length, as published
@@ -43,7 +43,6 @@ class Ball:
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
-        self._drawn: dict[tuple[object, ...], Tensor] = {}  # key -> noise that `random_start` will ask for
 
     def length(self, delta_BCHW: Tensor) -> Tensor:
         """The norm of each perturbation, (B,)."""
@@ -68,37 +67,23 @@ class Ball:
         """(B,) bool: whether each `x_adv` is within the radius, up to rounding."""
         return self.length(x_adv_BCHW - x_BCHW) <= self.eps * (1 + self.rounding) + ULP
 
-    def noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-        """A random perturbation of one image, of any length; by default normally distributed."""
-        return torch.randn(shape, generator=generator)
+    def noise(self, keys_B: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return a random perturbation per key, (B, *shape), of any length; by default normally distributed."""
+        return normal(keys_B, shape)
 
     def random_start(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
-        """APGD's start: a random direction scaled to the sphere, cut at [0, 1].
+        """Return APGD's start: a random direction scaled to the sphere, clipped to [0, 1].
 
-        `keys` holds one key an image, (seed, attack, restart, sample id): its noise depends on nothing else.
+        `keys` holds one key per image, (seed, attack, restart, sample id); the noise depends on nothing else.
         """
-        noise_BCHW = self._noise(x_BCHW, keys)
+        noise_BCHW = self.noise_of(x_BCHW, keys)
         unit_BCHW = noise_BCHW / (per_image(self.length(noise_BCHW), noise_BCHW) + TINY)
         return (x_BCHW + self.eps * unit_BCHW).clamp(0.0, 1.0)
 
-    def draw_ahead(self, shape: Sequence[int], key: tuple[object, ...]) -> None:
-        """Draw the noise of a start that comes later, while nothing else is to be done."""
-        if key not in self._drawn:
-            self._drawn[key] = self.noise(shape, keyed_generator(*key))
-
-    def forget_all_but(self, keys: Iterable[tuple[object, ...]]) -> None:
-        """Give up noise that was drawn ahead and that no start will ask for."""
-        self._drawn = {key: self._drawn[key] for key in keys if key in self._drawn}
-
-    def _noise(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
-        for key in keys:
-            self.draw_ahead(x_BCHW.shape[1:], key)
-        noise_BCHW = torch.stack([self._drawn[key] for key in keys])
-        for key in set(keys):
-            del self._drawn[key]
-        if x_BCHW.is_cuda:  # from pinned memory the copy runs while the host goes on
-            noise_BCHW = noise_BCHW.pin_memory()
-        return noise_BCHW.to(x_BCHW, non_blocking=True)
+    def noise_of(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
+        """Return `noise` for keys of any parts, like the images."""
+        keys_B = torch.tensor([key_number(*key) for key in keys]).to(x_BCHW.device, non_blocking=True)
+        return self.noise(keys_B, x_BCHW.shape[1:]).to(x_BCHW)
 
     # APGD's momentum step, which Linf does in place
 
@@ -138,14 +123,3 @@ def ball_of(threat: ThreatModel) -> Ball:
 def per_image(values_B: Tensor, like_BCHW: Tensor) -> Tensor:
     """`values_B` with as many trailing axes of length 1 as an image has, for broadcasting."""
     return values_B.view(-1, *[1] * (like_BCHW.dim() - 1))
-
-
-def keyed_generator(*key: object) -> torch.Generator:
-    """A CPU generator that depends on `key` alone, so that noise follows the image and not the process."""
-    return torch.Generator().manual_seed(key_number(*key))
-
-
-def key_number(*key: object) -> int:
-    """A seed for a generator on any device, from the parts of a key."""
-    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1

@@ -58,7 +58,7 @@ class L1(Ball):
 
     def random_start(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
         """Normally distributed noise, projected."""
-        return self.project(x_BCHW + self._noise(x_BCHW, keys), x_BCHW)
+        return self.project(x_BCHW + self.noise_of(x_BCHW, keys), x_BCHW)
 
     def _root(self, a_BD: Tensor, r_BD: Tensor) -> Tensor:
         """The lam of `project`, (B, 1).

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..config.register import NORMS
 from .ball import MOMENTUM, Ball
+from .random import uniform
 
 
 @NORMS(
@@ -35,9 +36,9 @@ class Linf(Ball):
         inside_BCHW = torch.min(torch.max(x_adv_BCHW, x_BCHW - self.eps), x_BCHW + self.eps)
         return inside_BCHW.clamp(0.0, 1.0)
 
-    def noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-        """Uniform in [-1, 1]."""
-        return 2 * torch.rand(shape, generator=generator) - 1
+    def noise(self, keys_B: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return numbers that are uniform on [-1, 1)."""
+        return 2 * uniform(keys_B, shape) - 1
 
     def anchors(self, x_BCHW: Tensor) -> Tensor:
         """The low and the high side of each pixel's interval, (B, 2, C, H, W)."""

@@ -29,9 +29,9 @@ from .stage import Stage, attack_passes, budget_of, stage_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..attacks.engine import Engine
     from ..attacks.minimum_margin import MinimumMarginResult
     from ..attacks.outcome import AttackOutcome
+    from ..attacks.scheduler import Scheduler
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
     from ..mixing.transforms import LogitMap
@@ -129,7 +129,7 @@ class AttackTask(Task):
                 batch_size=worker.shape(x),
             )  # fmt: skip
 
-        def make() -> Engine:
+        def make() -> Scheduler:
             return margin_engine(
                 rob, x, threat=spec.threat, budget=self.budget, seed=spec.seed,
                 stop_when_broken=self.stop_when_broken, shape=worker.shape(x), arithmetic=worker.arithmetic,
@@ -152,7 +152,7 @@ class AttackTask(Task):
         if is_black_box(str(spec.std_uri)):
             return transferred_attack(worker.std, x, y, rob_x_adv, batch_size=worker.shape(x))
 
-        def make() -> Engine:
+        def make() -> Scheduler:
             return ensemble_engine(
                 worker.std, x, threat=spec.threat, attacks=STD_ATTACKS, seed=spec.seed, budget=self.budget,
                 shape=worker.shape(x), arithmetic=worker.arithmetic,

@@ -23,8 +23,8 @@ from .runs import Run, autoattack_fingerprint, evaluate_fingerprint, finished_pa
 from .stage import Stage, attack_passes, budget_of, deployed_mixture, require_needs, stage_of
 
 if TYPE_CHECKING:
-    from ..attacks.engine import Engine, Group
     from ..attacks.gradient_model import AttackMode
+    from ..attacks.scheduler import Group, Scheduler
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
     from .early_stop import EarlyStop
@@ -149,7 +149,7 @@ class EvaluateTask(Task):
         x, y = worker.images(piece)
         model, name = worker.model, worker.model_name
 
-        def make() -> Engine:
+        def make() -> Scheduler:
             return ensemble_engine(
                 model, x, threat=worker.spec.threat, attacks=self.attacks, mode=self.mode, seed=worker.spec.seed,
                 budget=self.budget, shape=worker.shape(x), arithmetic=worker.arithmetic, eot=self.eot,

@@ -9,7 +9,7 @@ from pyautoattack import AutoAttack
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
-from mixednuts_dist.attacks.attack import Known, Setting, next_to_border
+from mixednuts_dist.attacks.attack import ImageSummary, Setting, borderline
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget, attack_words
 from mixednuts_dist.attacks.minimum_margin import margin_engine
 from mixednuts_dist.config.threat import ThreatModel
@@ -77,53 +77,51 @@ def test_cached_images_only_strengthen_the_adversary(mixed, pair) -> None:
     assert bool(useless.robust.all())
 
 
-def test_square_and_fab_are_coarse_only_for_images_that_apgd_has_measured() -> None:
-    plan = ensemble_plan(Setting(THREAT, QUICK, 10, coarse=True), ["square", "apgd-ce", "fab-t"])
-    assert [phase.in_float32 for phase in plan if phase.attack == "square"] == [True]
-    assert all(phase.wanted is None for phase in plan if phase.attack == "square")
-    assert [phase.in_float32 for phase in plan if phase.attack == "fab-t"] == [False] * 3 + [True] * 3
+def test_square_and_fab_are_in_low_precision_only_after_apgd_has_measured_margins() -> None:
+    plan = ensemble_plan(Setting(THREAT, QUICK, 10, low_precision=True), ["square", "apgd-ce", "fab-t"])
+    assert [run.float32 for run in plan if run.attack == "square"] == [True]
+    assert all(run.wanted is None for run in plan if run.attack == "square")
+    assert [run.float32 for run in plan if run.attack == "fab-t"] == [False] * 3 + [True] * 3
 
 
 @pytest.mark.parametrize("plan_of", ["autoattack", "minimum margin"])
-def test_apgd_goes_through_float32_from_the_same_starts_next_to_the_border(plan_of: str, victim) -> None:
+def test_borderline_images_repeat_apgd_in_float32_from_the_same_starts(plan_of: str, victim) -> None:
     if plan_of == "autoattack":
-        plan = ensemble_plan(Setting(THREAT, QUICK, 10, coarse=True), ["apgd-ce", "apgd-t"])
+        plan = ensemble_plan(Setting(THREAT, QUICK, 10, low_precision=True), ["apgd-ce", "apgd-t"])
     else:
         model, x, _ = victim()
         settings = {"threat": THREAT, "seed": 0, "stop_when_broken": True, "shape": BatchShape(8)}
         engine = margin_engine(model, x, budget=replace(QUICK, border_restarts=0), **settings)
-        plan = engine.planner(Setting(THREAT, QUICK, 10, coarse=True))
-    searched = [phase for phase in plan if phase.name.startswith("apgd")]
-    coarse, exact = searched[: len(searched) // 2], searched[len(searched) // 2 :]
-    assert [phase.in_float32 for phase in searched] == [False] * len(coarse) + [True] * len(exact)
-    starts, again = ([(phase.name, phase.restart, phase.target) for phase in phases] for phases in (coarse, exact))
+        plan = engine.planner(Setting(THREAT, QUICK, 10, low_precision=True))
+    searched = [run for run in plan if run.name.startswith("apgd")]
+    low, exact = searched[: len(searched) // 2], searched[len(searched) // 2 :]
+    assert [run.float32 for run in searched] == [False] * len(low) + [True] * len(exact)
+    starts, again = ([(run.name, run.restart, run.target) for run in runs] for runs in (low, exact))
     assert starts == again
-    assert [phase.beside for phase in exact] == [False] + [True] * (len(exact) - 1)
-    # Relative to the clean margin and, where that is small itself, in all; who is broken has lost already.
-    margin, clean = torch.tensor([[0.015, 0.025, 0.004, 0.006, -0.01], [1.0, 1.0, 0.1, 0.1, 1.0]]).double()
-    nothing = torch.zeros(5)
-    known = Known(margin, clean, nothing, nothing)
-    for phase in exact:
-        assert phase.wanted is not None
-        assert phase.wanted(known).tolist() == [True, False, True, False, False]
-        # A run that ended far above the best one, a tenth of the clean margin from the border, is not repeated.
-        far = replace(known, behind=torch.tensor([0.08, 0.0, 0.08, 0.01, 0.0]).double())
-        assert phase.wanted(far).tolist() == [True, False, False, False, False]
+    assert len({run.group for run in exact}) == 1
+    # (margin, clean margin, margin of the repeated run) -> whether it is repeated
+    cases = {
+        (0.045, 1.0, 0.045): True, (0.055, 1.0, 0.055): False, (0.045, 1.0, 0.055): False,
+        (0.012, 0.1, 0.012): True, (0.013, 0.1, 0.013): False, (-0.01, 1.0, -0.01): False,
+    }  # fmt: skip
+    for run in exact:
+        assert run.wanted is not None
+        for (margin, clean, repeated), expected in cases.items():
+            assert run.wanted(ImageSummary(margin, clean, 0.0, repeated)) == expected
 
 
 @pytest.mark.parametrize(("alpha", "temperature", "expected"), [
-    (0.5005, 0.0, [True, False, False]),  # half of what is left where std votes against the label
+    (0.5005, 0.0, [True, False, False]),  # half of what is left if std votes against the label
     (0.505, 0.0, [True, True, False]),
-    (0.7, 0.0, [True, True, False]),  # a fiftieth of the clean margin
+    (0.7, 0.0, [True, True, False]),  # a twentieth of the clean margin
     (0.5005, 0.5, [True, True, False]),
 ])  # fmt: skip
-def test_next_to_a_mixtures_border_is_who_rob_nearly_gives_up(
+def test_borderline_images_of_a_mixture_are_those_that_rob_nearly_gives_up(
     alpha: float, temperature: float, expected: list[bool], mixed
 ) -> None:
     model = MixedClassifier(mixed.std, mixed.rob, mixed.transform, alpha, temperature=temperature)
-    margin, nothing = torch.tensor([0.0004, 0.004, 0.021]).double(), torch.zeros(3)
-    known = Known(margin, torch.ones(3).double(), nothing, nothing)
-    assert next_to_border(known, Setting(THREAT, QUICK, 10, model=model)).tolist() == expected
+    setting = Setting(THREAT, QUICK, 10, model=model)
+    assert [borderline(margin, 1.0, setting) for margin in (0.0004, 0.004, 0.051)] == expected
 
 
 def test_images_that_the_mixture_gets_wrong_are_not_robust(mixed, pair) -> None:

@@ -12,7 +12,7 @@ from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-from tests.helpers.stepping import arrivals, iterates, one_pass
+from tests.helpers.stepping import iterates, one_pass, started
 
 pytestmark = pytest.mark.filterwarnings("ignore:there are . points with zero gradient")  # of DLR, where it is constant
 
@@ -69,15 +69,15 @@ def test_examples_at_different_iterations_do_not_disturb_each_other(victim) -> N
     model, x, y = victim(n=6)
     planned = ApgdCe(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=30), 10))
     together = iterates(planned, model, x, y)[-1]
-    attack = planned.phases()[0].stepper
-    arrived, state = arrivals(planned, x, y), attack.state(x)
-    attack.begin(state, torch.arange(3), arrived.at(range(3)))
+    run = planned.runs()[0]
+    stepper, begun, state = run.stepper, started(run, x, y), run.stepper.init(x)
+    stepper.start(state, torch.arange(3), begun.at(range(3)))
     last: dict[int, Tensor] = {}
     for step in range(31 + 7):
         if step == 7:
-            attack.begin(state, torch.arange(3, 6), arrived.at(range(3, 6)))
+            stepper.start(state, torch.arange(3, 6), begun.at(range(3, 6)))
         due = state.iteration.clone()
-        x_new, _ = one_pass(attack, state, model, y, y)
+        x_new = one_pass(stepper, state, model, y, y).x
         last |= {i: x_new[i] for i in range(6) if int(due[i]) == 30 and (i < 3 or step >= 7)}
     assert torch.allclose(torch.stack([last[i] for i in range(6)]), together, atol=1e-6)
 
@@ -123,10 +123,13 @@ def published_in_balls(model, x, y, targets, start, threat, n_iter, loss) -> lis
     return seen
 
 
-def test_restarts_are_phases_from_other_starts_and_each_counts() -> None:
+def test_restarts_are_independent_runs_from_other_starts() -> None:
     setting = Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=7, n_restarts=3), 10)
-    phases = ApgdDlr(setting).phases()
-    assert [(phase.restart, phase.beside, phase.loss) for phase in phases] == [
-        (0, False, "untargeted-dlr"), (1, True, "untargeted-dlr"), (2, True, "untargeted-dlr"),
-    ]  # fmt: skip
+    runs = ApgdDlr(setting).runs()
+    assert [(run.restart, run.loss) for run in runs] == [
+        (0, "untargeted-dlr"),
+        (1, "untargeted-dlr"),
+        (2, "untargeted-dlr"),
+    ]
+    assert {(run.group, run.stepper) for run in runs} == {(runs[0].group, ApgdT(setting).runs()[0].stepper)}
     assert ApgdDlr.passes(setting.budget, 10) == (24, 24)

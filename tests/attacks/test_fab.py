@@ -72,7 +72,7 @@ class Published(FABAttack_PT):
 def ours(classifier: Classifier, norm: str, targets: Tensor) -> list[Pass]:
     model, x, y = classifier
     attack = Fab(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))
-    return list(stepped(attack, attack.phases()[0], model, x, y, targets))
+    return list(stepped(attack.runs()[0], model, x, y, targets))
 
 
 @NORMS
@@ -220,7 +220,7 @@ def test_untargeted_iterates_equal_the_published_ones(classifier: Callable[[], C
     published = PublishedUntargeted(model, norm)
     published.attack_single_run(x, y, is_targeted=False)
     attack = UntargetedFab(Setting(ThreatModel(norm, 0.1), AttackBudget(n_iter=N_ITER), 10))
-    passes = list(stepped(attack, attack.phases()[0], model, x, y))
+    passes = list(stepped(attack.runs()[0], model, x, y))
     together = 0
     for b in range(len(x)):
         mine = without_repeats([step.x[b] for step in passes])
@@ -236,7 +236,7 @@ def test_untargeted_iterates_equal_the_published_ones(classifier: Callable[[], C
 def test_untargeted_restarts_begin_at_random_points_in_half_of_the_ball() -> None:
     model, x, y = conv_net()
     attack = UntargetedFab(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=2, n_restarts=3), 10))
-    starts = [next(stepped(attack, phase, model, x, y)).x for phase in attack.phases()]
+    starts = [next(stepped(run, model, x, y)).x for run in attack.runs()]
     lengths = [float((start - x).abs().max()) for start in starts]
     assert lengths[0] == 0
     assert all(0.03 < length <= 0.05 + 1e-6 for length in lengths[1:])

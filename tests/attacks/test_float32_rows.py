@@ -11,9 +11,9 @@ from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.apgd import POLISH_ROUNDS
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.engine import Engine, Finished, Group
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel
 from mixednuts_dist.attacks.minimum_margin import margin_plan, minimum_margin_attack
+from mixednuts_dist.attacks.scheduler import Finished, Group, Scheduler
 from mixednuts_dist.benchmarks.attack_subjects import Subject
 from mixednuts_dist.config.threat import ThreatModel
 from tests.helpers.float32_counts import counted
@@ -50,7 +50,7 @@ def attacked_in_two_arithmetics(shape: BatchShape) -> tuple[Finished, Counting, 
     with torch.no_grad():
         y = network(x).argmax(dim=1)
     attacks = ("apgd-ce", "apgd-t")
-    engine = Engine(
+    engine = Scheduler(
         attacked, lambda setting: ensemble_plan(setting, attacks), ThreatModel("Linf", 0.012), AttackBudget(10, 3), 0,
         shape,
     )  # fmt: skip
@@ -67,7 +67,7 @@ def test_on_a_card_float32_passes_are_small_and_full_and_verdicts_stay() -> None
     assert {rows for _, rows in exact.rows} == {8}
     assert exact.cost() < 0.7 * before
     assert torch.equal(found.broken, one.broken)
-    assert torch.allclose(found.log_gap, one.log_gap, atol=1e-5)
+    assert torch.allclose(found.log1m_margin, one.log1m_margin, atol=1e-5)
     assert (found.n_forward, found.n_backward) == (one.n_forward, one.n_backward)
 
 
@@ -78,10 +78,10 @@ def test_float32_steps_of_all_starts_come_once_at_the_end_so_that_their_passes_a
     attacked = Subject(network, x, network(x).argmax(dim=1), 0.012, "made up")
     shape = BatchShape(128, float32_rows=8)
     found = counted(attacked, shape, AttackBudget(10, 3))
-    plan = margin_plan(Setting(ThreatModel("Linf", 0.012), AttackBudget(10, 3), 10, coarse=True))
-    kinds = [phase.in_float32 for phase in plan]
+    plan = margin_plan(Setting(ThreatModel("Linf", 0.012), AttackBudget(10, 3), 10, low_precision=True))
+    kinds = [run.float32 for run in plan]
     assert kinds == sorted(kinds)
-    assert len([phase for phase in plan if phase.name == "polish"]) == POLISH_ROUNDS
+    assert len([run for run in plan if run.name == "polish"]) == POLISH_ROUNDS
     assert found["useful_rows"] > 4
     assert 0 < found["robust"] < 60
     # The count is of passes as they are: a float32 row ten times, a gradient twice.

@@ -16,7 +16,7 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-from tests.helpers.stepping import arrivals, one_pass
+from tests.helpers.stepping import started, stepped
 
 THREAT = ThreatModel("Linf", 0.15)
 
@@ -69,16 +69,16 @@ def test_it_breaks_images_that_the_papers_attack_leaves_standing(mixed: MixedCla
     assert joint.n_forward > paper.n_forward
 
 
-def test_a_run_begins_at_the_best_point_where_its_phase_says_so(mixed: MixedClassifier) -> None:
+def test_a_run_begins_at_the_best_point_if_it_says_so(mixed: MixedClassifier) -> None:
     x, y = open_dataset("digits").read(0, 4)
     attack = Joint(Setting(THREAT, AttackBudget(), 10, model=mixed))
-    phase = attack.phases()[0]
+    run = attack.runs()[0]
     for from_best in (True, False):
-        arrived = arrivals(attack, x, y, phase=replace(phase, from_best=from_best))
-        arrived.best = (x + 0.01).clamp(max=1)
-        state = attack.state(x)
-        attack.begin(state, torch.arange(4), arrived)
-        assert torch.equal(attack.propose(state), arrived.best) == from_best
+        begun = started(replace(run, from_best=from_best), x, y)
+        begun.best = (x + 0.01).clamp(max=1)
+        state = run.stepper.init(x)
+        run.stepper.start(state, torch.arange(4), begun)
+        assert torch.equal(run.stepper.ask(state), begun.best) == from_best
 
 
 def test_it_takes_no_more_passes_than_apgd_t_and_fewer_where_it_cannot_win(mixed: MixedClassifier) -> None:
@@ -97,16 +97,19 @@ def test_it_takes_no_more_passes_than_apgd_t_and_fewer_where_it_cannot_win(mixed
 def test_all_steps_lie_in_the_ball(mixed: MixedClassifier) -> None:
     budget = AttackBudget(n_iter=60, n_target_classes=3, joint_starts=1)
     attack = Joint(Setting(THREAT, budget, 10, model=mixed))
-    (phase, *_), (x, y) = attack.phases(), open_dataset("digits").read(0, 6)
-    state = attack.state(x)
-    attack.begin(state, torch.arange(6), arrivals(attack, x, y, phase=phase))
-    n, ended = 0, torch.zeros(6, dtype=torch.bool)
-    while not bool(ended.any()):
-        x_new, ended = one_pass(attack, state, mixed, y, (y + 1) % 10)
-        assert float((x_new - x).abs().max()) <= THREAT.eps + 1e-6
-        n += 1
-    assert bool(ended.all())
-    assert n == 34
+    x, y = open_dataset("digits").read(0, 6)
+    passes = list(stepped(attack.runs()[0], mixed, x, y, (y + 1) % 10))
+    assert all(float((each.x - x).abs().max()) <= THREAT.eps + 1e-6 for each in passes)
+    assert all(bool(each.done.all()) == (each is passes[-1]) for each in passes)
+    assert len(passes) == 34
+
+
+def test_all_runs_together_take_no_more_passes_than_apgd_t(mixed: MixedClassifier) -> None:
+    for n_iter in (10, 30, 100):
+        budget = AttackBudget(n_iter=n_iter)
+        runs = Joint(Setting(THREAT, budget, 10, model=mixed)).runs()
+        assert len(runs) > 9
+        assert sum(run.n_iter + 1 for run in runs) <= Joint.passes(budget, 10)[1] == 9 * (n_iter + 1)
 
 
 DIGITS = [199, 209, 236, 351, 524, 726]  # near the mixture's border

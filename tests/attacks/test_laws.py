@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mixednuts_dist.attacks import attack as attack_module
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
@@ -137,14 +138,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mixednuts_dist.attacks.attack import Attack, SlotArrays
+from mixednuts_dist.attacks.attack import Attack, Run
+from mixednuts_dist.attacks.stepper import SlotState, Stepper
 from mixednuts_dist.config.register import ATTACKS
 
 
 @dataclass
-class DarkerState(SlotArrays):
+class DarkerState(SlotState):
     x: Tensor
     share: Tensor
+
+
+class DarkerSteps(Stepper[DarkerState]):
+    gradient_every = 0
+
+    def init(self, like):
+        return DarkerState(torch.zeros_like(like), like.new_zeros(len(like)))
+
+    def start(self, state, slots, batch):
+        state.x[slots], state.share[slots] = batch.x, 0.1
+
+    def ask(self, state):
+        return (state.x - self.threat.eps * state.share.view(-1, 1, 1, 1)).clamp(0, 1)
+
+    def tell(self, state, x, result):
+        state.share += 0.1
+        return state.share > 1.05
 
 
 @ATTACKS("toy-darker", describes="all pixels darker, in ten steps", options=())
@@ -156,18 +175,8 @@ class Darker(Attack):
     def passes(budget, n_classes):
         return 10, 0
 
-    def state(self, like):
-        return DarkerState(torch.zeros_like(like), like.new_zeros(len(like)))
-
-    def begin(self, state, slots, arrivals):
-        state.x[slots], state.share[slots] = arrivals.x, 0.1
-
-    def propose(self, state):
-        return (state.x - self.setting.threat.eps * state.share.view(-1, 1, 1, 1)).clamp(0, 1)
-
-    def absorb(self, state, x_new, seen):
-        state.share += 0.1
-        return state.share > 1.05
+    def runs(self):
+        return [Run(self.name, self.name, DarkerSteps(self.setting.threat))]
 """
 
 
@@ -188,6 +197,31 @@ def test_an_attack_from_a_users_file_runs_in_the_ensemble(tmp_path: Path) -> Non
         ATTACKS._added.pop("toy-darker", None)
 
 
+def test_the_documented_example_of_an_attack_keeps_the_contract(tmp_path: Path) -> None:
+    """The same bits in any order and partition; torch's global generator is not touched."""
+    doc = attack_module.__doc__ or ""
+    lines = doc[doc.index("::\n") + 3 : doc.index("The scheduler does the rest.")].splitlines()
+    file = tmp_path / "noise_attack.py"
+    file.write_text("\n".join(line.removeprefix("    ") for line in lines) + "\n")
+    try:
+        load_extensions([str(file)])
+        net, x = small_net(10, SHAPE), images(30, SHAPE)
+        y = net(x).argmax(dim=1)
+        options = {"threat": ThreatModel("L2", 2.0), "attacks": ("noise",), "batch_size": 8, "precision": "fp32"}
+        state = torch.random.get_rng_state()
+        whole = autoattack(net, x, y, **options)
+        assert torch.equal(torch.random.get_rng_state(), state)
+        assert 0 < int(whole.robust.sum()) < 30
+        order = [17, 3, 29]
+        part = autoattack(net, x[order], y[order], sample_ids=order, **options)
+        assert torch.equal(part.x_adv, whole.x_adv[order])
+        other = autoattack(net, x, y, sample_ids=range(100, 130), **options)
+        assert not torch.equal(other.x_adv, whole.x_adv)
+    finally:
+        ATTACKS._made.pop("noise", None)
+        ATTACKS._added.pop("noise", None)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_an_attack_under_another_name_has_the_same_plan_and_the_same_rows(
     pair, precision: str, monkeypatch: pytest.MonkeyPatch
@@ -199,11 +233,11 @@ def test_an_attack_under_another_name_has_the_same_plan_and_the_same_rows(
         facts = ATTACKS.entries()[name].facts
         monkeypatch.setitem(ATTACKS._made, other, ATTACKS.get(name))
         monkeypatch.setitem(ATTACKS._added, other, replace(ATTACKS.entries()[name], name=other, facts=facts))
-    setting = Setting(LINF, QUICK, 10, model=mixed, coarse=precision == "bf16")
+    setting = Setting(LINF, QUICK, 10, model=mixed, low_precision=precision == "bf16")
     plans = [ensemble_plan(setting, named) for named in (names.keys(), names.values())]
-    assert [names[phase.attack] for phase in plans[0]] == [phase.attack for phase in plans[1]]
+    assert [names[run.attack] for run in plans[0]] == [run.attack for run in plans[1]]
     for a, b in zip(*plans, strict=True):
-        assert (a.name, a.in_float32, a.wanted is None) == (b.name, b.in_float32, b.wanted is None)
+        assert (a.name, a.float32, a.wanted is None) == (b.name, b.float32, b.wanted is None)
     options = {"threat": LINF, "budget": QUICK, "batch_size": 8, "precision": precision}
     one, other = (adaptive_autoattack(mixed, x, y, attacks=[*named], **options) for named in (names, names.values()))
     assert torch.equal(one.x_adv, other.x_adv)

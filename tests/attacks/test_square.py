@@ -1,6 +1,6 @@
 """Square: the published queries, given the same random numbers, and random numbers of the image alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.hashing import below, hashed, image_key
 from mixednuts_dist.attacks.square import Square, SquareMargin
 from mixednuts_dist.attacks.windows import (
     COIN,
@@ -26,6 +25,7 @@ from mixednuts_dist.attacks.windows import (
 )
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
+from mixednuts_dist.norms.random import below, hashed, key_number
 from tests.helpers.small_nets import images, small_net
 from tests.helpers.stepping import Pass, stepped
 
@@ -44,7 +44,7 @@ class Published(SquareAttack):
             self.asked, norm=threat.norm, eps=threat.eps, n_queries=n_queries, resc_schedule=False,
             device=torch.device("cpu"),
         )  # fmt: skip
-        self.model, self.queries, self.key = model, [], torch.tensor([image_key(SEED, "square", sample_id)])
+        self.model, self.queries, self.key = model, [], torch.tensor([key_number(SEED, "square", 0, sample_id)])
 
     def asked(self, x: Tensor) -> Tensor:
         self.queries.append(x[0].clone())
@@ -83,7 +83,7 @@ class Published(SquareAttack):
 
 
 def ours(attack: Square, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, ids: list[int]) -> list[Pass]:
-    return list(stepped(attack, attack.phases()[0], model, x, y, ids=ids))
+    return list(stepped(attack.runs()[0], model, x, y, ids=ids))
 
 
 def square(threat: ThreatModel, n_queries: int, kind: type[Square] = Square) -> Square:
@@ -154,11 +154,10 @@ def test_the_loss_of_the_best_point_only_falls(threat: ThreatModel) -> None:
     y = net(x).argmax(dim=1)
     for kind in (Square, SquareMargin):
         attack = square(threat, 100, kind)
-        state, before = attack.state(x), torch.full((5,), torch.inf)
-        with patch.object(attack, "state", lambda _, kept=state: kept):
-            for _ in stepped(attack, attack.phases()[0], net, x, y):
-                assert bool((state.loss <= before).all())
-                before = state.loss.clone()
+        state, before = attack.runs()[0].stepper.init(x), torch.full((5,), torch.inf)
+        for _ in stepped(attack.runs()[0], net, x, y, state=state):
+            assert bool((state.loss <= before).all())
+            before = state.loss.clone()
         first = ours(square(threat, 1, kind), net, x, y, list(range(5)))[0]
         assert bool((before < margins(kind, net, first.x, y)).all())
         assert torch.allclose(before, margins(kind, net, state.x_best, y), atol=1e-5)
@@ -186,9 +185,9 @@ def test_the_search_depends_on_the_image_and_the_seed_alone(threat: ThreatModel)
 def test_saturated_logits_still_order_the_queries() -> None:
     net, x = small_net(10, (3, 8, 8), sharpness=4000), images(5, (3, 8, 8))
     attack = square(LINF, 60, SquareMargin)
-    state = attack.state(x)
-    with patch.object(attack, "state", lambda _: state):
-        losses = [state.loss.clone() for _ in stepped(attack, attack.phases()[0], net, x, net(x).argmax(dim=1))]
+    run = attack.runs()[0]
+    state = run.stepper.init(x)
+    losses = [state.loss.clone() for _ in stepped(run, net, x, net(x).argmax(dim=1), state=state)]
     assert bool((losses[-1] < losses[0]).all())
     assert bool(torch.isfinite(losses[-1]).all())
 
@@ -211,42 +210,13 @@ def test_windows_shrink_as_published(norm: str) -> None:
     assert WINDOWS[norm].size(1, 3, 50) == 3
 
 
-def splitmix64(seed: int) -> Iterator[int]:
-    """The generator as published, on Python's integers."""
-    mask = (1 << 64) - 1
-    while True:
-        seed = (seed + 0x9E3779B97F4A7C15) & mask
-        z = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        yield z ^ (z >> 31)
-
-
-def test_hashes_are_splitmix64() -> None:
-    keys = torch.tensor([image_key(0, "square", 7), image_key(1, "square", 7), -1])
-    found = hashed(keys, 0, 6) & 0x7FFFFFFFFFFFFFFF
-    for key, row in zip(keys.tolist(), found.tolist(), strict=True):
-        sequence = splitmix64(key & ((1 << 64) - 1))
-        assert row == [next(sequence) & 0x7FFFFFFFFFFFFFFF for _ in range(6)]
-    assert torch.equal(hashed(keys, torch.tensor([4, 4, 4]), 2), hashed(keys, 0, 6)[:, 4:])
-    assert int(next(splitmix64(1234567))) == 6457827717110365317  # of the reference implementation
-
-
-def test_draws_are_uniform() -> None:
-    draws = hashed(torch.tensor([image_key("uniform")]), 0, 60_000)[0]
-    counts = below(draws, torch.tensor(6)).bincount(minlength=6)
-    assert counts.sum() == 60_000
-    assert float((counts - 10_000).abs().max()) < 500
-    assert abs(int((draws >= 0).sum()) - 30_000) < 700
-    assert int(below(draws, torch.tensor(0)).abs().max()) == 0
-
-
 def windows(threat: ThreatModel, x: Tensor, n_queries: int = 1) -> Windows:
     return WINDOWS[threat.norm](x, ball_of(threat), n_queries)
 
 
 def test_starts_are_stripes_and_tilings() -> None:
     x = torch.full((2, 3, 32, 20), 0.5)
-    keys = torch.tensor([image_key(1), image_key(2)])
+    keys = torch.tensor([key_number(1), key_number(2)])
     stripes = windows(LINF, x).first_point(x, keys) - x
     assert torch.equal(stripes, stripes[:, :, :1].expand_as(stripes))
     assert torch.allclose(stripes.abs(), torch.full_like(stripes, LINF.eps))
@@ -258,6 +228,6 @@ def test_starts_are_stripes_and_tilings() -> None:
 def test_slots_that_have_ended_are_harmless() -> None:
     x = images(2, (1, 8, 8))
     for threat in (LINF, L2, L1):
-        state = SquareState(x, ball_of(threat))
+        state = SquareState(x, windows(threat, x, 5))
         state.query[:] = torch.tensor([6, 60])
-        assert windows(threat, x, 5).change(state).shape == x.shape
+        assert state.windows.change(state).shape == x.shape

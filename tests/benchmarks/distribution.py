@@ -22,8 +22,8 @@ import psutil
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import ensemble_engine
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget
-from mixednuts_dist.attacks.engine import Group
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.attacks.scheduler import Group
 from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.run_config import parse_config
@@ -129,7 +129,7 @@ def occupancy(
         stream = Stream(engine, group)
         ended = (stream.finish(piece, pieces[i + 1 : i + 1 + n_prefetched]) for i, piece in enumerate(pieces))
         n_forward = sum(finished.n_forward for finished in ended)
-        return n_forward / (n_forward + engine.n_padding)
+        return n_forward / engine.n_rows
 
     return {"alone": share(0), f"{PREFETCHED} prefetched": share(PREFETCHED)}
 

@@ -9,7 +9,7 @@ from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, ensemble_engine
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.engine import Group
+from mixednuts_dist.attacks.scheduler import Group
 from tests.helpers.small_mixtures import LINF, QUICK, SHAPE, mixture
 from tests.helpers.small_nets import ShortOfMemory, images
 
@@ -33,7 +33,7 @@ def verdicts_are_those_of_float32(attack: str, arithmetic: Arithmetic, n: int, b
 
 
 def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[object]]) -> None:
-    """A steady round of a lane, in which `refused` makes every wait of the host an error."""
+    """A steady step of a batch, in which `refused` makes every wait of the host an error."""
     mixed, x = mixture().to("cuda"), images(16, SHAPE).to("cuda")
     with torch.no_grad():
         y = mixed(x).argmax(dim=1)
@@ -42,12 +42,10 @@ def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[obj
         arithmetic=Arithmetic("fp32"),
     )  # fmt: skip
     engine._admit(Group(x, y, range(16)))
-    (lane,) = engine._lanes.values()
-    lane.step()  # fills the slots
-    lane.leaving()
+    (batch,) = engine._batches.values()
+    batch.step()  # fills the slots
     with refused():
-        lane.step()
-        lane._flags()
+        batch.step()  # no flag is read before the fourth step
 
 
 def memory_that_ends_loses_nothing() -> None:

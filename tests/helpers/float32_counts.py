@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.batch_shape import ON_CARD, BatchShape
 from mixednuts_dist.acceleration.gradient_copy import folded, frozen_copy
+from mixednuts_dist.attacks.batch import Batch
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.engine import Engine, Group
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
-from mixednuts_dist.attacks.lane import Lane
 from mixednuts_dist.attacks.minimum_margin import margin_plan
+from mixednuts_dist.attacks.scheduler import Group, Scheduler
 from mixednuts_dist.benchmarks.attack_subjects import Subject
 from mixednuts_dist.config.threat import ThreatModel
 
@@ -29,7 +29,7 @@ Act = Callable[..., Any]
 
 def counted(attacked: Subject, shape: BatchShape, budget: AttackBudget) -> dict[str, Any]:
     """MMAA's passes, and what they cost in bfloat16 rows forward."""
-    engine = Engine(_in_two_arithmetics(attacked), margin_plan, ThreatModel("Linf", attacked.eps), budget, 0, shape)
+    engine = Scheduler(_in_two_arithmetics(attacked), margin_plan, ThreatModel("Linf", attacked.eps), budget, 0, shape)
     for passes in (*engine._passes.values(), engine.judge.passes):
         passes.rows_for = _unfilled  # type: ignore[method-assign]
     tally: dict[str, list[float]] = {}  # passes, useful rows and cost
@@ -38,16 +38,17 @@ def counted(attacked: Subject, shape: BatchShape, budget: AttackBudget) -> dict[
         of = tally.setdefault(name, [0, 0, 0.0])
         of[0], of[1], of[2] = of[0] + passes, of[1] + useful, of[2] + cost
 
-    def counting(act: Act, name: str, lane: Lane | None) -> Act:
+    def counting(act: Act, name: str, batch: Batch | None) -> Act:
         def acting(*given: Any) -> Any:
             result = act(*given)
-            if lane is None:
+            n_running = sum(job is not None for job in batch.jobs) if batch is not None else 0
+            if batch is None:
                 rows, n = shape.float32.rows, len(given[0])
                 passes = -(-n // rows)
                 note(name, passes, n, passes * rows * DEARER)
             else:
-                rows, dear = lane.passes.shape.rows, DEARER if "float32" in name else 1.0
-                note(name, 1, lane.n_running, rows * sum(lane._last_taken) * dear)
+                rows, dear = batch.passes.shape.rows, DEARER if "float32" in name else 1.0
+                note(name, 1, n_running, rows * 2 * dear)
             return result
 
         return acting
@@ -59,7 +60,7 @@ def counted(attacked: Subject, shape: BatchShape, budget: AttackBudget) -> dict[
     return {
         "share": sum(each[2] for name, each in tally.items() if "float32" in name) / cost,
         "useful_rows": dear[1] / max(dear[0], 1), "float32_passes": dear[0], "passes": tally["apgd"][0], "cost": cost,
-        "robust": int((~found.broken).sum()), "mean_margin": float(-found.log_gap[~found.broken].expm1().mean()),
+        "robust": int((~found.broken).sum()), "mean_margin": float(-found.log1m_margin[~found.broken].expm1().mean()),
         "tally": tally, "n_backward": found.n_backward,
     }  # fmt: skip
 
@@ -69,19 +70,18 @@ def _unfilled(n_images: int, like_BCHW: Tensor) -> int:  # noqa: ARG001 - of `Pa
     return n_images
 
 
-def watch(engine: Engine, around: Callable[[Act, str, Lane | None], Act]) -> None:
-    """Have the judge's verdicts and each lane's steps go through what `around` makes of them, by their names."""
-    engine.judge.verdicts = around(engine.judge.verdicts, "judge, float32", None)  # type: ignore[method-assign]
-    make = engine._lane
+def watch(scheduler: Scheduler, around: Callable[[Act, str, Batch | None], Act]) -> None:
+    """Have the judge's verdicts and each batch's steps go through what `around` makes of them, by their names."""
+    scheduler.judge.verdicts = around(scheduler.judge.verdicts, "judge, float32", None)  # type: ignore[method-assign]
+    make = scheduler._make_plan
 
-    def lane(phase: Any) -> Lane:
-        made = make(phase)
-        if "step" not in vars(made):
-            name = f"{type(phase.stepper).__name__.lower()}{', float32' * phase.in_float32}"
-            made.step = around(made.step, name, made)  # type: ignore[method-assign]
-        return made
+    def make_plan(n_classes: int, like_BCHW: Tensor) -> None:
+        make(n_classes, like_BCHW)
+        for (stepper, float32), batch in scheduler._batches.items():
+            name = f"{type(stepper).__name__.lower()}{', float32' * float32}"
+            batch.step = around(batch.step, name, batch)  # type: ignore[method-assign]
 
-    engine._lane = lane  # type: ignore[method-assign]
+    scheduler._make_plan = make_plan  # type: ignore[method-assign]
 
 
 def _in_two_arithmetics(attacked: Subject) -> AttackedModel:

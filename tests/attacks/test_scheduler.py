@@ -1,5 +1,9 @@
-"""The engine's promises: nothing is lost when memory ends, estimates are not verdicts, an image's result is its own."""
+"""The promises of continuous batching.
 
+Nothing is lost when memory runs out, estimates are not verdicts, and an image's result does not depend on the others.
+"""
+
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -11,12 +15,15 @@ from torch import Tensor, nn
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
-from mixednuts_dist.attacks.attack import Arrivals, Attack, Known, Phase, Seen, Setting, SlotArrays
+from mixednuts_dist.attacks.attack import ImageSummary, Run, Setting
+from mixednuts_dist.attacks.batch import Batch
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.engine import Engine, Finished, Group, ordered_targets
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
+from mixednuts_dist.attacks.image_record import ImageRecord
 from mixednuts_dist.attacks.judge import Verdicts
 from mixednuts_dist.attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
+from mixednuts_dist.attacks.scheduler import Finished, Group, Scheduler, ordered_targets
+from mixednuts_dist.attacks.stepper import SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
@@ -25,33 +32,32 @@ from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.ball import ball_of
 from tests.helpers.real import CIFAR10, ZOO
 from tests.helpers.small_nets import ShortOfMemory
-from tests.helpers.stepping import read_late
 
 LINF = ThreatModel("Linf", 0.015)
 
 
-def make_engine(attacked: AttackedModel, rows: int = 16, *, n_iter: int = 12, stop: bool = True) -> Engine:
+def make_scheduler(attacked: AttackedModel, rows: int = 16, *, n_iter: int = 12, stop: bool = True) -> Scheduler:
     """APGD-CE and two targets."""
     attacks = ("apgd-ce", "apgd-t")
     budget = AttackBudget(n_iter, 2)
     shape = BatchShape(rows, fixed=True)
-    return Engine(attacked, lambda setting: ensemble_plan(setting, attacks), LINF, budget, 0, shape, stop)
+    return Scheduler(attacked, lambda setting: ensemble_plan(setting, attacks), LINF, budget, 0, shape, stop)
 
 
-def run_engine(attacked: AttackedModel, x: Tensor, y: Tensor, **options: int) -> Finished:
-    return make_engine(attacked, **options).run_one(Group(x, y, range(len(x))))
+def found_by(model: AttackedModel, x: Tensor, y: Tensor, **options: int) -> Finished:
+    return make_scheduler(model, **options).run_one(Group(x, y, range(len(x))))
 
 
 @pytest.mark.parametrize("room", [1, 5, 9])
 def test_running_out_of_memory_loses_nothing(victim, room: int) -> None:
     """What is left is another shape: equal verdicts, and margins up to rounding."""
     model, x, y = victim(n=30)
-    expected = run_engine(AttackedModel.of(model), x, y)
+    expected = found_by(AttackedModel.of(model), x, y)
     short = ShortOfMemory(model, room)
-    found = run_engine(AttackedModel.of(short), x, y)
+    found = found_by(AttackedModel.of(short), x, y)
     assert short.refused > 0
     assert torch.equal(found.broken, expected.broken)
-    assert torch.allclose(found.log_gap.exp(), expected.log_gap.exp(), atol=1e-4)
+    assert torch.allclose(found.log1m_margin.exp(), expected.log1m_margin.exp(), atol=1e-4)
     assert 0 < int(found.broken.sum()) < len(x)
 
 
@@ -68,8 +74,8 @@ def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
             short.room = 6
         return short(x)
 
-    found = run_engine(AttackedModel.of(shrinking), x, y)
-    expected = run_engine(AttackedModel.of(model), x, y)
+    found = found_by(AttackedModel.of(shrinking), x, y)
+    expected = found_by(AttackedModel.of(model), x, y)
     assert short.refused > 0
     assert torch.allclose(found.best, expected.best, atol=1e-5)
     assert abs(found.n_backward - expected.n_backward) <= 3
@@ -86,16 +92,16 @@ def test_memory_that_ends_in_the_judge_leaves_the_lanes_with_fewer_slots(victim)
         return model(x)
 
     attacked = AttackedModel.of(model)
-    found = run_engine(replace(attacked, model=short_later), x, y)
+    found = found_by(replace(attacked, model=short_later), x, y)
     assert max(verdicts) == 16
-    assert torch.equal(found.broken, run_engine(attacked, x, y).broken)
+    assert torch.equal(found.broken, found_by(attacked, x, y).broken)
     assert 0 < int(found.broken.sum()) < len(x)
 
 
 def test_where_no_image_fits_the_error_gets_through(victim) -> None:
     model, x, y = victim(n=3)
     with pytest.raises(torch.OutOfMemoryError, match="no room for 1 images"):
-        run_engine(AttackedModel.of(ShortOfMemory(model, 0)), x, y)
+        found_by(AttackedModel.of(ShortOfMemory(model, 0)), x, y)
 
 
 def estimating(model: nn.Module, estimate: Callable[[Tensor], Tensor]) -> AttackedModel:
@@ -112,7 +118,7 @@ def estimating(model: nn.Module, estimate: Callable[[Tensor], Tensor]) -> Attack
 def test_an_image_that_only_seems_broken_goes_on(victim) -> None:
     """Passes that show success everywhere break nothing that the judge does not confirm, and end no attempt early."""
     model, x, y = victim(n=16)
-    found = run_engine(estimating(model, torch.neg), x, y)
+    found = found_by(estimating(model, torch.neg), x, y)
     with torch.no_grad():
         assert torch.equal(found.broken, model(found.best).argmax(dim=1) != y)
     standing = int((~found.broken).sum())
@@ -126,7 +132,7 @@ def test_an_image_that_seems_broken_again_and_again_keeps_its_slot(victim) -> No
     label = y.mode().values
     x, y = x[y == label], y[y == label]
     alarm = torch.nn.functional.one_hot(label, 10) * 2.0
-    engine, looks = make_engine(estimating(model, lambda logits: logits - alarm), n_iter=40), 0
+    engine, looks = make_scheduler(estimating(model, lambda logits: logits - alarm), n_iter=40), 0
     verdicts = engine.judge.verdicts
 
     def counted(x: Tensor, y: Tensor) -> Verdicts:
@@ -145,28 +151,43 @@ def test_an_image_that_never_seems_broken_is_judged_as_its_phases_end(victim) ->
     label = y.mode().values
     x, y = x[y == label], y[y == label]
     calm = torch.nn.functional.one_hot(label, 10) * 8.0
-    found = run_engine(estimating(model, lambda logits: logits + calm), x, y)
+    found = found_by(estimating(model, lambda logits: logits + calm), x, y)
     with torch.no_grad():
         assert torch.equal(found.broken, model(found.best).argmax(dim=1) != y)
     assert bool(found.broken.any())
     assert found.n_backward >= len(x) * 13, "no attempt leaves before its phase is over"
 
 
-def test_flags_that_are_read_late_change_neither_result_nor_count(victim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where flags are read one round after they were raised."""
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_reading_flags_rarely_changes_neither_result_nor_count(
+    victim, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where flags are read every fourth step."""
     model, x, y = victim(n=30)
-    prompt = run_engine(AttackedModel.of(model), x, y, rows=8)
-    read_late(monkeypatch)
-    found = run_engine(AttackedModel.of(model), x, y, rows=8)
-    assert torch.equal(found.broken, prompt.broken)
-    assert torch.equal(found.best, prompt.best)
-    assert (found.n_forward, found.n_backward) == (prompt.n_forward, prompt.n_backward)
+    make = Batch.__init__
+
+    def made(self: Batch, *given, **options) -> None:
+        make(self, *given, **options)
+        self._read_every = every
+
+    monkeypatch.setattr(Batch, "__init__", made)
+    for doubted in (
+        AttackedModel.of(model),
+        estimating(model, lambda logits: logits.clamp(max=1)),
+    ):
+        monkeypatch.setattr(Batch, "__init__", make)
+        prompt = found_by(doubted, x, y, rows=8)
+        monkeypatch.setattr(Batch, "__init__", made)
+        found = found_by(doubted, x, y, rows=8)
+        assert torch.equal(found.broken, prompt.broken)
+        assert torch.equal(found.best, prompt.best)
+        assert (found.n_forward, found.n_backward) == (prompt.n_forward, prompt.n_backward)
 
 
 def test_groups_are_handed_back_as_they_are_decided_and_do_not_disturb_each_other(victim) -> None:
     """Slots stay full across groups; every image has the bits that it has alone."""
     model, x, y = victim(n=50)
-    whole = run_engine(AttackedModel.of(model), x, y)
+    whole = found_by(AttackedModel.of(model), x, y)
     bounds = [(0, 3), (3, 30), (30, 31), (31, 50)]
 
     def groups() -> Iterator[Group | None]:
@@ -174,12 +195,12 @@ def test_groups_are_handed_back_as_they_are_decided_and_do_not_disturb_each_othe
             yield None
             yield Group(x[first:stop], y[first:stop], range(first, stop), key=(first, stop))
 
-    engine = make_engine(AttackedModel.of(model))
+    engine = make_scheduler(AttackedModel.of(model))
     found = {finished.group.key: finished for finished in engine.run(groups())}
     assert sorted(found) == bounds
     for (first, stop), finished in found.items():
         assert torch.equal(finished.best, whole.best[first:stop])
-        assert torch.equal(finished.log_gap, whole.log_gap[first:stop])
+        assert torch.equal(finished.log1m_margin, whole.log1m_margin[first:stop])
         assert finished.broken_by == whole.broken_by[first:stop]
     assert sum(finished.n_backward for finished in found.values()) == whole.n_backward
 
@@ -193,7 +214,7 @@ def test_slots_are_filled_from_the_next_group(victim) -> None:
         sizes.append(len(images))
         return model(images)
 
-    engine = make_engine(AttackedModel.of(watched))
+    engine = make_scheduler(AttackedModel.of(watched))
     found = list(engine.run(Group(x[i : i + 8], y[i : i + 8], range(i, i + 8)) for i in range(0, 80, 8)))
     real = sum(finished.n_forward for finished in found)
     assert real / sum(sizes) > 0.75
@@ -201,20 +222,20 @@ def test_slots_are_filled_from_the_next_group(victim) -> None:
 
 @pytest.mark.parametrize("stop", [True, False])
 @pytest.mark.parametrize("attacks", [["apgd-t", "fab-t"], ["apgd-ce", "apgd-t"]], ids="-".join)
-def test_phases_side_by_side_come_to_what_they_do_one_after_the_other(victim, attacks: list[str], stop: bool) -> None:
+def test_runs_side_by_side_come_to_what_they_do_one_after_the_other(victim, attacks: list[str], stop: bool) -> None:
     """Bit for bit and pass for pass, of images that stand, that one phase breaks, and that several do."""
     model, x, y = victim(n=40)
     budget, padding = AttackBudget(12, 9), {}
 
     def found(images: Tensor, *, side_by_side: bool) -> Finished:
-        def plan(setting: Setting) -> list[Phase]:
-            phases = ensemble_plan(setting, attacks)
-            return phases if side_by_side else [replace(phase, beside=False) for phase in phases]
+        def plan(setting: Setting) -> list[Run]:
+            runs = ensemble_plan(setting, attacks)
+            return runs if side_by_side else [replace(run, group="") for run in runs]
 
-        engine = Engine(AttackedModel.of(model), plan, LINF, budget, 0, BatchShape(32, fixed=True), stop)
+        engine = Scheduler(AttackedModel.of(model), plan, LINF, budget, 0, BatchShape(32, fixed=True), stop)
         ids = images.tolist()
         finished = engine.run_one(Group(x[images], y[images], ids))
-        padding[side_by_side] = engine.n_padding
+        padding[side_by_side] = engine.n_rows - finished.n_forward
         return finished
 
     whole = found(torch.arange(40), side_by_side=False)
@@ -222,7 +243,7 @@ def test_phases_side_by_side_come_to_what_they_do_one_after_the_other(victim, at
     for some in (torch.arange(40), torch.arange(3), torch.arange(3, 40, 5)):
         together, alone = found(some, side_by_side=True), found(some, side_by_side=False)
         assert torch.equal(together.best, whole.best[some])
-        assert torch.equal(together.log_gap, whole.log_gap[some])
+        assert torch.equal(together.log1m_margin, whole.log1m_margin[some])
         assert together.broken_by == [whole.broken_by[i] for i in some.tolist()]
         assert (together.n_forward, together.n_backward) == (alone.n_forward, alone.n_backward)
         # Where no run of APGD ends early and there are more images than rows, no row is left over.
@@ -230,59 +251,74 @@ def test_phases_side_by_side_come_to_what_they_do_one_after_the_other(victim, at
         assert padding[True] <= padding[False] if full else padding[True] < padding[False]
 
 
-def rows_of(known: Known, engine: Engine) -> list[int]:
-    """The images' rows, by their clean margins, which differ."""
-    margins = -engine.tracks.clean_log_gap.expm1()
-    return [int((margins == margin).nonzero()) for margin in known.clean_margin]
+def chosen_by(engine: Scheduler, image: ImageSummary) -> int:
+    """The sample id of the image, by its clean margin, which differs from all others."""
+    ((_, records),) = engine._present
+    return next(each.sample_id for each in records if -math.expm1(each.clean_log1m_margin) == image.clean_margin)
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
-def test_each_phase_of_a_block_chooses_its_images(victim, side_by_side: bool) -> None:
-    """An image that takes none of a block goes on to the next, and each attempt notes the margin that it reached."""
+def test_each_run_of_a_group_chooses_its_images(victim, side_by_side: bool) -> None:
+    """An image that takes none of a group goes on to the next, and each run notes the margin that it reached."""
     model, x, y = victim(n=12)
     taken = {1: [], 2: [0, 1, 5], 3: [1, 5, 7, 11]}  # of each target, by sample id
 
-    def plan(setting: Setting) -> list[Phase]:
-        def by(target: int) -> Callable[[Known], Tensor]:
-            return lambda known: torch.tensor([row in taken[target] for row in rows_of(known, engine)])
+    def plan(setting: Setting) -> list[Run]:
+        def by(target: int) -> Callable[[ImageSummary], bool]:
+            return lambda image: chosen_by(engine, image) in taken[target]
 
-        targets = ApgdT(setting).phases()
-        chosen = [replace(phase, wanted=by(phase.target), beside=side_by_side and phase.beside) for phase in targets]
-        return [*chosen, *ApgdCe(setting).phases()]
+        chosen = [replace(run, wanted=by(run.target), group="a" * side_by_side) for run in ApgdT(setting).runs()]
+        return [*chosen, *ApgdCe(setting).runs()]
 
-    engine = Engine(AttackedModel.of(model), plan, LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
-    rows = torch.arange(12)
-    finished = engine.run_one(Group(x, y, rows.tolist()))
+    engine = Scheduler(AttackedModel.of(model), plan, LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
+    images = records_of(engine)
+    finished = engine.run_one(Group(x, y, range(12)))
     assert bool(finished.decided.all())
     expected = [[*(6 * (row in taken[target]) for target in (1, 2, 3)), 6] for row in range(12)]
-    assert engine.tracks.taken[rows, :, 1].tolist() == expected
+    assert [[image.n_passes.get(place, 0) for place in range(4)] for image in images] == expected
     assert finished.n_backward == sum(map(sum, expected))
-    assert bool((engine.tracks.reached[rows] > -torch.inf).eq(torch.tensor(expected) > 0).all())
-    found = engine.tracks.reached[rows].amax(dim=1)
-    assert torch.equal(torch.maximum(found, engine.tracks.clean_log_gap[rows]), finished.log_gap)
+    assert [sorted(image.reached) for image in images] == [[i for i, n in enumerate(row) if n] for row in expected]
+    reached = [max(image.clean_log1m_margin, *image.reached.values()) for image in images]
+    assert reached == finished.log1m_margin.tolist()
 
 
-def test_a_repetition_in_float32_knows_how_far_its_like_ended_above_the_best_one(victim) -> None:
+def records_of(engine: Scheduler) -> list[ImageRecord]:
+    """The images that the scheduler will admit, filled as it does."""
+    admitted: list[ImageRecord] = []
+    advance = engine._advance
+
+    def noting(image: ImageRecord) -> None:
+        if image not in admitted:
+            admitted.append(image)
+        advance(image)
+
+    engine._advance = noting  # type: ignore[method-assign]
+    return admitted
+
+
+def test_a_repeat_in_float32_knows_the_margin_of_the_run_that_it_repeats(victim) -> None:
     model, x, y = victim(n=12)
-    rows, behind = torch.arange(12), torch.full((12, 3), torch.nan).double()
+    told: dict[tuple[int, int], float] = {}
 
-    def plan(setting: Setting) -> list[Phase]:
-        def by(target: int) -> Callable[[Known], Tensor]:
-            def wanted(known: Known) -> Tensor:
-                behind[rows_of(known, engine), target - 1] = known.behind
-                return known.behind == 0
+    def plan(setting: Setting) -> list[Run]:
+        def by(target: int) -> Callable[[ImageSummary], bool]:
+            def wanted(image: ImageSummary) -> bool:
+                told[chosen_by(engine, image), target] = image.repeated_margin
+                return image.repeated_margin == image.margin
 
             return wanted
 
-        coarse = ApgdT(setting).phases()
-        return [*coarse, *(replace(phase, in_float32=True, wanted=by(phase.target)) for phase in coarse)]
+        low = ApgdT(setting).runs()
+        return [*low, *(replace(run, float32=True, wanted=by(run.target), group="") for run in low)]
 
-    engine = Engine(AttackedModel.of(model), plan, LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
-    engine.run_one(Group(x, y, rows.tolist()))
-    margins = -engine.tracks.reached[rows, :3].expm1()
-    assert torch.allclose(behind, margins - margins.amin(dim=1, keepdim=True), rtol=0, atol=1e-15)
-    assert bool((behind.amin(dim=1) == 0).all())
-    assert torch.equal(engine.tracks.taken[rows, 3:, 1] > 0, behind == 0)
+    engine = Scheduler(AttackedModel.of(model), plan, LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
+    images = records_of(engine)
+    engine.run_one(Group(x, y, range(12)))
+    for image in images:
+        for target in (1, 2, 3):
+            assert told[image.sample_id, target] == -math.expm1(image.reached[target - 1])
+        best = max(range(3), key=lambda place: image.reached[place])
+        assert image.n_passes.get(3 + best, 0) > 0 or image.log1m_margin > image.reached[best]
 
 
 def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victim) -> None:
@@ -291,40 +327,39 @@ def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victi
     n_iter = 6
 
     @dataclass
-    class State(SlotArrays):
+    class State(SlotState):
         x: Tensor
         target: Tensor
         iteration: Tensor
 
-    class Steps(Attack):
+    class Steps(Stepper[State]):
         """Stays at the clean image until its last step, or goes at once where its target is not the runner-up."""
 
-        takes_gradient = False
+        gradient_every = 0
 
-        def phases(self) -> list[Phase]:
-            return [Phase("steps", f"steps/{target}", self, target, beside=target > 1) for target in range(1, 5)]
-
-        def state(self, like_SCHW: Tensor) -> State:
+        def init(self, like_SCHW: Tensor) -> State:
             return State(like_SCHW.clone(), like_SCHW.new_zeros(len(like_SCHW)), like_SCHW.new_zeros(len(like_SCHW)))
 
-        def begin(self, state: State, slots: Tensor, arrivals: Arrivals) -> None:
-            first = torch.tensor([phase.target for phase in arrivals.phases], dtype=torch.float32)
-            state.x[slots], state.target[slots], state.iteration[slots] = arrivals.x, first, 0.0
+        def start(self, state: State, slots: Tensor, batch: StartBatch) -> None:
+            first = torch.tensor([run.target for run in batch.runs], dtype=torch.float32)
+            state.x[slots], state.target[slots], state.iteration[slots] = batch.x, first, 0.0
 
-        def propose(self, state: State) -> Tensor:
+        def ask(self, state: State) -> Tensor:
             arrives = torch.where(state.target == breaks_last, n_iter - 1, 0)
             fools = (state.iteration >= arrives) & (state.target >= breaks_last)
             return torch.where(fools[:, None, None, None], fooling[state.target.long() - 1], state.x)
 
-        def absorb(self, state: State, x_new: Tensor, seen: Seen) -> Tensor:  # noqa: ARG002
+        def tell(self, state: State, x: Tensor, result: StepResult) -> Tensor:  # noqa: ARG002
             state.iteration += 1
             return state.iteration >= n_iter
 
     noise = torch.rand(64, *x.shape[1:], generator=torch.Generator().manual_seed(3))
     fooling = noise[model(noise).argmax(dim=1) != y][:4]
     for breaks_last in (1, 2):
-        engine = Engine(
-            AttackedModel.of(model), lambda setting: Steps(setting).phases(), LINF, AttackBudget(n_iter, 4), 0,
+        engine = Scheduler(
+            AttackedModel.of(model),
+            lambda _: [Run("steps", f"steps/{i}", Steps(LINF), i, group="steps") for i in range(1, 5)],
+            LINF, AttackBudget(n_iter, 4), 0,
             BatchShape(8, fixed=True),
         )  # fmt: skip
         finished = engine.run_one(Group(x, y, [0]))
@@ -335,7 +370,7 @@ def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victi
 
 def test_prefetched_groups_fill_the_slots_and_have_the_bits_that_they_have_alone(victim) -> None:
     model, x, y = victim(n=80)
-    whole = run_engine(AttackedModel.of(model), x, y)
+    whole = found_by(AttackedModel.of(model), x, y)
     firsts, made = list(range(0, 80, 8)), []
 
     def group(first: int) -> Group:
@@ -344,15 +379,16 @@ def test_prefetched_groups_fill_the_slots_and_have_the_bits_that_they_have_alone
 
     padding = {}
     for n_prefetched in (0, 2):
-        stream = Stream(make_engine(AttackedModel.of(model)), group)
+        stream, n_forward = Stream(make_scheduler(AttackedModel.of(model)), group), 0
         for i, first in enumerate(firsts):
             found = stream.finish(first, firsts[i + 1 : i + 1 + n_prefetched])
+            n_forward += found.n_forward
             assert found.group.key == first
             assert torch.equal(found.best, whole.best[first : first + 8])
-            assert torch.equal(found.log_gap, whole.log_gap[first : first + 8])
+            assert torch.equal(found.log1m_margin, whole.log1m_margin[first : first + 8])
             assert bool(found.decided.all())
         assert stream.n_decided == stream.n_forward_begun == 0
-        padding[n_prefetched] = stream.engine.n_padding
+        padding[n_prefetched] = stream.engine.n_rows - n_forward
     assert made == firsts * 2
     assert padding[2] < padding[0] / 2
 
@@ -366,10 +402,10 @@ def test_a_prefetched_group_that_fails_is_made_in_its_turn_and_one_that_is_not_w
             raise OSError("not there yet")
         return Group(x[first : first + 4], y[first : first + 4], range(first, first + 4))
 
-    stream = Stream(make_engine(AttackedModel.of(model)), group)
+    stream = Stream(make_scheduler(AttackedModel.of(model)), group)
     assert stream.finish(0, [4, 8]).group.key == 0
     with pytest.raises(OSError, match="not there yet"):
-        Stream(make_engine(AttackedModel.of(model)), group).finish(4)
+        Stream(make_scheduler(AttackedModel.of(model)), group).finish(4)
     broken = False
     assert stream.finish(4).group.key == 4  # 8 went to another worker
     assert stream.finish(8).group.key == 8
@@ -503,12 +539,12 @@ class SecondNeverWins(nn.Module):
 def test_a_broken_image_leaves_sooner_where_a_known_point_names_its_target() -> None:
     x, y = torch.full((5, 1, 4, 4), 0.5), torch.zeros(5, dtype=torch.long)
 
-    def attacked(known: Tensor | None) -> Finished:
+    def found_by(known: Tensor | None) -> Finished:
         model, threat, shape = AttackedModel.of(SecondNeverWins()), ThreatModel("Linf", 0.1), BatchShape(8, fixed=True)
-        engine = Engine(model, lambda s: ensemble_plan(s, ["apgd-t"]), threat, AttackBudget(15), 0, shape)
+        engine = Scheduler(model, lambda s: ensemble_plan(s, ["apgd-t"]), threat, AttackBudget(15), 0, shape)
         return engine.run_one(Group(x, y, range(5), known))
 
-    blind, aimed = attacked(None), attacked(x + 0.08)
+    blind, aimed = found_by(None), found_by(x + 0.08)
     assert blind.broken.all()
     assert aimed.broken.all()
     assert blind.n_backward - aimed.n_backward == 5 * 16, "the attempt against the runner-up"
@@ -520,9 +556,9 @@ def test_graphs_of_a_shape_that_did_not_fit_are_given_up(victim, monkeypatch: py
     monkeypatch.setattr(torch.compiler, "reset", lambda: given_up.append(True))
     model, x, y = victim(n=12)
     short = replace(AttackedModel.of(model), fast=AttackedModel.of(ShortOfMemory(model, 9)).fast)
-    found = run_engine(replace(short, fast=replace(short.fast, compiled=True)), x, y, n_iter=3)
+    found = found_by(replace(short, fast=replace(short.fast, compiled=True)), x, y, n_iter=3)
     assert given_up
-    assert torch.equal(found.broken, run_engine(AttackedModel.of(model), x, y, n_iter=3).broken)
+    assert torch.equal(found.broken, found_by(AttackedModel.of(model), x, y, n_iter=3).broken)
     given_up.clear()
-    run_engine(short, x, y, n_iter=3)
+    found_by(short, x, y, n_iter=3)
     assert not given_up

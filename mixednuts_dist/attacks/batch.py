@@ -1,0 +1,308 @@
+"""A batch of runs: slots that take the steps of one stepper together, in passes of one batch shape.
+
+A slot keeps stepping until its run is over or the run is cancelled. When a point is misclassified it is copied, with
+the number of its iteration, and the slot goes on; so neither outcomes nor counts depend on when the host reads the
+flags. Slots without a run hold old values. They are passed along as padding, and what they show is ignored.
+
+Shapes: S slots (rows of a pass), images of C x H x W, K classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..acceleration.batch_shape import Passes, as_out_of_memory
+from ..acceleration.gradient_copy import input_gradient
+from ..acceleration.tf32 import tf32_allowed
+from ..mixing.margins import log_one_minus_signed_margin
+from .attack import Run
+from .gradient_model import GradientModel
+from .image_record import ImageRecord
+from .judge import is_smaller
+from .stepper import SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+
+READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the device; a CPU reads them after each step
+
+
+@dataclass(eq=False)
+class Job:
+    """One run on one image."""
+
+    image: ImageRecord
+    place: int  # of the run in the plan
+    run: Run
+    n_claimed: int = 0  # the iteration of its last point in the verification queue
+    began_at: int = 0  # the batch's number of steps then
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still counts for its image."""
+        return self.place in self.image.open
+
+
+@dataclass(eq=False)
+class Claim:
+    """A point in the verification queue."""
+
+    job: Job
+    x: Tensor  # (C, H, W)
+    n_passes: int  # of the run, up to this point; the whole run's for its best point
+    ends: bool  # the run is over, and this is its best point
+
+
+@dataclass
+class Points(SlotState):
+    """What the batch itself keeps of each slot, as far as the precision of the passes can tell."""
+
+    x: Tensor  # clean images, for steppers that leave the ball; otherwise no pixels
+    labels: Tensor
+    targets: Tensor
+    best: Tensor  # where the smallest margin was seen
+    log1m_margin: Tensor  # float64, log(1 - margin) there
+    wrong: Tensor  # bool: it is misclassified
+    claim: Tensor  # the last misclassified point that was claimed
+    claim_depth: Tensor  # float64, twice its -margin: the next claim has to be deeper
+    claim_at: Tensor  # the number of passes of its run; -READ_EVERY before any
+    n_passes: Tensor
+    over: Tensor  # bool: the run is over, or the slot is free
+
+    @classmethod
+    def none(cls, like_CHW: Tensor, *, pixels: bool) -> "Points":
+        """Return those of no slots."""
+        images, numbers = like_CHW.new_zeros(0, *like_CHW.shape), like_CHW.new_zeros(0, dtype=torch.float64)
+        counts = numbers.long()
+        return cls(
+            x=images if pixels else like_CHW.new_zeros(0, 0), labels=counts, targets=counts.clone(),
+            best=images.clone(), log1m_margin=numbers, wrong=counts.bool(), claim=images.clone(),
+            claim_depth=numbers.clone(), claim_at=counts.clone(), n_passes=counts.clone(), over=counts.bool(),
+        )  # fmt: skip
+
+
+class Batch:
+    """Slots of one stepper on one gradient model, and the runs that wait for them.
+
+    Args:
+        stepper: takes the steps; equal steppers share a batch.
+        model: what passes go through.
+        passes: how many rows they may have.
+        like_BCHW: images, to try smaller batch shapes with.
+        claims: whether misclassified points are claimed before their run is over.
+    """
+
+    def __init__(
+        self, stepper: Stepper[Any], model: GradientModel, passes: Passes, like_BCHW: Tensor, *, claims: bool
+    ) -> None:
+        self.stepper, self.model, self.passes, self._claims = stepper, model, passes, claims
+        self.waiting: list[Job] = []
+        self.jobs: list[Job | None] = []  # by slot
+        self.n_running = 0  # slots that hold a run
+        self.n_images = 0  # with runs here
+        self.n_steps = 0
+        self.n_rows = 0  # of all passes
+        self._like = like_BCHW
+        self._read_every = READ_EVERY if like_BCHW.is_cuda else 1  # steps
+        self._state = stepper.init(like_BCHW[:0])
+        self._points = Points.none(like_BCHW[0], pixels=not stepper.stays_inside)
+
+    @property
+    def n_ready(self) -> int:
+        """How many runs are in slots or waiting for one."""
+        return self.n_running + len(self.waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is an image for every row of a pass."""
+        return self.n_images >= self.passes.shape.rows
+
+    def step(self) -> list[Claim]:
+        """Fill free slots and take one step in each; return the points to verify."""
+        self._fill()
+        x = self.stepper.ask(self._state)
+        result = self._evaluate(x)
+        if result is None:
+            self._shrink(len(x))
+            return []
+        points = self._points
+        points.n_passes += ~points.over
+        self._keep_best(x, result)
+        points.over |= self.stepper.tell(self._state, x, result)
+        self.n_steps += 1
+        self.n_rows += len(x)
+        # On an accelerator this is the only wait of a step.
+        return self._collected() if self.n_steps % self._read_every == 0 else []
+
+    def drop_cancelled(self) -> None:
+        """Free the slots of runs that are no longer open for their image, and forget those that wait."""
+        self.waiting = [job for job in self.waiting if job.is_open]
+        self._free([slot for slot, job in enumerate(self.jobs) if job is not None and not job.is_open])
+
+    def note_passes(self) -> None:
+        """Note in the images' records how far their runs are."""
+        for job in self.jobs:
+            if job is not None:
+                job.image.n_passes[job.place] = self.n_steps - job.began_at
+
+    # A step
+
+    @property
+    def _takes_gradient(self) -> bool:
+        every = self.stepper.gradient_every
+        return every > 0 and self.n_steps % every == 0
+
+    def _evaluate(self, x: Tensor) -> StepResult | None:
+        """One forward pass and, if it is due, one backward pass; None if memory was short."""
+        labels, targets = self._points.labels, self._points.targets
+        try:
+            if self.model.compiled:
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            with tf32_allowed(self.model.tf32), as_out_of_memory():
+                if self._takes_gradient:
+                    x_leaf = x.detach().requires_grad_()
+                    with torch.enable_grad():
+                        outputs = self.model.run(x_leaf)
+                        losses = [self.stepper.loss(self._state, each, labels, targets) for each in outputs.draws]
+                        loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean(dim=0)
+                        grad = input_gradient(loss, x_leaf)
+                else:
+                    loss = grad = x.new_zeros(0)
+                    with torch.no_grad():
+                        outputs = self.model.run(x)
+                logits = outputs.model_logits.detach().float()
+        except torch.OutOfMemoryError:
+            if len(x) == 1:
+                raise
+            return None
+        log1m_margin, wrong = log_one_minus_signed_margin(logits, labels), logits.argmax(dim=1) != labels
+        return StepResult(logits, labels, targets, log1m_margin, wrong, loss.detach(), grad)
+
+    def _keep_best(self, x: Tensor, result: StepResult) -> None:
+        """Keep the point with the smallest margin, and copy a misclassified one for verification.
+
+        A run's first misclassified point is claimed, and each one that is twice as deep as the last claim. Claims are
+        so far apart that the host has read one before the next one overwrites it.
+        """
+        points = self._points
+        counts = ~points.over
+        if not self.stepper.stays_inside:
+            counts &= self.stepper.ball.contains(x, points.x)
+        better = counts & is_smaller(result.log1m_margin, result.wrong, points.log1m_margin, points.wrong)
+        copy_rows(points.best, x, better)
+        torch.where(better, result.log1m_margin, points.log1m_margin, out=points.log1m_margin)
+        torch.where(better, result.wrong, points.wrong, out=points.wrong)
+        if self._claims:
+            depth = result.log1m_margin.expm1()
+            claims = counts & result.wrong & (depth > points.claim_depth)
+            claims &= points.n_passes >= points.claim_at + READ_EVERY
+            copy_rows(points.claim, x, claims)
+            torch.where(claims, 2 * depth, points.claim_depth, out=points.claim_depth)
+            torch.where(claims, points.n_passes, points.claim_at, out=points.claim_at)
+
+    def _collected(self) -> list[Claim]:
+        """Read the flags; return new claims and the best points of runs that are over, whose slots become free."""
+        points = self._points
+        over, claim_at, n_passes = torch.stack([points.over.long(), points.claim_at, points.n_passes]).cpu().tolist()
+        claimed = [slot for slot, job in enumerate(self.jobs) if job is not None and claim_at[slot] > job.n_claimed]
+        ended = [slot for slot, job in enumerate(self.jobs) if job is not None and over[slot]]
+        claims = []
+        for slots, pixels, at, ends in ((claimed, points.claim, claim_at, False), (ended, points.best, n_passes, True)):
+            if slots:
+                x = pixels[sent(slots, points.labels)]
+                for slot, point in zip(slots, x, strict=True):
+                    job = self.jobs[slot]
+                    assert job is not None
+                    claims.append(Claim(job, point, at[slot], ends))
+                    if ends:
+                        job.image.n_passes[job.place] = at[slot]
+                    else:
+                        job.n_claimed = at[slot]
+        self._free(ended)
+        return claims
+
+    # Slots
+
+    def _fill(self) -> None:
+        """Give free slots to waiting runs, in the batch shape that all of them need."""
+        rows = self.passes.shape.rows
+        if self.n_running > rows:  # memory has run out elsewhere
+            self._put_back(rows)
+        if not self.n_running:
+            self.n_steps += -self.n_steps % max(self.stepper.gradient_every, 1)
+        if self.stepper.gradient_every > 1 and not self._takes_gradient:
+            return  # runs begin with a gradient
+        n_runs = min(self.n_ready, rows)
+        n_slots = self.passes.rows_for(n_runs, self._like[:n_runs])
+        if n_slots != len(self.jobs):
+            self._resize([slot for slot, job in enumerate(self.jobs) if job is not None], n_slots)
+        if self.waiting and self.n_running < n_slots:
+            self._start([slot for slot, job in enumerate(self.jobs) if job is None])
+
+    def _start(self, free: list[int]) -> None:
+        """Begin waiting runs: each image's next one, as the images came, then the others in the order of the plan."""
+        order = sorted(self.waiting, key=lambda job: -1 if job.place == min(job.image.open) else job.place)
+        jobs, taken = order[: len(free)], set(map(id, order[: len(free)]))
+        self.waiting = [job for job in self.waiting if id(job) not in taken]
+        slots, points = sent(free[: len(jobs)], self._points.labels), self._points
+        batch = self._start_batch(jobs)
+        if not self.stepper.stays_inside:
+            points.x[slots] = batch.x
+        points.labels[slots], points.targets[slots] = batch.labels, batch.targets
+        # Margins of another precision are not comparable: each run has its own best point verified.
+        points.best[slots] = batch.x
+        points.log1m_margin[slots], points.claim_depth[slots] = -torch.inf, -torch.inf
+        points.wrong[slots] = points.over[slots] = False
+        points.n_passes[slots], points.claim_at[slots] = 0, -READ_EVERY
+        self.stepper.start(self._state, slots, batch)
+        for slot, job in zip(free, jobs, strict=False):
+            self.jobs[slot], job.began_at = job, self.n_steps
+        self.n_running += len(jobs)
+
+    def _start_batch(self, jobs: list[Job]) -> StartBatch:
+        images, labels = [job.image for job in jobs], self._points.labels
+        aimed = [(job.run.target - 1, job.image) if job.run.target else None for job in jobs]
+        names = [
+            job.run.name if at is None else job.run.name.format(rank=at[1].ranks[at[0]])
+            for job, at in zip(jobs, aimed, strict=True)
+        ]
+        return StartBatch(
+            runs=[job.run for job in jobs],
+            x=torch.stack([image.x for image in images]),
+            best=torch.stack([image.best for image in images]),
+            labels=sent([image.label for image in images], labels),
+            targets=sent(
+                [image.label if at is None else image.targets[at[0]] for image, at in zip(images, aimed, strict=True)],
+                labels,
+            ),
+            names=names,
+            sample_ids=[image.sample_id for image in images],
+        )
+
+    def _resize(self, slots: list[int], n_slots: int) -> None:
+        """Move these slots to the front, and have `n_slots` of which the others are free."""
+        index = sent(slots, self._points.labels)
+        self._state.resize(index, n_slots)
+        self._points.resize(index, n_slots)
+        self._points.over[len(slots) :] = True
+        self.jobs = [self.jobs[slot] for slot in slots] + [None] * (n_slots - len(slots))
+        self.n_running = len(slots)
+
+    def _free(self, slots: list[int]) -> None:
+        if slots:
+            self._points.over[sent(slots, self._points.labels)] = True
+            for slot in slots:
+                self.jobs[slot] = None
+            self.n_running -= len(slots)
+
+    def _shrink(self, n_failed: int) -> None:
+        """After memory ran out: halve the rows; runs that have no slot then wait, and start again from the start."""
+        if self.model.compiled:
+            torch.compiler.reset()  # graphs of the larger shape hold their memory
+        self.passes.shape.shrink(n_failed)
+        self._put_back(self.passes.shape.rows)
+
+    def _put_back(self, n_slots: int) -> None:
+        slots = [slot for slot, job in enumerate(self.jobs) if job is not None]
+        going = [self.jobs[slot] for slot in slots[n_slots:]]
+        self.waiting = [job for job in going if job is not None] + self.waiting
+        self._resize(slots[:n_slots], n_slots)

@@ -1,0 +1,181 @@
+"""One step of an attack for many runs at a time: the interface between attacks and the scheduler.
+
+A `Stepper` keeps nothing itself. What it remembers of each slot of a batch is in the state that `init` returned, and
+two steppers that are equal share a batch. For all slots at once the scheduler calls
+
+    x = ask(state)                           where each slot wants to be evaluated
+    outputs = model(x)                       one forward pass in the run's batch shape
+    loss(state, outputs, labels, targets)    and its gradient, one backward pass, if a gradient is due
+    over = tell(state, x, result)            which runs are over
+
+What a stepper may rely on and has to keep:
+- Slots are independent. Nothing computed for one slot may depend on another one or on the number of slots. Slots
+  without a run hold old values and are computed as well.
+- Random numbers come from `norms/random.py`, keyed by (seed, attack, restart, sample id): `StartBatch.keys` or
+  `StartBatch.random_start`.
+- `ask` may be called again with the same state after memory ran out, so it changes nothing but its own output. The
+  tensor that it returns may be an array of the state; the scheduler reads it until `tell` returns. The points lie in
+  the ball and in [0, 1]; an attack that also searches outside of the ball (FAB) declares `stays_inside = False`, and
+  the scheduler keeps only what lies inside.
+- `tell` writes in place and does not read from the device (`bool(tensor)`, `nonzero`, `.cpu()`), so that a GPU never
+  waits for the host; on a CPU such shortcuts are free (`losses.anyone`). A slot whose run is over may be stepped a few
+  more times before it is freed; what it does then is ignored.
+
+Shapes: S slots, images of C x H x W, K classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..config.threat import ThreatModel
+from ..norms.ball import Ball, ball_of
+from ..norms.random import key_number
+from .gradient_model import Outputs
+
+if TYPE_CHECKING:
+    from .attack import Run
+
+RunT = TypeVar("RunT", bound="Run")
+
+
+class SlotState:
+    """Base of a stepper's state: every tensor attribute has the slot as its first axis; other attributes are shared.
+
+    A tensor may be replaced by another one of the same shape (two buffers that are swapped).
+    """
+
+    def resize(self, index: Tensor, n_slots: int) -> None:
+        """Keep the rows of `index`, in that order, and have `n_slots` rows; the others hold old values."""
+        for name, values in vars(self).items():
+            if not isinstance(values, Tensor):
+                continue
+            if n_slots <= len(values):
+                values[: len(index)] = values[index]
+                setattr(self, name, values[:n_slots])
+            else:
+                larger = values.new_zeros(n_slots, *values.shape[1:])
+                larger[: len(index)] = values[index]
+                setattr(self, name, larger)
+
+
+@dataclass
+class StartBatch:
+    """Runs that begin in free slots; each field has one entry per run, in the order of the slots."""
+
+    runs: Sequence["Run"]
+    x: Tensor  # clean images
+    best: Tensor  # the points with the smallest verified margins so far; the clean image if there is none
+    labels: Tensor
+    targets: Tensor  # classes; the label if the run has no target
+    names: Sequence[str]  # `Run.name` with the target's rank on the clean image in place of "{rank}"
+    sample_ids: Sequence[int]
+
+    def of_type(self, kind: type[RunT]) -> list[RunT]:
+        """Return the runs, of the type that the attack made."""
+        return [run for run in self.runs if isinstance(run, kind)]
+
+    def at(self, index: Sequence[int]) -> "StartBatch":
+        """Return the runs at these positions."""
+        rows, there = list(index), sent(index, self.labels)
+        return StartBatch(
+            [self.runs[i] for i in rows], self.x[there], self.best[there], self.labels[there], self.targets[there],
+            [self.names[i] for i in rows], [self.sample_ids[i] for i in rows],
+        )  # fmt: skip
+
+    def random_start(self, ball: Ball, seed: int) -> Tensor:
+        """Return AutoAttack's random start in the ball, keyed by (seed, run, restart, sample id)."""
+        each = zip(self.names, self.runs, self.sample_ids, strict=True)
+        return ball.random_start(self.x, [(seed, name, run.restart, sample_id) for name, run, sample_id in each])
+
+    def keys(self, seed: int) -> Tensor:
+        """Return a key per run, (n,) int64, for `norms/random.py`."""
+        each = zip(self.names, self.runs, self.sample_ids, strict=True)
+        return sent([key_number(seed, name, run.restart, sample_id) for name, run, sample_id in each], self.labels)
+
+
+@dataclass
+class StepResult:
+    """What a pass has shown, one row per slot; on the device, without a graph."""
+
+    logits: Tensor  # (S, K) the attacked classifier's own, in the precision of the pass
+    labels: Tensor
+    targets: Tensor  # the label if the run has no target
+    log1m_margin: Tensor  # (S,) float64, log(1 - signed margin) of `logits`
+    wrong: Tensor  # (S,) bool, whether the class is not the label
+    loss: Tensor  # (S,) of `Stepper.loss`; empty without a gradient
+    grad: Tensor  # (S, C, H, W) its gradient; empty without. Copy what is to be kept: its memory is used again
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the pass had a backward pass."""
+        return len(self.grad) > 0
+
+
+State = TypeVar("State", bound=SlotState)
+
+
+@dataclass(frozen=True)
+class Stepper(Generic[State]):
+    """Base class of all steppers; the text of the module says what to write and what to rely on.
+
+    Args:
+        threat: the balls around the images.
+        seed: of the run; part of the keys of random numbers.
+    """
+
+    threat: ThreatModel
+    seed: int = 0
+
+    # A gradient is due in every n-th pass of a run, beginning with its first; 0: never. Runs begin together with one.
+    gradient_every: ClassVar[int] = 1
+    stays_inside: ClassVar[bool] = True  # every point that `ask` returns is in the ball
+
+    @cached_property
+    def ball(self) -> Ball:
+        """The threat model's norm, at its radius."""
+        return ball_of(self.threat)
+
+    @classmethod
+    def n_backward(cls, n_passes: int) -> int:
+        """Return how many of a run's first `n_passes` passes have a backward pass."""
+        return -(-n_passes // cls.gradient_every) if cls.gradient_every else 0
+
+    def init(self, like_SCHW: Tensor) -> State:
+        """Return the state of as many slots as `like_SCHW` has rows, of its image shape, dtype and device."""
+        raise NotImplementedError
+
+    def start(self, state: State, slots: Tensor, batch: StartBatch) -> None:
+        """Write these slots anew for runs that begin."""
+        raise NotImplementedError
+
+    def ask(self, state: State) -> Tensor:
+        """Return the points to evaluate, (S, C, H, W) in [0, 1]."""
+        raise NotImplementedError
+
+    def loss(self, state: State, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss that gradients are taken of, (S,) with a graph."""
+        raise NotImplementedError
+
+    def tell(self, state: State, x: Tensor, result: StepResult) -> Tensor:
+        """Take in what the pass over `x` has shown; return (S,) bool on the device: whose run is over."""
+        raise NotImplementedError
+
+
+def sent(values: Sequence[float], like: Tensor) -> Tensor:
+    """Return numbers of the host on the device of `like`, in its dtype, without waiting for a GPU."""
+    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
+
+
+def copy_rows(kept: Tensor, new: Tensor, chosen: Tensor) -> None:
+    """Set `kept[chosen] = new[chosen]` in place, for a mask over the slots, without waiting for an accelerator."""
+    if kept.device.type == "cpu":  # row by row: torch and numpy would gather the rows first and then scatter them
+        to, rows = kept.numpy(), new.detach().numpy()
+        for slot in chosen.numpy().nonzero()[0].tolist():
+            to[slot] = rows[slot]
+    else:
+        torch.where(chosen.view(-1, *[1] * (kept.dim() - 1)), new, kept, out=kept)
