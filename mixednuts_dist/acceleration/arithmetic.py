@@ -66,11 +66,11 @@ class Arithmetic:
             )
         self.precision, self.compile = precision, compile
         self._networks: dict[int, NetworkCopy] = {}
-        self._decided: dict[int, Precision] = {}
+        self._decided: weakref.WeakKeyDictionary[nn.Module, Precision] = weakref.WeakKeyDictionary()
 
     def decide(self, network: nn.Module, precision: Precision) -> None:
         """Use this precision for the network instead of measuring: a run decides once for all its workers."""
-        self._decided[id(network)] = precision
+        self._decided[network] = precision
 
     def copy_of(self, model: Callable[[Tensor], Tensor], x_BCHW: Tensor, rows: int = ON_CPU) -> "ModelCopy":
         """The same function with its base networks replaced by fast copies, compared on some of the images `x_BCHW`.
@@ -107,7 +107,7 @@ class Arithmetic:
     def _copied(self, network: nn.Module, x: Tensor, rows: int) -> "NetworkCopy":
         if not is_heavy(network):
             return NetworkCopy(network, network, network, "fp32")
-        precision = self._decided.get(id(network), self.precision)
+        precision = self._decided.get(network, self.precision)
         copied = _fastest(network, x, rows) if precision == "auto" else _made(network, x, precision)
         if self.compile:
             made = frozen_copy(network) if copied.made is network else copied.made
@@ -132,11 +132,6 @@ class ModelCopy:
     model: Any
     finer: Any  # on their float32 copies
     networks: tuple[NetworkCopy, ...]
-
-    @property
-    def exact(self) -> bool:
-        """Whether it gives the same bits as the original: none of its networks was changed."""
-        return not self.coarse and all(copied.made is copied.network for copied in self.networks)
 
     @property
     def coarse(self) -> bool:

@@ -87,25 +87,30 @@ def frozen_copy(network: nn.Module) -> nn.Module:
 
 
 def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
-    """A frozen copy with batch normalisation folded into the convolutions; `network` itself where that cannot be done.
+    """Return a frozen float32 copy whose passes are faster, or `network` itself if there is none.
 
-    On a CPU its weights lie in channels-last, and so does what passes through it: a ResNet-18's passes take a tenth
-    less time in float32. Not measured on accelerators, where float32 keeps its layout.
+    Batch normalization is folded into the convolutions. On a CPU the weights of convolutions are in channels-last
+    format, and so is everything that passes through them: on six networks with and without batch normalization this
+    was never slower by more than a timing's noise, and up to 40% faster. The format is fixed and not timed, because
+    it decides the last bits of an image's result. On accelerators float32 keeps its format.
 
-    A network that cannot be traced as a whole is traced child by child. The copy has to give the logits of `network`
-    for many images and for one.
+    A network that cannot be traced as a whole is traced child by child. A copy has to give the logits of `network` for
+    many images and for one.
     """
-    if not any(isinstance(layer, _BatchNorm) for layer in network.modules()):
-        return network
-    try:
-        made = _fold(frozen_copy(network)).requires_grad_(False)
-        if x_BCHW.device.type == "cpu":
-            made = made.to(memory_format=torch.channels_last)
-        if all(agrees(made, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
-            return made
-        _logger.info("batch normalisation of %s is not folded: the copy has other logits", type(network).__name__)
-    except Exception as error:  # tracing runs foreign code: whatever it raises, the original is as good
-        _logger.info("batch normalisation of %s is not folded: %s", type(network).__name__, error)
+    folds = any(isinstance(layer, _BatchNorm) for layer in network.modules())
+    channels_last = x_BCHW.device.type == "cpu" and any(isinstance(layer, nn.Conv2d) for layer in network.modules())
+    for fold in (True, False) if folds else (False,):
+        if not (fold or channels_last):
+            continue
+        try:
+            made = frozen_copy(network)
+            made = _fold(made).requires_grad_(False) if fold else made
+            made = made.to(memory_format=torch.channels_last) if channels_last else made
+            if all(agrees(made, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
+                return made
+            _logger.info("a copy of %s has other logits, fold=%s", type(network).__name__, fold)
+        except Exception as error:  # tracing runs foreign code: whatever it raises, the original is as good
+            _logger.info("%s cannot be copied, fold=%s: %s", type(network).__name__, fold, error)
     return network
 
 

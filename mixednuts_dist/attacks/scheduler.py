@@ -49,8 +49,8 @@ from .stepper import Stepper
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image besides the attacks
 _BESIDES = {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: CACHED, NEVER[0]: ""}
-_LONGEST_WAIT = 2  # steps until a claim is verified, because its run may go on in vain
-_LONGEST_WAIT_APART = 8  # if float32 passes have their own, small batch shape, and should be full
+_STEP_COST = 3  # of a slot's step whose run goes on in vain, in rows of a verification
+_APART_COST = 4  # of a verification's row if float32 passes have their own, small batch shape
 
 _logger = logging.getLogger(__name__)
 
@@ -112,8 +112,9 @@ class Scheduler:
         self._batches: dict[Key, Batch] = {}  # in the order in which their steps are due
         self._groups_of_runs: list[range] = []  # places in the plan
         self._claims: list[Claim] = []  # the verification queue
-        self._waited = 0  # steps since it has had a claim
+        self._cost_of_waiting = 0  # of the claims, in rows of a verification
         self._present: list[tuple[Group, list[ImageRecord]]] = []
+        self._like = torch.zeros(0)  # images, to try smaller batch shapes with; of the first group
         self.n_decided = 0  # images of all groups so far
         self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
 
@@ -163,16 +164,18 @@ class Scheduler:
             self._verify()
         elif busy:
             self._claims += (full[-1] if full else busy[0]).step()
-            self._waited += bool(self._claims)
+            self._cost_of_waiting += _STEP_COST * len(self._claims)
 
     def _is_due(self) -> bool:
-        apart = self.shape.float32 is not self.shape
-        longest = _LONGEST_WAIT_APART if apart else _LONGEST_WAIT
-        return len(self._claims) >= self.judge.passes.shape.rows or self._waited >= longest
+        """Whether the claims fill a pass, or have waited so long that a pass for them costs no more."""
+        if len(self._claims) >= self.judge.passes.shape.rows:
+            return True
+        rows = self.judge.passes.rows_for(len(self._claims), self._like[: len(self._claims)])
+        return self._cost_of_waiting >= rows * (_APART_COST if self.shape.float32 is not self.shape else 1)
 
     def _verify(self) -> None:
         """Verify all claims, cancel the runs that no longer count, and send images on."""
-        claims, self._claims, self._waited = [each for each in self._claims if each.job.is_open], [], 0
+        claims, self._claims, self._cost_of_waiting = [each for each in self._claims if each.job.is_open], [], 0
         if not claims:
             return
         images = [claim.job.image for claim in claims]
@@ -218,7 +221,8 @@ class Scheduler:
         known = None if group.known is None else self.judge.verdicts(group.known, group.y)
         n_classes = clean.logits.shape[1]
         if not self._n_images:
-            self._make_plan(n_classes, group.x)
+            self._like = group.x
+            self._make_plan(n_classes)
         targets, ranks = ordered_targets(clean.logits, self.budget.n_targets(n_classes), known)
         each = zip(
             group.x, group.y.tolist(), group.sample_ids, targets.tolist(), ranks.tolist(), clean.log1m_margin.tolist(),
@@ -240,7 +244,7 @@ class Scheduler:
         for image in images:
             self._advance(image)
 
-    def _make_plan(self, n_classes: int, like_BCHW: Tensor) -> None:
+    def _make_plan(self, n_classes: int) -> None:
         low_precision = self.attacked.float32 is not None
         subject = self.attacked.subject or self.attacked.model
         self.plan = list(self.planner(Setting(self.threat, self.budget, n_classes, self.seed, subject, low_precision)))
@@ -252,7 +256,7 @@ class Scheduler:
         for key in sorted(dict.fromkeys(map(_key, self.plan)), key=lambda key: apart and key[1]):
             stepper, float32 = key
             model = self.attacked.in_float32 if float32 else self.attacked.fast
-            self._batches[key] = Batch(stepper, model, self._passes[float32], like_BCHW, claims=self.stop_when_broken)
+            self._batches[key] = Batch(stepper, model, self._passes[float32], self._like, claims=self.stop_when_broken)
 
     def _advance(self, image: ImageRecord) -> None:
         """Send an image to the next group of runs of which it wants one; without any it is decided."""

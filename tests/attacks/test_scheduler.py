@@ -81,7 +81,7 @@ def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
     assert abs(found.n_backward - expected.n_backward) <= 3
 
 
-def test_memory_that_ends_in_the_judge_leaves_the_lanes_with_fewer_slots(victim) -> None:
+def test_memory_that_ends_in_the_judge_leaves_batches_with_fewer_slots(victim) -> None:
     model, x, y = victim(n=20)
     verdicts = []
 

@@ -75,8 +75,8 @@ def watch(scheduler: Scheduler, around: Callable[[Act, str, Batch | None], Act])
     scheduler.judge.verdicts = around(scheduler.judge.verdicts, "judge, float32", None)  # type: ignore[method-assign]
     make = scheduler._make_plan
 
-    def make_plan(n_classes: int, like_BCHW: Tensor) -> None:
-        make(n_classes, like_BCHW)
+    def make_plan(n_classes: int) -> None:
+        make(n_classes)
         for (stepper, float32), batch in scheduler._batches.items():
             name = f"{type(stepper).__name__.lower()}{', float32' * float32}"
             batch.step = around(batch.step, name, batch)  # type: ignore[method-assign]
