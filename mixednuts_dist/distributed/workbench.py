@@ -31,6 +31,7 @@ from ..acceleration.batch_shape import BatchShape
 from ..attacks.scheduler import Scheduler, Finished, Group
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.judge import Judge
+from ..attacks.scheduler import Finished, Group, Scheduler
 from ..attacks.stream import Stream
 from ..images.datasets import Dataset
 from ..mixing.classifier import MixedClassifier
