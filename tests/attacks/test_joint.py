@@ -108,7 +108,7 @@ def test_all_runs_together_take_no_more_passes_than_apgd_t(mixed: MixedClassifie
     for n_iter in (10, 30, 100):
         budget = AttackBudget(n_iter=n_iter)
         runs = Joint(Setting(THREAT, budget, 10, model=mixed)).runs()
-        assert len(runs) > 9
+        assert len(runs) >= 9
         assert sum(run.n_iter + 1 for run in runs) <= Joint.passes(budget, 10)[1] == 9 * (n_iter + 1)
 
 
