@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic, Precision
 from ..acceleration.batch_shape import BatchShape
-from ..attacks.scheduler import Scheduler, Finished, Group
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
 from ..attacks.judge import Judge
 from ..attacks.scheduler import Finished, Group, Scheduler
