@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mixednuts_dist.attacks.attack import Attack, Run
+from mixednuts_dist.attacks.attack import Attack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import Outputs
 from mixednuts_dist.attacks.losses import ce_loss
-from mixednuts_dist.attacks.stepper import SlotState, StartBatch, Stepper, StepResult
+from mixednuts_dist.attacks.stepper import Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.config.register import ATTACKS
 
 ITERATIONS = 20

@@ -17,7 +17,7 @@ from ..config.versions import version_named
 from ..mixing.classifier import MixedClassifier
 from .apgd import float32_runs
 from .ascent import ApgdRun
-from .attack import Run, Setting, runs_of
+from .attack import Setting, runs_of
 from .budget import AttackBudget, Preset, preset_attacks
 from .draws import Draws, fooling_rates
 from .entry import checked_labels
@@ -26,6 +26,7 @@ from .judge import Judge
 from .outcome import AttackOutcome
 from .progress import Progress, shown_or
 from .scheduler import CACHED, CLEAN, Finished, Group, Scheduler
+from .stepper import Run
 
 TRANSFER = "transfer"  # the name of the only attack on a classifier without gradients
 

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from ..config.register import ATTACKS
 from .ascent import Apgd, ApgdRun
-from .attack import Attack, ImageSummary, Run, Setting, borderline
+from .attack import Attack, Setting, borderline
 from .budget import AttackBudget
 from .sparse_ascent import SparseApgd
+from .stepper import ImageSummary, Run
 
 # The margin itself, from the best point so far: what float32 still gains after low-precision gradients. From half a
 # radius 10 iterations gain .83 to .92 of what 16 from a whole one do.

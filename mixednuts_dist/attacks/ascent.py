@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ..config.register import LOSSES
 from ..norms.ball import MOMENTUM, Ball, per_image
-from .attack import Run
 from .gradient_model import Outputs
 from .losses import anyone
-from .stepper import SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .stepper import Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
 

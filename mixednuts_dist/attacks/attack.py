@@ -8,8 +8,8 @@ in the configuration: `extensions: [my_attack.py]`)::
     import torch
     from torch import Tensor
 
-    from mixednuts_dist.attacks.attack import Attack, Run
-    from mixednuts_dist.attacks.stepper import SlotState, Stepper
+    from mixednuts_dist.attacks.attack import Attack
+    from mixednuts_dist.attacks.stepper import Run, SlotState, Stepper
     from mixednuts_dist.config.register import ATTACKS
     from mixednuts_dist.norms.random import hashed, uniform
 
@@ -57,7 +57,7 @@ The runs of a plan come one after the other. Consecutive runs of one group do no
 of them may run on an image at once; of those that break the image the first one in the plan counts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -67,7 +67,7 @@ from ..config.threat import ThreatModel
 from ..mixing.classifier import MixedClassifier
 from ..norms.ball import Ball, ball_of
 from .budget import AttackBudget
-from .stepper import Stepper
+from .stepper import Run
 
 BORDERLINE = 0.05  # an image is borderline if its margin is below this share of its reference margin
 _LEAST_REFERENCE = 0.25
@@ -88,30 +88,6 @@ class Setting:
     def ball(self) -> Ball:
         """The threat model's norm, at its radius."""
         return ball_of(self.threat)
-
-
-@dataclass(frozen=True)
-class ImageSummary:
-    """What is known of one image as a group of runs is about to begin; margins are signed and verified in float32."""
-
-    margin: float  # the smallest so far
-    clean_margin: float
-    gain: float  # by how much the group before lowered the margin
-    repeated_margin: float  # the smallest of the low-precision run that this run repeats; `margin` if there is none
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of an attack on one image: from one start, for instance towards one target. A plan is a list of these."""
-
-    attack: str  # the name under which it is recorded what breaks an image; `runs_of` sets the registered one
-    name: str  # with seed, restart and sample id the key of its random numbers; "{rank}" is the target's
-    stepper: Stepper[Any]
-    target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
-    restart: int = 0
-    group: str = ""  # consecutive runs of one group may run on an image at once; "": this run comes alone
-    float32: bool = False  # gradients in float32 whatever the precision
-    wanted: Callable[[ImageSummary], bool] | None = None  # which images take the run; all by default
 
 
 class Attack:

@@ -17,11 +17,10 @@ from ..acceleration.batch_shape import Passes, as_out_of_memory
 from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
-from .attack import Run
 from .gradient_model import GradientModel
 from .image_record import ImageRecord
 from .judge import is_smaller
-from .stepper import SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .stepper import Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the device; a CPU reads them after each step
 

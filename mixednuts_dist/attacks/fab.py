@@ -26,11 +26,11 @@ from torch import Tensor
 from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
 from ..norms.ball import ball_of, per_image
-from .attack import Attack, Run, with_float32_repeats
+from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .losses import anyone
-from .stepper import SlotState, StartBatch, Stepper, StepResult
+from .stepper import Run, SlotState, StartBatch, Stepper, StepResult
 
 OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearised border
 MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image

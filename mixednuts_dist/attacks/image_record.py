@@ -5,7 +5,7 @@ from math import expm1, inf
 
 from torch import Tensor
 
-from .attack import ImageSummary, Run
+from .stepper import ImageSummary, Run
 
 # Where in the plan a point was found: (place of the run, its iteration). Smaller ones come first.
 Where = tuple[float, int]

@@ -22,10 +22,10 @@ from torch import Tensor
 from ..config.register import ATTACKS, LOSSES
 from ..mixing.classifier import MixedClassifier
 from ..norms.ball import per_image
-from .attack import Attack, ImageSummary, Run, borderline
+from .attack import Attack, borderline
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .stepper import SlotState, StartBatch, Stepper, StepResult, sent
+from .stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult, sent
 
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball

@@ -12,7 +12,7 @@ from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import ON_CPU, BatchShape
 from ..config.threat import ThreatModel, check_norm
 from .apgd import float32_runs
-from .attack import ImageSummary, Run, Setting, borderline, runs_of
+from .attack import Setting, borderline, runs_of
 from .budget import AttackBudget
 from .entry import checked_labels
 from .gradient_model import AttackedModel, shape_of
@@ -20,6 +20,7 @@ from .judge import check_images
 from .outcome import images_text
 from .progress import Progress, shown_or
 from .scheduler import Finished, Group, Scheduler
+from .stepper import ImageSummary, Run
 
 
 @dataclass(frozen=True)

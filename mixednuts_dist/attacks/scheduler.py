@@ -38,14 +38,14 @@ from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape, Passes
 from ..config.threat import ThreatModel
-from .attack import Run, Setting
+from .attack import Setting
 from .batch import Batch, Claim, Job
 from .budget import AttackBudget
 from .gradient_model import AttackedModel
 from .image_record import AS_CLEAN, AS_KNOWN, NEVER, ImageRecord, Where
 from .judge import Judge, Verdicts
 from .progress import Progress
-from .stepper import Stepper
+from .stepper import Run, Stepper
 
 CLEAN, CACHED = "clean", "cached"  # what breaks an image besides the attacks
 _BESIDES = {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: CACHED, NEVER[0]: ""}

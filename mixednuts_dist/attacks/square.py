@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ..config.register import ATTACKS
-from .attack import Attack, Run, with_float32_repeats
+from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
-from .stepper import StartBatch, Stepper, StepResult, copy_rows
+from .stepper import Run, StartBatch, Stepper, StepResult, copy_rows
 from .windows import WINDOWS, SquareState
 
 

@@ -24,10 +24,10 @@ What a stepper may rely on and has to keep:
 Shapes: S slots, images of C x H x W, K classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,10 +37,31 @@ from ..norms.ball import Ball, ball_of
 from ..norms.random import key_number
 from .gradient_model import Outputs
 
-if TYPE_CHECKING:
-    from .attack import Run
-
 RunT = TypeVar("RunT", bound="Run")
+
+
+@dataclass(frozen=True)
+class ImageSummary:
+    """What is known of one image as a group of runs is about to begin; margins are signed and verified in float32."""
+
+    margin: float  # the smallest so far
+    clean_margin: float
+    gain: float  # by how much the group before lowered the margin
+    repeated_margin: float  # the smallest of the low-precision run that this run repeats; `margin` if there is none
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an attack on one image: from one start, for instance towards one target. A plan is a list of these."""
+
+    attack: str  # the name under which it is recorded what breaks an image; `runs_of` sets the registered one
+    name: str  # with seed, restart and sample id the key of its random numbers; "{rank}" is the target's
+    stepper: "Stepper[Any]"
+    target: int = 0  # i: the i-th of the image's targets, the likeliest first; 0: untargeted
+    restart: int = 0
+    group: str = ""  # consecutive runs of one group may run on an image at once; "": this run comes alone
+    float32: bool = False  # gradients in float32 whatever the precision
+    wanted: Callable[[ImageSummary], bool] | None = None  # which images take the run; all by default
 
 
 class SlotState:
@@ -67,7 +88,7 @@ class SlotState:
 class StartBatch:
     """Runs that begin in free slots; each field has one entry per run, in the order of the slots."""
 
-    runs: Sequence["Run"]
+    runs: Sequence[Run]
     x: Tensor  # clean images
     best: Tensor  # the points with the smallest verified margins so far; the clean image if there is none
     labels: Tensor

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ..config.register import ATTACKS
 from ..norms.ball import per_image
-from .attack import Attack, Run, with_float32_repeats
+from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
 from .fab import PULL_BACK, difference, next_iterate
 from .gradient_model import Outputs
-from .stepper import SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .stepper import Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 _TINY = 1e-12  # beside the length of a gradient, as published
 _START = 0.5  # of the radius: where restarts begin

@@ -9,9 +9,10 @@ from pyautoattack import AutoAttack
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
-from mixednuts_dist.attacks.attack import ImageSummary, Setting, borderline
+from mixednuts_dist.attacks.attack import Setting, borderline
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget, attack_words
 from mixednuts_dist.attacks.minimum_margin import margin_engine
+from mixednuts_dist.attacks.stepper import ImageSummary
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier

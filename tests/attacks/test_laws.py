@@ -138,8 +138,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mixednuts_dist.attacks.attack import Attack, Run
-from mixednuts_dist.attacks.stepper import SlotState, Stepper
+from mixednuts_dist.attacks.attack import Attack
+from mixednuts_dist.attacks.stepper import Run, SlotState, Stepper
 from mixednuts_dist.config.register import ATTACKS
 
 

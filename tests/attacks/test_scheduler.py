@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.apgd import ApgdCe, ApgdT
-from mixednuts_dist.attacks.attack import ImageSummary, Run, Setting
+from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.batch import Batch
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
@@ -23,7 +23,7 @@ from mixednuts_dist.attacks.image_record import ImageRecord
 from mixednuts_dist.attacks.judge import Verdicts
 from mixednuts_dist.attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
 from mixednuts_dist.attacks.scheduler import Finished, Group, Scheduler, ordered_targets
-from mixednuts_dist.attacks.stepper import SlotState, StartBatch, Stepper, StepResult
+from mixednuts_dist.attacks.stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel

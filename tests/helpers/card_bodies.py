@@ -42,7 +42,7 @@ def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[obj
         arithmetic=Arithmetic("fp32"),
     )  # fmt: skip
     engine._admit(Group(x, y, range(16)))
-    (batch,) = engine._batches.values()
+    batch = next(each for each in engine._batches.values() if each.n_ready)
     batch.step()  # fills the slots
     with refused():
         batch.step()  # no flag is read before the fourth step

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixednuts_dist.attacks.attack import Attack, Run
+from mixednuts_dist.attacks.attack import Attack
 from mixednuts_dist.attacks.gradient_model import AttackedModel
-from mixednuts_dist.attacks.stepper import StartBatch, Stepper, StepResult
+from mixednuts_dist.attacks.stepper import Run, StartBatch, Stepper, StepResult
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 
 
