@@ -84,17 +84,19 @@ def count_bars(rows: Sequence[tuple[str, str, Count]], *, value: str = "correct 
 # --- clean against robust accuracy -----------------------------------------------------------------------------------
 
 
-def point(series: str, name: str, clean: Count, robust: Count) -> Row:
-    """Return a mark of a scatter, with its 95% intervals as whiskers."""
-    (clean_low, clean_high), (robust_low, robust_high) = clean.interval, robust.interval
-    return {
-        "series": series, "name": name, "clean": clean.percent, "clean_low": clean_low, "clean_high": clean_high,
-        "robust": robust.percent, "robust_low": robust_low, "robust_high": robust_high,
-    }  # fmt: skip
+def point(series: str, name: str, clean: Count | float, robust: Count | float) -> Row:
+    """Return a mark of a scatter; a count has its 95% interval as whiskers, a plain percentage has none."""
+    row: Row = {"series": series, "name": name}
+    for axis, found in (("clean", clean), ("robust", robust)):
+        percent, (low, high) = (found.percent, found.interval) if isinstance(found, Count) else (found, (found, found))
+        row |= {axis: percent, f"{axis}_low": low, f"{axis}_high": high}
+    return row
 
 
 def accuracy_scatter(
-    series: Mapping[str, Sequence[tuple[str, Count, Count]]], *, curves: Mapping[str, Sequence[Span]] | None = None
+    series: Mapping[str, Sequence[tuple[str, Count | float, Count | float]]],
+    *,
+    curves: Mapping[str, Sequence[Span]] | None = None,
 ) -> Figure:
     """Draw clean against robust accuracy in percent; the legend names each series.
 

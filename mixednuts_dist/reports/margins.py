@@ -85,11 +85,11 @@ class MarginTally:
 
     def add(self, rows: AttackRecords) -> None:
         """One more batch of the attack stage's rows."""
-        self._collect("std", "clean", rows.std_clean_NK, rows.labels_N)
-        self._collect("std", "attacked", rows.std_attacked_NK, rows.labels_N)
+        self.collect("std", "clean", rows.std_clean_NK, rows.labels_N)
+        self.collect("std", "attacked", rows.std_attacked_NK, rows.labels_N)
         for classifier, logit_map in self._maps.items():
-            self._collect(classifier, "clean", logit_map(rows.rob_clean_NK), rows.labels_N)
-            self._collect(classifier, "attacked", logit_map(rows.rob_attacked_NK), rows.labels_N)
+            self.collect(classifier, "clean", logit_map(rows.rob_clean_NK), rows.labels_N)
+            self.collect(classifier, "attacked", logit_map(rows.rob_attacked_NK), rows.labels_N)
 
     def groups(self) -> tuple[MarginGroup, ...]:
         """Every group: each classifier on clean images and on those of its own attack, right and wrong."""
@@ -114,7 +114,8 @@ class MarginTally:
         cutoffs["rob+M"] = behind_m
         return tuple(_split(form, right[form], wrong[form], cutoffs[form]) for form in FORMS)
 
-    def _collect(self, classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> None:
+    def collect(self, classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> None:
+        """Add the margins of one classifier, of its logits as they are."""
         log_distances_B = log_one_minus_top2_margin(logits_BK.double()).float()
         right_B = logits_BK.argmax(dim=1) == labels_B
         for side, mask_B in ((True, right_B), (False, ~right_B)):
@@ -156,16 +157,6 @@ def _log_odds(log_distances: _Numbers) -> _Numbers:
     margins = np.maximum(-np.expm1(log_distances), 1e-30)
     odds: _Numbers = (np.log(margins) - log_distances) / math.log(10)
     return odds
-
-
-def margin_groups(
-    batches: Iterable[AttackRecords], transform: LogitTransform, ln_k: int | None
-) -> tuple[MarginGroup, ...]:
-    """The groups of all batches together."""
-    tally = MarginTally(transform, ln_k)
-    for rows in batches:
-        tally.add(rows)
-    return tally.groups()
 
 
 def margin_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:

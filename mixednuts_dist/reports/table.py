@@ -5,7 +5,7 @@ A column has a name for scripts (`one_minus_alpha`); `HEADINGS` says what people
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,12 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     bold: str | None = None  # first cell of the row that stands out
     printed: Sequence[str] | None = None  # the columns that a paper has room for; all by default
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Cell]], *, bold: str | None = None) -> "Table":
+        """Return the table of these rows, whose keys are the columns."""
+        columns = list(rows[0])
+        return cls(columns, [tuple(row[name] for name in columns) for row in rows], bold)
 
     def row(self, name: str) -> dict[str, Cell]:
         """One row by its first cell, as column -> cell."""

@@ -40,6 +40,7 @@ from ..stages.progress import Progress, Silent
 from ..stages.runs import MOST_LOGITS, Run, open_run, read_search_result, searched_images
 from ..storage.partitions import split_images
 from ..storage.records import AttackRecords, Receipt, SearchResult
+from ..storage.store import Store
 from ..storage.tables import read_attack_records, read_evaluate_records
 
 REDUCED_IMAGES = 150
@@ -84,6 +85,11 @@ class Bench:
         self.other_robs = tuple(robs) or ((DEMO_OTHER_ROB,) if config.rob == "demo:rob" else ())
 
     @cached_property
+    def store(self) -> Store:
+        """Return the run's folder; no stage is run for it."""
+        return open_run(self.config).store
+
+    @cached_property
     def run(self) -> Run:
         """The run itself, with its attack and search stages complete."""
         opened = open_run(self.config)
@@ -106,6 +112,8 @@ class Bench:
     @property
     def sampling(self) -> tuple[str, ...]:
         """Where the stored rows of some images are read only, as a remark."""
+        if "rows" not in vars(self):  # no study has read them
+            return ()
         n_read, n_all = len(self.rows.labels_N), self.run.inputs.n_images
         if n_read == n_all:
             return ()
@@ -184,10 +192,16 @@ class Bench:
         clean_N = records.mixed_clean_NK.argmax(dim=1) == records.labels_N
         return Measured(clean_N, records.robust_N, records.survived)
 
-    def attacked(self, label: str, logit_map: LogitMap | None = None, **changes: Any) -> AttackRecords:
-        """Rob under MMAA behind another map than LayerNorm, or with some keys of `attack` changed."""
+    def attacked(
+        self, label: str, logit_map: LogitMap | None = None, *, rob: str | None = None, **changes: Any
+    ) -> AttackRecords:
+        """Attack rob, or another classifier, by MMAA behind a map (by default LayerNorm) with other keys of `attack`.
+
+        The rows of another classifier have it in the columns of rob.
+        """
         attack = self.config.attack.with_changes(**changes)
-        part = self._part(self.run)
+        own = rob is None or rob == self.config.rob
+        part = self._part(self.run if own else open_run(self.config.with_changes(rob=rob)))
         task = attack_stage.attack_task(replace(part, config=part.config.with_changes(attack=attack)))
         about = {} if logit_map is None else {"map": type(logit_map).__name__, **logit_map.settings()}
         key = digest({"attack": part.attack_fingerprint, "changed": attack.model_dump(mode="json"), **about})

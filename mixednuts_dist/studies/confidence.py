@@ -1,4 +1,4 @@
-"""Studies of confidence: two made-up predictions on the simplex, margins of rob's forms, margins of several robs."""
+"""Studies of confidence: two predictions on the simplex, margins of rob's forms, margins of classifiers."""
 
 import math
 from collections.abc import Sequence
@@ -8,29 +8,24 @@ import torch
 from torch import Tensor
 
 from ..config.register import STUDIES
-from ..errors import InvalidInputError
 from ..mixing.margins import log_one_minus_top2_margin
-from ..mixing.transforms import layer_norm_logits
+from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap, LogitTransform, layer_norm_logits
 from ..reports.charts import bars
-from ..reports.counts import count
+from ..reports.counts import Count, count
 from ..reports.drawing import Figure, colors, layer, number, panel
-from ..reports.margins import margin_groups, margin_histograms, medians_table, ratio_sentence
+from ..reports.margins import MarginTally, margin_histograms, medians_table, ratio_sentence
 from ..reports.table import Cell, Table, cell_text
 from .bench import Bench
 from .robust_classifiers import few_robs, rob_name
 from .study import Outcome
 
 TO_THE_END: dict[str, Any] = {"stop_when_broken": False}
-STD_STOPS = (
-    "rob is attacked to the end of MMAA; std's own attack (APGD-CE + APGD-T) stops at the first perturbation that "
-    "breaks an image, so std's margins on attacked and wrong images are those just after breaking."
-)
 _GROUPS = ("clean, right", "clean, wrong", "attacked, right", "attacked, wrong")
-# Classes A, B, C; the run's other classes lie below. A is clearly preferred, or B and C compete.
-EXAMPLES = {"A preferred": (4.0, 1.0, 0.5), "B and C compete": (0.5, 3.0, 2.5)}
+# The paper's two predictions of classes A, B and C (section 4.4), and its s, p and c.
+EXAMPLES = {"A preferred": (1.0, -1.1, -1.0), "B and C compete": (-1.0, 1.1, 1.0)}
 CLEAR, COMPETING = EXAMPLES
+TRANSFORM = LogitTransform(3.0, 2.0, -0.5)
 FORMS = ("h", "h-M")
-BACKGROUND = -1.0
 CLEAR_CONFIDENCES = (0.6, 0.9, 0.99)  # of the clear example: what h and h-M are compared at
 _CORNERS = {"A": (0.5, math.sqrt(3) / 2), "B": (0.0, 0.0), "C": (1.0, 0.0)}
 LAYER_NORM_EXAMPLES = ((0.9, 1.0, 1.1), (-2.0, 1.0, 1.1))  # appendix D.7
@@ -42,46 +37,43 @@ LAYER_NORM_EXAMPLES = ((0.9, 1.0, 1.1), (-2.0, 1.0, 1.1))  # appendix D.7
     section="4.4, fig:traj, fig:traj_bar",
     order=1,
 )
-def trajectories(bench: Bench) -> Outcome:
-    """How temperature moves each example between the centroid and a vertex; no attack, no image."""
-    mapped = example_logits(bench)
-    rows: list[tuple[Cell, ...]] = []
+def trajectories(bench: Bench) -> Outcome:  # noqa: ARG001
+    """Show how temperature moves each example between the centroid and a vertex; it needs no attack and no image."""
+    mapped = example_logits()
+    rows: list[dict[str, Cell]] = []
     for name in FORMS:
         for confidence in CLEAR_CONFIDENCES:
             tau = temperature_for(mapped[CLEAR, name], confidence)
             for example in EXAMPLES:
                 shares = three_probabilities(mapped[example, name], tau).tolist()
-                rows.append((f"{example}, {name}, A at {confidence:g}", tau, *shares, top2_gap(shares)))
+                cells: dict[str, Cell] = dict(zip("ABC", shares, strict=True))
+                words = f"{example}, {name}, A at {confidence:g}"
+                rows.append({"example": words, "tau": tau, **cells, "margin": top2_gap(shares)})
     paths = [
         _path_row(example, name, mapped_1K, tau)
         for (example, name), mapped_1K in mapped.items()
         for tau in (temperature_for(mapped[CLEAR, name], 0.9) * step for step in torch.logspace(-2, 2, 120).tolist())
     ]
-    table = Table(("example", "tau", "A", "B", "C", "margin"), tuple(rows))
-    n_others = bench.run.inputs.n_classes - 3
+    table = Table.of(rows)
     remarks = (
-        "The two logit vectors are ours: the paper prints only their picture. h is shown behind LayerNorm, and h and "
-        "h-M are compared at the temperatures that make the clear example equally sure; the other "
-        f"{n_others} classes lie at {BACKGROUND:g} and are left out of the picture.",
+        "The two predictions and s = 3, p = 2, c = -0.5 are the paper's. h is shown behind LayerNorm, and h and h-M "
+        "are compared at the temperatures at which the clear example has the same confidence.",
     )
     return Outcome(table, _figure(paths), (*_competition(table), *_layer_norm_findings()), remarks)
 
 
-def example_logits(bench: Bench) -> dict[tuple[str, str], Tensor]:
-    """Both examples behind LayerNorm ("h") and behind the run's M ("h-M"), each of shape (1, K)."""
-    transform, n_classes = bench.deployed().transform, bench.run.inputs.n_classes
-    if n_classes < 3:
-        raise InvalidInputError(f"the probability simplex needs 3 classes, the run has {n_classes}")
+def example_logits() -> dict[tuple[str, str], Tensor]:
+    """Return both examples behind LayerNorm ("h") and behind M ("h-M"), each of shape (1, 3)."""
     found = {}
     for example, three in EXAMPLES.items():
-        logits_1K = torch.tensor([[*three, *[BACKGROUND] * (n_classes - 3)]], dtype=torch.float64)
-        found[example, "h"] = layer_norm_logits(logits_1K, bench.search.ln_k)
-        found[example, "h-M"] = transform(logits_1K)
+        logits_1K = torch.tensor([three], dtype=torch.float64)
+        found[example, "h"] = layer_norm_logits(logits_1K)
+        found[example, "h-M"] = TRANSFORM(logits_1K)
     return found
 
 
 def temperature_for(logits_1K: Tensor, confidence: float) -> float:
-    """The tau at which class A has this share of the three, by bisection; A must be the largest logit."""
+    """Return the tau at which class A has this share, by bisection; A must have the largest logit."""
     low, high = -30.0, 30.0  # of log(tau): from the vertex to the centroid
     for _ in range(100):
         middle = (low + high) / 2
@@ -91,12 +83,12 @@ def temperature_for(logits_1K: Tensor, confidence: float) -> float:
 
 
 def three_probabilities(logits_1K: Tensor, tau: float) -> Tensor:
-    """softmax(logits / tau) of the first three classes, scaled to sum 1, shape (3,)."""
-    return (logits_1K[0, :3] / tau).softmax(dim=0)
+    """Return softmax(logits / tau), shape (3,)."""
+    return (logits_1K[0] / tau).softmax(dim=0)
 
 
 def top2_gap(probabilities_3: Sequence[float]) -> float:
-    """The largest minus the second largest."""
+    """Return the largest minus the second largest."""
     first, second, *_ = sorted(probabilities_3, reverse=True)
     return first - second
 
@@ -108,19 +100,19 @@ def _path_row(example: str, name: str, mapped_1K: Tensor, tau: float) -> dict[st
 
 
 def _competition(table: Table) -> tuple[str, ...]:
-    """What M does to the competing example where the clear one is as sure as before."""
+    """Say what M does to the competing example if the clear one has the same confidence as before."""
     sentences = []
     for confidence in CLEAR_CONFIDENCES:
         h, h_m = (table.row(f"{COMPETING}, {name}, A at {confidence:g}") for name in FORMS)
         sentences.append(
-            f"Where the clear example has {confidence:g} at A, the competing one has {cell_text(h['B'])} at B without "
-            f"M and {cell_text(h_m['B'])} with it (margins {cell_text(h['margin'])} and {cell_text(h_m['margin'])})."
+            f"If the clear example has {confidence:g} at A, the competing one has {cell_text(h['B'])} at B without M "
+            f"and {cell_text(h_m['B'])} with M (margins {cell_text(h['margin'])} and {cell_text(h_m['margin'])})."
         )
     return tuple(sentences)
 
 
 def _layer_norm_findings() -> tuple[str, ...]:
-    """Appendix D.7: LayerNorm scales the unconfident vector up and the competing one down."""
+    """Say what LayerNorm does to the unconfident and to the competing vector of appendix D.7."""
     sentences = []
     for vector in LAYER_NORM_EXAMPLES:
         logits_1K = torch.tensor([vector], dtype=torch.float64)
@@ -160,50 +152,53 @@ def _figure(paths: list[dict[str, Any]]) -> Figure:
     order=4,
 )  # fmt: skip
 def margin_study(bench: Bench) -> Outcome:
-    """Medians and their ratios in the table, histograms in the figure; rob is attacked to the end."""
-    chosen = bench.search.deployed()
-    groups = margin_groups([bench.attacked("MMAA to the end", **TO_THE_END)], chosen.transform(), bench.search.ln_k)
-    remarks = (STD_STOPS, *bench.mmaa_reduction)
+    """Compare margins on clean images and on minimum-margin images; each form meets its own attack, to the end."""
+    transform, ln_k = bench.search.deployed().transform(), bench.search.ln_k
+    plain, layer_norm = IdentityTransform(), LayerNormTransform(ln_k)
+    forms: dict[str, LogitMap] = {"std": plain, "rob": plain, "rob+LN": layer_norm, "rob+M": transform}
+    tally = MarginTally(transform, ln_k)
+    for name, logit_map in forms.items():
+        uri = bench.config.required_std if name == "std" else bench.config.rob
+        attack_map = None if name == "rob+LN" else logit_map  # LayerNorm is the map of the attack stage
+        attacked = bench.attacked(f"MMAA on {name}", attack_map, rob=uri, **TO_THE_END)
+        tally.collect(name, "clean", logit_map(attacked.rob_clean_NK), attacked.labels_N)
+        tally.collect(name, "attacked", logit_map(attacked.rob_attacked_NK), attacked.labels_N)
+    groups = tally.groups()
+    remarks = ("Each form is attacked to its minimum margin by its own MMAA.", *bench.mmaa_reduction)
     return Outcome(medians_table(groups), margin_histograms(groups), (ratio_sentence(groups),), remarks)
 
 
 @STUDIES(
     "confidence",
-    describes="Are robust classifiers surer where they are right? Compares --rob",
+    describes="Are robust classifiers more confident when they are right? Compares --rob",
     section="5.2, fig:conf_sota",
     order=5,
 )
 def confidence(bench: Bench) -> Outcome:
-    """Median margins of many robust classifiers behind LayerNorm, right against wrong (fig:conf_sota)."""
-    rows: list[tuple[Cell, ...]] = []
-    columns_shown = []
-    for rob in bench.robs:
-        own = rob == bench.config.rob
-        found = bench.attacked("MMAA to the end", **TO_THE_END) if own else bench.other_rows(rob)
-        medians = _medians(found.rob_clean_NK, found.rob_attacked_NK, found.labels_N, bench.search.ln_k)
+    """Compare median margins of many robust classifiers behind LayerNorm, right against wrong (fig:conf_sota)."""
+    ln_k, std = bench.search.ln_k, bench.config.required_std
+    rows: list[dict[str, Cell]] = []
+    for uri in (*bench.robs, std):
+        name = f"std ({rob_name(uri)})" if uri == std else rob_name(uri)
+        found = bench.attacked(f"MMAA on {name}", rob=uri, **TO_THE_END)
         clean = count(found.rob_clean_NK.argmax(dim=1) == found.labels_N)
-        rows.append((rob_name(rob), clean, count(~found.rob_broken_N), *medians))
-    std = bench.first_rows
-    medians = _medians(std.std_clean_NK, std.std_attacked_NK, std.labels_N, bench.search.ln_k)
-    clean = count(std.std_clean_NK.argmax(dim=1) == std.labels_N)
-    rows.append((f"std ({rob_name(bench.config.required_std)})", clean, count(~std.std_broken_N), *medians))
-    for row in rows:
-        columns_shown += [{"name": row[0], "group": group, "value": row[3 + i]} for i, group in enumerate(_GROUPS)]
-    findings = tuple(_benign(str(row[0]), row[4], row[5]) for row in rows)
-    columns = ("classifier", "clean accuracy", "robust accuracy", *_GROUPS)
-    figure = bars(columns_shown, value="median margin behind LayerNorm")
-    others = ("The other robust classifiers' attacks stop at the first perturbation that breaks an image.",)
-    remarks = (STD_STOPS, *(others if len(bench.robs) > 1 else ()), *bench.mmaa_reduction, *few_robs(bench))
-    return Outcome(Table(columns, rows), figure, findings, remarks)
+        medians = _medians(found.rob_clean_NK, found.rob_attacked_NK, found.labels_N, ln_k)
+        robust: Count = count(~found.rob_broken_N)
+        rows.append({"classifier": name, "clean accuracy": clean, "robust accuracy": robust, **medians})
+    shown = [{"name": row["classifier"], "group": group, "value": row[group]} for row in rows for group in _GROUPS]
+    findings = tuple(_benign(str(row["classifier"]), row["clean, wrong"], row["attacked, right"]) for row in rows)
+    figure = bars(shown, value="median margin behind LayerNorm")
+    remarks = ("All are attacked to their minimum margin by MMAA behind LayerNorm.", *bench.mmaa_reduction)
+    return Outcome(Table.of(rows), figure, findings, (*remarks, *few_robs(bench)))
 
 
-def _medians(clean_NK: Tensor, attacked_NK: Tensor, labels_N: Tensor, ln_k: int | None) -> list[float | None]:
+def _medians(clean_NK: Tensor, attacked_NK: Tensor, labels_N: Tensor, ln_k: int | None) -> dict[str, Cell]:
     medians: list[float | None] = []
     for logits_NK in (clean_NK, attacked_NK):
         margins_N = -torch.expm1(log_one_minus_top2_margin(layer_norm_logits(logits_NK, ln_k)))
         right_N = logits_NK.argmax(dim=1) == labels_N
         medians += [float(margins_N[mask].median()) if bool(mask.any()) else None for mask in (right_N, ~right_N)]
-    return medians
+    return dict(zip(_GROUPS, medians, strict=True))
 
 
 def _benign(name: str, clean_wrong: Cell, attacked_right: Cell) -> str:

@@ -1,4 +1,4 @@
-"""Studies of perturbations: the surrogate, transfer against bypass, perturbations against h-M, the search's rounds."""
+"""Studies of perturbations: the surrogate, transfer against bypass, perturbations against h-M."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from ..config.register import STUDIES
 from ..errors import InvalidInputError
 from ..reports.charts import bars, count_bars
 from ..reports.counts import compared, count, images_text
-from ..reports.table import Table
+from ..reports.table import Cell, Table
 from ..selection.choice import Choice
 from ..storage.records import AttackRecords
 from .bench import Bench, only, robust_bound, select
@@ -27,39 +27,45 @@ def surrogate(bench: Bench) -> Outcome:
         f"r_d = {rd:g}": bench.measured(f"r_d = {rd:g}", attacks=(*white_box, "square"), rd=rd, **AS_PUBLISHED)
         for rd in (0.9, 0.0)
     }
-    rows, columns_shown = [], []
+    rows: list[dict[str, Cell]] = []
+    shown, extra = [], []
     for name, one in found.items():
         before_N = one.survived[white_box[-1]]
-        extra = int((before_N & ~one.survived["square"]).sum())
-        rows.append((name, count(one.robust_N), extra, count(before_N)))
-        columns_shown += [
-            (name, "after the white-box attacks", count(before_N)),
-            (name, "after Square", count(one.robust_N)),
-        ]
-    columns = ("surrogate", "robust", "Square's extra finds", "after the white-box attacks")
-    (_, _, extra, _), (_, _, extra_zero, _) = rows
+        extra.append(int((before_N & ~one.survived["square"]).sum()))
+        robust, before = count(one.robust_N), count(before_N)
+        rows.append(
+            {
+                "surrogate": name,
+                "robust": robust,
+                "Square's extra finds": extra[-1],
+                "after the white-box attacks": before,
+            }
+        )
+        shown += [(name, "after the white-box attacks", before), (name, "after Square", robust)]
     findings = (
         compared("Robust", ("r_d = 0", found["r_d = 0"].robust_N), ("r_d = 0.9", found["r_d = 0.9"].robust_N)),
-        f"Square breaks {images_text(extra)} that the white-box attacks had left at r_d = 0.9, and "
-        f"{extra_zero} at r_d = 0.",
+        f"Square breaks {images_text(extra[0])} that the white-box attacks left at r_d = 0.9, and {extra[1]} "
+        "at r_d = 0.",
     )
     square = (f"Square has {bench.budget.n_queries} queries.", WITHOUT_JOINT)
-    return Outcome(Table(columns, rows), count_bars(columns_shown), findings, (*bench.reduction, *square))
+    return Outcome(Table.of(rows), count_bars(shown), findings, (*bench.reduction, *square))
 
 
 @STUDIES("bypass", describes="Transfer from f_aux against the gradient bypass", section="B.2.2", order=8)
 def bypass(bench: Bench) -> Outcome:
     """Two ways around the one-hot std: transfer from f_aux, or f_mix's value with f_aux's gradient (appendix B.2)."""
     found = {mode: bench.measured(f"mode {mode}", mode=mode, **AS_PUBLISHED) for mode in ("transfer", "bypass")}
-    rows = tuple((mode, count(one.robust_N), count(one.clean_N)) for mode, one in found.items())
+    rows: list[dict[str, Cell]] = [
+        {"mode": mode, "robust": count(one.robust_N), "clean": count(one.clean_N)} for mode, one in found.items()
+    ]
     both_N = found["transfer"].robust_N & found["bypass"].robust_N
     findings = (
         compared("Robust", ("transfer", found["transfer"].robust_N), ("bypass", found["bypass"].robust_N)),
-        f"Taken together the two leave {int(both_N.sum())} of {both_N.numel()} images standing.",
+        f"Under both modes together, {int(both_N.sum())} of {both_N.numel()} images remain robust.",
     )
-    columns_shown = [(mode, "robust", robust) for mode, robust, _ in rows]
-    figure = count_bars(columns_shown, value="images right under attack (%)")
-    return Outcome(Table(("mode", "robust", "clean"), rows), figure, findings, (*bench.reduction, WITHOUT_JOINT))
+    shown = [(mode, "robust", count(one.robust_N)) for mode, one in found.items()]
+    figure = count_bars(shown, value="images right under attack (%)")
+    return Outcome(Table.of(rows), figure, findings, (*bench.reduction, WITHOUT_JOINT))
 
 
 @STUDIES("approximation", describes="The objective recomputed with perturbations against h-M", section="D.9", order=24)
@@ -67,27 +73,34 @@ def approximation(bench: Bench) -> Outcome:
     """The objective at s*, p*, c* with perturbations against h-LN, and with those against h-M (appendix D.9)."""
     mixture, chosen = bench.deployed(), bench.search.deployed()
     sources = {"h-LN": bench.first_rows, "h-M": bench.attacked("MMAA on h-M", mixture.transform)}
-    rows, kept = [], {}
+    rows: list[dict[str, Cell]] = []
+    kept, objectives = {}, {}
     for name, found in sources.items():
         best = _by_the_paper(found, bench, chosen)
-        kept[name] = robust_bound(mixture, found)
-        rows.append((name, 100 * best.objective, best.alpha, count(kept[name]), count(_right(found))))
-    columns = ("perturbations against", "objective (%)", "alpha", "kept with the run's alpha", "rob right")
-    (_, before, *_), (_, after, *_) = rows
+        kept[name], objectives[name] = robust_bound(mixture, found), 100 * best.objective
+        rows.append(
+            {
+                "perturbations against": name,
+                "objective (%)": objectives[name],
+                "alpha": best.alpha,
+                "kept with the run's alpha": count(kept[name]),
+                "rob right": count(_right(found)),
+            }
+        )
     n_wrong = int((sources["h-LN"].rob_clean_NK.argmax(dim=1) != sources["h-LN"].labels_N).sum())
     findings = (
-        f"The objective goes from {before:.1f}% to {after:.1f}% of {n_wrong} clean and wrong images when the "
-        "perturbations are those against h-M itself.",
+        f"The objective goes from {objectives['h-LN']:.1f}% to {objectives['h-M']:.1f}% of {n_wrong} clean and "
+        "wrong images when the perturbations are those against h-M itself.",
         compared(
             "Kept under the stored perturbations by the run's alpha",
             ("against h-LN", kept["h-LN"]),
             ("against h-M", kept["h-M"]),
         ),
     )
-    columns_shown = [{"name": row[0], "value": row[1]} for row in rows]
-    figure = bars(columns_shown, value="objective (%), smaller is better")
+    shown = [{"name": name, "value": value} for name, value in objectives.items()]
+    figure = bars(shown, value="objective (%), smaller is better")
     remarks = ("The objective is the paper's, at the run's own s, p and c.", *bench.mmaa_reduction)
-    return Outcome(Table(columns, rows), figure, findings, remarks)
+    return Outcome(Table.of(rows), figure, findings, remarks)
 
 
 def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:

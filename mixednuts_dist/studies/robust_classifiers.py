@@ -10,14 +10,15 @@ from ..config.uris import parse_uri
 from ..errors import InvalidInputError
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap
-from ..reports.charts import accuracy_scatter, bars, count_bars
-from ..reports.charts import lines as line_chart
+from ..reports.charts import bars, count_bars, lines
 from ..reports.counts import compared, count, share_text
 from ..reports.table import Cell, Table
 from ..selection.choice import Choice, MixedNUTSParameters
 from ..storage.records import AttackRecords
 from .bench import Bench, clean_correct, only, robust_bound, select
+from .searches import chosen_cells
 from .study import Outcome
+from .variants import variants
 
 MARGINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 SQUARE_QUERIES = 1000  # of the reduced study
@@ -30,41 +31,32 @@ SQUARE_QUERIES = 1000  # of the reduced study
     order=20,
 )
 def parameter_transfer(bench: Bench) -> Outcome:
-    """s, p and c of several robust classifiers, and what each would do on the run's own (tab:param_trans)."""
-    own = bench.first_rows
-    rows: list[tuple[Cell, ...]] = []
+    """List s, p and c of several robust classifiers, and what each would do on the run's own (tab:param_trans)."""
+    own, ours = bench.first_rows, rob_name(bench.config.rob)
+    columns = ("s", "c", "p", "alpha there", f"clean with them on {ours}", f"robust with them on {ours}, predicted")
+    rows: list[dict[str, Cell]] = []
     right: dict[str, Tensor] = {}
+    findings: list[str] = []
     for rob in bench.robs:
         name, best = rob_name(rob), _selected(bench, bench.other_rows(rob))
         if best is None:
-            rows.append((name, None, None, None, None, None, None))
+            rows.append({"rob": name, **dict.fromkeys(columns)})
+            findings.append(f"{name}: no image survives its attack, so Algorithm 1 has no answer.")
             continue
         moved = select(own, only(bench.grid(), best), bench.criterion).for_beta(bench.beta).mixture()
         right[name] = clean_correct(moved, own)
         reached = count(right[name]), count(robust_bound(moved, own))
-        rows.append((name, best.scale, best.bias, best.power, best.alpha, *reached))
-    ours = rob_name(bench.config.rob)
-    columns = (
-        "rob",
-        "s",
-        "c",
-        "p",
-        "alpha there",
-        f"clean with them on {ours}",
-        f"robust with them on {ours}, predicted",
-    )
-    findings = [
+        cells = dict(zip(columns, (*chosen_cells(best).values(), *reached), strict=True))
+        rows.append({"rob": name, **cells})
+    findings += [
         compared(f"Clean mixture of {ours}", ("its own s, p, c", right[ours]), (f"those of {name}", hits_N))
         for name, hits_N in right.items()
         if name != ours and ours in right
     ]
-    findings += [
-        f"{row[0]}: no image survives its attack, so Algorithm 1 has no answer." for row in rows if row[1] is None
-    ]
-    columns_shown = [{"name": name, "group": "clean", "value": count(hits_N).percent} for name, hits_N in right.items()]
-    figure = bars(columns_shown, value=f"clean accuracy of the mixture with {ours} (%)")
+    shown = [{"name": name, "group": "clean", "value": count(hits_N).percent} for name, hits_N in right.items()]
+    figure = bars(shown, value=f"clean accuracy of the mixture with {ours} (%)")
     remarks = (*bench.mmaa_reduction, "alpha is found again on the run's own rows; s, p and c are taken over.")
-    return Outcome(Table(columns, rows), figure, tuple(findings), (*remarks, *few_robs(bench)))
+    return Outcome(Table.of(rows), figure, tuple(findings), (*remarks, *few_robs(bench)))
 
 
 @STUDIES("base-choice", describes="Which rob to choose: robust accuracy with a margin (--rob)", section="D.6", order=21)
@@ -76,22 +68,25 @@ def base_choice(bench: Bench) -> Outcome:
         for name, rows in found.items()
     }
     kept = {name: [~found[name].rob_broken_N & mask for mask in masks] for name, masks in kept.items()}
-    columns = ("rob", "clean", *(f"margin {margin:g}" for margin in MARGINS))
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (name, count(found[name].rob_clean_NK.argmax(dim=1) == found[name].labels_N), *map(count, masks))
+    rows: list[dict[str, Cell]] = [
+        {
+            "rob": name,
+            "clean": count(found[name].rob_clean_NK.argmax(dim=1) == found[name].labels_N),
+            **{f"margin {margin:g}": count(mask) for margin, mask in zip(MARGINS, masks, strict=True)},
+        }
         for name, masks in kept.items()
-    )
+    ]
     findings = []
     for index, margin in enumerate(MARGINS):
         best = max(kept, key=lambda name: int(kept[name][index].sum()))
         findings.append(f"Robust with a margin of at least {margin:g}: {best} leads, {_counts(kept, index)}.")
-    lines = [
+    shown = [
         {"x": margin, "y": count(mask).percent, "series": name}
         for name, masks in kept.items()
         for margin, mask in zip(MARGINS, masks, strict=True)
     ]
-    figure = line_chart(lines, x="margin of LayerNormed rob under MMAA", y="images robust with that margin (%)")
-    return Outcome(Table(columns, rows), figure, tuple(findings), (*bench.mmaa_reduction, *few_robs(bench)))
+    figure = lines(shown, x="margin of LayerNormed rob under MMAA", y="images robust with that margin (%)")
+    return Outcome(Table.of(rows), figure, tuple(findings), (*bench.mmaa_reduction, *few_robs(bench)))
 
 
 @STUDIES(
@@ -111,34 +106,21 @@ def black_box(bench: Bench) -> Outcome:
         **{f"transfer from {rob_name(rob)}": _mixture(bench, bench.other_rows(rob)) for rob in bench.robs[1:]},
         "educated guess": guess.mixture(),
     }
-    rows: list[tuple[Cell, ...]] = []
-    found = {}
-    for name, mixture in mixtures.items():
-        if mixture is None:
-            continue
-        found[name] = bench.measured(name, mixture)
+    tried = {name: mixture for name, mixture in mixtures.items() if mixture is not None}
+    cells: dict[str, dict[str, Cell]] = {}
+    for name, mixture in tried.items():
         values = mixture.transform.settings()
-        clean, robust = count(found[name].clean_N), count(found[name].robust_N)
-        rows.append((name, values["scale"], values["bias"], values["power"], mixture.alpha, clean, robust))
-    columns = ("source", "s", "c", "p", "alpha", "clean", "robust")
-    reference = found["MMAA with gradients"]
-    findings = tuple(
-        compared(what, (name, hits_N), ("MMAA with gradients", reference_N))
-        for name, one in found.items()
-        if name != "MMAA with gradients"
-        for what, hits_N, reference_N in (
-            ("Clean", one.clean_N, reference.clean_N),
-            ("Robust", one.robust_N, reference.robust_N),
-        )
-    )
-    points = {name: [(name, count(one.clean_N), count(one.robust_N))] for name, one in found.items()}
+        cells[name] = {
+            "s": values["scale"], "c": values["bias"], "p": values["power"], "alpha": mixture.alpha
+        }  # fmt: skip
+    done = variants(bench, "source", tried, cells)
     remarks = (
         "The guess is the paper's s = 5, p = 4, c = -1.1, alpha = 0.99875 of CIFAR-10; a transfer takes alpha over.",
         f"Square as MMAA has {n_queries} queries and leaves {share_text(count(~blind.rob_broken_N))} right, MMAA with "
         f"gradients {share_text(count(~bench.first_rows.rob_broken_N))}.",
         *bench.reduction, *few_robs(bench),
     )  # fmt: skip
-    return Outcome(Table(columns, rows), accuracy_scatter(points), findings, remarks)
+    return Outcome(done.table(), done.figure(), done.against("MMAA with gradients"), remarks)
 
 
 @STUDIES(
@@ -159,8 +141,8 @@ def base_accuracy(bench: Bench) -> Outcome:
         "h-M": transform,
     }
     clean = {name: each(rows.rob_clean_NK).argmax(dim=1) == rows.labels_N for name, each in maps.items()}
-    table = Table(
-        ("classifier", "clean", "attacked"), tuple((name, count(clean[name]), count(attacked[name])) for name in maps)
+    table = Table.of(
+        [{"classifier": name, "clean": count(clean[name]), "attacked": count(attacked[name])} for name in maps]
     )
     findings = (
         compared("Clean", ("h", clean["h"]), ("h-M", clean["h-M"])),

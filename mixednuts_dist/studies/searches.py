@@ -9,13 +9,13 @@ from ..config.register import STUDIES
 from ..config.search_config import RangeConfig
 from ..mixing.clamps import Clamp
 from ..mixing.transforms import LogitTransform
-from ..reports.charts import accuracy_scatter, bars, count_bars, maps
-from ..reports.charts import lines as line_chart
+from ..reports.charts import accuracy_scatter, bars, count_bars, lines, maps
 from ..reports.counts import compared, count
 from ..reports.drawing import Figure
 from ..reports.results import predicted
 from ..reports.table import Cell, Table
 from ..reports.tables import search_table
+from ..selection.choice import Choice
 from ..selection.criteria import PaperCriterion
 from ..selection.exploration import Selection
 from ..selection.selection import search_grid
@@ -36,7 +36,7 @@ CLOSE = 0.02  # of the best objective: what "similar" means in the sensitivity s
     order=9,
 )
 def parameters(bench: Bench) -> Outcome:
-    """s, p, c and alpha of every beta, with what they will reach (tab:spc_candidate)."""
+    """List s, p, c and alpha of every beta with what they are predicted to reach (tab:spc_candidate)."""
     search, chosen = bench.search, bench.search.deployed()
     at_edge = sum(bool(entry.on_grid_edge) for entry in search.entries)
     findings = (
@@ -50,40 +50,45 @@ def parameters(bench: Bench) -> Outcome:
     return Outcome(search_table(search), figure, findings)
 
 
+def chosen_cells(best: Choice) -> dict[str, Cell]:
+    """Return s, c, p and alpha of a choice, as cells of a row."""
+    return {"s": best.scale, "c": best.bias, "p": best.power, "alpha": best.alpha}
+
+
 @STUDIES("clamp", describes="Algorithm 1 with each clamping function", section="D.2, tab:clamp_abla", order=14)
 def clamps(bench: Bench) -> Outcome:
-    """Algorithm 1 to the letter with each clamping function (tab:clamp_abla)."""
-    asked = bench.grid()
-    linear = replace(asked, biases=(0.0,), scales=LINEAR_SCALES.values(), powers=LINEAR_POWERS.values())
-    rows: list[tuple[Cell, ...]] = []
-    found = {}
+    """Run Algorithm 1 to the letter with each clamping function (tab:clamp_abla)."""
+    configured = bench.grid()
+    linear = replace(configured, biases=(0.0,), scales=LINEAR_SCALES.values(), powers=LINEAR_POWERS.values())
+    rows: list[dict[str, Cell]] = []
+    right, objectives = {}, {}
     for clamp in CLAMPS:
-        grid = replace(linear if clamp == "linear" else asked, clamp=clamp)
+        grid = replace(linear if clamp == "linear" else configured, clamp=clamp)
         best = select(bench.rows, grid, "paper").for_beta(bench.beta)
-        found[clamp] = clean_correct(best.mixture(), bench.rows)
-        bias = None if clamp == "linear" else best.bias
-        rows.append((clamp, best.scale, bias, best.power, best.alpha, best.beta, best.objective, count(found[clamp])))
-    columns = ("clamp", "s", "c", "p", "alpha", "beta", "objective", "mixture clean, exact")
-    objectives = {str(row[0]): float(str(row[6])) for row in rows}
+        right[clamp] = clean_correct(best.mixture(), bench.rows)
+        objectives[clamp] = best.objective
+        cells = chosen_cells(best) | ({"c": None} if clamp == "linear" else {})
+        measured: dict[str, Cell] = {"objective": best.objective, "mixture clean, exact": count(right[clamp])}
+        rows.append({"clamp": clamp, **cells, "beta": best.beta, **measured})
     n_wrong = int((bench.rows.rob_clean_NK.argmax(dim=1) != bench.rows.labels_N).sum())
     findings = (
         f"The optimal objective lies between {min(objectives.values()):.3f} and {max(objectives.values()):.3f} of the "
-        f"{n_wrong} clean images that rob gets wrong: one image is {1 / max(1, n_wrong):.3f}.",
-        compared("Clean mixture", ("GELU", found["gelu"]), ("linear", found["linear"])),
-        compared("Clean mixture", ("GELU", found["gelu"]), ("ReLU", found["relu"])),
+        f"{n_wrong} clean images on which rob is wrong: one image is {1 / max(1, n_wrong):.3f}.",
+        compared("Clean mixture", ("GELU", right["gelu"]), ("linear", right["linear"])),
+        compared("Clean mixture", ("GELU", right["gelu"]), ("ReLU", right["relu"])),
     )
     remarks = (
-        "The objective is the paper's (criterion paper), whatever the run's own criterion is.",
+        "The objective is the paper's (criterion paper), whatever criterion the run has.",
         f"For the linear clamp c is 0 and, as in the paper, p may be larger: {LINEAR_POWERS.min:g} to "
-        f"{LINEAR_POWERS.max:g}, s from {LINEAR_SCALES.min:g}; the others search the run's grid.",
+        f"{LINEAR_POWERS.max:g}, s from {LINEAR_SCALES.min:g}. The other clamps search the run's grid.",
     )
-    columns_shown = [{"name": name, "value": value} for name, value in objectives.items()]
-    return Outcome(Table(columns, rows), bars(columns_shown, value="objective, smaller is better"), findings, remarks)
+    shown = [{"name": name, "value": value} for name, value in objectives.items()]
+    return Outcome(Table.of(rows), bars(shown, value="objective, smaller is better"), findings, remarks)
 
 
-@STUDIES("relaxed", describes="The relaxed objective beside the paper's and the exact one", section="D.8.3", order=23)
+@STUDIES("relaxed", describes="The relaxed objective, the paper's and the exact one", section="D.8.3", order=23)
 def relaxed_objective(bench: Bench) -> Outcome:
-    """The paper's objective, the relaxed one over images that std gets right, and the exact criterion (appendix D)."""
+    """Compare the paper's objective, the relaxed one over images that std has right, and the exact criterion."""
     stored, grid = bench.rows, bench.grid()
     survived_N = stored.rob_attacked_NK.argmax(dim=1) == stored.labels_N
     wrong_N = stored.rob_clean_NK.argmax(dim=1) != stored.labels_N
@@ -97,102 +102,103 @@ def relaxed_objective(bench: Bench) -> Outcome:
         "relaxed": search_grid(relaxed, grid),
         "exact": select(stored, grid, "exact"),
     }
-    rows, right = [], {}
+    rows: list[dict[str, Cell]] = []
+    right, shown = {}, []
     for name, selection in choices.items():
         best = selection.for_beta(bench.beta)
-        mixture = best.mixture()
-        right[name] = clean_correct(mixture, bench.rows)
-        kept = count(robust_bound(mixture, bench.rows))
-        rows.append(
-            (name, best.scale, best.bias, best.power, best.alpha, best.objective, selection.n_objective,
-             count(right[name]), kept)
-        )  # fmt: skip
-    columns = ("objective", "s", "c", "p", "alpha", "value", "images it counts", "clean, exact", "robust_predicted")
+        right[name] = clean_correct(best.mixture(), stored)
+        clean, kept = count(right[name]), count(robust_bound(best.mixture(), stored))
+        value: dict[str, Cell] = {"value": best.objective, "images it counts": selection.n_objective}
+        rows.append({"objective": name, **chosen_cells(best), **value, "clean, exact": clean, "robust_predicted": kept})
+        shown += [(name, "clean", clean), (name, "robust, predicted", kept)]
     findings = (
         compared("Clean mixture", ("relaxed", right["relaxed"]), ("paper", right["paper"])),
         compared("Clean mixture", ("exact", right["exact"]), ("relaxed", right["relaxed"])),
     )
     remarks = (
-        "paper and relaxed are shares of clean-and-wrong images at or above the cutoff, to be small; exact is the "
-        "share of clean images that the mixture gets right, to be large.",
+        "The objectives paper and relaxed are shares of clean and wrong images at or above the margin threshold, to "
+        "be small. The objective exact is the share of clean images that the mixture has right, to be large.",
     )
-    columns_shown = [
-        (str(row[0]), group, cell) for row in rows for group, cell in (("clean", row[7]), ("robust, predicted", row[8]))
-    ]
-    return Outcome(Table(columns, rows), count_bars(columns_shown), findings, remarks)
+    return Outcome(Table.of(rows), count_bars(shown), findings, remarks)
 
 
 @STUDIES("assumptions", describes="How often assumptions 4.1 and 4.2 fail", section="D.8", order=22)
 def assumptions(bench: Bench) -> Outcome:
-    """How often assumptions 4.1 and 4.2 fail, for the parameters of every beta."""
-    rows, columns_shown = [], []
-    std_right_N = bench.rows.std_clean_NK.argmax(dim=1) == bench.rows.labels_N
+    """Count how often assumptions 4.1 and 4.2 fail, for the parameters of every beta."""
+    rows: list[dict[str, Cell]] = []
+    shown = []
+    stored, total = bench.rows, len(bench.rows.labels_N)
+    std_right_N = stored.std_clean_NK.argmax(dim=1) == stored.labels_N
     for entry in bench.search.entries:
         transform = entry.transform()
-        clean, attacked = (
-            _class_changes(transform, bench.rows, logits)
-            for logits in (bench.rows.rob_clean_NK, bench.rows.rob_attacked_NK)
-        )
-        right_N = transform(bench.rows.rob_clean_NK.double()).argmax(dim=1) == bench.rows.labels_N
-        only_rob = int((right_N & ~std_right_N).sum())
-        rows.append((f"{entry.beta:g}", only_rob, *clean, *attacked))
-        shown = {"4.1, clean": only_rob, "4.2, clean": clean[0], "4.2, attacked": attacked[0]}
-        columns_shown += [{"x": entry.beta, "y": value, "series": name} for name, value in shown.items()]
-    columns = (
-        "beta", "4.1, clean", "4.2, clean", "corrected", "contaminated",
-        "4.2, attacked", "corrected, attacked", "contaminated, attacked",
-    )  # fmt: skip
-    total = len(bench.rows.labels_N)
-    deployed = next(row for row in rows if row[0] == f"{bench.beta:g}")
+        right_N = transform(stored.rob_clean_NK.double()).argmax(dim=1) == stored.labels_N
+        row: dict[str, Cell] = {
+            "beta": f"{entry.beta:g}",
+            "4.1, clean": int((right_N & ~std_right_N).sum()),
+            **_class_changes(transform, stored, stored.rob_clean_NK, "clean"),
+            **_class_changes(transform, stored, stored.rob_attacked_NK, "attacked"),
+        }
+        rows.append(row)
+        shown += [
+            {"x": entry.beta, "y": row[name], "series": name} for name in ("4.1, clean", "4.2, clean", "4.2, attacked")
+        ]
+    deployed = next(row for row in rows if row["beta"] == f"{bench.beta:g}")
     findings = (
-        f"Assumption 4.1 fails on {deployed[1]} of {total} clean images at the deployed beta: "
-        "there rob behind M is right and std is wrong.",
-        f"Assumption 4.2 fails on {deployed[2]} clean and {deployed[5]} attacked images of "
-        f"{total}: M changes the class ({deployed[3]} and {deployed[6]} corrected, {deployed[4]} and "
-        f"{deployed[7]} contaminated).",
+        f"Assumption 4.1 fails on {deployed['4.1, clean']} of {total} clean images at the deployed beta: rob behind M "
+        "is right there and std is wrong.",
+        f"Assumption 4.2 fails on {deployed['4.2, clean']} clean and {deployed['4.2, attacked']} attacked images of "
+        f"{total}: M changes the class ({deployed['corrected, clean']} and {deployed['corrected, attacked']} become "
+        f"right, {deployed['contaminated, clean']} and {deployed['contaminated, attacked']} become wrong).",
     )
-    return Outcome(Table(columns, rows), line_chart(columns_shown, x="beta", y="images that violate it"), findings)
+    return Outcome(Table.of(rows), lines(shown, x="beta", y="images that violate it"), findings)
+
+
+def _class_changes(
+    transform: LogitTransform, rows: AttackRecords, logits_NK: torch.Tensor, name: str
+) -> dict[str, Cell]:
+    """Count the images whose class M changes, and those of them that become right and wrong."""
+    before_N, after_N = logits_NK.argmax(dim=1), transform(logits_NK.double()).argmax(dim=1)
+    changed_N = before_N != after_N
+    corrected, contaminated = (changed_N & (side_N == rows.labels_N) for side_N in (after_N, before_N))
+    return {
+        f"4.2, {name}": int(changed_N.sum()),
+        f"corrected, {name}": int(corrected.sum()),
+        f"contaminated, {name}": int(contaminated.sum()),
+    }
 
 
 @STUDIES("sensitivity", describes="The objective over s and c at every p", section="D.1, fig:sensitivity", order=12)
 def sensitivity(bench: Bench) -> Outcome:
-    """The objective over s and c at every p (fig:sensitivity)."""
+    """Map the paper's objective over s and c at every p (fig:sensitivity)."""
     selection = select(bench.rows, bench.grid(), "paper")
     usable = ~(selection.infeasible[0] | selection.undeployable[0])
     objectives = torch.where(usable, selection.objectives[0], torch.nan)
     best = float(objectives.nan_to_num(math.inf).min())
-    rows: list[tuple[Cell, ...]] = []
+    column = f"candidates within {CLOSE:g} of the best"
+    rows: list[dict[str, Cell]] = []
     for index, power in enumerate(selection.grid.powers):
         layer = objectives[:, index, :]
-        close = int((layer <= best + CLOSE).sum())
         least = float(layer.nan_to_num(math.inf).min())
-        rows.append((f"{power:.4g}", least if math.isfinite(least) else None, close, int(usable[:, index, :].sum())))
-    columns = ("p", "best objective", f"candidates within {CLOSE:g} of the best", "usable candidates")
+        rows.append(
+            {
+                "p": f"{power:.4g}",
+                "best objective": least if math.isfinite(least) else None,
+                column: int((layer <= best + CLOSE).sum()),
+                "usable candidates": int(usable[:, index, :].sum()),
+            }
+        )
     n_close = int((objectives <= best + CLOSE).sum())
+    powers = ", ".join(f"{row[column]} at {row['p']}" for row in rows if row[column])
     findings = (
-        f"The best objective is {best:.3f}; {n_close} of {int(usable.sum())} usable candidates come within {CLOSE:g} "
+        f"The best objective is {best:.3f}. Of {int(usable.sum())} usable candidates, {n_close} come within {CLOSE:g} "
         "of it.",
-        f"How many of them have which p: {', '.join(f'{row[2]} at {row[0]}' for row in rows if row[2])}.",
+        f"Their powers p: {powers}.",
     )
-    return Outcome(Table(columns, rows), _maps(selection, usable, selection.for_beta(bench.beta).at), findings)
-
-
-def data_sizes(total: int) -> tuple[int, int, int]:
-    """The paper's 1000, 300 and 100 images, or the same shares of fewer."""
-    return (1000, 300, 100) if total >= 1000 else (total, max(2, round(0.3 * total)), max(2, round(0.1 * total)))
-
-
-def _class_changes(transform: LogitTransform, rows: AttackRecords, logits_NK: torch.Tensor) -> tuple[int, int, int]:
-    """Images whose class M changes; how many of them it makes right, and how many wrong."""
-    before_N, after_N = logits_NK.argmax(dim=1), transform(logits_NK.double()).argmax(dim=1)
-    changed_N = before_N != after_N
-    corrected, contaminated = (changed_N & (side_N == rows.labels_N) for side_N in (after_N, before_N))
-    return int(changed_N.sum()), int(corrected.sum()), int(contaminated.sum())
+    return Outcome(Table.of(rows), _maps(selection, usable, selection.for_beta(bench.beta).at), findings)
 
 
 def _maps(selection: Selection, usable: torch.Tensor, chosen: tuple[float, float, float]) -> Figure:
-    grid = selection.grid
-    objectives = selection.objectives[0]
+    grid, objectives = selection.grid, selection.objectives[0]
     return maps(
         [
             {"s": s, "p": p, "c": c, "selected": (s, p, c) == chosen,
@@ -201,6 +207,11 @@ def _maps(selection: Selection, usable: torch.Tensor, chosen: tuple[float, float
             for j, p in enumerate(grid.powers)
             for k, c in enumerate(grid.biases)
         ],
-        meaning="clean and wrong images above the cutoff (%)",
+        meaning="clean and wrong images above the threshold (%)",
         maximised=False,
     )  # fmt: skip
+
+
+def data_sizes(total: int) -> tuple[int, int, int]:
+    """Return the paper's 1000, 300 and 100 images, or the same shares of fewer."""
+    return (1000, 300, 100) if total >= 1000 else (total, max(2, round(0.3 * total)), max(2, round(0.1 * total)))

@@ -37,7 +37,8 @@ class Outcome:
     table: Table  # the first column names the row
     figure: Figure
     findings: tuple[str, ...]  # plain sentences with counts and intervals
-    remarks: tuple[str, ...] = ()  # what was reduced or differs from the paper's procedure
+    remarks: tuple[str, ...] = ()  # what was reduced
+    differs: str = ""  # how the experiment differs from the paper's, whose numbers are then not shown
 
 
 def run(
@@ -72,12 +73,12 @@ def run(
             refused[each] = str(error)
             continue
         for file_name, content in study_files(each, done[each], config).items():
-            bench.run.store.write(f"studies/{each}/{file_name}", content)
-        print_study(each, done[each], config, bench.run.store.address(f"studies/{each}"), console)
+            bench.store.write(f"studies/{each}/{file_name}", content)
+        print_study(each, done[each], config, bench.store.address(f"studies/{each}"), console)
     for each, reason in refused.items():
         console.print(Text(f"\n{each} is left out: {reason}"))
     left_out = f"; {len(refused)} left out" if refused else ""
-    address = write_overview(bench.run.store, config)
+    address = write_overview(bench.store, config)
     console.print(
         Text(f"\n{len(done)} {'study' if len(done) == 1 else 'studies'} done{left_out}: {address}", style="dim")
     )
@@ -91,7 +92,7 @@ def result_console() -> Console:
 
 def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, bytes]:
     """Return the files of a study: the table as CSV and LaTeX, all of it as JSON, and the figure as SVG and PDF."""
-    table, about, paper = _shown(name, outcome, config), STUDIES.entries()[name], paper_tables(name)
+    table, about, paper = _shown(name, outcome, config), STUDIES.entries()[name], printed_for(name, outcome)
     content = {
         "format": FORMAT,
         "study": name,
@@ -102,6 +103,7 @@ def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, byt
         "rows": table.to_json(),
         "findings": list(outcome.findings),
         "remarks": list(outcome.remarks),
+        "differs": outcome.differs,
         "same_set_up_as_the_paper": same_set_up(paper, config) is not None,
         "paper": [
             {"label": printed.label, "set_up": printed.words, "columns": list(printed.table.columns),
@@ -125,9 +127,9 @@ def print_study(name: str, outcome: Outcome, config: RunConfig, address: str, co
     section = f", section {about.facts['section']}" if "section" in about.facts else ""
     console.print(Text(f"\n{about.describes}  ({name}{section})", style="bold"))
     print_table(_shown(name, outcome, config), console)
-    for sentence in (*outcome.findings, *outcome.remarks, comparison_sentence(name, config)):
+    for sentence in (*outcome.findings, *outcome.remarks, comparison_sentence(name, outcome, config)):
         console.print(Text(f"- {sentence}"))
-    for printed in _apart(name, config):
+    for printed in _apart(name, outcome, config):
         console.print(Text(f"  the paper, {printed.label}: {printed.words}. {printed.note}", style="dim"))
         print_table(printed.table, console)
     console.print(Text(f"  {address}", style="dim"))
@@ -191,39 +193,50 @@ def same_set_up(printed: Sequence[PaperTable], config: RunConfig) -> PaperTable 
     return next((table for table in printed if table.is_of(config)), None)
 
 
-def comparison_sentence(study: str, config: RunConfig) -> str:
-    """Whether our numbers may be held against the paper's."""
+def printed_for(study: str, outcome: Outcome) -> tuple[PaperTable, ...]:
+    """Return the paper's tables to show with an outcome: none if the experiment differs from the paper's."""
+    return () if outcome.differs else paper_tables(study)
+
+
+def comparison_sentence(study: str, outcome: Outcome, config: RunConfig) -> str:
+    """Say whether our numbers may be compared with the paper's."""
+    if outcome.differs:
+        return f"{outcome.differs} So the paper's numbers are not shown."
     printed = paper_tables(study)
     if not printed:
-        return "The paper prints no numbers for this."
+        return "The paper prints no numbers for this study."
     same = same_set_up(printed, config)
     if same is not None:
         note = f" {same.note}" if same.note else ""
-        return f"The set-up is that of {same.label} ({same.words}): the paper's numbers stand beside ours.{note}"
+        return f"The set-up is that of {same.label} ({same.words}), whose numbers are next to ours.{note}"
     ours = f"{config.data.uri}, rob {config.rob}, std {config.std}, {config.threat.norm} {config.threat.eps:.4g}"
     return (
-        f"The set-up differs from the paper's: here {ours}. The paper's numbers below show what to look for; they are "
-        "not to be compared one by one."
+        f"The set-up differs from the paper's: here it is {ours}. The paper's numbers below show what to look for. Do "
+        "not compare them one by one."
     )
 
 
-def _apart(study: str, config: RunConfig) -> tuple[PaperTable, ...]:
-    return () if same_set_up(paper_tables(study), config) else paper_tables(study)
+def _apart(study: str, outcome: Outcome, config: RunConfig) -> tuple[PaperTable, ...]:
+    printed = printed_for(study, outcome)
+    return () if same_set_up(printed, config) else printed
 
 
 def _shown(study: str, outcome: Outcome, config: RunConfig) -> Table:
-    """Our table; where the set-up is the paper's, with a column `paper: ...` for every column that both have.
+    """Return our table; in the paper's set-up with a column `paper: ...` for every column that both have.
 
     Rows that only the paper has come last, without numbers of ours.
     """
-    table, same = outcome.table, same_set_up(paper_tables(study), config)
+    table, same = outcome.table, same_set_up(printed_for(study, outcome), config)
     if same is None:
         return table
-    shared = [column for column in same.table.columns[1:] if column in table.columns]
-    ours: dict[str, tuple[Any, ...]] = {str(row[0]): tuple(row) for row in table.rows}
-    nothing = (None,) * (len(table.columns) - 1)
+    first, *columns = table.columns
+    shared = [column for column in same.table.columns[1:] if column in columns]
+    ours = {str(row[0]): dict(zip(columns, row[1:], strict=True)) for row in table.rows}
     names = dict.fromkeys([*ours, *(str(row[0]) for row in same.table.rows)])
-    return Table(
-        (*table.columns, *(f"paper: {column}" for column in shared)),
-        [(*ours.get(name, (name, *nothing)), *(same.value(name, column) for column in shared)) for name in names],
+    nothing: dict[str, Cell] = dict.fromkeys(columns)
+    return Table.of(
+        [
+            {first: name, **ours.get(name, nothing), **{f"paper: {each}": same.value(name, each) for each in shared}}
+            for name in names
+        ]
     )

@@ -1,7 +1,7 @@
 """Each study of the paper on one tiny run, with at least one number of it computed again by other means."""
 
-import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.config.register import STUDIES
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.mixture import Mixture
@@ -20,8 +21,9 @@ from mixednuts_dist.storage.records import AttackRecords
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies.bench import Bench
 from mixednuts_dist.studies.searches import CLOSE
-from mixednuts_dist.studies.study import Outcome
+from mixednuts_dist.studies.study import Outcome, paper_tables, printed_for
 from tests.helpers import plain
+from tests.helpers.runs import tiny_content
 
 
 class Rows:
@@ -96,16 +98,24 @@ def test_the_error_rate_is_relative_to_robs(bench: Bench, rows: Rows) -> None:
     assert table.row("clean")["relative change (%)"] == pytest.approx(100 * (mixed_errors - rob_errors) / rob_errors)
 
 
-def test_medians_and_ratios(bench: Bench, rows: Rows) -> None:
+def test_each_form_has_the_margins_of_its_own_attack(bench: Bench, rows: Rows) -> None:
     table = outcome(bench, "margins").table
     layer_normed = plain.top2_margin(plain.layer_norm(rows.clean))
     assert table.row("rob+LN")["clean, right"] == pytest.approx(np.median(layer_normed[~rows.wrong]), rel=1e-6)
-    to_the_end = Rows(bench.attacked("MMAA to the end", stop_when_broken=False))
-    right = np.median(plain.top2_margin(to_the_end.attacked)[to_the_end.survived])
-    wrong = np.median(plain.top2_margin(rows.clean)[rows.wrong])
-    assert table.row("rob")["ratio"] == pytest.approx(right / wrong, rel=1e-5)
-    broken = plain.signed_margin(to_the_end.attacked, rows.labels) < 0
-    assert broken.sum() == (~rows.survived).sum(), "the same images break; only how far they go differs"
+    end: Any = {"stop_when_broken": False}
+    identity = IdentityTransform()
+    rob = Rows(bench.attacked("again", identity, **end))
+    right = np.median(plain.top2_margin(rob.attacked)[rob.survived])
+    assert table.row("rob")["attacked, right"] == pytest.approx(right, rel=1e-5)
+    assert table.row("rob")["ratio"] == pytest.approx(
+        right / np.median(plain.top2_margin(rows.clean)[rows.wrong]), rel=1e-5
+    )
+    std = Rows(bench.attacked("again", identity, rob=bench.config.std, **end))
+    assert np.array_equal(std.clean, rows.std)
+    broken = plain.top2_margin(std.attacked)[~std.survived]
+    assert table.row("std")["attacked, wrong"] == pytest.approx(np.median(broken), rel=1e-5)
+    to_the_end = Rows(bench.attacked("again", **end))
+    assert (plain.signed_margin(to_the_end.attacked, rows.labels) < 0).sum() == (~rows.survived).sum()
 
 
 def test_every_beta_has_a_cutoff_that_keeps_its_share(bench: Bench, rows: Rows) -> None:
@@ -161,16 +171,26 @@ def test_a_clamp_has_the_objective_of_its_own_formula(bench: Bench, rows: Rows) 
         assert number(row["objective"]) == pytest.approx(paper_objective(rows, s, p, c, bench.beta, clamp))
 
 
-def test_without_transformation_alpha_comes_from_the_raw_margins(bench: Bench, rows: Rows) -> None:
+def mixed_by_hand(rows: Rows, alpha: float) -> np.ndarray:
+    """The classes of the paper's baseline Mixed (equation 1): both softmaxes at temperature 1."""
+    std, rob = (np.exp(z - z.max(axis=1, keepdims=True)) for z in (rows.std.astype(float), rows.clean.astype(float)))
+    std, rob = (powers / powers.sum(axis=1, keepdims=True) for powers in (std, rob))
+    classes: np.ndarray = ((1 - alpha) * std + alpha * rob).argmax(axis=1)
+    return classes
+
+
+def test_mixed_is_equation_1_at_surrogate_beta(bench: Bench, rows: Rows) -> None:
     table = outcome(bench, "no-transform").table
     raw = plain.signed_margin(rows.attacked[rows.survived].astype(np.float64), rows.labels[rows.survived])
-    alpha = 1 / (1 + plain.cutoff(raw, bench.beta))
+    beta = bench.config.search.surrogate_beta or bench.beta
+    alpha = 1 / (1 + plain.cutoff(raw, beta))
     row = table.row("none (Mixed)")
     assert number(row["alpha"]) == pytest.approx(alpha)
-    classes = plain.mixed_classes(rows.std, rows.clean, alpha)
-    assert correct(row["clean on all images, exact"]) == int((classes == rows.labels).sum())
-    assert correct(row["clean"]) == correct(row["clean on all images, exact"])  # measured: the model itself
-    assert correct(table.row("M(s, p, c)")["clean"]) == correct(outcome(bench, "main").table.row("mixed")["clean"])
+    expected = int((mixed_by_hand(rows, alpha) == rows.labels).sum())
+    assert correct(row["clean on all images, exact"]) == correct(row["clean"]) == expected
+    main = outcome(bench, "main").table
+    assert correct(main.row("Mixed")["clean"]) == expected
+    assert correct(table.row("M(s, p, c)")["clean"]) == correct(main.row("mixed")["clean"])
 
 
 def test_the_relaxed_objective_counts_fewer_images(bench: Bench, rows: Rows) -> None:
@@ -294,7 +314,7 @@ def test_the_trade_off_measures_what_the_mixture_answers(bench: Bench, rows: Row
         row = table.row(f"Mixed, beta = {beta:g}")
         alpha = 1 / (1 + plain.cutoff(raw, beta))
         assert number(row["alpha"]) == pytest.approx(alpha)
-        assert correct(row["clean"]) == int((plain.mixed_classes(rows.std, rows.clean, alpha) == rows.labels).sum())
+        assert correct(row["clean"]) == int((mixed_by_hand(rows, alpha) == rows.labels).sum())
     assert correct(table.row("rob")["robust"]) == int(rows.survived.sum())
 
 
@@ -336,13 +356,24 @@ def test_a_guess_needs_no_attack(bench: Bench, rows: Rows) -> None:
     assert {"Square as MMAA", "transfer from rob_light"} <= {str(cells[0]) for cells in table.rows}
 
 
-def test_the_simplex_compares_at_equal_confidence(bench: Bench) -> None:
-    table = outcome(bench, "simplex").table
-    logits = np.array([[0.5, 3.0, 2.5, *[-1.0] * 7]])
-    row = table.row("B and C compete, h, A at 0.9")
-    three = plain.layer_norm(logits)[0, :3] / number(row["tau"])
-    shares = np.exp(three - three.max()) / np.exp(three - three.max()).sum()
-    assert [number(row[name]) for name in "ABC"] == pytest.approx(shares.tolist())
-    clear = table.row("A preferred, h, A at 0.9")
-    assert number(clear["A"]) == pytest.approx(0.9)
-    assert math.isclose(number(clear["tau"]), number(row["tau"]))
+def test_the_simplex_has_the_papers_vectors_and_needs_no_run(tmp_path: Path) -> None:
+    unused = Bench(parse_config(tiny_content(tmp_path)))
+    table = outcome(unused, "simplex").table
+    assert not list(tmp_path.iterdir()), "no run has begun"
+    for name in ("h", "h-M"):
+        for example, logits in (("A preferred", [1.0, -1.1, -1.0]), ("B and C compete", [-1.0, 1.1, 1.0])):
+            row = table.row(f"{example}, {name}, A at 0.9")
+            h = np.array([logits])
+            three = (plain.layer_norm(h) if name == "h" else plain.transformed(h, 3.0, 2.0, -0.5))[0] / number(
+                row["tau"]
+            )
+            shares = np.exp(three - three.max()) / np.exp(three - three.max()).sum()
+            assert [number(row[letter]) for letter in "ABC"] == pytest.approx(shares.tolist())
+        assert number(table.row(f"A preferred, {name}, A at 0.9")["A"]) == pytest.approx(0.9)
+
+
+def test_a_study_that_differs_from_the_paper_shows_no_paper_numbers(bench: Bench) -> None:
+    found = outcome(bench, "seen-unseen")
+    assert "saw 12 of 24" in found.differs
+    assert printed_for("seen-unseen", found) == ()
+    assert printed_for("seen-unseen", replace(found, differs="")) == paper_tables("seen-unseen") != ()
