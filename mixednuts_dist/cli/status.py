@@ -68,7 +68,7 @@ def _show(config: RunConfig, as_json: bool, watch: bool) -> None:
 def _print_runs(storage: str, as_json: bool, trust: bool) -> None:
     from ..reports import leaderboard
 
-    found = leaderboard.ordered(leaderboard.entries(storage, trusted=trust), "finished")
+    found = leaderboard.entries(storage, trusted=trust)
     if as_json:
         click.echo(json.dumps({"format": "mixednuts-runs/1", "runs": [entry.to_json() for entry in found]}, indent=2))
     else:

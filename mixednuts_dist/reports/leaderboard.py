@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidInputError, MissingArtifact, MixedNutsError
+from ..errors import MissingArtifact, MixedNutsError
 from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, read_search_result, stored_run
 from ..stages.stage import stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
@@ -45,7 +45,7 @@ class Entry:
 
 
 def entries(storage: str, *, trusted: bool = False) -> list[Entry]:
-    """One for each folder with a `run.yaml`, by name; a run that cannot be read is there with the reason.
+    """Return one entry per folder with a `run.yaml`, the latest first; an unreadable run has the reason as its state.
 
     Args:
         trusted: as in `stored_run`.
@@ -57,26 +57,11 @@ def entries(storage: str, *, trusted: bool = False) -> list[Entry]:
     found = [entry for name in root.names("") if (entry := _entry(root.child(name), name, trusted))]
     if not found:
         raise MissingArtifact(f"there is no run under {storage}. Run: mixednuts run CONFIG --set storage={storage}")
-    return found
-
-
-def ordered(found: Sequence[Entry], column: str) -> list[Entry]:
-    """By one column; counts, hours and dates the largest first, runs without a value last.
-
-    Raises:
-        InvalidInputError: for another column.
-    """
-    if column not in COLUMNS:
-        raise InvalidInputError(f"there is no column {column!r} to sort by; there are {', '.join(COLUMNS)}")
-    place = COLUMNS.index(column)
-    with_value = [entry for entry in found if entry.cells()[place] is not None]
-    numeric = column not in ("run", "data", "threat", "state")
-    with_value.sort(key=lambda entry: _key(entry.cells()[place]), reverse=numeric)
-    return with_value + [entry for entry in found if entry.cells()[place] is None]
+    return sorted(found, key=lambda entry: -(entry.finished or 0.0))
 
 
 def table(found: Sequence[Entry]) -> Table:
-    """The entries in their order."""
+    """Return the entries as a table."""
     return Table(COLUMNS, [entry.cells() for entry in found], printed=["run", "data", "clean", "robust", "beta"])
 
 
@@ -113,7 +98,3 @@ def _entry_of(run: Run, name: str) -> Entry:
         finished=max((receipt.finished for receipt in every), default=None),
         state=state,
     )
-
-
-def _key(cell: Cell) -> Any:
-    return cell.percent if isinstance(cell, Count) else cell

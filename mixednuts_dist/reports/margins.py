@@ -215,22 +215,22 @@ def split_table(splits: Sequence[MarginSplit]) -> Table:
 
 
 def split_sentence(splits: Sequence[MarginSplit]) -> str:
-    """What to see in the splits, in two sentences, or why there is nothing to see."""
+    """Say in two sentences what the splits show, or why there are none."""
     if not splits:
         return (
-            "There is no cutoff to draw: rob is right on no attacked image or wrong on no clean one, or alpha is at "
-            "most 1/2, so that std decides everywhere."
+            "There is no threshold to draw: the robust classifier is right on no attacked image or wrong on no clean "
+            "image, or alpha is at most 1/2, so that the standard classifier decides everywhere."
         )
     raw, normed, mapped = (split.left_to_std for split in splits)
     kept = splits[-1].kept
     found = (
-        f"A cutoff that keeps {kept.correct} of the {kept.total} attacked images that rob gets right "
-        f"({percent_text(kept)}%) leaves {raw.correct} of its {raw.total} clean mistakes to std; after LayerNorm "
-        f"{normed.correct}, behind M {mapped.correct} of {mapped.total}."
+        f"A threshold that keeps {kept.correct} of the {kept.total} attacked and correct images "
+        f"({percent_text(kept)}%) leaves {raw.correct} of {raw.total} clean mistakes to the standard classifier, "
+        f"{normed.correct} after LayerNorm, and {mapped.correct} after M."
     )
     if mapped.correct <= raw.correct:
-        return f"{found} M separates the two groups no better than rob's own margins do here."
-    return f"{found} These are the images on which the mixture can be more accurate than rob."
+        return f"{found} Here M separates the two groups no better than the margins as they are."
+    return f"{found} On these images the mixed classifier can be more accurate than the robust one."
 
 
 def ratio_sentence(groups: Sequence[MarginGroup]) -> str:

@@ -427,9 +427,9 @@ def summary_sentences(results: RunResults) -> tuple[str, ...]:
     difference, low, high = results.clean_difference
     decides = (
         f"The standard classifier decides {results.n_std_decides} of {results.n_images} clean images.",
-        f"The mixed classifier is correct on {share_text(mixed.clean)} clean images, rob on {share_text(rob.clean)}, "
-        f"and std on {share_text(std.clean)}. The difference of mixed and rob is {points_text(difference)} (95% "
-        f"interval [{minus(f'{low:+.2f}')}, {minus(f'{high:+.2f}')}]).",
+        f"The mixed classifier is correct on {share_text(mixed.clean)} clean images, the robust classifier on "
+        f"{share_text(rob.clean)}, and the standard classifier on {share_text(std.clean)}. Mixed minus robust is "
+        f"{points_text(difference)} (95% interval [{minus(f'{low:+.2f}')}, {minus(f'{high:+.2f}')}]).",
     )
     return (*decides, _retention_sentence(results), *_next_step(results, low))
 
@@ -437,13 +437,13 @@ def summary_sentences(results: RunResults) -> tuple[str, ...]:
 def _retention_sentence(results: RunResults) -> str:
     rob, mixed, kept = results.row("rob"), results.row("mixed"), results.kept
     if kept is None or not rob.robust.correct:
-        return f"Rob is correct on none of {rob.robust.total} images under attack, so there is no robustness to retain."
+        return f"The robust classifier is correct on none of {rob.robust.total} attacked images; there is no retention."
     beta = f"beta = {results.parameters.beta:g}"
     target = f"{beta} asks for {asked(results)}" if asked(results) else f"{beta} is a share of certified images"
-    more = f", and {results.n_only_mixed} images on which rob is broken" if results.n_only_mixed else ""
+    more = f" and on {results.n_only_mixed} more images" if results.n_only_mixed else ""
     return (
-        f"Under attack, mixed retains {kept.correct} of the {kept.total} images on which rob remains robust "
-        f"({percent_text(kept)}%; {target}){more}: {share_text(mixed.robust)} in total."
+        f"Under attack, the mixed classifier remains robust on {kept.correct} of the {kept.total} images on which the "
+        f"robust classifier does (retention {percent_text(kept)}%; {target}){more}: {share_text(mixed.robust)} in all."
     )
 
 
@@ -451,7 +451,7 @@ def _next_step(results: RunResults, low: float) -> tuple[str, ...]:
     """Return what to try if the mixed classifier is the robust one, or no better on clean images."""
     step = "Try a smaller beta, more images, or a larger grid."
     if not results.n_std_decides:
-        return (f"The mixed classifier answers exactly as rob does. {step}",)
+        return (f"The mixed classifier answers exactly as the robust classifier does. {step}",)
     return (f"A gain in clean accuracy is not shown. {step}",) if low <= 0 else ()
 
 
@@ -472,10 +472,10 @@ def rounds_sentence(results: RunResults) -> str:
             if criterion_stage(results.search.criterion)
             else "rounds: 0, as in the paper"
         )
-        return f"The search attacked no choice of its own ({why})."
+        return f"The search took no refinement rounds ({why})."
     reached = "reached" if results.kept.correct >= asked(results) else "not reached"
     plural = "" if n_rounds == 1 else "s"
-    return f"{n_rounds} round{plural} of attacking the choice and choosing again; beta is {reached} when measured."
+    return f"The search took {n_rounds} refinement round{plural}. The target retention is {reached}."
 
 
 def candidates_sentence(search: SearchResult) -> str:
@@ -490,20 +490,20 @@ def _observations(results: RunResults) -> list[str]:
     chosen, notes = results.parameters, []
     if std.clean.correct <= rob.clean.correct:
         notes.append(
-            f"std is not more accurate than rob on clean images ({std.clean.correct} against "
-            f"{rob.clean.correct} of {rob.clean.total}): mixing has nothing to gain here."
+            f"The standard classifier is not more accurate than the robust one on clean images ({std.clean.correct} "
+            f"against {rob.clean.correct} of {rob.clean.total}), so mixing cannot gain accuracy here."
         )
     if (mixed.clean.correct, mixed.clean.total) != (chosen.clean_correct, chosen.total):
         notes.append(
-            f"The search predicted {chosen.clean_correct} of {chosen.total} clean images right; the deployed "
-            f"mixture has {mixed.clean.correct} of {mixed.clean.total}."
+            f"The search predicted {chosen.clean_correct} of {chosen.total} correct clean images. The deployed mixed "
+            f"classifier has {mixed.clean.correct} of {mixed.clean.total}."
         )
     kept, foreseen = results.kept, kept_predicted(results, chosen)
     if kept is not None and kept.correct < foreseen.correct:
         notes.append(
-            f"The mixture keeps {kept.correct} of rob's {kept.total} robust images when measured, and "
-            f"{foreseen.correct} under the stored perturbations: the adaptive attack found perturbations that the "
-            "search had not seen."
+            f"The achieved retention is {kept.correct} of {kept.total} images, and {foreseen.correct} were predicted "
+            "from the stored adversarial examples. The adaptive attack found perturbations that the search had not "
+            "seen."
         )
     return [*notes, *square_note(results.survival)]
 
@@ -514,6 +514,6 @@ def square_note(survival: tuple[SurvivalStep, ...]) -> list[str]:
     if square is None or not square.lost:
         return []
     return [
-        f"Square broke {square.lost} of the images that the white-box attacks had left standing; a hint that the "
-        f"gradients were not good enough."
+        f"Square broke {square.lost} of the images on which the classifier remained robust against the white-box "
+        "attacks. The gradients may have been too weak."
     ]

@@ -136,7 +136,7 @@ def test_kept_is_counted_among_robs_robust_images() -> None:
     assert results.kept == Count(sum(kept), int((~attack.rob_broken_N).sum()))
     assert results.n_only_mixed == int(evaluate.robust_N.sum()) - sum(kept)
     words = summary_sentence(results)
-    assert f"retains {sum(kept)} of the {results.kept.total} images on which rob remains robust" in words
+    assert f"remains robust on {sum(kept)} of the {results.kept.total} images on which the robust classifier" in words
     assert f"asks for {math.ceil(0.95 * results.kept.total)}" in words
 
 
@@ -262,9 +262,9 @@ def test_the_sentence_of_the_splits_says_whether_m_helps() -> None:
         return MarginSplit(form, -1.0, Count(95, 100), Count(left, 50), (-1.0, 1.0), ((100,), (50,)))
 
     better = split_sentence([split("rob", 10), split("rob+LN", 12), split("rob+M", 20)])
-    assert "leaves 10 of its 50 clean mistakes to std; after LayerNorm 12, behind M 20 of 50." in better
+    assert "leaves 10 of 50 clean mistakes to the standard classifier, 12 after LayerNorm, and 20 after M." in better
     assert "no better" in split_sentence([split("rob", 10), split("rob+LN", 12), split("rob+M", 10)])
-    assert "no cutoff to draw" in split_sentence([])
+    assert "no threshold to draw" in split_sentence([])
 
 
 def test_where_m_takes_both_medians_to_1_their_distances_from_it_are_told() -> None:
