@@ -128,7 +128,7 @@ def compared(what: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -
     if not only_first + only_second:
         return f"{counts}; both are right on the same images."
     low, high = difference_interval(first_N, second_N)
-    verdict = "no difference is shown" if low <= 0 <= high else "a difference is shown"
+    shown = "no significant difference" if low <= 0 <= high else "a significant difference"
     sides = [
         f"{images_text(n)} right only for {name}"
         for n, name in ((only_first, first_name), (only_second, second_name))
@@ -136,7 +136,7 @@ def compared(what: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -
     ]
     return (
         f"{counts}; {', '.join(sides)}: {points_text(100 * (only_first - only_second) / first_N.numel())}, "
-        f"95% interval [{minus(f'{low:.2f}')}, {minus(f'{high:.2f}')}], {verdict}."
+        f"95% interval [{minus(f'{low:.2f}')}, {minus(f'{high:.2f}')}], {shown}."
     )
 
 

@@ -165,7 +165,8 @@ def _bracket(image: WorstImage, results: RunResults) -> str:
     reach = found.reach[image.sample_id]
     words = found.radii.get(reach, f"{reach:.3f}")
     proven = f"certified up to {found.norm} {words}" if reach > 0 else f"not certified at any {found.norm} radius"
-    return f"Bracket: {proven}; {'lost' if image.reason == 'lost' else 'held'} under attack at {results.threat}."
+    left = "broken" if image.reason == "lost" else "robust"
+    return f"Bracket: {proven}, and {left} under attack at {results.threat}."
 
 
 def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> dict[str, Any]:
@@ -181,11 +182,11 @@ def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> d
             ("clean", data_uri("a.png", png(clean_CHW)), f"{name}: the clean image"),
             (
                 f"change × {factor:.3g}", data_uri("a.png", perturbation),
-                f"{name}: the perturbation, {factor:.3g} times amplified around mid-grey",
+                f"{name}: the perturbation, {factor:.3g} times amplified around mid-gray",
             ),
             (
                 "attacked", data_uri("a.png", png(attacked_CHW)),
-                f"{name}: the attacked image, which the mixture takes for class {taken_for}",
+                f"{name}: the attacked image, for which the mixed classifier predicts class {taken_for}",
             ),
         ],
         "sentence": image.sentence(class_names),

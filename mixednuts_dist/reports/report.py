@@ -250,8 +250,8 @@ def _bits_notes(*stages: Iterable[Receipt]) -> tuple[str, ...]:
     """Where rows are of a device on which passes do not repeat their bits."""
     devices = sorted({each.device for receipts in stages for each in receipts if not each.repeatable})
     return tuple(
-        f"On {device} two passes over the same images differ in the last bits (an operation there adds up in any "
-        "order): a repeated run comes to equal verdicts for images away from the border, not to equal bits."
+        f"On {device}, two passes over the same images differ in the last bits. A repeated run decides all but "
+        "borderline images alike, and its stored numbers differ in the last bits."
         for device in devices
     )
 
@@ -264,8 +264,8 @@ def _red_flags(opened: Run, fingerprint: str) -> tuple[str, ...]:
     found: list[str] = []
     if eot is not None and not bool(raised.pop(UNREPEATABLE).any()):
         found.append(
-            f"{classifier} gave the same logits twice on every image: evaluate.eot = {eot} changed nothing but the "
-            "cost; leave it out."
+            f"{classifier} gave the same logits twice on every image, so evaluate.eot = {eot} changed only the cost. "
+            "Remove the key."
         )
     found += [
         f"The gradient of {role} is zero on the images that were tried, so attacks that follow it are blind. Wrap the "
@@ -278,7 +278,7 @@ def _red_flags(opened: Run, fingerprint: str) -> tuple[str, ...]:
 def _second_opinion(
     opened: Run, evaluated: str, survival: tuple[SurvivalStep, ...]
 ) -> tuple[tuple[SurvivalStep, ...], tuple[str, ...]]:
-    """The table of survivors with what the unmodified package broke beyond ours, and a sentence that says so."""
+    """Return the steps with what the unmodified package broke after ours, and a sentence about it."""
     package = opened.config.evaluate.check
     if package is None:
         return survival, ()
@@ -288,14 +288,14 @@ def _second_opinion(
     except FingerprintMismatch:  # an opinion on another choice
         n_done = 0
     if n_done < len(opened.partitions):
-        return survival, (f"The second opinion of {package} is not complete. Run: mixednuts evaluate",)
+        return survival, (f"The check by {package} is not complete. Run: mixednuts evaluate",)
     rows = read_columns(opened.store, CHECK, opened.partitions, fingerprint, ["tried", "broken"])
     n_tried, n_broken = int(rows["tried"].sum()), int(rows["broken"].sum())
     standing = survival[-1].standing
     left = Count(standing.correct - n_broken, standing.total)
-    broke = f"broke {n_broken} that ours had not" if n_broken else "broke none"
     sentence = (
-        f"Second opinion: {package}, unmodified, attacked {n_tried} of {standing.correct} standing images and {broke}."
+        f"Check: the unmodified {package} attacked {n_tried} of the {standing.correct} robust images and broke "
+        f"{n_broken or 'none'}."
     )
     return (*survival, SurvivalStep(package, left, n_broken)), (sentence,)
 

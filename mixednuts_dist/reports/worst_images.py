@@ -1,4 +1,4 @@
-"""The images that a person should look at: lost although nothing had to be, and held by a hair; and their pictures.
+"""The images that a person should look at, broken without need or robust by the smallest margins, as pictures.
 
 Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with values in [0, 1].
 """
@@ -19,12 +19,12 @@ from .counts import minus
 SMALL = 96  # pixels a side, at most, of images whose pixels are shown as squares
 Reason = Literal["lost", "narrow"]
 N_EACH = 4
-LARGEST_SIDE = 112  # a larger picture is made smaller: the page stays one file of a few megabytes
+LARGEST_SIDE = 112  # in pixels; a larger picture is made smaller
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a classifier says of one image: its class, and the signed margin of the right class."""
+    """The class that a classifier predicts for an image, and the signed margin of the true class."""
 
     classifier: str
     images: str
@@ -53,12 +53,13 @@ class WorstImage:
     attacked_CHW: Tensor | None = None
 
     def sentence(self, class_names: Sequence[str] = ()) -> str:
-        """What happened to it."""
+        """Say what the attack did to the image."""
         mixed = self.verdicts[-1]
         label, taken_for = (class_text(each, class_names) for each in (self.label, mixed.predicted))
-        became = f"the mixture takes it for {taken_for}" if self.reason == "lost" else "the mixture holds it"
-        rob = "rob survives its own attack" if self.rob_survives else "rob is broken by its own attack"
-        return f"Attacked, {became} (margin of class {label}: {mixed.margin_text()}); {rob}."
+        broken = f"the mixed classifier predicts {taken_for}" if self.reason == "lost" else "it remains robust"
+        rob = "remains robust" if self.rob_survives else "is broken"
+        margin = f"the margin of class {label} is {mixed.margin_text()}"
+        return f"Under attack {broken}: {margin}. The robust classifier {rob} under its own attack."
 
 
 def class_text(label: int, class_names: Sequence[str]) -> str:
@@ -75,8 +76,8 @@ class WorstTally:
     def add(self, attack: AttackRecords, evaluate: EvaluateRecords) -> None:
         """One more batch, both about the same images in the same order.
 
-        "lost": std and rob are right on the clean image, the mixture is not once it is attacked; those that rob alone
-        holds first, then the most clearly lost. "narrow": the smallest margins that the attack left positive.
+        "lost": std and rob are right on the clean image and the mixed classifier is broken; images on which rob remains
+        robust come first, then the smallest margins. "narrow": the smallest margins that the attack left positive.
         """
         labels_B = attack.labels_N
         right_B = (attack.std_clean_NK.argmax(dim=1) == labels_B) & (attack.rob_clean_NK.argmax(dim=1) == labels_B)

@@ -21,7 +21,7 @@ def test_the_interval_is_that_of_paired_images() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "words"),
-    [((30, 10, 100, 60), "a difference is shown"), ((3, 2, 100, 95), "no difference is shown"),
+    [((30, 10, 100, 60), "a significant difference"), ((3, 2, 100, 95), "no significant difference"),
      ((0, 0, 100, 100), "both are right on the same images")],
 )  # fmt: skip
 def test_a_sentence_says_whether_it_is_more_than_chance(counts: tuple[int, int, int, int], words: str) -> None:

@@ -158,7 +158,7 @@ def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finish
     n_broken = sum(broken for _, broken in checked.values())
     standing = results.survival[-1].standing.correct
     assert (told.survival[-1].step, told.survival[-1].standing.correct) == ("pyautoattack", standing - n_broken)
-    assert any(f"pyautoattack, unmodified, attacked 7 of {standing} standing images" in note for note in told.notes)
+    assert any(f"pyautoattack attacked 7 of the {standing} robust images" in note for note in told.notes)
     assert told.to_json()["accuracy"] == results.to_json()["accuracy"]
 
 
