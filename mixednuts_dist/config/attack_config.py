@@ -72,6 +72,10 @@ class EvaluateConfig(Section):
     joint_starts: Repeats = Field(
         default=3, description="starts of the joint attack on images that stand by a hair; 0: the paper"
     )
+    warm_start: bool = Field(
+        default=True,
+        description="try the stored adversarial examples of the attack stage and the refinement rounds first",
+    )
     points: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
         description="a file of adversarial images, as `evaluate --adv-images` reads them, that are tried before any "

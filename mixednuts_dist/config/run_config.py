@@ -24,6 +24,18 @@ from .versions import FAST
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", "studies")
 _STAGE = r"[a-z][a-z0-9_]{0,31}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # with the hash behind it a folder's name on any file system
+_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "fast": {
+        "attack": {key: FAST[key] for key in ("n_iter", "n_target_classes")},
+        "evaluate": {"preset": "fast"},
+    },
+    "paper": {
+        "attack": {"border_restarts": 0},
+        "search": {"criterion": "paper-interpolated", "rounds": 0},
+        "evaluate": {"joint_starts": 0, "warm_start": False},
+        "precision": "fp32",
+    },
+}
 RESULTS_VERSION = 4  # part of every fingerprint: raised when the same configuration would give other rows
 
 
@@ -62,11 +74,12 @@ class RunConfig(Section):
         description="of the attacks' passes; auto: the fastest of each network, found once a run and type of device; "
         "what is stored is computed in float32 in any case",
     )
-    preset: Literal["standard", "fast"] = Field(
+    preset: Literal["standard", "fast", "paper"] = Field(
         default="standard",
         exclude=True,
-        description="what the attacks spend by default; fast, for a first look: `evaluate.preset`, and as many "
-        "iterations and targets in `attack`",
+        description="defaults of the keys below. `fast` is for a first look: `evaluate.preset: fast`, and as many "
+        "iterations and targets in `attack`. `paper` is the paper's algorithm and evaluation: its criterion and "
+        "quantile, no refinement rounds, restarts, joint attack, or warm start, and float32 throughout",
     )
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
@@ -134,14 +147,14 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_preset(cls, content: Any) -> Any:
-        if not isinstance(content, Mapping) or content.get("preset") != "fast":
+        defaults = _PRESETS.get(str(content.get("preset"))) if isinstance(content, Mapping) else None
+        if defaults is None:
             return content
-        defaults = {
-            "attack": {key: FAST[key] for key in ("n_iter", "n_target_classes")},
-            "evaluate": {"preset": "fast"},
+        changed = {
+            key: {**value, **content.get(key, {})} if isinstance(value, Mapping) else content.get(key, value)
+            for key, value in defaults.items()
+            if not isinstance(value, Mapping) or isinstance(content.get(key, {}), Mapping)
         }
-        given = {key: content.get(key, {}) for key in defaults}
-        changed = {key: {**defaults[key], **given[key]} for key in defaults if isinstance(given[key], Mapping)}
         return {**content, **changed}
 
     @field_validator("name")

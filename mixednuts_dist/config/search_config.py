@@ -144,7 +144,9 @@ class SearchConfig(Section):
         default=True,
         description="on Ray, score the grid as a Ray Tune job; false: in the driver, with the same result",
     )
-    surrogate_beta: Beta | None = Field(default=None, description="beta of alpha_d; `beta` by default")
+    surrogate_beta: Beta = Field(
+        default=0.95, description="beta of alpha_d, the weight inside the surrogate; the paper: 0.95, 0.935, 0.95"
+    )
     refine: Repeats = Field(
         default=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
     )

@@ -301,9 +301,8 @@ def _result(
     if deployed is None:
         first.for_beta(search.beta)  # raises, and says why nothing is left at the deployed beta
     assert deployed is not None
-    surrogate_beta = search.beta if search.surrogate_beta is None else search.surrogate_beta
     survived = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
-    alpha_d = surrogate_alpha(records.rob_attacked_NK[survived], surrogate_beta)
+    alpha_d = surrogate_alpha(records.rob_attacked_NK[survived], search.surrogate_beta)
     cached = _inputs(records).rows()
     found = (replace(choice, surrogate_alpha=alpha_d) for choice in choices.values() if choice is not None)
     predicted = (_predicted(choice, cached, points) for choice in found)

@@ -206,7 +206,9 @@ def evaluate_task(opened: Run, search: SearchResult) -> EvaluateTask:
         points=(
             StoredPoints("attack", opened.attack_fingerprint),
             *(points_of_round(round_) for round_ in search.rounds),
-        ),
+        )
+        if opened.config.evaluate.warm_start
+        else (),
     )
 
 
@@ -219,8 +221,9 @@ def _clear_superseded(opened: Run, result: SearchResult) -> None:
 
 def steps_of(opened: Run) -> list[str]:
     """What the rows' columns say survived, in order."""
-    first = [] if opened.config.std is None and opened.config.evaluate.points is None else [CACHED]
-    return [*first, *opened.config.evaluate.attacks]
+    evaluate = opened.config.evaluate
+    warm = (evaluate.warm_start and opened.config.std is not None) or evaluate.points is not None
+    return [*([CACHED] if warm else []), *evaluate.attacks]
 
 
 # --- where an evaluation may end early --------------------------------------------------------------------------------
