@@ -21,6 +21,7 @@ from ..config.register import CRITERIA
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp, clamp_logits, clamp_shape
 from ..mixing.margins import class_indices
+from .grid import kept_images
 from .inputs import AttackedPoints, CachedLogits, Owners, normed_logits
 from .kernel import GapRows, Slab, log_one_minus_gaps, sort_rows
 
@@ -126,10 +127,10 @@ class Criterion(ABC):
         """The criterion on the rows of a run, without those that it does not count."""
 
     @abstractmethod
-    def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
+    def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
         """Scores of the slab's candidates, shape (b, P, S); `kept` has the least images to keep at each beta."""
 
-    def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002
+    def outcomes(self, at: tuple[float, float, float], kept: Sequence[float]) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002
         """Which clean images (L, N) and which attacked ones (L, n) the candidate gets right at the cutoffs of `kept`.
 
         None for a criterion without outcomes of single images; its predictions are then not corrected for optimism.
@@ -140,6 +141,10 @@ class Criterion(ABC):
     def n_attacked(self) -> int:
         """Images of the constraint."""
         return self.attacked.owners.n_images
+
+    def required(self, beta: float) -> float:
+        """Return how many of these images `beta` asks for, which `score` takes as one of `kept`."""
+        return kept_images(beta, self.n_attacked)
 
     def largest_inputs(self, biases: Sequence[float]) -> Tensor:
         """The largest |v| of any image at each bias; `s |v|^p` of it must not overflow float32."""
@@ -208,7 +213,7 @@ class PaperCriterion(Criterion):
             attacked = attacked.with_points(Attacked.of_correct(points_PK), _rows_of(points, attacked_BK))
         return cls(attacked, Images(wrong_BK), clamp)
 
-    def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
+    def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
         attacked_NK, wrong_NK = self.attacked.descending_NK, self.clean.descending_NK
         gap_rows = GapRows(
             torch.cat([attacked_NK, wrong_NK]),
@@ -216,12 +221,44 @@ class PaperCriterion(Criterion):
             attacked_NK.new_full((len(attacked_NK) + len(wrong_NK),), torch.nan),
         )
         attacked_PSn, wrong_PSE = self._log_gaps(gap_rows, slab)
-        cutoffs_bPS = sort_rows(attacked_PSn)[..., [k - 1 for k in kept]].movedim(-1, 0)
+        cutoffs_bPS = self.thresholds(sort_rows(attacked_PSn), kept)
         counts, n_kept = (
             torch.stack([(gaps <= cutoff_PS[..., None]).sum(dim=-1) for cutoff_PS in cutoffs_bPS])
             for gaps in (wrong_PSE, attacked_PSn)
         )
         return Scores(cutoffs_bPS, counts, n_kept)
+
+    def thresholds(self, log1m_margins_PSn: Tensor, kept: Sequence[float]) -> Tensor:
+        """Return log(1 - threshold) for each number of images to keep, (b, P, S), from sorted values."""
+        return log1m_margins_PSn[..., [int(k) - 1 for k in kept]].movedim(-1, 0)
+
+
+@CRITERIA(
+    "paper-interpolated", describes="Algorithm 1 with the interpolated quantile of the paper's reference code", order=3
+)
+@dataclass(frozen=True)
+class InterpolatedPaperCriterion(PaperCriterion):
+    """Algorithm 1 with `numpy.percentile`'s linear interpolation, as the reference code computes the threshold.
+
+    The threshold lies between two margins, so it keeps one image fewer than `beta` asks for unless the quantile falls
+    on a margin. `paper` uses the order statistic that satisfies the constraint on the data.
+    """
+
+    name: ClassVar[str] = "paper-interpolated"
+
+    def required(self, beta: float) -> float:
+        """The rank of the quantile among the margins in descending order, from 1; fractional between two of them."""
+        return 1 + beta * (self.n_attacked - 1)
+
+    def thresholds(self, log1m_margins_PSn: Tensor, kept: Sequence[float]) -> Tensor:
+        """Interpolate the margins linearly between the two ranks next to each number."""
+        last = log1m_margins_PSn.shape[-1] - 1
+        found = []
+        for rank in kept:
+            low, weight = int(rank) - 1, rank % 1
+            above, below = log1m_margins_PSn[..., low], log1m_margins_PSn[..., min(low + 1, last)]
+            found.append(torch.logaddexp(above + math.log1p(-weight), below + math.log(weight)) if weight else above)
+        return torch.stack(found)
 
 
 @CRITERIA(
@@ -297,14 +334,14 @@ class ExactCriterion(Criterion):
             std_logits_N=clean_BK.gather(1, std_pred_B[:, None]).squeeze(1),
         )
 
-    def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
+    def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
         gap_rows, _, gains_E = self._gap_rows(slab)
         attacked_PSn, open_PSE = self._log_gaps(gap_rows, slab)
         log_cutoffs, gained, n_kept = best_cutoffs(attacked_PSn, open_PSE, gains_E, kept)
         n_std_right = int((self.std_pred_N == self.clean_labels_N).sum())  # the count where rob decides nothing
         return Scores(log_cutoffs, gained + n_std_right, n_kept)
 
-    def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+    def outcomes(self, at: tuple[float, float, float], kept: Sequence[float]) -> tuple[Tensor, Tensor] | None:
         scale, power, bias = at
         slab = Slab(bias, self.clamp, (power,), (scale,))
         rows, open_N, gains_E = self._gap_rows(slab)
@@ -337,7 +374,7 @@ class ExactCriterion(Criterion):
 
 
 def best_cutoffs(
-    attacked_PSn: Tensor, open_PSE: Tensor, gains_E: Tensor, kept: Sequence[int]
+    attacked_PSn: Tensor, open_PSE: Tensor, gains_E: Tensor, kept: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log(1 - cutoff), sum of gains, images kept) of the best cutoff that keeps so many images; each (b, P, S).
 

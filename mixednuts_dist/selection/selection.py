@@ -142,13 +142,13 @@ def search_grid(criterion: Criterion, grid: Grid) -> Selection:
     return found
 
 
-def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[int] | None = None) -> Scores:
+def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[float] | None = None) -> Scores:
     """The scores of every candidate, tensors of `grid.shape`.
 
     `Selection.of` makes the choice; scores of a grid cut along its biases are concatenated along the last axis. Where
     `kept` is given, the first dimension is for these numbers of images to keep instead of those of the betas.
     """
-    kept = kept or [kept_images(beta, criterion.n_attacked) for beta in grid.betas]
+    kept = kept or [criterion.required(beta) for beta in grid.betas]
     shape = (len(kept), *grid.shape[1:])
     scores = Scores(
         torch.empty(shape, dtype=torch.float64),

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -118,14 +117,16 @@ class Choosing:
 
         With points of rounds each beta keeps some images to spare, as far as rob itself is right at all of them.
         """
-        wanted = partial(wanted_images, self._search) if by_rounds else kept_images
+
+        def wanted(criterion: Criterion, beta: float) -> float:
+            return wanted_images(self._search, beta, criterion.n_attacked) if by_rounds else criterion.required(beta)
 
         def here(grids: Sequence[Grid]) -> list[Scores]:
             scores = []
             for grid in grids:
                 criterion = criteria[grid.pair]
                 most = criterion.attacked.n_right() if by_rounds else criterion.n_attacked
-                kept = [min(most, wanted(beta, criterion.n_attacked)) for beta in grid.betas]
+                kept = [min(most, wanted(criterion, beta)) for beta in grid.betas]
                 scores.append(score_candidates(criterion, grid, [max(1, k) for k in kept]))
             return scores
 

@@ -282,3 +282,17 @@ def test_the_fast_preset_of_a_run_is_that_of_its_attacks() -> None:
     assert config.run_id() == parse_config({**MINIMAL, **by_hand}).run_id()
     assert config.with_changes(seed=1).attack.n_iter == 7
     assert parse_config(config.model_dump(mode="json")).run_id() == config.run_id()
+
+
+def test_the_preset_paper_sets_every_key_that_differs_from_the_paper() -> None:
+    config = parse_config({**MINIMAL, "preset": "paper"})
+    assert (config.search.criterion, config.search.rounds) == ("paper-interpolated", 0)
+    assert (config.attack.border_restarts, config.evaluate.joint_starts) == (0, 0)
+    assert (config.evaluate.warm_start, config.precision) == (False, "fp32")
+    assert (config.attack.n_iter, config.attack.n_target_classes) == (100, 9)
+    assert (config.evaluate.n_iter, config.evaluate.n_target_classes, config.evaluate.n_queries) == (100, 9, 5000)
+
+
+def test_a_key_next_to_a_preset_wins() -> None:
+    config = parse_config({**MINIMAL, "preset": "paper", "search": {"rounds": 2}, "precision": "bf16"})
+    assert (config.search.rounds, config.search.criterion, config.precision) == (2, "paper-interpolated", "bf16")

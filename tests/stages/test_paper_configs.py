@@ -45,7 +45,7 @@ def test_the_settings_are_the_paper_s(name: str, tmp_path: Path) -> None:
     assert grid_values(search.scales) == pytest.approx(grid.scales)
     assert grid_values(search.powers) == pytest.approx(grid.powers)
     assert grid_values(search.biases) == pytest.approx(grid.biases)
-    assert (search.criterion, search.clamp) == ("paper", "gelu")
+    assert (search.criterion, search.clamp) == ("paper-interpolated", "gelu")
     assert (search.beta, search.ln_k) == ((0.99, 250) if name == "imagenet" else (0.985, None))
     assert config.threat.eps == pytest.approx(float(Fraction(4 if name == "imagenet" else 8, 255)))
     assert config.data.n == (5000 if name == "imagenet" else 10000)

@@ -1,0 +1,35 @@
+"""The criterion `paper-interpolated` against the percentile that the paper's reference code computes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mixednuts_dist.mixing.margins import top2_margin
+from mixednuts_dist.mixing.transforms import LogitTransform
+from mixednuts_dist.selection.criteria import InterpolatedPaperCriterion
+from mixednuts_dist.selection.grid import Grid
+from mixednuts_dist.selection.selection import score_candidates
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.9, 0.985, 1.0])
+def test_interpolated_criterion_uses_numpys_percentile(beta: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    attacked_BK = torch.randn(37, 6, generator=generator, dtype=torch.float64)
+    wrong_BK = torch.randn(20, 6, generator=generator, dtype=torch.float64)
+    criterion = InterpolatedPaperCriterion.of(attacked_BK, wrong_BK, clamp="gelu", ln_k=None)
+    grid = Grid((0.7, 2.0), (1.0, 2.5), (-1.0, 0.0), (beta,))
+    scores = score_candidates(criterion, grid)
+    for i, scale in enumerate(grid.scales):
+        for j, power in enumerate(grid.powers):
+            for k, bias in enumerate(grid.biases):
+                transform = LogitTransform(scale=scale, power=power, bias=bias)
+                margins, wrong = (
+                    top2_margin(transform(x_BK).softmax(dim=1)).numpy() for x_BK in (attacked_BK, wrong_BK)
+                )
+                threshold = np.percentile(margins, 100 * (1 - beta))
+                found = -math.expm1(float(scores.log_cutoffs[0, i, j, k]))
+                assert found == pytest.approx(threshold, rel=1e-9, abs=1e-12)
+                assert abs(wrong - threshold).min() > 1e-9
+                assert int(scores.counts[0, i, j, k]) == int((wrong >= threshold).sum())
