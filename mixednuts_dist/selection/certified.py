@@ -64,7 +64,7 @@ class CertifiedCriterion(ExactCriterion):
         """Images of the constraint: those that rob alone is certified on."""
         return int(self.held.held_B.sum())
 
-    def score(self, slab: Slab, kept: Sequence[int]) -> Scores:
+    def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
         gap_rows, _, _ = self._gap_rows(slab)
         attacked_PSn, _ = self._log_gaps(gap_rows, slab)
         open_E, gains_E = self._of_votes()
@@ -84,5 +84,5 @@ class CertifiedCriterion(ExactCriterion):
         leads_B = shares_BK.amax(dim=1) - shares_BK.gather(1, self.std_pred_N[:, None]).squeeze(1)
         return torch.log1p(-leads_B[open_B]), torch.where(rob_right_B[open_B], 1, -1)
 
-    def outcomes(self, at: tuple[float, float, float], kept: Sequence[int]) -> None:
+    def outcomes(self, at: tuple[float, float, float], kept: Sequence[float]) -> None:
         """None: the corrected predictions are for constraints on attacked images."""
