@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks import distribution
+from benchmarks.simulation import simulate
 from mixednuts_dist.attacks.budget import AttackBudget
-from tests.benchmarks import distribution
-from tests.benchmarks.simulation import simulate
 
 # Passes of 12 digits as `count_passes` gives them: two thirds survive.
 PASSES = [1012, 2, 2, 107, 1012, 4, 1012, 2, 2, 1012, 1012, 1012]
@@ -40,14 +40,3 @@ def test_passes_are_counted_on_the_packaged_pair() -> None:
     passes = distribution.count_passes(n_images=4, n_iter=3)
     assert max(passes) >= 4 * 10
     assert min(passes) >= 1
-
-
-@pytest.mark.soak
-@pytest.mark.usefixtures("ray_executor")
-def test_the_driver_serves_more_workers_than_processes() -> None:
-    found = distribution.driver(n_partitions=600, n_workers=60, seconds=0.01)
-    assert found["partitions"] == 600
-    assert found["workers"] == 60
-    assert found["memory_mib_at_the_end"] > 0
-    share = distribution.orchestration(n_partitions=4, seconds=0.2)["share_not_worked"]
-    assert 0 <= share < 1

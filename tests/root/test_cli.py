@@ -36,10 +36,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
     ("override", "message"),
     [
         ("threat.eps=8", "did you mean 8/255?"),
-        ("threat.epz=0.1", "threat.epz: unknown key (value 0.1). Did you mean 'eps'?"),
-        ("seed=many", "seed"),
         ("data.uri=npz:nowhere.npz", "there is no file"),
-        ("rob=py:nowhere.py:rob", "there is no file"),
         ("std=resnet50", "valid forms: demo:std, demo:rob, demo:rob_light, demo:noisy, robustbench:"),
     ],
 )
@@ -75,7 +72,7 @@ def test_the_search_benchmark_compares_the_same_numbers() -> None:
     assert command("benchmark", "nothing").returncode == 2
 
 
-@pytest.mark.parametrize("stage", ["attack", "search", "evaluate", "report", "run"])
+@pytest.mark.parametrize("stage", ["attack", "run"])
 def test_each_job_script_is_its_command(stage: str) -> None:
     script = [sys.executable, str(ROOT / "jobs" / f"{stage}.py"), "nowhere.yaml"]
     shown = subprocess.run(script, capture_output=True, text=True, check=False)

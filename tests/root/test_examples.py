@@ -13,8 +13,8 @@ import requests
 
 from mixednuts_dist import load_run
 from mixednuts_dist.images.datasets import open_dataset
-from tests.conftest import Finished
 from tests.helpers.ports import free_ports
+from tests.helpers.runs import Finished
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECONDS_TO_START = 240

@@ -227,7 +227,7 @@ def test_a_random_rob_is_refused_before_any_draw(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_certification_goes_on_to_the_same_rows(tmp_path: Path) -> None:
-    keys = {"n": 6000, "n_choose": 20, "radii": [0.1], "stop_when_decided": False}
+    keys = {"n": 2000, "n_choose": 20, "radii": [0.1], "stop_when_decided": False}
     changes = {"certify": keys, "partition_size": 2, "compute": {"batch_size": 64, "executor": "debug"}}
     certified(tmp_path / "whole", **changes)
     config = tmp_path / "killed.yaml"

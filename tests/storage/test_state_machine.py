@@ -173,5 +173,5 @@ def test_drivers_in_any_order_lose_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_drivers_in_any_order_lose_nothing_in_2000_steps() -> None:
-    run_machine(80, 25)
+def test_drivers_in_any_order_lose_nothing_in_1000_steps() -> None:
+    run_machine(40, 25)

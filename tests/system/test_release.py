@@ -21,7 +21,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.soak)])
 def test_what_is_built_installs_and_runs(kind: str, tmp_path: Path) -> None:
     """The dependencies are those of this environment, which the new one finds behind its own: torch alone is 5 GB."""
     run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", tmp_path / "dist", cwd=ROOT)

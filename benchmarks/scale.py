@@ -1,6 +1,6 @@
 """A run of very many images: what each command that reads it takes, in seconds and in memory.
 
-Run: `python -m tests.benchmarks.scale -n 1000000`; 10,000 images by default, `--data s3://bucket/prefix` puts the run
+Run: `python -m benchmarks.scale -n 1000000`; 10,000 images by default, `--data s3://bucket/prefix` puts the run
 there. With `--classes 1000` the logits are as wide as ImageNet's (28 GB a million images). The rows are made up, since
 only their number matters: a few blocks of random logits, repeated, written with their receipts and manifest as the
 stages write them. Then each command runs as a process of its own, as a user would start it, and the system gives its

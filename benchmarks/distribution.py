@@ -1,4 +1,4 @@
-"""What distribution costs and gains. Run: `python -m tests.benchmarks.distribution` on a quiet machine; minutes.
+"""What distribution costs and gains. Run: `python -m benchmarks.distribution` on a quiet machine; minutes.
 
 - orchestration: share of the wall time that is not work, with partitions of 10 s (two workers that sleep);
 - scaling: a real attack by two workers against the same one by one worker, the cores being there;
@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.simulation import simulate, sleep_through
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import ensemble_engine
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget
@@ -36,7 +37,6 @@ from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.progress import Silent
 from mixednuts_dist.storage.partitions import Partition, partition_size_of, split_images
 from mixednuts_dist.storage.records import Receipt
-from tests.benchmarks.simulation import simulate, sleep_through
 
 _THREAT = ThreatModel("Linf", 0.15)  # of the packaged pair on the digits
 _PASSES_A_SECOND = 300.0  # of the simulated GPU: a large network on large images
