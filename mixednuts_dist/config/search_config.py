@@ -72,7 +72,6 @@ def _positive(grid: Grid) -> Grid:
 
 
 Beta = Annotated[float, Field(ge=0, le=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
 ClampName = Annotated[str, Registered(CLAMPS)]
 CriterionName = Annotated[str, Registered(CRITERIA)]
 
@@ -121,12 +120,6 @@ class SearchConfig(Section):
     keep: Beta | None = Field(
         default=None, exclude=True, description="another word for `beta`: the share of rob's robust images to keep"
     )
-    robust: Share | None = Field(
-        default=None, description="in place of `beta`: the measured robust accuracy to reach, as a share of all images"
-    )
-    clean: Share | None = Field(
-        default=None, description="in place of `beta`: the least clean accuracy; the choice that keeps most is deployed"
-    )
     sample: Positive | Literal["auto"] = Field(
         default="auto",
         description="images that the search reads, drawn at random where the run has more; auto: 5 million logits of "
@@ -147,9 +140,6 @@ class SearchConfig(Section):
     surrogate_beta: Beta = Field(
         default=0.95, description="beta of alpha_d, the weight inside the surrogate; the paper: 0.95, 0.935, 0.95"
     )
-    refine: Repeats = Field(
-        default=0, description="rounds, at most, of a finer grid around the best candidate at `beta`"
-    )
     widen: Repeats | None = Field(
         default=None,
         description="times, at most, that the grid grows beyond an edge on which the best candidate of a beta lies, "
@@ -164,23 +154,18 @@ class SearchConfig(Section):
         if not isinstance(content, Mapping):
             return content
         content = dict(content)
-        given = [name for name in ("beta", "keep", "robust", "clean") if content.get(name) is not None]
+        given = [name for name in ("beta", "keep") if content.get(name) is not None]
         # A resolved configuration names the default beta beside its target.
         targets = [name for name in given if name != "beta" or content[name] != cls.model_fields["beta"].default]
         if len(targets) > 1:
             values = ", ".join(f"{name}: {shortened(content[name])}" for name in targets)
-            raise ValueError(f"{values} are {len(targets)} targets; a search has one of beta, keep, robust and clean")
+            raise ValueError(f"{values} are {len(targets)} targets; a search has beta or keep")
         if content.get("widen") is None:
             content["widen"] = 0 if {"scales", "powers", "biases"} & content.keys() else _WIDENINGS
         return {**content, "beta": content["keep"]} if "keep" in targets else content
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
-        if self.robust or self.clean:
-            if not CRITERIA.get(self.criterion).inequality:
-                raise ValueError(f"criterion {self.criterion!r} fixes the cutoff by beta: robust and clean need exact")
-            if criterion_stage(self.criterion):
-                raise ValueError(f"criterion {self.criterion!r} counts certified images: robust and clean need exact")
         together = math.prod(len(grid_values(grid)) for grid in (self.scales, self.powers, self.biases))
         if together > _MOST_TOGETHER:
             raise ValueError(

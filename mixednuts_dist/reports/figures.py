@@ -14,11 +14,10 @@ from .drawing import CLASSIFIER_COLORS, CLASSIFIER_MARKS, PALETTE, Figure, Row, 
 from .margins import split_histograms
 from .results import RunResults, kept_by_rounds, kept_predicted, parameter_values, predicted, rounds_table
 
-_PREDICTED, _FRONT, _ROUNDS = "predicted", "best candidate", "refinement rounds"
+_PREDICTED, _ROUNDS = "predicted", "refinement rounds"
 _MARKS = {
     **CLASSIFIER_MARKS,
     _PREDICTED: ("stroke", CLASSIFIER_COLORS["mixed"]),
-    _FRONT: ("stroke", CLASSIFIER_COLORS["mixed"]),
     _ROUNDS: ("diamond", PALETTE[3]),
 }
 
@@ -38,9 +37,8 @@ def caption(name: str) -> str:
 @CHARTS(
     "tradeoff",
     describes="Clean against robust accuracy: predicted for every beta, and measured",
-    caption="Dots show what the search predicts for every beta. The line is the best that any candidate is predicted "
-    "to reach, if the search stored it. Marks with whiskers were measured under attack, with 95% intervals. The second "
-    "panel enlarges the dashed frame. The slider enlarges the dot of its beta.",
+    caption="Dots show what the search predicts for every beta. Marks with whiskers were measured under attack, with "
+    "95% intervals. The second panel enlarges the dashed frame. The slider enlarges the dot of its beta.",
     order=1,
 )
 def tradeoff(results: RunResults) -> Figure | None:
@@ -48,16 +46,14 @@ def tradeoff(results: RunResults) -> Figure | None:
     if results.found is None:
         return None
     curve, marks = _curve(results), _measured_marks(results)
-    front = [{"clean": clean.percent, "robust": kept.percent} for clean, kept in map(predicted, results.search.front)]
-    line = _FRONT if front else _PREDICTED
-    names = [name for name in _MARKS if name in {line, *(mark["series"] for mark in marks)}]
+    names = [name for name in _MARKS if name in {_PREDICTED, *(mark["series"] for mark in marks)}]
     close = _close_window(curve, marks)
     left = min([*(mark["clean_low"] for mark in marks), *(step["clean"] for step in curve)])
     whole = (max(0.0, left - 4), 100.0), (0.0, 100.0)
     panels = [
         scatter_panel(
-            marks, {line: front or curve}, key(names, _MARKS, legend=span is whole, **called(results.names)), span,
-            stepped=bool(front), layers=[_dots(curve, span), *([_frame(close)] if span is whole else [])],
+            marks, {_PREDICTED: curve}, key(names, _MARKS, legend=span is whole, **called(results.names)), span,
+            layers=[_dots(curve, span), *([_frame(close)] if span is whole else [])],
         )
         for span in (whole, close)
     ]  # fmt: skip

@@ -16,7 +16,6 @@ from .results import (
     RunResults,
     attack_sentence,
     candidates_sentence,
-    corrected,
     kept_by_rounds,
     kept_predicted,
     predicted,
@@ -104,7 +103,6 @@ def slider_stops(results: RunResults) -> list[dict[str, Any]]:
 
 def _stop_words(entry: Choice, results: RunResults) -> dict[str, str]:
     clean, kept = predicted(entry)[0], kept_predicted(results, entry)
-    clean_elsewhere, kept_elsewhere = corrected(results, entry)
     return {
         "beta": f"{entry.beta:g}",
         "s": counts.minus(f"{entry.scale:.5g}"),
@@ -115,8 +113,8 @@ def _stop_words(entry: Choice, results: RunResults) -> dict[str, str]:
         "clamp": entry.clamp,
         "clean": counts.percent_first(clean),
         "kept_predicted": counts.percent_first(kept),
-        "clean_beyond": _beyond(clean, clean_elsewhere),
-        "kept_beyond": _beyond(kept, kept_elsewhere),
+        "clean_beyond": _beyond(clean),
+        "kept_beyond": _beyond(kept),
         "measured": _measured_words(entry, results),
         **({"certified": _certified_words(entry, results.certified)} if results.certified else {}),
     }
@@ -127,10 +125,8 @@ def _certified_words(entry: Choice, found: Certified) -> str:
     return "; ".join(f"{counts.percent_first(counts.Count(n, found.total))} at {words}" for words, n in counted)
 
 
-def _beyond(shown: counts.Count, elsewhere: float | None) -> str:
-    """What a prediction is worth: its interval, and what to expect on images that the search has not seen."""
-    expected = "" if elsewhere is None else f"; on other images about {elsewhere:.{shown.decimals}f}%"
-    return f"95% interval {counts.interval_text(shown)}{expected}"
+def _beyond(shown: counts.Count) -> str:
+    return f"95% interval {counts.interval_text(shown)}"
 
 
 def _measured_words(entry: Choice, results: RunResults) -> str:

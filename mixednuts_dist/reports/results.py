@@ -190,7 +190,6 @@ class RunResults:
                     {
                         **parameter_values(entry),
                         **dict(zip(("clean", "robust_predicted"), predicted(entry), strict=True)),
-                        **dict(zip(("clean_corrected", "kept_corrected"), corrected(self, entry), strict=True)),
                     }
                     for entry in search.entries
                 ]
@@ -356,16 +355,6 @@ def kept_predicted(results: RunResults, entry: Choice) -> Count:
     robust = results.row("rob").robust
     kept = round(entry.kept_predicted * robust.total / entry.total)  # the search may have read a sample
     return Count(min(kept, robust.correct), robust.correct)
-
-
-def corrected(results: RunResults, entry: Choice) -> tuple[float | None, float | None]:
-    """Clean accuracy and kept share to expect on other images, in percent, as the search has estimated them."""
-    clean, kept = entry.clean_corrected, entry.kept_corrected
-    total = max(1, results.row("rob").robust.correct)
-    return (
-        None if clean is None else 100 * clean,
-        None if kept is None else min(100.0, 100 * kept * entry.total / total),
-    )
 
 
 def asked(results: RunResults) -> int:

@@ -133,8 +133,6 @@ class PredictedFacts(_Facts):
     one_minus_alpha: Number
     clean: CountFacts
     robust_predicted: CountFacts  # of all images, under the stored adversarial examples
-    clean_corrected: Number  # percent to expect on other images
-    kept_corrected: Number  # percent of rob's robust images to expect on other images
 
 
 class TradeoffFacts(_Facts):

@@ -65,7 +65,7 @@ class CertifiedCriterion(ExactCriterion):
         return int(self.held.held_B.sum())
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
-        gap_rows, _, _ = self._gap_rows(slab)
+        gap_rows, _ = self._gap_rows(slab)
         attacked_PSn, _ = self._log_gaps(gap_rows, slab)
         open_E, gains_E = self._of_votes()
         candidates = len(slab.powers), len(slab.scales), -1
@@ -83,6 +83,3 @@ class CertifiedCriterion(ExactCriterion):
         open_B = rob_right_B ^ std_right_B
         leads_B = shares_BK.amax(dim=1) - shares_BK.gather(1, self.std_pred_N[:, None]).squeeze(1)
         return torch.log1p(-leads_B[open_B]), torch.where(rob_right_B[open_B], 1, -1)
-
-    def outcomes(self, at: tuple[float, float, float], kept: Sequence[float]) -> None:
-        """None: the corrected predictions are for constraints on attacked images."""

@@ -53,15 +53,11 @@ class Choice:
     n_robust: int = 0  # rob's robust images, out of `total`
     total: int = 0
     on_grid_edge: tuple[str, ...] = ()  # of "scale", "power", "bias"
-    refinement: int = 0  # 0 for the configured grid, then its refinements
     n_only_rob_right: int | None = None  # violations of assumption 4.1, None where std's classes were not given
     n_class_changes: int = 0  # violations of assumption 4.2
-    # Estimates, which are not compared where choices are: 95 % intervals of the shares `clean_correct / total`
-    # and `kept_predicted / total`, and the shares corrected for the search's optimism, None where not estimated.
+    # 95% intervals of the shares `clean_correct / total` and `kept_predicted / total`; comparisons ignore them.
     clean_interval: tuple[float, float] = field(default=(0.0, 1.0), compare=False)
     kept_interval: tuple[float, float] = field(default=(0.0, 1.0), compare=False)
-    clean_corrected: float | None = field(default=None, compare=False)
-    kept_corrected: float | None = field(default=None, compare=False)
 
     @property
     def cutoff(self) -> float:
@@ -90,11 +86,9 @@ class Choice:
         transform = {name: getattr(self, name) for name in ("scale", "power", "bias", "clamp", "ln_k")}
         return {"transform": "LogitTransform", **transform, "one_minus_alpha": self.one_minus_alpha, "temperature": 0.0}
 
-    def to_json(self, *, short: bool = False) -> dict[str, Any]:
-        """What `search/selected.json` says of it; `short` leaves out what is as in a choice that no search made."""
-        unknown = Choice(*(math.nan,) * 5)  # equal to nothing where a value is required
-        values = {name: value for name, value in asdict(self).items() if not short or value != getattr(unknown, name)}
-        return {**values, "cutoff": self.cutoff}
+    def to_json(self) -> dict[str, Any]:
+        """Return what `search/selected.json` says about it."""
+        return {**asdict(self), "cutoff": self.cutoff}
 
     @classmethod
     def published(cls, dataset: str) -> Choice:

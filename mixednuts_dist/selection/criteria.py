@@ -114,7 +114,7 @@ class Criterion(ABC):
     maximised: ClassVar[bool]  # the objective
     meaning: ClassVar[str] = "objective"  # what the objective counts, a share of images: the label of its axis
     # True: `score` takes the best cutoff among those that keep at least a share beta. False: it takes the cutoff that
-    # keeps just beta. Targets other than beta, the Pareto front and rounds need True.
+    # keeps just beta. Refinement rounds need True.
     inequality: ClassVar[bool] = False
     compared_with: ClassVar[str | None] = None  # a criterion whose choice a note compares with this one's
     attacked: Attacked  # of the constraint
@@ -129,13 +129,6 @@ class Criterion(ABC):
     @abstractmethod
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
         """Scores of the slab's candidates, shape (b, P, S); `kept` has the least images to keep at each beta."""
-
-    def outcomes(self, at: tuple[float, float, float], kept: Sequence[float]) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002
-        """Which clean images (L, N) and which attacked ones (L, n) the candidate gets right at the cutoffs of `kept`.
-
-        None for a criterion without outcomes of single images; its predictions are then not corrected for optimism.
-        """
-        return None
 
     @property
     def n_attacked(self) -> int:
@@ -335,24 +328,14 @@ class ExactCriterion(Criterion):
         )
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
-        gap_rows, _, gains_E = self._gap_rows(slab)
+        gap_rows, gains_E = self._gap_rows(slab)
         attacked_PSn, open_PSE = self._log_gaps(gap_rows, slab)
         log_cutoffs, gained, n_kept = best_cutoffs(attacked_PSn, open_PSE, gains_E, kept)
         n_std_right = int((self.std_pred_N == self.clean_labels_N).sum())  # the count where rob decides nothing
         return Scores(log_cutoffs, gained + n_std_right, n_kept)
 
-    def outcomes(self, at: tuple[float, float, float], kept: Sequence[float]) -> tuple[Tensor, Tensor] | None:
-        scale, power, bias = at
-        slab = Slab(bias, self.clamp, (power,), (scale,))
-        rows, open_N, gains_E = self._gap_rows(slab)
-        attacked_n, open_E = (gaps_11N[0, 0] for gaps_11N in self._log_gaps(rows, slab))
-        cutoffs_L1 = attacked_n.sort().values[[k - 1 for k in kept], None].clamp(max=0.0)
-        clean_LN = (self.std_pred_N == self.clean_labels_N).expand(len(kept), -1).clone()
-        clean_LN[:, open_N] = (open_E < cutoffs_L1) == (gains_E > 0)
-        return clean_LN, attacked_n <= cutoffs_L1
-
-    def _gap_rows(self, slab: Slab) -> tuple[GapRows, Tensor, Tensor]:
-        """The rows to measure, which clean images are among them, and +1 or -1 where rob's decision gains or loses."""
+    def _gap_rows(self, slab: Slab) -> tuple[GapRows, Tensor]:
+        """Return the rows to measure, and +1 or -1 for each clean row: whether rob's decision gains or loses."""
         flipped_N = self.clean.flipped(slab.bias, slab.clamp)
         rob_right_N, std_right_N = self._rob_right(flipped_N), self.std_pred_N == self.clean_labels_N
         open_N = rob_right_N ^ std_right_N  # both right or both wrong: no weight changes that
@@ -363,7 +346,7 @@ class ExactCriterion(Criterion):
             torch.cat([self.attacked.label_ranks_M, self.clean.top_ranks(slab.bias, slab.clamp)[open_N]]),
             torch.cat([rivals_M, self.std_logits_N[open_N]]),
         )
-        return gap_rows, open_N, torch.where(rob_right_N[open_N], 1, -1)
+        return gap_rows, torch.where(rob_right_N[open_N], 1, -1)
 
     def only_rob_right(self, bias: float) -> int | None:
         rob_right_N = self._rob_right(self.clean.flipped(bias, self.clamp))
@@ -384,33 +367,35 @@ def best_cutoffs(
     Among equal sums the most images kept, which is the largest j; then the smallest L that has both.
     """
     values, order = open_PSE.clamp(max=0.0).sort(dim=-1)
-    sums = pad(gains_E[order].cumsum(dim=-1), (1, 0))  # of the first 0, 1, ... E
-    starts, ends = pad(values, (1, 0), value=-torch.inf), pad(values, (0, 1))  # v_j; v_{j+1}, or 0 for the last
-    # One number that orders by the sum and then by j, either way. Intervals that equal values make empty come last.
-    n_ends = ends.shape[-1]
-    j, lowest_key = torch.arange(n_ends, device=sums.device), -2 * n_ends**2
-    latest, earliest = sums * n_ends + j, sums * n_ends + (n_ends - 1 - j)
-    latest_from, earliest_from = (
-        pad(keys.masked_fill(starts >= ends, lowest_key), (0, 1), value=lowest_key)
-        .flip(-1)
-        .cummax(dim=-1)
-        .values.flip(-1)
-        for keys in (latest, earliest)
-    )
     attacked = sort_rows(attacked_PSn)
-    a = attacked[..., [k - 1 for k in kept]].contiguous()
-    at = torch.searchsorted(values, a)  # the interval that holds a, so it is not empty
-    best = torch.maximum(latest.gather(-1, at), latest_from.gather(-1, at + 1))
-    gained, last = best.div(n_ends, rounding_mode="floor"), best.remainder(n_ends)
-    feasible = a <= 0
-    n_kept = torch.searchsorted(attacked, torch.where(feasible, ends.gather(-1, last), a), right=True)
+    sums = pad(gains_E[order].cumsum(dim=-1), (1, 0))  # of the first 0, 1, ... E gains
+    found = [_best_cutoff(attacked, values, sums, int(n_needed)) for n_needed in kept]
+    log_cutoffs, gained, n_kept = map(torch.stack, zip(*found, strict=True))
+    return log_cutoffs, gained, n_kept
+
+
+def _best_cutoff(attacked: Tensor, values: Tensor, sums: Tensor, n_needed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best cutoff of each candidate for one beta, from sorted margins; see `best_cutoffs`."""
+    starts, ends = (
+        pad(values, (1, 0), value=-torch.inf),
+        pad(values, (0, 1)),
+    )  # interval j is (v_j, v_{j+1}] or (v_E, 0]
+    j = torch.arange(ends.shape[-1], device=sums.device)
+    least = attacked[..., n_needed - 1, None].contiguous()  # the smallest L that keeps enough
+    at = torch.searchsorted(values, least)
+    allowed = (j == at) | ((j > at) & (starts < ends))
+    most = sums.masked_fill(~allowed, torch.iinfo(sums.dtype).min).amax(dim=-1, keepdim=True)
+    best = allowed & (sums == most)
+    last_end = ends.gather(-1, (best * j).amax(dim=-1, keepdim=True))
+    feasible = least <= 0
+    n_kept = torch.searchsorted(attacked, torch.where(feasible, last_end, least), right=True)
     lowest = attacked.gather(-1, (n_kept - 1).clamp_min(0))  # the smallest L that keeps so many
     first = torch.searchsorted(values, lowest)
-    # Where the sum is only reached further on, no image's value lies there: L is put in the middle of the interval.
-    later = (n_ends - 1) - earliest_from.gather(-1, first + 1).remainder(n_ends)
+    # If only later intervals reach the sum, no image's value lies there: L is put in the middle of the first of them.
+    later = (best & (j > first)).int().argmax(dim=-1, keepdim=True)
     middle = (starts.gather(-1, later) + ends.gather(-1, later)) / 2
-    log_cutoffs = torch.where((sums.gather(-1, first) == gained) | ~feasible, lowest, middle)
-    return log_cutoffs.movedim(-1, 0), gained.movedim(-1, 0), n_kept.movedim(-1, 0)
+    log_cutoffs = torch.where((sums.gather(-1, first) == most) | ~feasible, lowest, middle)
+    return log_cutoffs.squeeze(-1), most.squeeze(-1), n_kept.squeeze(-1)
 
 
 def require_attacked(n_images: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from .choice import Choice
 from .criteria import Criterion, Scores
-from .grid import AXES, WIDEST, Grid, Pair
+from .grid import AXES, WIDEST, Grid
 
 _KEYS = dict(AXES)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -163,7 +163,6 @@ def choice_of(
         kept_predicted=kept,
         n_robust=criterion.n_attacked,
         on_grid_edge=grid.on_edge(at),
-        refinement=grid.refinement,
         n_only_rob_right=criterion.only_rob_right(at[2]),
         n_class_changes=criterion.class_changes(at[2]),
     )
@@ -183,46 +182,42 @@ def undeployable_candidates(criterion: Criterion, grid: Grid, log_cutoffs: Tenso
 
 @dataclass(frozen=True)
 class Exploration:
-    """All that a search has tried: several clamps, LayerNorm widths and refinements, with one choice among them."""
+    """All that a search has tried: one grid per clamp and LayerNorm width, with one choice among them per beta."""
 
-    pairs: tuple[Pair, ...]  # in the order in which ties prefer them
-    parts: tuple[Selection, ...] = ()
-
-    def with_parts(self, parts: Iterable[Selection]) -> "Exploration":
-        """The same after more grids; a widened grid replaces the one that it holds."""
-        found = list(self.parts)
-        for part in parts:
-            if part.grid.widenings:
-                found = [old for old in found if (old.grid.pair, old.grid.refinement) != (part.grid.pair, 0)]
-            found.append(part)
-        return replace(self, parts=tuple(found))
-
-    def before(self, refinement: int) -> "Exploration":
-        """What was known before that refinement."""
-        return replace(self, parts=tuple(part for part in self.parts if part.grid.refinement < refinement))
+    parts: tuple[Selection, ...]  # in the order in which ties prefer them
 
     def choice(self, beta: float) -> Choice | None:
-        """The best candidate at `beta`, None where none can be used."""
+        """Return the best candidate at `beta`, None if none can be used."""
         choices = [choice for part in self.parts if (choice := part.choice(beta)) is not None]
-        if not choices:
-            return None
-        best = min(choices, key=self._rank)
-        return replace(best, on_grid_edge=self.tried((best.clamp, best.ln_k)).on_edge(best.at))
+        return min(choices, key=self._rank) if choices else None
 
-    def tried(self, pair: Pair) -> Grid:
-        """Every value that was tried with this clamp and width."""
-        first, *others = (part.grid for part in self.parts if part.grid.pair == pair)
-        return first.merged(others)
+    def wider(self, beta: float, n_widen: int) -> Grid | None:
+        """Return a wider grid for the clamp and width that are best at `beta`, or None if the search is over.
+
+        The grid grows up to `n_widen` times, each time beyond the edges on which the best candidate of any beta lies.
+        """
+        best = self.choice(beta)
+        if best is None:
+            return None
+        grid = next(part.grid for part in self.parts if part.grid.pair == (best.clamp, best.ln_k))
+        if grid.widenings >= n_widen:
+            return None
+        choices = [choice for beta in grid.betas if (choice := self.choice(beta)) is not None]
+        return grid.wider(*(each.at for each in choices if (each.clamp, each.ln_k) == grid.pair))
+
+    def with_part(self, part: Selection) -> "Exploration":
+        """Return the same with a grid in place of the narrower one of its clamp and width."""
+        return Exploration(tuple(part if old.grid.pair == part.grid.pair else old for old in self.parts))
 
     def remarks(self, betas: Iterable[float]) -> tuple[Remark, ...]:
-        """Remarks on the search as a whole, and on the choice of every beta."""
+        """Return remarks on the search as a whole, and on the choice of every beta."""
         betas = tuple(betas)
         return remarks(self.parts, [self.choice(beta) for beta in betas], betas)
 
     def _rank(self, choice: Choice) -> tuple[float, ...]:
         count = -choice.objective_count if self.parts[0].maximised else choice.objective_count
         kept = -choice.kept_predicted if self.parts[0].inequality else 0
-        preferred = self.pairs.index((choice.clamp, choice.ln_k))
+        preferred = [part.grid.pair for part in self.parts].index((choice.clamp, choice.ln_k))
         return count, kept, preferred, choice.log_one_minus_cutoff, choice.power, choice.scale, abs(choice.bias)
 
 
@@ -272,39 +267,3 @@ def _choice_remarks(choice: Choice, parts: Sequence[Selection]) -> list[str]:
             "wrong for std (assumption 4.1)."
         )
     return notes
-
-
-@dataclass(frozen=True)
-class GridRefinements:
-    """First the grid for every clamp and width; then wider ones, then finer ones around the best candidate at `beta`.
-
-    The grid of the clamp and width that are best at `beta` grows up to `n_widen` times, each time beyond the edges that
-    the best candidate of any beta lies on. A refinement that does not improve the objective is the last one.
-    """
-
-    grid: Grid
-    beta: float
-    n_refine: int
-    n_widen: int = 0
-
-    def propose(self, exploration: Exploration) -> list[Grid]:
-        """The grids to try next, given all earlier ones; none where the search is over."""
-        if not exploration.parts:
-            return [replace(self.grid, clamp=clamp, ln_k=ln_k) for clamp, ln_k in exploration.pairs]
-        last = exploration.parts[-1].grid.refinement
-        best = exploration.choice(self.beta)
-        if best is None:
-            return []
-        first = next(part.grid for part in exploration.parts if part.grid.pair == (best.clamp, best.ln_k))
-        if last == 0 and first.widenings < self.n_widen:
-            choices = [choice for beta in first.betas if (choice := exploration.choice(beta)) is not None]
-            if wider := first.wider(*(each.at for each in choices if (each.clamp, each.ln_k) == first.pair)):
-                return [wider]
-        if last >= self.n_refine:
-            return []
-        before = exploration.before(last).choice(self.beta) if last else None
-        if before is not None and before.objective_count == best.objective_count:
-            return []
-        tried = exploration.tried((best.clamp, best.ln_k))
-        zoomed = self.grid.zoomed(tried, best.at)
-        return [replace(zoomed, clamp=best.clamp, ln_k=best.ln_k, refinement=last + 1)]

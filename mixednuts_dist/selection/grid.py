@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,6 @@ class Grid:
     betas: tuple[float, ...] = ()
     clamp: Clamp = "gelu"
     ln_k: int | None = None
-    refinement: int = 0  # 0 for a configured grid, then the finer ones around what was found
     widenings: int = 0  # how often it has grown beyond the configured one
 
     @classmethod
@@ -95,12 +94,6 @@ class Grid:
             if len(values := self.axis(axis)) > 1 and value in (min(values), max(values))
         )
 
-    def merged(self, others: Iterable[Grid]) -> Grid:
-        """Every value of this grid and the others on each axis, ascending: what has been tried of one pair."""
-        grids = (self, *others)
-        tried: dict[str, Any] = {name: tuple(sorted({v for g in grids for v in g.axis(name)})) for _, name in AXES}
-        return replace(self, **tried)
-
     def wider(self, *places: tuple[float, float, float]) -> Grid | None:
         """The grid with half as many values more wherever one of `places` lies at an end; None at the limits `WIDEST`.
 
@@ -146,16 +139,6 @@ class Grid:
         found = (edge * (edge / nearest) ** i if ratio else edge + (edge - nearest) * i for i in steps)
         return tuple(value for value in found if low <= value <= high)
 
-    def zoomed(self, tried: Grid, at: tuple[float, float, float]) -> Grid:
-        """A grid of this one's size between the values of `tried` beside `at`; beyond the edge where it lies on one."""
-        scale, power, bias = at
-        return replace(
-            self,
-            scales=_between(_neighbours(scale, tried.scales, ratio=True), len(self.scales), ratio=True),
-            powers=_between(_neighbours(power, tried.powers, positive=True), len(self.powers)),
-            biases=_between(_neighbours(bias, tried.biases), len(self.biases)),
-        )
-
     def __iter__(self) -> Iterator[tuple[float, float, float]]:
         """Every candidate, in the order of the arrays' last three dimensions."""
         return ((s, p, c) for s in self.scales for p in self.powers for c in self.biases)
@@ -173,15 +156,6 @@ def kept_images(beta: float, n_images: int) -> int:
     return max(1, math.ceil(Fraction(str(float(beta))) * n_images))
 
 
-def beta_of_count(n_kept: int, n_images: int) -> float:
-    """The beta that asks for `n_kept` of `n_images`, rounded down: a hair above it, and it asked for one more.
-
-    >>> kept_images(beta_of_count(580, 609), 609)
-    580
-    """
-    return math.floor(n_kept / n_images * 1e12) / 1e12
-
-
 def require_beta(beta: float) -> None:
     """Raises InvalidInputError unless `beta` is in [0, 1]."""
     if 0 <= beta <= 1:
@@ -196,29 +170,3 @@ def _require_values(name: str, values: tuple[float, ...], *, positive: bool) -> 
     for value in values:
         if not math.isfinite(value) or (positive and value <= 0):
             raise InvalidInputError(f"{name} contains {value}; every value must be {'positive and ' * positive}finite")
-
-
-def _neighbours(
-    value: float, tried: Sequence[float], *, ratio: bool = False, positive: bool = False
-) -> tuple[float, float]:
-    """The tried values below and above; where there is none, as far away as the other one."""
-    below = max((other for other in tried if other < value), default=None)
-    above = min((other for other in tried if other > value), default=None)
-    if above is None and below is None:
-        return value, value
-    if above is None and below is not None:
-        above = value * value / below if ratio else 2 * value - below
-    if below is None and above is not None:
-        below = value * value / above if ratio else 2 * value - above
-    low, high = (value if end is None else end for end in (below, above))
-    return (max(low, value / 2) if positive else low), high
-
-
-def _between(ends: tuple[float, float], count: int, *, ratio: bool = False) -> tuple[float, ...]:
-    """`count` values evenly spaced inside the interval, without its ends; its one value where it has no inside."""
-    low, high = ends
-    if low == high:
-        return (low,)
-    if ratio:
-        return tuple(math.exp(value) for value in _between((math.log(low), math.log(high)), count))
-    return tuple(low + (high - low) * i / (count + 1) for i in range(1, count + 1))

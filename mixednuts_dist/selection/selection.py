@@ -4,37 +4,26 @@ For each candidate the cutoff q is the margin that at least a share beta of the 
 1 / (1 + q). Margins are kept as log(1 - margin), so none is "almost 1". Two criteria say which candidate is best:
 `select_parameters` is the paper's, `select_parameters_exact` maximises the mixture's exact clean accuracy.
 
-`pareto_front` is the exact front of (clean, kept) over all candidates and cutoffs. A choice is on it where no candidate
-with any cutoff has more clean images right and keeps as many, or keeps more and has as many right. Nothing is sampled:
-the best count is found for every number of images that can be kept.
-
-Shapes: B images, K classes, P powers, S scales, n images of the constraint, G candidates.
+Shapes: B images, K classes, P powers, S scales, n images of the constraint.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
 from ..mixing.margins import log_one_minus_top2_margin, require_logits
-from .choice import Choice
 from .criteria import Criterion, ExactCriterion, PaperCriterion, Scores, require_attacked
-from .exploration import Selection, choice_of, undeployable_candidates
-from .grid import Grid, beta_of_count, kept_images, require_beta
+from .exploration import Selection
+from .grid import Grid, kept_images, require_beta
 from .inputs import AttackedPoints
 from .kernel import Slab
 
 __all__ = [
     "Selection",
-    "beta_of_robust",
-    "most_kept_at_clean",
-    "pareto_front",
     "score_candidates",
     "search_grid",
     "select_parameters",
@@ -42,7 +31,6 @@ __all__ = [
     "surrogate_alpha",
 ]
 
-_Best = tuple[tuple[float, ...], tuple[float, float, float]]  # what ranks it, and (scale, power, bias)
 _Part = tuple[slice, int]  # powers, and the index of a bias
 _WORTH_THREADS = 1 << 24  # clamped logits and powers; for fewer, starting threads takes longer than they save
 _MEASURED = 1 << 22  # margins held at a time, 32 MB a copy; a criterion makes about ten
@@ -52,10 +40,10 @@ def select_parameters(
     attacked_correct_BK: Tensor,
     clean_wrong_BK: Tensor,
     *,
-    scales: Iterable[float],
-    powers: Iterable[float],
-    biases: Iterable[float],
-    betas: Iterable[float],
+    scales: Iterable[float] | None = None,
+    powers: Iterable[float] | None = None,
+    biases: Iterable[float] | None = None,
+    betas: Iterable[float] | None = None,
     clamp: Clamp = "gelu",
     ln_k: int | None = None,
     std_correct_B: Tensor | None = None,
@@ -67,6 +55,7 @@ def select_parameters(
         attacked_correct_BK: rob's raw logits of the attacked images that it still gets right.
         clean_wrong_BK: rob's raw logits of the clean images that it gets wrong. Without any the objective is 0 for all
             candidates and the ties decide.
+        scales, powers, biases, betas: by default those of a configuration.
         std_correct_B: where given, which clean-and-wrong images std gets right; only those enter the objective (the
             relaxed objective of appendix D).
         points: further attacked images; each image counts with the smallest margin of all its points.
@@ -77,7 +66,7 @@ def select_parameters(
     Raises:
         InvalidInputError: for logits, grids or betas that cannot be used, or where no candidate can be deployed.
     """
-    grid = Grid.checked(scales=scales, powers=powers, biases=biases, betas=betas, clamp=clamp, ln_k=ln_k)
+    grid = _grid(scales, powers, biases, betas, clamp, ln_k)
     criterion = PaperCriterion.of(
         attacked_correct_BK, clean_wrong_BK, clamp=clamp, ln_k=ln_k, std_correct_B=std_correct_B, points=points
     )
@@ -91,10 +80,10 @@ def select_parameters_exact(
     clean_labels_B: Tensor,
     std_pred_B: Tensor,
     *,
-    scales: Iterable[float],
-    powers: Iterable[float],
-    biases: Iterable[float],
-    betas: Iterable[float],
+    scales: Iterable[float] | None = None,
+    powers: Iterable[float] | None = None,
+    biases: Iterable[float] | None = None,
+    betas: Iterable[float] | None = None,
     clamp: Clamp = "gelu",
     ln_k: int | None = None,
     points: AttackedPoints | None = None,
@@ -104,6 +93,7 @@ def select_parameters_exact(
     Args:
         attacked_BK: rob's raw logits of attacked images; those that rob gets wrong are left out.
         clean_BK: rob's raw logits of all clean images; `std_pred_B` are std's classes of the same images.
+        scales, powers, biases, betas: by default those of a configuration.
         points: further attacked images; each image counts with the smallest margin of all its points.
 
     Returns:
@@ -113,11 +103,33 @@ def select_parameters_exact(
     Raises:
         InvalidInputError: for inputs that cannot be used, or where no candidate is feasible and deployable.
     """
-    grid = Grid.checked(scales=scales, powers=powers, biases=biases, betas=betas, clamp=clamp, ln_k=ln_k)
+    grid = _grid(scales, powers, biases, betas, clamp, ln_k)
     criterion = ExactCriterion.of(
         attacked_BK, attacked_labels_B, clean_BK, clean_labels_B, std_pred_B, clamp=clamp, ln_k=ln_k, points=points
     )
     return search_grid(criterion, grid)
+
+
+def _grid(
+    scales: Iterable[float] | None,
+    powers: Iterable[float] | None,
+    biases: Iterable[float] | None,
+    betas: Iterable[float] | None,
+    clamp: Clamp,
+    ln_k: int | None,
+) -> Grid:
+    """Return the grid of these values, with the defaults of a configuration for those that are None."""
+    from ..config.search_config import SearchConfig, grid_values
+
+    default = SearchConfig()
+    return Grid.checked(
+        scales=grid_values(default.scales) if scales is None else scales,
+        powers=grid_values(default.powers) if powers is None else powers,
+        biases=grid_values(default.biases) if biases is None else biases,
+        betas=default.all_betas() if betas is None else betas,
+        clamp=clamp,
+        ln_k=ln_k,
+    )
 
 
 def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
@@ -198,90 +210,3 @@ def _parts(criterion: Criterion, grid: Grid, n_kept: int) -> list[_Part]:
     width = max(1, _MEASURED // (n_images * len(grid.scales)))
     starts = range(0, len(grid.powers), width)
     return [(slice(start, start + width), bias) for bias in range(len(grid.biases)) for start in starts]
-
-
-def pareto_front(searched: Iterable[tuple[Criterion, Grid]]) -> tuple[Choice, ...]:
-    """The front over all of these grids, most images kept first; `beta` of each is the share that it keeps.
-
-    The criterion must be one that looks for the best cutoff, as `exact` does.
-    """
-    best: dict[int, tuple[_Best, Criterion, Grid]] = {}
-    for criterion, grid in searched:
-        if not criterion.inequality:
-            raise InvalidInputError(
-                f"criterion {criterion.name!r} fixes the cutoff by beta: it has no front of cutoffs"
-            )
-        for slab in grid.slabs():
-            for n_kept, found in _best_of_slab(criterion, slab).items():
-                if n_kept not in best or found < best[n_kept][0]:
-                    best[n_kept] = found, criterion, grid
-    front: list[Choice] = []
-    for n_kept in sorted(best, reverse=True):
-        ((count, kept, log_cutoff, *_), at), criterion, grid = best[n_kept]
-        if not front or -count > front[-1].objective_count:
-            share = beta_of_count(int(-kept), criterion.n_attacked)
-            choice = choice_of(
-                criterion, grid, at, beta=share, log_cutoff=log_cutoff, count=int(-count), kept=int(-kept)
-            )
-            front.append(replace(choice, clean_correct=choice.objective_count, total=len(criterion.clean)))
-    return tuple(front)
-
-
-def _best_of_slab(criterion: Criterion, grid: Grid) -> dict[int, _Best]:
-    """For every number of images to keep, the best candidate of the grid; numbers that none keeps are left out."""
-    n_images = criterion.n_attacked
-    scores = score_candidates(criterion, grid, range(1, n_images + 1))
-    usable_nG = ~((scores.log_cutoffs > 0) | undeployable_candidates(criterion, grid, scores.log_cutoffs)).flatten(1)
-    log_cutoffs_nG, counts_nG, kept_nG = (values.flatten(1) for values in scores)
-    candidates = list(grid)
-    simplest = sorted(range(len(candidates)), key=lambda i: (candidates[i][1], candidates[i][0], abs(candidates[i][2])))
-    left_nG = usable_nG.clone()
-    for values_nG in (-counts_nG.double(), -kept_nG.double(), log_cutoffs_nG):  # smaller is better
-        masked_nG = values_nG.masked_fill(~left_nG, math.inf)
-        left_nG &= masked_nG == masked_nG.amin(dim=1, keepdim=True)
-    first_n = left_nG[:, simplest].int().argmax(dim=1)
-    found: dict[int, _Best] = {}
-    for row in usable_nG.any(dim=1).nonzero().squeeze(1).tolist():
-        i = simplest[int(first_n[row])]
-        scale, power, bias = candidates[i]
-        rank = (
-            -float(counts_nG[row, i]), -float(kept_nG[row, i]), float(log_cutoffs_nG[row, i]),
-            power, scale, abs(bias),
-        )  # fmt: skip
-        found[row + 1] = rank, candidates[i]
-    return found
-
-
-def beta_of_robust(robust: float, *, n_robust: int, total: int) -> float:
-    """The beta that keeps a share `robust` of all images: rob is robust on `n_robust` of `total`.
-
-    >>> beta_of_robust(0.6, n_robust=609, total=900)
-    0.886699507389
-
-    Raises:
-        InvalidInputError: for a share that rob itself does not reach.
-    """
-    needed = math.ceil(Fraction(str(float(robust))) * total)
-    if not 0 <= robust <= 1 or needed > n_robust:
-        raise InvalidInputError(
-            f"robust={robust} cannot be had: rob is robust on {n_robust} of {total} images, a share of "
-            f"{n_robust / total:.4g}, and no mixture is asked to keep more"
-        )
-    return beta_of_count(needed, n_robust)
-
-
-def most_kept_at_clean(front: Sequence[Choice], clean: float, *, total: int) -> Choice:
-    """The choice of a front that gets at least a share `clean` of the `total` clean images right and keeps most.
-
-    Raises:
-        InvalidInputError: for a share that no candidate reaches.
-    """
-    needed = math.ceil(Fraction(str(float(clean))) * total)
-    reached = [choice for choice in front if choice.objective_count >= needed]
-    if not reached:
-        most = max((choice.objective_count for choice in front), default=0)
-        raise InvalidInputError(
-            f"clean={clean} cannot be had: the best candidate gets {most} of {total} clean images right, a share of "
-            f"{most / total:.4g}; ask for less or search a wider grid"
-        )
-    return max(reached, key=lambda choice: choice.kept_predicted)

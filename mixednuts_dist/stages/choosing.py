@@ -1,4 +1,4 @@
-"""The choice of the search stage over the points that are known: grid, target, every beta's choice, predictions."""
+"""The choice of the search stage over the points that are known: grid, the choice of every beta, predictions."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,11 @@ from ..distributed.search_inputs import SearchInputs, SearchTask
 from ..errors import InvalidInputError
 from ..selection.choice import Choice
 from ..selection.criteria import Criterion, Scores
-from ..selection.exploration import Exploration, GridRefinements, Selection
+from ..selection.exploration import Exploration, Selection
 from ..selection.grid import Grid, Pair, kept_images
 from ..selection.inputs import CachedLogits
-from ..selection.prediction import compare_candidates, corrected, with_predictions
+from ..selection.prediction import compare_candidates, with_predictions
 from ..selection.selection import (
-    beta_of_robust,
-    most_kept_at_clean,
-    pareto_front,
     score_candidates,
     search_grid,
     surrogate_alpha,
@@ -51,7 +48,7 @@ Scoring = Callable[[Sequence[Grid]], list[Scores]]
 
 
 class Choosing:
-    """The search over the points that it is called with: a grid, its refinements, every beta's choice."""
+    """The search over the points that it is called with: a grid, its widening, the choice of every beta."""
 
     def __init__(self, opened: Run, executor: Executor) -> None:
         self.opened, self._executor, self._search = opened, executor, opened.config.search
@@ -73,7 +70,7 @@ class Choosing:
         )
         search = self._search  # what cannot be searched is refused before Ray starts
         CRITERIA.get(search.criterion).from_rows(self._rows, clamp=search.clamp, ln_k=search.ln_k)
-        self.explored: tuple[Exploration, dict[Pair, Criterion]] | None = None  # the last one
+        self.explored: Exploration | None = None  # the last one
 
     def __call__(self, points: Points | None) -> SearchResult:
         """Every beta's choice."""
@@ -91,10 +88,10 @@ class Choosing:
             f"searching {n_candidates:,} candidates (s, p, c) on the stored logits of {len(rows.labels_B):,} "
             f"images{found}"
         )
-        search = targeted(self._search, criteria)
+        search = self._search
         scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
         exploration = explored(search, criteria, scoring)
-        self.explored = exploration, criteria
+        self.explored = exploration
         notes = (
             *self._sample_notes(),
             *_comparison_notes(search, self._inputs, exploration),
@@ -119,7 +116,7 @@ class Choosing:
         """
 
         def wanted(criterion: Criterion, beta: float) -> float:
-            return wanted_images(self._search, beta, criterion.n_attacked) if by_rounds else criterion.required(beta)
+            return wanted_images(beta, criterion.n_attacked) if by_rounds else criterion.required(beta)
 
         def here(grids: Sequence[Grid]) -> list[Scores]:
             scores = []
@@ -138,8 +135,8 @@ class Choosing:
         trials = tuned
 
         def on_tune(grids: Sequence[Grid]) -> list[Scores]:
-            """The configured grid is a Tune job; a finer or wider one is scored here unless it is large."""
-            configured = all(not grid.refinement and not grid.widenings for grid in grids)
+            """The configured grid is a Tune job; a wider one is scored here unless it is large."""
+            configured = all(not grid.widenings for grid in grids)
             work = sum(work_of(grid, {grid.pair: criteria[grid.pair]}) for grid in grids)
             return trials(grids) if configured or work >= WORTH_TRIALS else here(grids)
 
@@ -148,16 +145,9 @@ class Choosing:
     def store(self, result: SearchResult, write: Callable[[str, bytes], object]) -> None:
         """Leave `search/candidates.parquet` and `search/selected.json`, in this order."""
         assert self.explored is not None
-        fingerprint, (exploration, criteria) = self._task.fingerprint, self.explored
+        fingerprint, exploration = self._task.fingerprint, self.explored
         files = {"candidates.parquet": candidates_table(exploration, fingerprint)}
         write_with_checksums(self.opened.store, "search", files)
-        searched = [(criteria[part.grid.pair], part) for part in exploration.parts]
-        robust_N = self.records.rob_attacked_NK.argmax(dim=1) == self.records.labels_N
-        result = replace(
-            result,
-            entries=tuple(corrected(entry, searched, robust_N) for entry in result.entries),
-            front=() if needed_stage(self._search) else _front(exploration, criteria),
-        )
         content = {"run_id": self.opened.config.run_id(), "fingerprint": fingerprint, "result": result.to_json()}
         content["digest"] = digest(content)
         write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
@@ -173,35 +163,6 @@ def needed_stage(search: SearchConfig) -> str | None:
     return criterion_stage(search.criterion)
 
 
-def targeted(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> SearchConfig:
-    """The same search with the beta that its target comes to on these rows.
-
-    `robust` asks for as many images as beta of rob's robust ones; `clean` for the beta that the candidate keeps which
-    has at least so many clean images right and keeps most.
-
-    Raises:
-        InvalidInputError: where the target cannot be had; it says how much can.
-    """
-    first = next(iter(criteria.values()))
-    if search.robust is not None:
-        beta = beta_of_robust(search.robust, n_robust=first.n_attacked, total=len(first.clean))
-    elif search.clean is not None:
-        front = pareto_front((criterion, grid_of(search, pair)) for pair, criterion in criteria.items())
-        beta = most_kept_at_clean(front, search.clean, total=len(first.clean)).beta
-    else:
-        return search
-    return SearchConfig.model_validate({**search.model_dump(), "beta": beta, "robust": None, "clean": None})
-
-
-def _front(exploration: Exploration, criteria: Mapping[Pair, Criterion]) -> tuple[Choice, ...]:
-    """The exact front of what was searched, unless the cutoffs are fixed or the search is a large one."""
-    grids = [part.grid for part in exploration.parts]
-    work = sum(work_of(grid, {grid.pair: criteria[grid.pair]}) for grid in grids)
-    if work >= WORTH_TRIALS or not all(criteria[grid.pair].inequality for grid in grids):
-        return ()
-    return pareto_front((criteria[grid.pair], grid) for grid in grids)
-
-
 def work_of(grid: Grid, criteria: Mapping[Pair, Criterion]) -> int:
     """Logits that the search maps: of every row under every candidate."""
     rows = sum(len(criterion.attacked) + len(criterion.clean) for criterion in criteria.values())
@@ -210,27 +171,25 @@ def work_of(grid: Grid, criteria: Mapping[Pair, Criterion]) -> int:
 
 
 def explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring) -> Exploration:
-    """One grid after another, until the refinements end; a grid that grows keeps the scores that it has."""
-    exploration = Exploration(search.pairs())
-    proposer = GridRefinements(grid_of(search), search.beta, search.refine, search.widen or 0)
-    known: dict[Pair, tuple[Grid, Scores]] = {}
-    while grids := proposer.propose(exploration):
-        found = _widened(grids[0], *known[grids[0].pair], scoring) if grids[0].widenings else scoring(grids)
-        parts = list(zip(grids, found, strict=True))
-        known |= {grid.pair: (grid, scores) for grid, scores in parts if not grid.refinement}
-        exploration = exploration.with_parts(Selection.of(criteria[grid.pair], grid, scores) for grid, scores in parts)
+    """Search one grid per clamp and width, and widen that of the best one while an optimum lies on its edge."""
+    grids = [grid_of(search, pair) for pair in search.pairs()]
+    known = {grid.pair: (grid, scores) for grid, scores in zip(grids, scoring(grids), strict=True)}
+    exploration = Exploration(tuple(Selection.of(criteria[pair], *found) for pair, found in known.items()))
+    while grid := exploration.wider(search.beta, search.widen or 0):
+        known[grid.pair] = grid, _widened(grid, *known[grid.pair], scoring)
+        exploration = exploration.with_part(Selection.of(criteria[grid.pair], *known[grid.pair]))
     return exploration
 
 
-def _widened(grid: Grid, tried: Grid, known: Scores, scoring: Scoring) -> list[Scores]:
-    """The scores of a grid that has grown: only its new candidates are scored."""
+def _widened(grid: Grid, tried: Grid, known: Scores, scoring: Scoring) -> Scores:
+    """Return the scores of a grid that has grown: only its new candidates are scored."""
     boxes = grid.beside(tried)
     whole = Scores(*(part.new_empty(len(part), *grid.shape[1:]) for part in known))
     for box, scores in zip([tried, *boxes], [known, *scoring(boxes)], strict=True):
         s_SPB, p_SPB, b_SPB = torch.meshgrid(*map(torch.tensor, grid.places(box)), indexing="ij")
         for into, part in zip(whole, scores, strict=True):
             into[:, s_SPB, p_SPB, b_SPB] = part
-    return [whole]
+    return whole
 
 
 def _inputs(records: AttackRecords) -> SearchInputs:

@@ -17,7 +17,6 @@ from torch import Tensor
 from ..attacks.budget import AttackBudget
 from ..config.attack_config import EvaluateConfig
 from ..config.run_config import digest
-from ..config.search_config import SearchConfig
 from ..distributed.executor import Executor
 from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_classes
@@ -303,7 +302,7 @@ class Rounds:
         return _mixed(entry) in self._broken and self._kept(entry) >= self._wanted(entry.beta)
 
     def _wanted(self, beta: float) -> int:
-        return wanted_images(self._opened.config.search, beta, int((~self._records.rob_broken_N).sum()))
+        return wanted_images(beta, int((~self._records.rob_broken_N).sum()))
 
     def _kept(self, entry: Choice) -> int:
         """Images that rob keeps, and the mixture too: on the clean image, at every point, and by the judge."""
@@ -322,14 +321,13 @@ def round_budget(evaluate: EvaluateConfig) -> AttackBudget:
     return replace(budget, n_iter=min(budget.n_iter, ROUND_ITERATIONS))
 
 
-def wanted_images(search: SearchConfig, beta: float, n_robust: int) -> int:
-    """How many of rob's robust images the rounds want kept: a few to spare, unless clean is the target.
+def wanted_images(beta: float, n_robust: int) -> int:
+    """Return how many of the robust classifier's robust images the rounds want to keep: a few to spare.
 
-    >>> wanted_images(SearchConfig(), 0.95, 609), wanted_images(SearchConfig(clean=0.9), 0.95, 609)
-    (581, 579)
+    >>> wanted_images(0.95, 609)
+    581
     """
-    spare = 0 if search.clean is not None else math.ceil(SPARE * n_robust)
-    return min(n_robust, kept_images(beta, n_robust) + spare)
+    return min(n_robust, kept_images(beta, n_robust) + math.ceil(SPARE * n_robust))
 
 
 def _mixed(entry: Choice) -> Mixed:

@@ -33,7 +33,7 @@ from .stage import stage_of
 logger = logging.getLogger(__name__)
 
 MOST_EVALUATIONS = 2  # evaluations whose images may start another round
-_GRID_KEYS = ("clamp", "ln_k", "refinement")  # rows that agree in these are from the same grid
+_GRID_KEYS = ("clamp", "ln_k")  # rows that agree in these are from the same grid
 
 
 def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> SearchResult:
@@ -118,8 +118,8 @@ def learn(opened: Run, executor: Executor | None, progress: Progress) -> bool:
     if not attacks_its_choice(search) or n_evaluations >= MOST_EVALUATIONS:
         return False
     kept, n_robust = kept_by_evaluation(opened, result)
-    if search.clean is not None or kept >= kept_images(result.deployed_beta, n_robust):
-        return False  # with clean accuracy as the target any measured share is accepted
+    if kept >= kept_images(result.deployed_beta, n_robust):
+        return False
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
     with executing(executor, opened.config.compute) as used, stage_clock(opened.store, "search"):
         choosing = Choosing(opened, used)

@@ -92,9 +92,6 @@ class SearchResult:
     n_undeployable: int  # candidates that float32 could not deploy
     notes: tuple[str, ...]  # plain sentences: assumption violations, edges, criteria that differ
     rounds: tuple[SearchRound, ...] = ()
-    # The exact front of (clean_correct, kept_predicted) over all candidates and cutoffs, most kept first; empty if the
-    # criterion fixes the cutoff, and for very large searches.
-    front: tuple[Choice, ...] = ()
 
     def deployed(self) -> Choice:
         """The entry of `deployed_beta`."""
@@ -111,18 +108,16 @@ class SearchResult:
     def to_json(self) -> dict[str, Any]:
         """What `search/selected.json` holds as its `result`."""
         entries, rounds = ([part.to_json() for part in parts] for parts in (self.entries, self.rounds))
-        front = [choice.to_json(short=True) for choice in self.front]
-        return {**asdict(self), "entries": entries, "rounds": rounds, "front": front}
+        return {**asdict(self), "entries": entries, "rounds": rounds}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> SearchResult:
         """The result as it was stored."""
         entries = tuple(Choice.from_json(entry) for entry in content["entries"])
         rounds = tuple(SearchRound.from_json(round_) for round_ in content["rounds"])
-        front = tuple(Choice.from_json(choice) for choice in content["front"])
         notes = tuple(content["notes"])
         require_plain(cls, content)
-        return cls(**{**content, "entries": entries, "notes": notes, "rounds": rounds, "front": front})
+        return cls(**{**content, "entries": entries, "notes": notes, "rounds": rounds})
 
 
 @dataclass(frozen=True)
@@ -202,7 +197,6 @@ def _tables(selection: Selection) -> Iterator[pa.Table]:
             "deployable": _flat(~selection.undeployable[i]),
             "clamp": pa.repeat(grid.clamp, n_rows).dictionary_encode(),
             "ln_k": pa.repeat(pa.scalar(grid.ln_k, pa.int64()), n_rows),
-            "refinement": np.full(n_rows, grid.refinement),
         }
         yield pa.table(columns)
 

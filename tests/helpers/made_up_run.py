@@ -99,7 +99,6 @@ def made_up_search(attack: AttackRecords, *, betas: tuple[float, ...] = BETAS) -
                 on_grid_edge=("scale",) if beta == 1.0 else (),
                 clamp="gelu",
                 ln_k=None,
-                refinement=0,
                 clean_interval=(0.75, 0.9),
                 kept_interval=(0.5, 0.65),
             )

@@ -80,15 +80,6 @@ def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) 
     assert measured == {row.classifier: (row.clean.percent, row.robust.percent) for row in results.accuracy}
 
 
-def test_tradeoff_draws_the_exact_front_where_the_search_has_stored_it(results: RunResults) -> None:
-    front = results.search.entries[2:6]
-    stored = dataclasses.replace(results, found=dataclasses.replace(results.search, front=front))
-    drawn_front = [row for row in rows_of(figure_of(stored, "tradeoff")) if row.get("series") == "best candidate"]
-    assert {(row["clean"], row["robust"]) for row in drawn_front} == {
-        (100 * choice.clean_correct / choice.total, 100 * choice.kept_predicted / choice.total) for choice in front
-    }
-
-
 def test_sensitivity_shows_every_usable_candidate_and_marks_the_selected(results: RunResults) -> None:
     rows = [row for row in rows_of(figure_of(results, "sensitivity")) if "objective" in row]
     shown = {(row["s"], row["p"], row["c"]): row["objective"] for row in rows}

@@ -57,7 +57,6 @@ def test_a_radius_is_a_number_or_a_fraction(written: object, eps: float) -> None
             {"keep": 0.9, "clean": 0.8},
             "search: keep: 0.9, clean: 0.8 are 2 targets.*beta, keep, robust and clean",
         ),
-        ("search", {"clean": 80}, "search.clean: .*less than or equal to 1.*80"),
         ("search", {"robust": 0.5, "criterion": "paper"}, "search: criterion 'paper' fixes the cutoff by beta"),
         ("search.clamp", "gleu", "gelu.*'gleu'"),
         ("search.scales", {"mim": 1, "max": 2}, "search.scales.mim: unknown key.*keys here: count, max, min, spacing"),

@@ -10,7 +10,8 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.clamps import clamp_shape
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.exploration import Exploration, GridRefinements, Selection
+from mixednuts_dist.selection.exploration import Exploration, Selection
+from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.selection import score_candidates
 from tests.helpers.brute_force import GRID, exact, rows
 
@@ -75,15 +76,16 @@ def test_a_clamp_that_is_not_what_it_says_is_refused() -> None:
     assert clamp_shape("relu").turns_at is None
 
 
-def test_a_criterion_of_a_users_is_searched_and_refined() -> None:
+def test_a_criterion_of_a_users_is_searched_and_widened() -> None:
     criterion = CRITERIA.get("relaxed").from_rows(rows(), clamp="gelu", ln_k=None)
-    exploration, refinements = Exploration((("gelu", None),)), GridRefinements(GRID, 0.9, 2)
-    while grids := refinements.propose(exploration):
-        exploration = exploration.with_parts(
-            Selection.of(criterion, grid, score_candidates(criterion, grid)) for grid in grids
-        )
-    found = exploration.choice(0.9)
+
+    def scored(grid: Grid) -> Selection:
+        return Selection.of(criterion, grid, score_candidates(criterion, grid))
+
+    exploration = Exploration((scored(GRID),))
+    while wider := exploration.wider(0.9, 2):
+        exploration = exploration.with_part(scored(wider))
+    found, (part,) = exploration.choice(0.9), exploration.parts
     assert found is not None
-    assert {part.criterion for part in exploration.parts} == {"relaxed"}
-    usable = [part.objectives[2][~part.infeasible[2] & ~part.undeployable[2]] for part in exploration.parts]
-    assert found.objective == float(torch.cat(usable).min())
+    assert part.criterion == "relaxed"
+    assert found.objective == float(part.objectives[2][~part.infeasible[2] & ~part.undeployable[2]].min())

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.config.search_config import SearchConfig
 from mixednuts_dist.distributed.local import LocalExecutor
-from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.selection.inputs import AttackedPoints
+from mixednuts_dist.selection.kernel import Slab
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.evaluate import evaluate_fingerprint
 from mixednuts_dist.stages.rounds import Points, wanted_images
@@ -79,8 +78,8 @@ def test_a_choice_that_comes_back_as_it_was_is_not_attacked_again(
 ) -> None:
     """As where a large beta asks for more images than rob itself keeps at all points."""
 
-    def wanted(search: SearchConfig, beta: float, n_robust: int) -> int:
-        return n_robust + 1 if beta == 0.99 else wanted_images(search, beta, n_robust)
+    def wanted(beta: float, n_robust: int) -> int:
+        return n_robust + 1 if beta == 0.99 else wanted_images(beta, n_robust)
 
     monkeypatch.setattr("mixednuts_dist.stages.rounds.wanted_images", wanted)
     found = search.run(targeted(searched[0], beta=deployed, measure=[0.99], rounds=6), executor=local_executor)
@@ -182,7 +181,9 @@ def test_a_choice_is_predicted_by_the_rule_that_the_search_counts_by(at: tuple[f
     further = AttackedPoints(further.rob_logits_PK, further.image_P, std_pred)
     scale, power, bias = at
     criterion = ExactCriterion.from_rows(replace(cached, points=further), clamp="gelu", ln_k=None)
-    _, counted_Ln = criterion.outcomes(at, range(1, criterion.n_attacked + 1))
+    gap_rows, _ = criterion._gap_rows(Slab(bias, "gelu", (power,), (scale,)))
+    attacked_n = criterion._log_gaps(gap_rows, Slab(bias, "gelu", (power,), (scale,)))[0][0, 0]
+    counted_Ln = attacked_n <= attacked_n.sort().values.clamp(max=0)[:, None]
     points = Points(
         torch.cat([torch.arange(len(cached.labels_B)), further.image_P]),
         torch.cat([cached.rob_attacked_BK, further.rob_logits_PK]),
@@ -202,55 +203,17 @@ def targeted(config: RunConfig, **target: Any) -> RunConfig:
     return parse_config({**content, "search": {**content["search"], "rounds": 1, **target}})
 
 
-def test_a_robust_accuracy_as_the_target_is_the_beta_that_it_takes(
-    searched: tuple[RunConfig, SearchResult], local_executor: Any
-) -> None:
-    config, result = searched
-    n_robust = result.deployed().n_robust
-    found = search.run(targeted(config, robust=(n_robust - 3) / N_IMAGES), executor=local_executor)
-    assert kept_images(found.deployed_beta, n_robust) == n_robust - 3
-    assert found.deployed().kept_predicted >= n_robust - 3
-    assert found.rounds[0].attacked[0].beta == found.deployed_beta
-
-
-def test_a_clean_accuracy_as_the_target_is_reached_and_nothing_on_the_front_keeps_more(
-    searched: tuple[RunConfig, SearchResult], local_executor: Any
-) -> None:
-    config, result = searched
-    wanted = result.front[len(result.front) // 2].clean_correct
-    found = search.run(targeted(config, clean=wanted / N_IMAGES), executor=local_executor)
-    deployed = found.deployed()
-    assert deployed.clean_correct >= wanted
-    assert deployed.kept_predicted >= max(
-        point.kept_predicted for point in found.front if point.clean_correct >= wanted
-    )
-
-
-def test_a_target_that_cannot_be_had_is_refused(searched: tuple[RunConfig, SearchResult], local_executor: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"robust=1\.0 cannot be had: rob is robust on"):
-        search.run(targeted(searched[0], robust=1.0), executor=local_executor)
-
-
 def test_keep_is_another_word_for_beta(searched: tuple[RunConfig, SearchResult]) -> None:
     kept, plain = targeted(searched[0], keep=0.9), targeted(searched[0], beta=0.9)
     assert kept.search.beta == 0.9
     assert kept.run_id() == plain.run_id()
 
 
-def test_the_front_falls_and_holds_what_is_deployed_without_rounds(
-    searched: tuple[RunConfig, SearchResult], local_executor: Any
-) -> None:
-    found = search.run(targeted(searched[0], beta=0.9, rounds=0), executor=local_executor)
-    points = [(point.clean_correct, point.kept_predicted) for point in found.front]
-    assert points == sorted(set(points), key=lambda point: (point[0], -point[1]))
-    assert found.deployed().clean_correct in [clean for clean, _ in points]
-
-
 def test_the_papers_criterion_says_that_it_has_no_rounds(
     searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
     found = search.run(targeted(searched[0], beta=0.9, criterion="paper"), executor=local_executor)
-    assert found.rounds == found.front == ()
+    assert found.rounds == ()
     assert any("search.rounds" in note for note in found.notes)
 
 
