@@ -25,7 +25,7 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
     if named:
         order = list(dict.fromkeys(row["x"] for row in rows))
         across = {"field": "x", "type": "nominal", "title": x, "sort": order, "axis": {"labelAngle": 0}}
-    up, marked = number("y", y), key(names)
+    up, marked = number("y", y, nice=True), key(names)
     layers = [
         layer(
             "line", [row for row in rows if row["series"] == name], {"x": across, "y": up, "color": marked["color"]},

@@ -40,6 +40,7 @@ CONFIG: Spec = {
     },
     "legend": {
         **_SIZES, "labelColor": INK, "orient": "top", "columns": 2, "symbolSize": 60, "labelLimit": 0, "offset": 10,
+        "columnPadding": 20,
         "symbolStrokeWidth": 1.5, "symbolOpacity": 1,
     },
     "title": {"color": INK, "fontSize": 11, "fontWeight": "normal", "anchor": "start", "frame": "group"},

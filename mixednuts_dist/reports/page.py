@@ -24,7 +24,7 @@ from .results import (
     summary_sentences,
 )
 from .tables import accuracy_table, cost_table, file_name, search_table, survival_table, table_files
-from .templates import data_uri, rendered
+from .templates import png_uri, rendered
 from .worst_images import SMALL, Reason, WorstImage, class_text, perturbation_png, pixels_of, png
 
 _COSTS = (
@@ -175,13 +175,13 @@ def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> d
         "title": name,
         "kind": "pixels" if max(clean_CHW.shape[1:]) <= SMALL else "photo",
         "pictures": [
-            ("clean", data_uri("a.png", png(clean_CHW)), f"{name}: the clean image"),
+            ("clean", png_uri(png(clean_CHW)), f"{name}: the clean image"),
             (
-                f"change × {factor:.3g}", data_uri("a.png", perturbation),
+                f"change × {factor:.3g}", png_uri(perturbation),
                 f"{name}: the perturbation, {factor:.3g} times amplified around mid-gray",
             ),
             (
-                "attacked", data_uri("a.png", png(attacked_CHW)),
+                "attacked", png_uri(png(attacked_CHW)),
                 f"{name}: the attacked image, for which the mixed classifier predicts class {taken_for}",
             ),
         ],

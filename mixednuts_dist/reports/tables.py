@@ -84,7 +84,6 @@ TABLES: Mapping[str, Callable[[RunResults], Table]] = {
     "table": accuracy_table,
     "tradeoff": lambda results: search_table(results.search),
     "survival": survival_table,
-    "costs": cost_table,
 }
 
 

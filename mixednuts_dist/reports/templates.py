@@ -1,4 +1,4 @@
-"""Pages, cards and forms: Jinja templates in the folder of the room that fills them."""
+"""Pages, cards and forms: Jinja templates in the folder of the package that fills them."""
 
 import base64
 import functools
@@ -7,21 +7,15 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-_MEDIA_TYPES = {
-    "png": "image/png",
-    "svg": "image/svg+xml",
-}
-
 
 def rendered(room: str, template: str, /, **content: Any) -> Markup:
-    """A template of a room, by its name without `.j2`, filled; in HTML every text that is no markup is escaped."""
+    """Fill a template of a package, by its name without `.j2`; HTML escapes every text that is not markup."""
     return Markup(_environment(room).get_template(f"{template}.j2").render(content))
 
 
-def data_uri(name: str, content: bytes) -> str:
-    """The content as an address that fetches nothing; its kind by the name's ending."""
-    media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
-    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+def png_uri(content: bytes) -> str:
+    """Return a PNG as an address that fetches nothing."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 @functools.cache

@@ -32,12 +32,6 @@ ROOT = Path(__file__).parents[2]
 FILES = {"table.csv", "table.tex", "study.json", "figure.svg", "figure.pdf"}
 
 
-def test_the_list_has_a_line_for_each_study() -> None:
-    shown = CliRunner().invoke(main, ["study", "--list"])
-    assert shown.exit_code == 0
-    assert [line.split()[0] for line in shown.output.splitlines()] == list(STUDIES.names())
-
-
 def test_an_unknown_study_is_answered_with_the_valid_names() -> None:
     shown = CliRunner().invoke(main, ["study", "tradeof", str(ROOT / "jobs" / "configs" / "digits.yaml")])
     assert shown.exit_code != 0
