@@ -29,6 +29,7 @@ from .worker import AttackWorker
 from .worker_spec import WorkerSpec
 
 _COMMAND = f"from {__name__} import serve; serve()"
+_END_SECONDS = 1.0  # that a process which has closed its output may take to end by itself
 _LAST_WORDS = 2000  # bytes of a lost worker's log
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _OUT_OF_MEMORY = ", perhaps by Linux for want of memory: a lower compute.num_workers leaves each process more"
@@ -110,8 +111,11 @@ class _Process:
             self._requests.flush()
 
     def _read(self) -> None:
-        """Settle the calls that are answered; once the process has ended, those that never will be."""
-        with contextlib.suppress(EOFError, OSError, pickle.UnpicklingError):
+        """Settle the calls that are answered and, once the process has ended, all others.
+
+        A process whose answer cannot be unpickled here is ended, whatever the unpickling raises.
+        """
+        with contextlib.suppress(Exception):
             while True:
                 number, value, error, trace = pickle.load(self._answers)
                 with self._lock:
@@ -121,6 +125,9 @@ class _Process:
                 else:
                     error.__cause__ = RuntimeError(f"in the worker:\n{trace}")
                     future.set_exception(error)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_END_SECONDS)
+        self._process.kill()
         code = self._process.wait()
         with self._lock:
             self.ended, left = True, [*self._calls.values()]

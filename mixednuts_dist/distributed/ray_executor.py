@@ -65,7 +65,7 @@ class RayExecutor(Executor):
     def workers(self, compute: ComputeConfig) -> PoolSettings:
         """As many as the cluster has room for, unless their number is given."""
         self.start()
-        return pool_settings(compute)
+        return pool_settings(compute, may_grow=not self._is_local)
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
         """An actor; it joins when the cluster has room."""
@@ -182,13 +182,11 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def pool_settings(compute: ComputeConfig) -> PoolSettings:
-    """One worker a GPU where the cluster has any, otherwise one for every `num_cpus` cores.
+def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSettings:
+    """Return one worker per GPU if the cluster has any, otherwise one per `num_cpus` cores.
 
-    Only nodes count that `accelerator_type` and `label_selector` allow.
-
-    That is the cluster as it is now. One that grows needs `num_workers` (and `num_gpus`): the workers that wait for
-    room are what its autoscaler listens to.
+    Only nodes count that `accelerator_type` and `label_selector` allow. A cluster that grows needs `num_workers` and
+    `num_gpus`, because its autoscaler makes room for the workers that wait for it.
 
     Raises:
         ClusterError: where there is no room for a single worker and no number is configured.
@@ -199,6 +197,12 @@ def pool_settings(compute: ComputeConfig) -> PoolSettings:
     gpus = resources.get("GPU", 0.0)
     gpus_each = num_gpus if num_gpus is not None else (1.0 if gpus else 0.0)
     cores = resources.get("CPU", 0.0)
+    if num_workers and num_gpus is None and not gpus and may_grow:
+        logger.warning(
+            "the cluster has no GPU now, so its %d workers will compute on CPUs. If it grows by GPU machines, set "
+            "compute.num_gpus=1; set compute.num_gpus=0 if CPUs are meant",
+            num_workers,
+        )
     room = int(min(gpus / gpus_each if gpus_each else math.inf, cores / num_cpus))
     if not num_workers and not room:
         asked = ", ".join(f"compute.{name}={value}" for name, value in placement.items())
@@ -206,7 +210,7 @@ def pool_settings(compute: ComputeConfig) -> PoolSettings:
         raise ClusterError(
             f"the cluster has {cores:g} cores and {gpus:g} GPUs{where}, and a worker wants {num_cpus:g} and "
             f"{gpus_each:g}: "
-            "if the cluster grows, set compute.num_workers and compute.num_gpus to what it may grow to"
+            "if the cluster grows, set compute.num_workers to the GPUs that it may grow to, and compute.num_gpus=1"
         )
     return PoolSettings.of(compute, num_workers or room, gpus_each, placement=placement)
 

@@ -9,10 +9,12 @@ resumed from its storage.
 
 import asyncio
 import shlex
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from ..errors import ClusterError
@@ -20,6 +22,7 @@ from ..errors import ClusterError
 _PACKAGE = Path(__file__).parents[1]
 _STAYS = [".git", ".venv", "runs"]  # beside what .gitignore names
 _UV = ("uv", "run", "--no-dev")
+_MOST_BYTES = 100 << 20  # what the dashboard takes
 
 
 def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: str, with_uv: bool) -> str:
@@ -30,6 +33,7 @@ def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: 
     """
     if with_uv and not (folder / "pyproject.toml").is_file():
         raise ClusterError(f"--install-deps installs what {folder}/pyproject.toml declares, and there is no such file")
+    _require_small(folder)
     command = [*(_UV if with_uv else ()), "python", "-m", _PACKAGE.name, *arguments]
     entrypoint, declared, metadata = shlex.join(command), runtime_env(folder), {"run_id": run_id}
     return str(
@@ -37,6 +41,35 @@ def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: 
             address, lambda client: client.submit_job(entrypoint=entrypoint, runtime_env=declared, metadata=metadata)
         )
     )
+
+
+def _require_small(folder: Path) -> None:
+    """Refuse a folder that Ray's dashboard would refuse, with a next step.
+
+    Raises:
+        ClusterError: naming the largest files, if they hold more than `_MOST_BYTES`.
+    """
+    sizes = {path: path.stat().st_size for path in _travelling(folder)}
+    total = sum(sizes.values())
+    if total > _MOST_BYTES:
+        largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
+        named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] >> 20:,} MiB)" for path in largest)
+        raise ClusterError(
+            f"{folder} holds {total >> 20:,} MiB, and a job's folder may hold {_MOST_BYTES >> 20} MiB; the largest "
+            f"files are {named}. Name them in .gitignore, and give weights and images as URIs or paths that every node "
+            "can read (docs/clusters.md)"
+        )
+
+
+def _travelling(folder: Path) -> list[Path]:
+    """The files that travel with a job: git's, if it knows them, else all that do not always stay."""
+    try:
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout.decode().split("\0")
+        files = [folder / name for name in listed if name]
+    except (OSError, subprocess.CalledProcessError):
+        files = [*folder.rglob("*")]
+    return [path for path in files if path.is_file() and path.relative_to(folder).parts[0] not in _STAYS]
 
 
 def runtime_env(folder: Path) -> dict[str, Any]:
@@ -62,5 +95,5 @@ def follow_job(address: str, submission_id: str, show: Callable[[str], None]) ->
 def _asked(address: str, question: Callable[[JobSubmissionClient], Any]) -> Any:
     try:
         return question(JobSubmissionClient(address))
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise ClusterError(f"the cluster's dashboard at {address}: {error}") from error

@@ -89,3 +89,18 @@ def test_a_cluster_without_room_asks_for_the_size_that_it_may_grow_to() -> None:
         pool_settings(ComputeConfig(num_gpus=1))
     assert pool_settings(ComputeConfig(num_workers=8, num_gpus=1)).n_workers == 8
     assert pool_settings(ComputeConfig()).n_workers >= 1
+
+
+@pytest.mark.usefixtures("ray_executor")
+def test_workers_of_a_growing_cluster_without_a_gpu_are_not_silently_on_cpus(caplog: pytest.LogCaptureFixture) -> None:
+    assert pool_settings(ComputeConfig(num_workers=8), may_grow=True).num_gpus == 0
+    assert "set compute.num_gpus=1" in caplog.text
+    caplog.clear()
+    for compute in (
+        ComputeConfig(num_workers=8, num_gpus=0),
+        ComputeConfig(num_workers=8, num_gpus=1),
+        ComputeConfig(),
+    ):
+        pool_settings(compute, may_grow=True)
+    pool_settings(ComputeConfig(num_workers=8))
+    assert not caplog.text

@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from mixednuts_dist.cli import main
 from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed import gpus, local, worker
+from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.worker import AttackWorker, load_delay
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import ClusterError
@@ -84,6 +86,28 @@ def test_each_local_worker_sees_its_card_alone(
     for _ in range(3):
         executor.begin(a_spec(tmp_path), settings)
     assert seen == expected
+
+
+def test_the_replacement_of_an_ended_local_worker_gets_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts at once, before the reading thread of the ended process has noticed its end."""
+    seen: list[str] = []
+    start = local.subprocess.Popen
+
+    def starts(*command: Any, env: dict[str, str], **options: Any) -> Any:
+        seen.append(env["CUDA_VISIBLE_DEVICES"])
+        return start(*command, env=env, **options)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(local, "_COMMAND", "import time; time.sleep(60)")
+    monkeypatch.setattr(local.subprocess, "Popen", starts)
+    executor, settings = local.LocalExecutor(), PoolSettings(2, 1, 1.0)
+    for _ in range(5):
+        kept, ended = (executor.begin(a_spec(tmp_path), settings) for _ in range(2))
+        ended.end()
+        replacement = executor.begin(a_spec(tmp_path), settings)
+        assert seen[-3:] == ["0", "1", "1"]
+        kept.end()
+        replacement.end()
 
 
 def test_of_hundreds_of_workers_few_begin_to_load_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

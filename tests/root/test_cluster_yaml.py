@@ -62,6 +62,20 @@ def test_ray_and_its_jobs_find_the_environment_that_the_set_up_makes(content: di
         assert "ray start" in start[-1]
 
 
+def test_the_head_may_start_workers(content: dict[str, Any]) -> None:
+    """Ray's default role may not pass the workers' role, and its autoscaler imports boto3."""
+    assert content["available_node_types"]["head"]["node_config"]["IamInstanceProfile"]
+    assert "iam:PassRole" in PATH.read_text()
+    (install,) = [command for command in content["setup_commands"] if "pip install" in command]
+    assert install.startswith("PIP_BREAK_SYSTEM_PACKAGES=1 ") and "--break-system-packages" not in install
+    assert any("--extra aws" in command for command in content["setup_commands"])
+    assert 'aws = ["boto3' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_an_image_of_this_folder_holds_neither_environment_nor_runs() -> None:
+    assert {".venv", ".git", "runs"} <= set((ROOT / ".dockerignore").read_text().split())
+
+
 @pytest.fixture
 def manifest() -> dict[str, Any]:
     loaded: dict[str, Any] = yaml.safe_load((ROOT / "jobs" / "kuberay.yaml").read_text())
@@ -90,7 +104,9 @@ def test_the_rayjob_has_what_kuberay_asks_for(manifest: dict[str, Any]) -> None:
         assert group["template"]["spec"]["restartPolicy"] == "Never"  # autoscaler v2 refuses anything else
         (container,) = group["template"]["spec"]["containers"]
         assert container["name"]
-        assert container["image"]
+        assert not container["image"].endswith(":latest")
+        (volume,) = group["template"]["spec"]["volumes"]
+        assert [mount["name"] for mount in container["volumeMounts"]] == [volume["name"]]
         assert container["resources"]["limits"] == container["resources"]["requests"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
@@ -117,6 +133,7 @@ def test_the_sbatch_script_is_sound_and_its_commands_exist() -> None:
     assert {"account", "partition"} <= set(re.findall(r"^##SBATCH --([\w-]+)=", text, re.MULTILINE))
     assert "uv sync --no-dev" in text
     assert "UV_NO_SYNC=1" in text
+    assert "export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=600" in text
     command = shlex.split(text[text.index("srun ") :].partition("&\n")[0].replace("\\\n", " "))
     ray, ours = command[: command.index("--")], command[command.index("--") + 1 :]
     offered = symmetric_run.params
