@@ -23,7 +23,7 @@ from rich.text import Text
 from ..reports.counts import Count, percent_text, seconds_text
 from ..storage.records import Receipt
 
-if TYPE_CHECKING:  # it imports Ray Data
+if TYPE_CHECKING:  # it imports PyTorch
     from ..distributed.preparation import PartDone
 
 logger = logging.getLogger(__name__)

@@ -1,27 +1,24 @@
-"""`mixednuts prepare`: images from anywhere -> balanced uint8 partitions in a folder or a bucket.
+"""`mixednuts prepare`: images from anywhere -> balanced uint8 parts in a folder or a bucket.
 
-A Ray Data job writes each part by itself, in any order, on any node.
+Each part is a partition of the pool: workers write the parts in any order, on any node.
 """
 
-import functools
 import hashlib
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-import ray.data
-from ray.exceptions import RayError
 
 from .. import errors
 from ..config.compute_config import ComputeConfig
 from ..config.run_config import digest
+from ..config.threat import ThreatModel
 from ..config.uris import parse_uri
-from ..errors import ClusterError, DatasetError, MixedNutsError
+from ..errors import DatasetError, MixedNutsError
 from ..images.arrays import ArrayImages
-from ..images.datasets import Dataset, open_dataset
+from ..images.datasets import Dataset, labels_checksum, open_dataset
 from ..images.image_files import ImageFiles
 from ..images.parquet_images import (
     MANIFEST,
@@ -33,97 +30,67 @@ from ..images.parquet_images import (
     finished_part,
     open_parquet,
 )
-from ..storage.partitions import split_images
+from ..storage.partitions import Partition, split_images
 from ..storage.store import Store
 from .executor import Executor, executing
+from .pool import Pool
+from .schedule import WorkQueue
+from .tasks import Task
+from .worker_spec import WorkerSpec
 
-_MAX_BLOCKS = 1000  # tasks that Ray Data makes of the job; a task writes one part after the other
-_MAX_RETRIES = 3  # of a task whose worker or node was lost
 PART_SIZE = 100
-
-
-@dataclass(frozen=True)
-class PartJob:
-    """One part to be written: the images `indices` of `source`, in this order."""
-
-    source: str
-    destination: str
-    fingerprint: str
-    name: str
-    start: int
-    indices: tuple[int, ...]
+_orders: dict[tuple[str, int, int], Sequence[int]] = {}  # the last one
 
 
 @dataclass(frozen=True)
 class PartDone:
-    """A written part; every image in it has `image_shape`."""
+    """A part that is there, or the error that a worker had with it; every image in it has `image_shape`."""
 
     part: ImagePart
     image_shape: tuple[int, int, int]
     was_there: bool
+    seconds: float
+    error: tuple[str, str] | None = None  # the class and the message, which no pickle changes
 
 
-def write_parts(jobs: Sequence[PartJob]) -> Iterator[PartDone]:
-    """Write the parts that are missing, and yield every part when it is there, in any order.
+@dataclass(frozen=True, kw_only=True)
+class PartTask(Task):
+    """Write a part of the first `n_images` of the worker's dataset in balanced order, unless a whole file is there."""
 
-    Raises:
-        DatasetError, StoreError: at the first part that cannot be read or written; parts that are written stay.
-        ClusterError: where Ray lost a part's worker more than `_MAX_RETRIES` times.
-    """
-    try:
-        for row in _plan(jobs).iter_rows():
-            if row["error"]:
-                raise getattr(errors, row["error"])(row["message"])
-            part = json.loads(row["message"])
-            yield PartDone(ImagePart(**part["part"]), tuple(part["image_shape"]), part["was_there"])
-    except RayError as error:
-        raise ClusterError(f"preparing the images failed: {str(error).strip().splitlines()[-1]}") from error
+    destination: str
+    n_images: int
+    seed: int
 
-
-def _plan(jobs: Sequence[PartJob]) -> Any:
-    """The lazy Ray Data job, with Ray's own bars and its warnings about its own defaults switched off."""
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = context.print_on_execution_start = False
-        items = [asdict(job) for job in jobs]
-        plan = ray.data.from_items(items, override_num_blocks=min(len(items), _MAX_BLOCKS))
-        return plan.map(_written_or_error, max_retries=_MAX_RETRIES)
+    def write(self, dataset: Dataset, partition: Partition) -> PartDone:
+        """Return the part, or a MixedNutsError that it ended in as a value: the first one ends the command."""
+        started, name = time.perf_counter(), partition.file_name
+        try:
+            store = Store(self.destination)
+            rows = finished_part(store, name, self.fingerprint)
+            was_there = rows is not None
+            if rows is None:
+                order = _order(dataset, self.n_images, self.seed)
+                rows = _read(dataset, order[partition.start : partition.stop])
+                store.write(name, encode_part(rows, self.fingerprint))
+        except MixedNutsError as error:
+            return PartDone(ImagePart(name, 0, 0, ""), (0, 0, 0), False, 0.0, (type(error).__name__, str(error)))
+        part = ImagePart(name, partition.start, partition.stop, rows.sha256)
+        return PartDone(part, rows.image_shape, was_there, time.perf_counter() - started)
 
 
-def _written_or_error(item: dict[str, Any]) -> dict[str, str]:
-    """`_write`, with its error as a value, because an error that passes Ray Data loses its type."""
-    try:
-        written = _write(PartJob(**{**item, "indices": tuple(item["indices"])}))
-    except MixedNutsError as error:
-        return {"error": type(error).__name__, "message": str(error)}
-    return {"error": "", "message": json.dumps(asdict(written))}
+def _order(dataset: Dataset, n_images: int, seed: int) -> Sequence[int]:
+    """The order in which the parts hold the images, computed once per process."""
+    key = labels_checksum(dataset), n_images, seed
+    if key not in _orders:
+        _orders.clear()
+        _orders[key] = balanced_order(dataset.labels[:n_images], seed)
+    return _orders[key]
 
 
-def _write(job: PartJob) -> PartDone:
-    """Write a part atomically, unless a whole file of it is there."""
-    store = Store(job.destination)
-    rows = finished_part(store, job.name, job.fingerprint)
-    was_there = rows is not None
-    if rows is None:
-        rows = _read(_source(job.source), job.indices)
-        store.write(job.name, encode_part(rows, job.fingerprint))
-    part = ImagePart(job.name, job.start, job.start + len(job.indices), rows.sha256)
-    return PartDone(part, rows.image_shape, was_there)
-
-
-@functools.lru_cache(maxsize=1)
-def _source(uri: str) -> ArrayImages | ImageFiles:
-    """The source, opened once a process."""
-    dataset = open_dataset(uri)
-    if not isinstance(dataset, ArrayImages | ImageFiles):
-        raise DatasetError(f"{uri} is prepared already")
-    return dataset
-
-
-def _read(dataset: ArrayImages | ImageFiles, indices: Sequence[int]) -> ImageRows:
+def _read(dataset: Dataset, indices: Sequence[int]) -> ImageRows:
     """The images as the uint8 pixels that they were decoded from."""
+    if not isinstance(dataset, ArrayImages | ImageFiles):
+        raise DatasetError(f"{dataset.uri} is prepared already")
     images, labels = dataset.take(indices)
     pixels = images.mul(255).round().byte()
     if not bool((pixels.float().div(255) == images).all()):
@@ -148,10 +115,13 @@ def run(
 ) -> Manifest:
     """Write the first `n` images of `uri` (all by default) below `destination`; parts that are there are kept.
 
-    `on_part` is called with each part that is done and the number of images in all.
+    `on_part` is called with each part that is done and the total number of images.
 
     Raises:
-        DatasetError: where the source cannot be used, or `destination` holds other images.
+        DatasetError: if the source cannot be used, or `destination` holds other images; at the first part that cannot
+            be read. Parts that are written stay.
+        StoreError: at the first part that cannot be written.
+        ClusterError, PartitionFailed: if no worker starts, or workers keep dying.
     """
     if parse_uri(uri).scheme == "parquet":
         raise DatasetError(f"{uri} is prepared already; use it as data.uri")
@@ -159,43 +129,54 @@ def run(
     n_images = n or len(dataset)
     if n_images > len(dataset):
         raise DatasetError(f"n={n_images}, but {uri} has {len(dataset)} images")
-    jobs = _jobs(uri, dataset, destination, n_images, part_size, seed)
-    _refuse_others(destination, jobs)
-    done = []
-    with executing(executor, ComputeConfig()) as used:
-        used.start()
-        for part in write_parts(jobs):
-            done.append(part)
-            if on_part is not None:
-                on_part(part, n_images)
-    return _finish(dataset, jobs, done, seed)
+    task = _task(dataset, destination, n_images, part_size, seed)
+    _refuse_others(task)
+    done: list[PartDone] = []
+
+    def received(part: Any) -> None:
+        if part.error is not None:
+            kind, message = part.error
+            raise getattr(errors, kind, DatasetError)(message)
+        done.append(part)
+        if on_part is not None:
+            on_part(part, n_images)
+
+    compute = ComputeConfig(num_gpus=0)
+    with executing(executor, compute) as used:
+        pool = Pool(_spec(uri, dataset, task), task, used.workers(compute), used, received)
+        pool.run(WorkQueue(split_images(n_images, part_size), in_order=True))
+    return _finish(uri, dataset, task, done)
 
 
-def _jobs(uri: str, dataset: Dataset, destination: str, n_images: int, part_size: int, seed: int) -> list[PartJob]:
-    order = balanced_order(dataset.labels[:n_images], seed)
-    shuffled = hashlib.sha256(json.dumps(order).encode()).hexdigest()
+def _task(dataset: Dataset, destination: str, n_images: int, part_size: int, seed: int) -> PartTask:
+    shuffled = hashlib.sha256(json.dumps(_order(dataset, n_images, seed)).encode()).hexdigest()
     identity = {"source": dataset.checksum(n_images), "order": shuffled, "part_size": part_size}
-    fingerprint = digest(identity)
     target = Store(destination).uri  # absolute: a worker has another working folder
-    return [
-        PartJob(uri, target, fingerprint, part.file_name, part.start, tuple(order[part.start : part.stop]))
-        for part in split_images(n_images, part_size)
-    ]
+    return PartTask(stage="prepare", fingerprint=digest(identity), destination=target, n_images=n_images, seed=seed)
 
 
-def _refuse_others(destination: str, jobs: Sequence[PartJob]) -> None:
+def _spec(uri: str, dataset: Dataset, task: PartTask) -> WorkerSpec:
+    """A worker with images and without classifiers."""
+    return WorkerSpec(
+        store_uri=task.destination, data_uri=uri, std_uri=None, rob_uri=None,
+        checksums={"labels": labels_checksum(dataset)}, threat=ThreatModel("Linf", 1 / 255), seed=0, ln_k=None,
+        batch_size=1, n_threads=1, working_folder=str(Path.cwd()),
+    )  # fmt: skip
+
+
+def _refuse_others(task: PartTask) -> None:
     """Refuse a destination that holds parts of another set of images."""
-    store = Store(destination)
+    store = Store(task.destination)
     if store.exists(MANIFEST):
-        there = open_parquet(parse_uri(f"parquet:{destination}")).manifest
-        if there.fingerprint != jobs[0].fingerprint:
+        there = open_parquet(parse_uri(f"parquet:{task.destination}")).manifest
+        if there.fingerprint != task.fingerprint:
             raise DatasetError(
                 f"{store.uri} already holds other images or another order ({len(there.labels)} images of "
                 f"{there.source}, seed {there.seed}); choose another --to, or delete it"
             )
 
 
-def _finish(dataset: Dataset, jobs: Sequence[PartJob], done: Sequence[PartDone], seed: int) -> Manifest:
+def _finish(uri: str, dataset: Dataset, task: PartTask, done: Sequence[PartDone]) -> Manifest:
     """Write the manifest, last of all: a set without one is not complete."""
     done = sorted(done, key=lambda part: part.part.start)
     shapes = {part.image_shape for part in done}
@@ -205,12 +186,12 @@ def _finish(dataset: Dataset, jobs: Sequence[PartJob], done: Sequence[PartDone],
             "bring them to one: ?preprocess=Res256Crop224"
         )
     manifest = Manifest(
-        source=jobs[0].source,
-        fingerprint=jobs[0].fingerprint,
-        seed=seed,
+        source=uri,
+        fingerprint=task.fingerprint,
+        seed=task.seed,
         image_shape=shapes.pop(),
         parts=tuple(part.part for part in done),
-        labels=tuple(int(dataset.labels[i]) for job in jobs for i in job.indices),
+        labels=tuple(int(dataset.labels[i]) for i in _order(dataset, task.n_images, task.seed)),
     )
-    Store(jobs[0].destination).write(MANIFEST, manifest.to_json())
+    Store(task.destination).write(MANIFEST, manifest.to_json())
     return manifest

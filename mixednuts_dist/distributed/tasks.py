@@ -10,6 +10,7 @@ from ..storage.partitions import Partition
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from torch import Tensor
 
+    from ..images.datasets import Dataset
     from ..mixing.mixture import Mixture
     from .workbench import Workbench
 
@@ -24,6 +25,10 @@ class Task:
     stage: str  # the folder of its files
     fingerprint: str  # of all that its rows depend on
     mixture: Mixture | None = None  # that `worker.model` is; rob where there is none
+
+    def write(self, dataset: Dataset, partition: Partition) -> Any:  # noqa: ARG002
+        """Write a file of a task's own and return its receipt; None leaves `compute` and the worker to write rows."""
+        return None
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         """The rows of a piece, beside `sample_id` and `label`, and the counts of its receipt (`worker.summary`)."""

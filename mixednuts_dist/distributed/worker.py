@@ -159,7 +159,7 @@ class AttackWorker:
         self.dataset = self._dataset()
         networks = {role: self._classifier(uri, role) for role, uri in self.spec.uris.items()}
         self.store = Store(self.spec.store_uri)
-        if not self.store.exists("run.yaml"):
+        if self.spec.rob_uri is not None and not self.store.exists("run.yaml"):
             raise StoreError(
                 f"{platform.node()} does not see {self.store.address('run.yaml')}, which the driver wrote: "
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
@@ -215,6 +215,8 @@ class AttackWorker:
             prefetched: the partitions that this worker gets next: their images take the slots that become free.
             measured: what `measure` has returned on a device of this type; measured here if missing.
         """
+        if (written := task.write(self.dataset, partition)) is not None:
+            return {partition: written}
         path, started = f"{task.stage}/{partition.file_name}", time.perf_counter()
         if measured is not None:
             self.bench.use(measured)

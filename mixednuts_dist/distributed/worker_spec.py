@@ -27,7 +27,7 @@ class WorkerSpec:
     store_uri: str
     data_uri: str
     std_uri: str | None  # None: rob is attacked alone
-    rob_uri: str
+    rob_uri: str | None  # None: a worker without classifiers
     checksums: Mapping[str, str]  # of "labels", "std" and "rob", as the driver saw them
     threat: ThreatModel
     seed: int
