@@ -5,8 +5,6 @@ Each slot is at its own iteration. Iteration 0 evaluates the start; iterations 1
 Shapes: S slots, images of C x H x W.
 """
 
-# ruff: noqa: ARG002 - what is registered is given more than it may need
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,9 +40,8 @@ class ApgdState(SlotState):
     displacement: Tensor  # from where the last step started to x_adv
     x_new: Tensor  # where the slot wants to be evaluated
     direction: Tensor  # of steepest ascent at x_adv, of unit length in the norm
-    x_best: Tensor  # with its direction: the best point, where that is not x_adv
-    direction_best: Tensor
-    at_best: Tensor  # bool: x_adv is the best point, and x_best holds an older one
+    x_best: Tensor
+    direction_best: Tensor  # at x_best
     loss_best: Tensor
     loss_prev: Tensor
     loss_at_check: Tensor
@@ -91,7 +88,7 @@ class Apgd(Stepper[ApgdState]):
         return ApgdState(
             anchors=self.ball.anchors(images()),
             x_adv=images(), displacement=images(), x_new=images(), direction=images(),
-            x_best=images(), direction_best=images(), at_best=counts().bool(),
+            x_best=images(), direction_best=images(),
             loss_best=numbers(), loss_prev=numbers(), loss_at_check=numbers(), reduced=counts().bool(),
             step_size=numbers(), n_increases=counts(), review_at=counts(), check_every=counts(),
             min_check=counts(), check_decrease=counts(), iteration=counts(), n_iter=counts(),
@@ -110,7 +107,7 @@ class Apgd(Stepper[ApgdState]):
             values[slots] = 0
         for values in (state.loss_best, state.loss_prev, state.loss_at_check, state.n_increases, state.iteration):
             values[slots] = 0
-        state.at_best[slots], state.reduced[slots] = False, True
+        state.reduced[slots] = True
         state.losses += [name for name in dict.fromkeys(run.loss for run in runs) if name not in state.losses]
         for values, number in (
             (state.step_size, lambda run: run.first_step * ball.eps),
@@ -148,12 +145,9 @@ class Apgd(Stepper[ApgdState]):
         """Keep the best point, and review the step size where that is due."""
         loss, stepped = result.loss, state.iteration > 0
         better = ~stepped | (loss > state.loss_best)
-        # The best point is copied only when the path leaves it, not at each of the many steps that improve.
-        left = state.at_best & ~better
-        copy_rows(state.x_best, state.x_adv, left)
-        copy_rows(state.direction_best, state.direction, left)
-        state.at_best = better
         state.direction.copy_(self._direction(result.grad))
+        copy_rows(state.x_best, x, better)
+        copy_rows(state.direction_best, state.direction, better)
         torch.where(better, loss, state.loss_best, out=state.loss_best)
         # The published code compares the first step's loss with 0, not with the start's: kept, so that iterates agree.
         state.n_increases += stepped & (loss > state.loss_prev)
@@ -179,9 +173,8 @@ class Apgd(Stepper[ApgdState]):
         torch.where(due, halve, state.reduced, out=state.reduced)
         torch.where(due, state.loss_best, state.loss_at_check, out=state.loss_at_check)
         torch.where(halve, state.step_size / 2, state.step_size, out=state.step_size)
-        back = halve & ~state.at_best
-        copy_rows(state.x_adv, state.x_best, back)
-        copy_rows(state.direction, state.direction_best, back)
+        copy_rows(state.x_adv, state.x_best, halve)
+        copy_rows(state.direction, state.direction_best, halve)
         shorter = torch.maximum(state.check_every - state.check_decrease, state.min_check)
         torch.where(due, shorter, state.check_every, out=state.check_every)
         torch.where(due, state.iteration + state.check_every, state.review_at, out=state.review_at)

@@ -7,6 +7,7 @@ flags. Slots without a run hold old values. They are passed along as padding, an
 Shapes: S slots (rows of a pass), images of C x H x W, K classes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,16 @@ class Job:
     def is_open(self) -> bool:
         """Whether it still counts for its image."""
         return self.place in self.image.open
+
+    @property
+    def target(self) -> int:
+        """The class to aim at; the label if the run has no target."""
+        return self.image.targets[self.run.target - 1] if self.run.target else self.image.label
+
+    @property
+    def name(self) -> str:
+        """The run's name, with the target's rank on the clean image."""
+        return self.run.name.format(rank=self.image.ranks[self.run.target - 1]) if self.run.target else self.run.name
 
 
 @dataclass(eq=False)
@@ -202,22 +213,23 @@ class Batch:
         """Read the flags; return new claims and the best points of runs that are over, whose slots become free."""
         points = self._points
         over, claim_at, n_passes = torch.stack([points.over.long(), points.claim_at, points.n_passes]).cpu().tolist()
-        claimed = [slot for slot, job in enumerate(self.jobs) if job is not None and claim_at[slot] > job.n_claimed]
-        ended = [slot for slot, job in enumerate(self.jobs) if job is not None and over[slot]]
+        held = [(slot, job) for slot, job in enumerate(self.jobs) if job is not None]
+        claimed = [(slot, job) for slot, job in held if claim_at[slot] > job.n_claimed]
+        ended = [(slot, job) for slot, job in held if over[slot]]
         claims = []
-        for slots, pixels, at, ends in ((claimed, points.claim, claim_at, False), (ended, points.best, n_passes, True)):
-            if slots:
-                x = pixels[sent(slots, points.labels)]
-                for slot, point in zip(slots, x, strict=True):
-                    job = self.jobs[slot]
-                    assert job is not None
-                    claims.append(Claim(job, point, at[slot], ends))
-                    if ends:
-                        job.image.n_passes[job.place] = at[slot]
-                    else:
-                        job.n_claimed = at[slot]
-        self._free(ended)
+        for slot, job, x in self._rows(points.claim, claimed):
+            job.n_claimed = claim_at[slot]
+            claims.append(Claim(job, x, claim_at[slot], ends=False))
+        for slot, job, x in self._rows(points.best, ended):
+            job.image.n_passes[job.place] = n_passes[slot]
+            claims.append(Claim(job, x, n_passes[slot], ends=True))
+        self._free([slot for slot, _ in ended])
         return claims
+
+    def _rows(self, pixels: Tensor, chosen: list[tuple[int, Job]]) -> Iterator[tuple[int, Job, Tensor]]:
+        if chosen:
+            x = pixels[sent([slot for slot, _ in chosen], self._points.labels)]
+            yield from ((slot, job, row) for (slot, job), row in zip(chosen, x, strict=True))
 
     # Slots
 
@@ -258,22 +270,14 @@ class Batch:
         self.n_running += len(jobs)
 
     def _start_batch(self, jobs: list[Job]) -> StartBatch:
-        images, labels = [job.image for job in jobs], self._points.labels
-        aimed = [(job.run.target - 1, job.image) if job.run.target else None for job in jobs]
-        names = [
-            job.run.name if at is None else job.run.name.format(rank=at[1].ranks[at[0]])
-            for job, at in zip(jobs, aimed, strict=True)
-        ]
+        images, like = [job.image for job in jobs], self._points.labels
         return StartBatch(
             runs=[job.run for job in jobs],
             x=torch.stack([image.x for image in images]),
             best=torch.stack([image.best for image in images]),
-            labels=sent([image.label for image in images], labels),
-            targets=sent(
-                [image.label if at is None else image.targets[at[0]] for image, at in zip(images, aimed, strict=True)],
-                labels,
-            ),
-            names=names,
+            labels=sent([image.label for image in images], like),
+            targets=sent([job.target for job in jobs], like),
+            names=[job.name for job in jobs],
             sample_ids=[image.sample_id for image in images],
         )
 

@@ -65,7 +65,7 @@ class SparseApgd(Apgd):
         ended = super().tell(state, x, result)
         following = ended & (state.n_left > 0)
         if anyone(following):
-            copy_rows(state.x_adv, state.x_best, following & ~state.at_best)
+            copy_rows(state.x_adv, state.x_best, following)
             state.n_left -= following.long()
             copy_rows(state.x_adv, self._project(state.x_adv, state), following)
             state.iteration.masked_fill_(following, 0)
@@ -79,8 +79,7 @@ class SparseApgd(Apgd):
     def _review(self, state: ApgdState) -> None:
         """Back to the best point with the longest step where that became sparser, else a shorter step."""
         stepped = state.iteration > 0
-        best_is_here = per_image(state.at_best, state.x_adv)
-        n_moved = self._moved(torch.where(best_is_here, state.x_adv, state.x_best), state)
+        n_moved = self._moved(state.x_best, state)
         due = stepped & (state.iteration % state.check_every.clamp(min=1) == 0)  # free slots hold zeros
         sparser = due & (n_moved / state.n_moved < _SPARSER)
         longest = self._radius(state)
@@ -88,9 +87,8 @@ class SparseApgd(Apgd):
         torch.where(due, torch.where(sparser, longest, shorter), state.step_size, out=state.step_size)
         torch.where(due, n_moved, state.n_moved, out=state.n_moved)
         torch.where(due, self._share(n_moved, state), state.share, out=state.share)
-        back = sparser & ~state.at_best
-        copy_rows(state.x_adv, state.x_best, back)
-        copy_rows(state.direction, state.direction_best, back)
+        copy_rows(state.x_adv, state.x_best, sparser)
+        copy_rows(state.direction, state.direction_best, sparser)
 
     def _enter(self, state: ApgdState, chosen: Tensor) -> None:
         """What begins anew with each ball, for the slots that are at their start in it."""
