@@ -40,7 +40,7 @@ class BatchShape:
     """The number of rows of every pass.
 
     Args:
-        rows: images a pass. It halves when memory runs out, with a warning; `asked` keeps what it was.
+        rows: images per pass. The number is halved when memory runs out, with a warning.
         fixed: pass no smaller shape even where one gives the same bits.
         float32_rows: of the judge's passes, and of gradients in float32 beside coarser ones; `rows` by default.
 
@@ -58,7 +58,7 @@ class BatchShape:
     def __init__(self, rows: int = ON_CPU, *, fixed: bool = False, float32_rows: int | None = None) -> None:
         if rows < 1:
             raise InvalidInputError(f"batch_size={rows} must be at least 1 image")
-        self.rows = self.asked = rows
+        self.rows = rows
         self.fixed = fixed
         apart = float32_rows is not None and float32_rows < rows
         self.float32: BatchShape = BatchShape(float32_rows or rows, fixed=fixed) if apart else self

@@ -1,4 +1,4 @@
-"""What an attack is: it plans runs, and a `Stepper` takes their steps for many images at a time (`stepper.py`).
+"""Attacks: an `Attack` plans runs, and a `Stepper` takes their steps for many images at a time (`stepper.py`).
 
 To add an attack, register a subclass of `Attack` in its own file, in this folder or anywhere else (then name the file
 in the configuration: `extensions: [my_attack.py]`)::
@@ -75,7 +75,7 @@ _LEAST_REFERENCE = 0.25
 
 @dataclass(frozen=True)
 class Setting:
-    """What an attack is made for."""
+    """The threat model, the budget and the classifier that an attack plans its runs for."""
 
     threat: ThreatModel
     budget: AttackBudget
@@ -145,8 +145,8 @@ def borderline(margin: float, clean_margin: float, setting: Setting, *, slack: f
 def with_float32_repeats(runs: Sequence[Run], setting: Setting) -> list[Run]:
     """Return the runs and, if passes compute below float32, their repeats in float32 for borderline images.
 
-    For attacks that decide by small differences, between two queries or on which side of the border a point lies. Far
-    from the border rounding changes their path but not whether the image remains robust.
+    For attacks that decide by small differences, between two queries or on which side of the border a point lies. With
+    a large margin rounding changes their path but not whether the image remains robust.
     """
     if not setting.low_precision:
         return list(runs)

@@ -1,7 +1,7 @@
 """A batch of runs: slots that take the steps of one stepper together, in passes of one batch shape.
 
 A slot keeps stepping until its run is over or the run is cancelled. When a point is misclassified it is copied, with
-the number of its iteration, and the slot goes on; so neither outcomes nor counts depend on when the host reads the
+the number of its iteration, and the slot continues; so neither outcomes nor counts depend on when the host reads the
 flags. Slots without a run hold old values. They are passed along as padding, and what they show is ignored.
 
 Shapes: S slots (rows of a pass), images of C x H x W, K classes.
@@ -64,7 +64,7 @@ class Claim:
 
 @dataclass
 class Points(SlotState):
-    """What the batch itself keeps of each slot, as far as the precision of the passes can tell."""
+    """The points that the batch itself keeps for each slot, by margins in the precision of the passes."""
 
     x: Tensor  # clean images, for steppers that leave the ball; otherwise no pixels
     labels: Tensor

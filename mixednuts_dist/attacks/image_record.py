@@ -1,4 +1,4 @@
-"""What is known of one image while it is attacked: numbers on the host, pixels where the image is."""
+"""The record of one image while it is attacked: numbers on the host, pixels on the image's device."""
 
 from dataclasses import dataclass, field
 from math import expm1, inf
@@ -11,7 +11,7 @@ from .stepper import ImageSummary, Run
 Where = tuple[float, int]
 AS_CLEAN: Where = (-2, 0)  # the clean image
 AS_KNOWN: Where = (-1, 0)  # the adversarial example that was tried first
-NEVER: Where = (inf, 0)  # in place of where a robust image was broken
+NEVER: Where = (inf, 0)  # for a robust image
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class ImageRecord:
     best_at: Where = AS_CLEAN
     broken_at: Where = NEVER  # the first point in the order of the plan that was verified to be misclassified
     decided: bool = False
-    group: int = -1  # of the plan's groups, the one at hand
+    group: int = -1  # the current one of the plan's groups
     open: set[int] = field(default_factory=set)  # places of the runs of this group that are not over
     log1m_margin_before: float = -inf  # as this group began
     n_forward: int = 1  # before any run: the clean image
@@ -50,7 +50,7 @@ class ImageRecord:
         return ImageSummary(margin, -expm1(self.clean_log1m_margin), gain, repeated_margin)
 
     def offer(self, x: Tensor, log1m_margin: float, wrong: bool, where: Where, stop_when_broken: bool) -> None:
-        """Take in a verified point.
+        """Add a verified point.
 
         The outcome does not depend on the order in which points come: the first misclassified one in the order of the
         plan counts with `stop_when_broken`, otherwise the one with the smallest margin, and of equal ones the first.

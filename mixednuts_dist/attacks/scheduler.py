@@ -13,13 +13,13 @@ One image's way::
       │  a slot is free
       ▼
     Batch.step                     ask -> forward and backward pass -> tell, for all slots at once, in one batch shape
-      │                            a misclassified point is copied with its iteration number; the slot goes on
+      │                            a misclassified point is copied with its iteration number; the slot continues
       ▼
     claims                         copied points, and the best point of each run that is over
       │  judge, float32            the only place that decides what is misclassified and what its margin is
       ▼
     ImageRecord.offer              the first misclassified point in the order of the plan breaks the image: this cancels
-      │                            the runs behind it, and nothing else. When no run of the group is open, the next one
+      │                            the later runs, and nothing else. When no run of the group is open, the next one
       ▼
     Finished (the group)           with the last image that is decided
 
@@ -71,7 +71,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Finished:
-    """What is known of a group in the end; (B,) each, on the host except for the images."""
+    """The outcome of a group; (B,) each, on the host except for the images."""
 
     group: Group
     best: Tensor  # where the smallest margin was verified; a broken image is misclassified there
@@ -122,8 +122,8 @@ class Scheduler:
         """Yield each group as its last image is decided.
 
         The next group is taken from the source whenever no batch is full. The source may give None, "nothing yet": the
-        scheduler goes on with what it has, and asks again after the next pass; a source that will have nothing for a
-        while waits a little before it gives None. After its end the scheduler finishes what it has.
+        scheduler continues with its images, and asks again after the next pass; a source that will have nothing for a
+        while waits a little before it gives None. After its end the scheduler finishes its images.
 
         Raises:
             torch.OutOfMemoryError: if not even one image fits.
@@ -207,7 +207,7 @@ class Scheduler:
             image.open.discard(place)
 
     def _cancel(self, broken: list[ImageRecord]) -> None:
-        """Runs behind the point that breaks an image no longer count; those before it may still break it earlier."""
+        """Cancel the runs after the point that breaks an image; earlier runs may still break it earlier in the plan."""
         for image in broken:
             last = image.broken_at[0]
             image.open = {place for place in image.open if place < last}

@@ -93,7 +93,7 @@ class StartBatch:
     best: Tensor  # the points with the smallest verified margins so far; the clean image if there is none
     labels: Tensor
     targets: Tensor  # classes; the label if the run has no target
-    names: Sequence[str]  # `Run.name` with the target's rank on the clean image in place of "{rank}"
+    names: Sequence[str]  # `Run.name` with the target's rank on the clean image instead of "{rank}"
     sample_ids: Sequence[int]
 
     def of_type(self, kind: type[RunT]) -> list[RunT]:
@@ -121,7 +121,7 @@ class StartBatch:
 
 @dataclass
 class StepResult:
-    """What a pass has shown, one row per slot; on the device, without a graph."""
+    """The results of a pass, one row per slot; on the device, without a graph."""
 
     logits: Tensor  # (S, K) the attacked classifier's own, in the precision of the pass
     labels: Tensor
@@ -142,7 +142,7 @@ State = TypeVar("State", bound=SlotState)
 
 @dataclass(frozen=True)
 class Stepper(Generic[State]):
-    """Base class of all steppers; the text of the module says what to write and what to rely on.
+    """Base class of all steppers; the docstring of the module describes the contract.
 
     Args:
         threat: the balls around the images.
@@ -171,7 +171,7 @@ class Stepper(Generic[State]):
         raise NotImplementedError
 
     def start(self, state: State, slots: Tensor, batch: StartBatch) -> None:
-        """Write these slots anew for runs that begin."""
+        """Overwrite these slots for runs that begin."""
         raise NotImplementedError
 
     def ask(self, state: State) -> Tensor:
@@ -183,7 +183,7 @@ class Stepper(Generic[State]):
         raise NotImplementedError
 
     def tell(self, state: State, x: Tensor, result: StepResult) -> Tensor:
-        """Take in what the pass over `x` has shown; return (S,) bool on the device: whose run is over."""
+        """Update the state with the results of the pass over `x`; return (S,) bool on the device: whose run is over."""
         raise NotImplementedError
 
 

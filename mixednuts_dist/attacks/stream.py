@@ -1,4 +1,4 @@
-"""One engine for many calls: slots that one call leaves free go to the groups of the calls after it."""
+"""Prefetching: one scheduler for many calls, whose free slots go to the groups of later calls."""
 
 import logging
 from collections import deque
@@ -12,11 +12,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Stream:
-    """One engine for many calls, each of which ends one group: its free slots go to the groups of later calls.
+    """Keep one scheduler busy across calls: each call finishes one group and fills idle slots with the next ones.
 
     Args:
-        engine: that nothing else uses.
-        group: makes the group of a key; called once for each that is wanted.
+        engine: the scheduler, which must have no other user.
+        group: returns the group of a key; called once per key.
     """
 
     def __init__(self, engine: Scheduler, group: Callable[[Any], Group]) -> None:
@@ -39,9 +39,10 @@ class Stream:
         return self.engine.n_forward_in_flight + sum(finished.n_forward for finished in self._done.values())
 
     def finish(self, key: Any, prefetched: Sequence[Any] = ()) -> Finished:
-        """The outcome of a key's group; meanwhile the `prefetched` groups are begun, in order, as slots become free.
+        """Return the outcome of a key's group, and begin the `prefetched` groups, in order, as slots become free.
 
-        A prefetched group that cannot be made is left until it is the key. After an error the stream is of no more use.
+        If a prefetched group cannot be loaded, it is tried again when it is the key. After an error the stream is
+        unusable.
         """
         self._wanted = key
         self._to_begin = deque(
