@@ -132,7 +132,7 @@ def test_a_whole_attack_waits_for_flags_and_verdicts_alone(card) -> None:
         by_file[line.partition(":")[0]] += n
     # The checks of a call's model, images and gradients, the probe that compares the bits of a smaller shape, and what
     # is returned, with which images stand: all once.
-    once = {"attacks/entry.py", "attacks/red_flags.py", "acceleration/batch_shape.py", "attacks/cut_gradients.py"}
+    once = {"attacks/entry.py", "attacks/red_flags.py", "acceleration/batch_shape.py"}
     once |= {"attacks/adaptive.py", "attacks/scheduler.py"}
     assert by_file.keys() <= {"attacks/judge.py", "attacks/batch.py", *once}
     assert sum(by_file[file] for file in once) <= 26, by_file
