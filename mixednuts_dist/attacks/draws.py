@@ -31,8 +31,8 @@ from ..config.register import ATTACKS
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..norms.random import hashed, key_number, keys_of
-from ..selection.sequential import ConfidenceSequence
 from .gradient_model import AttackMode, MixedOutputs, Outputs
+from .sequential import ConfidenceSequence
 
 CLIMB, JUDGE, RATE = range(3)  # what a draw is for: none serves twice
 MOST_DRAWS = 400  # at a final point

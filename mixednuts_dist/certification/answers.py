@@ -56,10 +56,8 @@ class SmoothedAnswers:
 
     def predicted(self, mixture: Mixture) -> Tensor:
         """Return on which images the draws settle the label, (N,) bool; an unsettled class counts as an error."""
-        classes_N = settled_classes(
-            self._std_NK(), self.chosen_counts_NK, self.counts_NK, self.n_drawn_N, self.plan.looks,
-            alpha=mixture.alpha, one_minus_alpha=mixture.one_minus_alpha,
-        )  # fmt: skip
+        counts = self.chosen_counts_NK, self.counts_NK, self.n_drawn_N
+        classes_N = settled_classes(self._std_NK(), *counts, self.plan.looks, mixture)
         right_N: Tensor = classes_N == self.labels_N
         return right_N
 

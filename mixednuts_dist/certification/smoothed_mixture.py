@@ -76,10 +76,8 @@ class SmoothedMixture(nn.Module):
             seed: makes the result reproducible, and is then no longer secret; by default a new one from `secrets`.
         """
         votes = self._votes(x_BCHW, n, seed, None)
-        classes_B = settled_classes(
-            self._std_BK(x_BCHW), votes.chosen_counts_BK, votes.counts_BK, votes.n_drawn_B, self._plan(n).looks,
-            alpha=self.mixed.alpha, one_minus_alpha=self.mixed.one_minus_alpha,
-        )  # fmt: skip
+        counts = votes.chosen_counts_BK, votes.counts_BK, votes.n_drawn_B
+        classes_B = settled_classes(self._std_BK(x_BCHW), *counts, self._plan(n).looks, self.mixed.mixture)
         return classes_B.to(x_BCHW.device)
 
     def certify(

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..mixing.mixture import Mixture
 from .certificates import needed_margin, vote_needed
 from .confidence import Looks, lower_bound, top_and_second, upper_bound
 
@@ -72,14 +73,7 @@ class Votes:
 
 
 def settled_classes(
-    std_BK: Tensor,
-    chosen_counts_BK: Tensor,
-    counts_BK: Tensor,
-    n_drawn_B: Tensor,
-    looks: Looks,
-    *,
-    alpha: float,
-    one_minus_alpha: float,
+    std_BK: Tensor, chosen_counts_BK: Tensor, counts_BK: Tensor, n_drawn_B: Tensor, looks: Looks, mixture: Mixture
 ) -> Tensor:
     """Return the classes of the smoothed mixture, (B,); `ABSTAINS` where the draws do not settle the class.
 
@@ -91,7 +85,7 @@ def settled_classes(
         chosen_counts_BK, counts_BK: votes among the draws that choose, and among those that bound.
         n_drawn_B: the number of the latter.
     """
-    std_part_BK = one_minus_alpha * std_BK
+    alpha, std_part_BK = mixture.alpha, mixture.one_minus_alpha * std_BK
     shares_BK = chosen_counts_BK.double() / chosen_counts_BK.sum(dim=1, keepdim=True)
     chosen_B1 = (std_part_BK + alpha * shares_BK).argmax(dim=1, keepdim=True)
     errors_B1, n_drawn_B1 = looks.errors_at(n_drawn_B)[:, None] / counts_BK.shape[1], n_drawn_B[:, None]

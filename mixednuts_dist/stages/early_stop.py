@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ..selection.sequential import ConfidenceSequence
+from ..attacks.sequential import ConfidenceSequence
 from ..storage.partitions import Partition
 from ..storage.records import Receipt
 

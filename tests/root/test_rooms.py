@@ -30,7 +30,7 @@ ALLOWED_THIRD_PARTY = {
     "norms": {"torch"},
     "selection": {"torch", "numpy", "scipy"},
     "acceleration": {"torch"},
-    "attacks": {"torch", "pyautoattack"},
+    "attacks": {"torch", "numpy", "pyautoattack"},
     "certification": {"torch", "numpy", "scipy"},
     "images": {"torch", "numpy", "torchvision", "robustbench", "sklearn", "PIL", "pyarrow"},
     "classifiers": {

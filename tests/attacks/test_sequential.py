@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mixednuts_dist.selection.sequential import ConfidenceSequence
+from mixednuts_dist.attacks.sequential import ConfidenceSequence
 
 TIMES = 200  # simulated evaluations
 
