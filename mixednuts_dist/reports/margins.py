@@ -234,7 +234,7 @@ def split_sentence(splits: Sequence[MarginSplit]) -> str:
 
 
 def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
-    """The paper's comparison of two medians in one sentence, or why there is nothing to compare."""
+    """Compare two medians in one sentence, as in the paper, or say why there is nothing to compare."""
     raw, mapped = margin_ratio(groups, "rob"), margin_ratio(groups, "rob+M")
     if raw is None or mapped is None:
         return "rob is right on no attacked image or wrong on no clean one, so there are no margins to compare."

@@ -1,4 +1,4 @@
-"""The report stage: reads a finished run batch by batch, and leaves the page, tables and figures in its folder."""
+"""The report stage reads a finished run batch by batch and writes the page, the tables and the figures."""
 
 import logging
 import shlex
@@ -61,11 +61,11 @@ _LOGITS_AT_A_TIME = 1 << 21  # of each column: 8 MB; a few float64 copies are ma
 
 
 def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
-    """Write the report of a finished run and return its results; a storage that takes no files is told in one line.
+    """Write the report of a finished run and return its results; warn if the storage is read-only.
 
     Raises:
-        MissingArtifact: where a stage has not finished.
-        FingerprintMismatch: where stored rows are not this run's.
+        MissingArtifact: if a stage has not finished.
+        FingerprintMismatch: if stored rows belong to another run.
     """
     opened = reopen_run(config)
     results = collect(opened)
@@ -81,7 +81,7 @@ def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
 
 
 def collect(opened: Run) -> RunResults:
-    """The results of a finished run, read from its files alone; errors as in `run`."""
+    """Return the results of a finished run from its files; it raises what `run` raises."""
     config, stage = opened.config, stage_of(opened.config, "evaluate")
     require_needs(stage, opened)
     fingerprint = stage.fingerprint(opened)
@@ -111,7 +111,7 @@ def collect(opened: Run) -> RunResults:
 
 
 def _mixture_results(opened: Run, fingerprint: str) -> RunResults:
-    """What the rows of attack and evaluate say, with the pictures of some."""
+    """Count the rows of the attack and evaluate stages, and read the images to look at."""
     results = gather_results(
         _batches(opened, fingerprint), search=read_search_result(opened),
         attacks=attacks_said(opened.config), **_description(opened),
@@ -127,7 +127,7 @@ def _mixture_results(opened: Run, fingerprint: str) -> RunResults:
 
 
 def _rob_results(opened: Run, fingerprint: str) -> RunResults:
-    """The attacks on rob alone, where the run has no std."""
+    """Count the attacks on `rob` alone, for a run without `std`."""
     steps, standing, n_robust = steps_of(opened), Counter[str](), 0
     columns = ["label", "rob_clean", "robust", *(f"{SURVIVED}{step}" for step in steps)]
     for partitions in _parts(opened):
@@ -148,7 +148,7 @@ def _attack_words(config: RunConfig) -> str:
 
 
 def attacks_said(config: RunConfig) -> dict[str, str]:
-    """What std, rob and the mixture were attacked with, each with its budget."""
+    """Return the attack on each of `std`, `rob` and `mixed`, with its budget."""
     attack = config.attack
     on_std, on_rob = (
         spent_words({**attack.model_dump(), "attacks": names}) for names in (STD_ATTACKS, ATTACKS_OF[attack.method])
@@ -158,7 +158,7 @@ def attacks_said(config: RunConfig) -> dict[str, str]:
 
 
 def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...]]:
-    """The receipts of each complete stage of a key of its own, and a note on each that is not complete."""
+    """Return the summaries of each complete added stage, and a note on each incomplete one."""
     found, notes, opened = dict[str, list[Receipt]](), [], replace(opened, only=None)
     for name in opened.config.added_stages():
         if opened.config.section(name) is None:
@@ -185,7 +185,7 @@ def _rows_of(opened: Run, stage: Stage, receipts: Sequence[Receipt]) -> list[Acc
 
 
 def stage_tables(opened: Run, names: Iterable[str]) -> dict[str, Table]:
-    """The tables of stages with a key of their own, by title."""
+    """Return the tables of added stages, by title."""
     found = {}
     for name in names:
         for title, (columns, rows) in stage_of(opened.config, name).tables(replace(opened, only=None)).items():
@@ -195,13 +195,13 @@ def stage_tables(opened: Run, names: Iterable[str]) -> dict[str, Table]:
 
 
 def _certified(opened: Run, names: Iterable[str]) -> Certified | None:
-    """Of the first stage that has proven something."""
+    """Return the certificates of the first stage that has any."""
     found = (stage_of(opened.config, name).certified(replace(opened, only=None)) for name in names)
     return next((each for each in found if each is not None), None)
 
 
 def _description(opened: Run) -> dict[str, Any]:
-    """What was run, as the configuration says it, and the wall-clock seconds of each stage."""
+    """Return the description of the run and the wall-clock seconds of each stage."""
     config = opened.config
     return {
         "run_id": config.run_id(),
@@ -216,7 +216,7 @@ def _description(opened: Run) -> dict[str, Any]:
 
 
 def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
-    """What it takes to repeat the run."""
+    """Return the facts that repeat the run."""
     versions = yaml.safe_load(store.read("run.yaml"))["versions"]
     command = redacted(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
     loaded = {"in Python": loading_line(config, store.uri)} if config.std is not None else {}
@@ -231,7 +231,7 @@ def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
 
 
 def _parts(opened: Run) -> Iterator[list[Partition]]:
-    """The partitions in groups of about as many images as are held at once, so that memory does not grow with them."""
+    """Yield the partitions in groups, so that memory does not grow with their number."""
     each = max(1, _LOGITS_AT_A_TIME // (opened.inputs.n_classes * opened.partition_size))
     for start in range(0, len(opened.partitions), each):
         yield opened.partitions[start : start + each]
@@ -247,7 +247,7 @@ def _batches(opened: Run, fingerprint: str) -> Iterator[tuple[AttackRecords, Eva
 
 
 def _bits_notes(*stages: Iterable[Receipt]) -> tuple[str, ...]:
-    """Where rows are of a device on which passes do not repeat their bits."""
+    """Return a note on each device on which passes do not repeat their bits."""
     devices = sorted({each.device for receipts in stages for each in receipts if not each.repeatable})
     return tuple(
         f"On {device}, two passes over the same images differ in the last bits. A repeated run decides all but "
@@ -303,7 +303,7 @@ def _second_opinion(
 def _pictures(
     opened: Run, chosen: tuple[WorstImage, ...], fingerprint: str
 ) -> tuple[tuple[WorstImage, ...], tuple[str, ...], tuple[str, ...]]:
-    """The images to look at and the classes' names; no images, and a note, on a machine that the data set is not on."""
+    """Return the images to look at and the class names; no images and a note if the data set cannot be read."""
     names = opened.config.data.class_names
     if not opened.config.trusted and reaches_out(opened.config.data.uri):
         uri = opened.config.written(opened.config.data.uri)

@@ -1,4 +1,4 @@
-"""One run's results: counted once, batch by batch, from the stored rows; tables, figures, page and JSON show them.
+"""Results of one run, counted once from the stored rows, for the tables, the figures, the page and the JSON file.
 
 Shapes: N images of a batch, K classes.
 """
@@ -46,7 +46,7 @@ class AccuracyRow:
 
 @dataclass(frozen=True)
 class SurvivalStep:
-    """How many images are still right after one step of the attack; the first is `clean`."""
+    """The images that are still correct after one step of the attack; the first step is `clean`."""
 
     step: str
     standing: Count
@@ -55,35 +55,35 @@ class SurvivalStep:
 
 @dataclass(frozen=True)
 class StageCost:
-    """The bill of one stage; rows that were taken over from another run count with what they cost there."""
+    """The cost of one stage; rows reused from another run count with their cost there."""
 
     stage: str
     images: int
     partitions: int
     nodes: int
     devices: tuple[str, ...]  # names of accelerators, or "cpu"
-    core_hours: float  # of workers without an accelerator: cores held x time
-    gpu_hours: float  # of the others: accelerators, or shares of one, held x time
-    wall_seconds: float | None  # on this run's own clock; None where it computed none of the rows
+    core_hours: float  # cores held x time, for workers without an accelerator
+    gpu_hours: float  # accelerators, or shares of one, held x time
+    wall_seconds: float | None  # on the clock of this run; None if it computed none of the rows
     n_forward: int  # images passed forward
     n_backward: int
 
     @property
     def images_per_second(self) -> float | None:
-        """Images of the stage by its wall-clock seconds, all workers together."""
+        """Return the images of the stage per wall-clock second, all workers together."""
         return self.images / self.wall_seconds if self.wall_seconds else None
 
     @property
     def passes_per_image(self) -> float:
-        """Forward and backward passes that one image took on average."""
+        """Return the mean number of forward and backward passes per image."""
         return (self.n_forward + self.n_backward) / self.images
 
 
 @dataclass(frozen=True)
 class RunResults:
-    """Everything a report shows about one run; `to_json` documents the fields.
+    """Everything that a report shows about one run.
 
-    A run without std has attacks on rob alone: one row of accuracy, no search, no margins.
+    A run without `std` attacks `rob` alone: it has one row of accuracy, no search and no margins.
     """
 
     run_id: str
@@ -97,28 +97,28 @@ class RunResults:
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
     found: SearchResult | None = None
-    kept: Count | None = None  # of rob's robust images: those that the mixture keeps right under the adaptive attack
+    kept: Count | None = None  # robust images of `rob` that are robust under `mixed`, too
     n_only_mixed: int = 0  # images that are robust under mixed, but not under rob
     n_std_decides: int = 0  # clean images on which mixed follows std against rob
     clean_only: tuple[int, int] = (0, 0)  # clean images that only mixed has right, and that only rob has right
     margins: tuple[MarginGroup, ...] = ()
-    splits: tuple[MarginSplit, ...] = ()  # what a cutoff on rob's margins separates, as it is and behind M
-    stages: tuple[AccuracyRow, ...] = ()  # one for each complete stage of a key of its own: "mixed, certify"
-    tables: Mapping[str, Table] = field(default_factory=dict)  # of such stages, by title
-    certified: Certified | None = None  # what is proven, where a stage has proven something
+    splits: tuple[MarginSplit, ...] = ()  # what a margin threshold separates, for each form of `rob`
+    stages: tuple[AccuracyRow, ...] = ()  # one per complete added stage: "mixed, certify"
+    tables: Mapping[str, Table] = field(default_factory=dict)  # of added stages, by title
+    certified: Certified | None = None  # certificates, if a stage computed them
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
     worst: tuple[WorstImage, ...] = ()
-    class_names: tuple[str, ...] = ()  # of the classes 0, 1, ..., as far as they are known
-    names: Mapping[str, str] = field(default_factory=dict)  # what people call std, rob and mixed
-    provenance: Mapping[str, str] = field(default_factory=dict)  # command, seed, versions: what to cite
+    class_names: tuple[str, ...] = ()  # of classes 0, 1, ..., if known
+    names: Mapping[str, str] = field(default_factory=dict)  # shown instead of std, rob and mixed
+    provenance: Mapping[str, str] = field(default_factory=dict)  # command, seed and versions
 
     @property
     def search(self) -> SearchResult:
-        """What the search chose.
+        """Return the outcome of the search.
 
         Raises:
-            InvalidInputError: for a run without std, which has no search.
+            InvalidInputError: if the run has no `std` and so no search.
         """
         if self.found is None:
             raise InvalidInputError(f"run {self.run_id} has no std, so nothing was searched")
@@ -126,20 +126,20 @@ class RunResults:
 
     @property
     def parameters(self) -> Choice:
-        """What was deployed: s, p, c, alpha and the beta they were chosen for."""
+        """Return the deployed choice: s, p, c, alpha and their beta."""
         return self.search.deployed()
 
     @property
     def n_images(self) -> int:
-        """How many images the run covers."""
+        """Return the number of images."""
         return self.accuracy[0].clean.total
 
     def row(self, classifier: str) -> AccuracyRow:
-        """The accuracy row of `std`, `rob` or `mixed`."""
+        """Return the accuracy row of `std`, `rob` or `mixed`."""
         return next(row for row in self.accuracy if row.classifier == classifier)
 
     def called(self, classifier: str) -> str:
-        """What people call `std`, `rob` or `mixed`."""
+        """Return the name to show for `std`, `rob` or `mixed`."""
         return self.names.get(classifier, classifier)
 
     @property
@@ -216,11 +216,11 @@ def gather_results(  # the run's own description and one argument a stage
     Args:
         batches: rows of the attack and of the evaluate stage about the same images, in the same order.
         search: what the search chose.
-        attacks: what std, rob and mixed were attacked with, in words.
-        description: fields of `RunResults` that say what was run.
+        attacks: the attack on each of `std`, `rob` and `mixed`, in words.
+        description: fields of `RunResults` that describe the run.
 
     Raises:
-        InvalidInputError: where there are no rows, or two sets of rows are not about the same images.
+        InvalidInputError: if there are no rows, or if two sets of rows are about different images.
     """
     chosen, hits, steps = search.deployed(), Counter[str](), Counter[str]()
     transform = chosen.transform()
@@ -283,7 +283,7 @@ def _hits(attack: AttackRecords, evaluate: EvaluateRecords, transform: LogitTran
 
 
 def standing_after(standing_N: Tensor, survived: Mapping[str, Tensor]) -> dict[str, int]:
-    """Images standing after each step, from those right on the clean image on."""
+    """Count the images that are correct after each step; the first count is of clean images."""
     found = {"clean": int(standing_N.sum())}
     for step, alive_N in survived.items():
         standing_N = standing_N & alive_N
@@ -292,7 +292,7 @@ def standing_after(standing_N: Tensor, survived: Mapping[str, Tensor]) -> dict[s
 
 
 def survival_of(standing: Mapping[str, int], n_images: int) -> tuple[SurvivalStep, ...]:
-    """The steps in order, each with what it took from the one before."""
+    """Return the steps in order, each with the number of images that it broke."""
     before = [n_images, *standing.values()]
     return tuple(
         SurvivalStep(step, Count(n, n_images), was - n)
@@ -301,10 +301,10 @@ def survival_of(standing: Mapping[str, int], n_images: int) -> tuple[SurvivalSte
 
 
 def stage_costs(receipts: Mapping[str, Sequence[Receipt]], seconds: Mapping[str, float]) -> tuple[StageCost, ...]:
-    """One bill for each stage that has receipts, in their order.
+    """Return the cost of each stage that has summaries, in their order.
 
     Args:
-        receipts: stage -> one receipt a partition.
+        receipts: stage -> one summary per partition.
         seconds: stage -> wall-clock seconds of this run.
     """
     return tuple(_bill(stage, found, seconds.get(stage)) for stage, found in receipts.items() if found)
@@ -330,7 +330,7 @@ def _bill(stage: str, receipts: Sequence[Receipt], wall_seconds: float | None) -
 
 
 def parameter_values(chosen: Choice) -> dict[str, float]:
-    """beta, s, p, c, alpha and 1 - alpha under the names that every file of the report uses."""
+    """Return beta, s, p, c, alpha and 1 - alpha under the names that all files of the report use."""
     return {
         "beta": chosen.beta,
         "s": chosen.scale,
@@ -342,7 +342,7 @@ def parameter_values(chosen: Choice) -> dict[str, float]:
 
 
 def predicted(entry: Choice) -> tuple[Count, Count]:
-    """Of all images: right on the clean image, robust under the stored perturbations; with the search's intervals."""
+    """Return the predicted clean and robust images of all, with the intervals of the search."""
     (clean_low, clean_high), (low, high) = entry.clean_interval, entry.kept_interval
     return (
         Count(entry.clean_correct, entry.total, (100 * clean_low, 100 * clean_high)),
@@ -351,26 +351,26 @@ def predicted(entry: Choice) -> tuple[Count, Count]:
 
 
 def kept_predicted(results: RunResults, entry: Choice) -> Count:
-    """Of rob's robust images: those that stay right under the stored perturbations."""
+    """Return the predicted retention: robust images of `rob` that are robust under the stored examples."""
     robust = results.row("rob").robust
     kept = round(entry.kept_predicted * robust.total / entry.total)  # the search may have read a sample
     return Count(min(kept, robust.correct), robust.correct)
 
 
 def asked(results: RunResults) -> int:
-    """How many of rob's robust images the deployed beta asks to keep; 0 where it is a share of certified ones."""
+    """Return the number of images that beta asks to retain; 0 if beta is a share of certified images."""
     if criterion_stage(results.search.criterion):
         return 0
     return math.ceil(results.parameters.beta * results.row("rob").robust.correct - 1e-9)
 
 
 def same_mixture(one: Choice, other: Choice) -> bool:
-    """Whether both are the same classifier."""
+    """Return whether both are the same classifier."""
     return one.settings() == other.settings()
 
 
 def kept_by_rounds(search: SearchResult) -> dict[float, Count]:
-    """beta -> what the last round that attacked this beta's present choice measured, of rob's robust images."""
+    """Return beta -> the retention that the last round measured for the current choice of this beta."""
     found: dict[float, Count] = {}
     for done in search.rounds:
         for entry, kept in zip(done.attacked, done.kept, strict=True):
@@ -380,7 +380,7 @@ def kept_by_rounds(search: SearchResult) -> dict[float, Count]:
 
 
 def rounds_table(results: RunResults) -> Table:
-    """Each round of the search and beta: what was predicted of the choice, and what the round measured."""
+    """Return one row per refinement round and beta: predicted and achieved retention."""
     rows: list[list[Cell]] = []
     for done in results.search.rounds:
         passes = done.n_forward + done.n_backward
@@ -453,7 +453,7 @@ def attack_sentence(results: RunResults) -> str:
 
 
 def rounds_sentence(results: RunResults) -> str:
-    """How many rounds the search took, and whether they reached beta."""
+    """Say how many refinement rounds the search took and whether they reached the target."""
     n_rounds = len(results.search.rounds)
     if results.kept is None or not n_rounds:
         why = (
@@ -468,13 +468,13 @@ def rounds_sentence(results: RunResults) -> str:
 
 
 def candidates_sentence(search: SearchResult) -> str:
-    """How many candidates were tried, and how many were left out."""
+    """Say how many candidates were tried and how many were left out."""
     left_out = f"; {search.n_undeployable} left out because float32 could not carry them" * bool(search.n_undeployable)
     return f"{search.n_candidates:,} candidates tried{left_out}."
 
 
 def _observations(results: RunResults) -> list[str]:
-    """Where the measurement does not say what the prediction, the assumptions or the attacks' design let expect."""
+    """Return notes on measurements that contradict a prediction or an assumption."""
     std, rob, mixed = (results.row(name) for name in ("std", "rob", "mixed"))
     chosen, notes = results.parameters, []
     if std.clean.correct <= rob.clean.correct:
@@ -498,7 +498,7 @@ def _observations(results: RunResults) -> list[str]:
 
 
 def square_note(survival: tuple[SurvivalStep, ...]) -> list[str]:
-    """What Square's finding anything says of the attacks before it."""
+    """Return a note if Square broke images after the white-box attacks."""
     square = next((step for step in survival if step.step == "square"), None)
     if square is None or not square.lost:
         return []

@@ -1,4 +1,4 @@
-"""What studies work on: a run whose attack and search are done, the rows of variants of it, and Algorithm 1 on rows.
+"""The material of studies: a run after attack and search, rows of its variants, and Algorithm 1 on rows.
 
 A variant asks a stage's task with other settings of the same partitions. Its rows lie in `studies/rows/<fingerprint>/`
 of the run, written by the same pool: distributed, resumable, computed once for all studies that need them.
@@ -51,7 +51,7 @@ DEMO_OTHER_ROB = "demo:rob_light"  # what demo:rob is compared with by default
 
 @dataclass(frozen=True)
 class Measured:
-    """A variant under attack, one bool an image."""
+    """A variant under attack, with one bool per image."""
 
     clean_N: Tensor
     robust_N: Tensor
@@ -59,14 +59,14 @@ class Measured:
 
 
 class Bench:
-    """One configuration on one executor; everything is computed when it is first asked for.
+    """One configuration on one executor; everything is computed when it is first read.
 
     Args:
         full: the configured budgets on all images, instead of the reduced ones.
         robs: URIs of other robust classifiers for the studies that compare them.
 
     Raises:
-        ConfigError: for a configuration without std.
+        ConfigError: if the configuration has no `std`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Bench:
 
     @cached_property
     def run(self) -> Run:
-        """The run itself, with its attack and search stages complete."""
+        """Return the run, with its attack and search stages complete."""
         opened = open_run(self.config)
         attack_stage.complete(opened, self.executor, self.progress)
         search_stage.complete(opened, self.executor, self.progress)
@@ -99,19 +99,19 @@ class Bench:
 
     @cached_property
     def rows(self) -> AttackRecords:
-        """The attack stage's rows of the images that the search reads: all, or a sample of very many."""
+        """Return the attack rows of the images that the search reads: all images, or a sample of very many."""
         run = self.run
         return read_attack_records(run.store, run.partitions, run.attack_fingerprint, sample_ids=searched_images(run))
 
     @cached_property
     def first_rows(self) -> AttackRecords:
-        """Those of the images that variants are attacked on."""
+        """Return the attack rows of the images on which variants are attacked."""
         part = self._part(self.run)
         return read_attack_records(part.store, part.partitions, part.attack_fingerprint)
 
     @property
     def sampling(self) -> tuple[str, ...]:
-        """Where the stored rows of some images are read only, as a remark."""
+        """Return a remark if the search read a sample of the images."""
         if "rows" not in vars(self):  # no study has read them
             return ()
         n_read, n_all = len(self.rows.labels_N), self.run.inputs.n_images
@@ -121,45 +121,45 @@ class Bench:
 
     @cached_property
     def search(self) -> SearchResult:
-        """What the run's own search selected."""
+        """Return the outcome of the search."""
         return read_search_result(self.run)
 
     @cached_property
     def results(self) -> RunResults:
-        """The run's own results, with its evaluate stage complete."""
+        """Return the results of the run, with its evaluate stage complete."""
         evaluate_stage.complete(self.run, self.executor, self.progress)
         return collect(self.run)
 
     @property
     def robs(self) -> tuple[str, ...]:
-        """The run's own robust classifier first, then the others."""
+        """Return the robust classifier of the run, then the others."""
         return tuple(dict.fromkeys((self.config.rob, *self.other_robs)))
 
     @property
     def beta(self) -> float:
-        """The run's deployed beta."""
+        """Return the deployed beta."""
         return self.search.deployed_beta
 
     @property
     def criterion(self) -> str:
-        """The run's own criterion; for one that counts certificates, of which the attack's rows know nothing, exact."""
+        """Return the criterion of the run, or `exact` instead of one that counts certificates."""
         own = self.config.search.criterion
         return "exact" if criterion_stage(own) else own
 
     def grid(self, *betas: float) -> Grid:
-        """The run's own grid with the clamp and width that it settled on; by default for its deployed beta alone."""
+        """Return the grid of the run with its selected clamp and width; by default for the deployed beta."""
         search = self.config.search
         scales, powers, biases = map(grid_values, (search.scales, search.powers, search.biases))
         return Grid(scales, powers, biases, betas or (self.beta,), self.search.clamp, self.search.ln_k)
 
     @property
     def n_images(self) -> int:
-        """How many images, from the first on, variants are attacked on."""
+        """Return the number of images on which variants are attacked, from the first on."""
         return self._part(self.run).inputs.n_images
 
     @property
     def reduction(self) -> tuple[str, ...]:
-        """What is less than the configuration says, as remarks; nothing with `full`."""
+        """Return remarks on budgets that are smaller than configured; none with `full`."""
         if self.full:
             return (f"Attacked{self._part_text()}: no more rows are held at a time.",) if self._part_text() else ()
         attacks = f"{' + '.join(self.budget.attacks)} with {self.budget.n_iter} iterations"
@@ -167,17 +167,17 @@ class Bench:
 
     @property
     def mmaa_reduction(self) -> tuple[str, ...]:
-        """The same for studies that run the minimum-margin attack again."""
+        """Return the same remarks for studies that run MMAA again."""
         if self.full:
             return self.reduction
         return (f"Reduced: attacked{self._part_text()}; --full takes all.",) if self._part_text() else ()
 
     def deployed(self) -> Mixture:
-        """The mixture that the search chose."""
+        """Return the deployed mixture."""
         return self.search.deployed().mixture()
 
     def measured(self, label: str, mixture: Mixture | None = None, **changes: Any) -> Measured:
-        """A mixture (by default the deployed one) under the adaptive attack, with some keys of `evaluate` changed."""
+        """Attack a mixture (by default the deployed one) adaptively, with some keys of `evaluate` changed."""
         evaluate = self.budget.with_changes(**changes)
         part = self._part(self.run)
         part = replace(part, config=part.config.with_changes(evaluate=evaluate))
@@ -210,7 +210,7 @@ class Bench:
         return read_attack_records(part.store, part.partitions, key, stage=task.stage)
 
     def other_rows(self, rob: str) -> AttackRecords:
-        """The same for another robust classifier: the attack stage of a run of its own."""
+        """Return the attack rows of another robust classifier, from a separate run."""
         if rob == self.config.rob:
             return self.first_rows
         part = self._part(open_run(self.config.with_changes(rob=rob)))
@@ -219,7 +219,7 @@ class Bench:
 
     @property
     def budget(self) -> EvaluateConfig:
-        """How variants are attacked: as configured, or cheaper."""
+        """Return the budget for variants: as configured with `full`, and smaller otherwise."""
         configured = self.config.evaluate
         if self.full:
             return configured
@@ -251,13 +251,13 @@ class Bench:
 
 
 def subset(records: AttackRecords, mask_N: Tensor) -> AttackRecords:
-    """The rows where the mask is True."""
+    """Return the rows at which the mask is True."""
     return AttackRecords(**{name: values[mask_N] for name, values in vars(records).items()})
 
 
 @dataclass(frozen=True)
 class _Labelled:
-    """Progress of a variant under a name that says what it is."""
+    """Progress of a variant under its own label."""
 
     inner: Progress
     label: str
@@ -276,10 +276,10 @@ class _Labelled:
 
 
 def select(rows: AttackRecords, grid: Grid, criterion: str) -> Selection:
-    """Algorithm 1's answer from these rows, in this process: what the search stage does through Ray Tune.
+    """Run Algorithm 1 on these rows in this process.
 
     Raises:
-        InvalidInputError: where rob keeps no image of them, or no candidate is left.
+        InvalidInputError: if `rob` retains none of the images, or if no candidate is left.
     """
     cached = CachedLogits(
         rows.rob_clean_NK, rows.rob_attacked_NK, rows.labels_N, std_pred_B=rows.std_clean_NK.argmax(dim=1)
@@ -288,14 +288,14 @@ def select(rows: AttackRecords, grid: Grid, criterion: str) -> Selection:
 
 
 def only(grid: Grid, choice: Choice) -> Grid:
-    """The same with a single candidate, whose alpha is then all there is to find."""
+    """Return the grid with a single candidate, so that only alpha is searched."""
     return replace(grid, scales=(choice.scale,), powers=(choice.power,), biases=(choice.bias,))
 
 
 def weighted(rows: AttackRecords, transform: LogitMap, beta: float) -> Mixture:
-    """Any map of rob's logits with the alpha that keeps a share beta of its attacked and correct images.
+    """Return a mixture with any map of the logits of `rob`, and the alpha that retains a share beta.
 
-    The cutoff is Algorithm 1's order statistic of the map's signed margins; a negative one counts as 0.
+    The margin threshold is the order statistic of Algorithm 1 on signed margins; a negative one counts as 0.
     """
     mapped_NK = transform(rows.rob_attacked_NK.double())
     right_N = mapped_NK.argmax(dim=1) == rows.labels_N
@@ -306,19 +306,19 @@ def weighted(rows: AttackRecords, transform: LogitMap, beta: float) -> Mixture:
 
 
 def clean_correct(mixture: Mixture, rows: AttackRecords) -> Tensor:
-    """Which clean images the mixture gets right, (N,) bool, from the stored logits: exact at any temperature."""
+    """Return the clean images that the mixture has right, (N,) bool, exactly and at any temperature."""
     return mixture.classes(rows.std_clean_NK, rows.rob_clean_NK) == rows.labels_N
 
 
 def robust_bound(mixture: Mixture, rows: AttackRecords) -> Tensor:
-    """Which images are right under the stored perturbations, whatever std says, (N,) bool."""
+    """Return the images that are right under the stored examples whatever `std` answers, (N,) bool."""
     return robust_lower_bound(rows.rob_attacked_NK, rows.labels_N, mixture)
 
 
 def at_clean_accuracy(rows: AttackRecords, mixture: Mixture, n_correct: int) -> Mixture:
-    """The mixture with the largest alpha that still gets `n_correct` of these clean images right.
+    """Return the mixture with the largest alpha that has `n_correct` of these clean images right.
 
-    Searched over 400 weights of std, 1 - alpha from 1e-6 to 1/2; where none gets so many right, the best one.
+    It tries 400 values of 1 - alpha from 1e-6 to 1/2; if none has enough images right, it returns the best one.
     """
     std_NK = tempered_log_probs(rows.std_clean_NK.double(), mixture.temperature)
     rob_NK = mixture.transform(rows.rob_clean_NK.double()).log_softmax(dim=1)

@@ -1,7 +1,7 @@
-"""A study: a question of the paper that is answered on a run; its register, its outcome, its files, the command.
+"""A study answers a question of the paper on a run: the register, the outcome, its files and the command.
 
 An entry of `STUDIES` is a function from a bench to an outcome. The register knows its name, the section of the paper
-and what it shows without importing it. What the paper prints for a study is in `paper_numbers.yaml`, under its name.
+and a description without importing it. What the paper prints for a study is in `paper_numbers.yaml`, under its name.
 """
 
 import functools
@@ -122,7 +122,7 @@ def study_files(name: str, outcome: Outcome, config: RunConfig) -> dict[str, byt
 
 
 def print_study(name: str, outcome: Outcome, config: RunConfig, address: str, console: Console) -> None:
-    """Title, table, findings, remarks, the paper's numbers, and where the files are."""
+    """Print the title, the table, findings, remarks, the paper's numbers and the address of the files."""
     about = STUDIES.entries()[name]
     section = f", section {about.facts['section']}" if "section" in about.facts else ""
     console.print(Text(f"\n{about.describes}  ({name}{section})", style="bold"))
@@ -153,7 +153,7 @@ class PaperTable:
         return str(self.set_up["words"])
 
     def is_of(self, config: RunConfig) -> bool:
-        """Whether a run has the same data, threat and base classifiers."""
+        """Return whether a run has the same data, threat and base classifiers."""
         return (
             config.data.uri.partition(":")[0] == self.set_up["data"]
             and config.threat.norm == self.set_up["norm"]
@@ -163,13 +163,13 @@ class PaperTable:
         )
 
     def value(self, row: str, column: str) -> Cell:
-        """One printed number, None where the paper has none."""
+        """Return one printed number, or None if the paper has none."""
         names = [cells[0] for cells in self.table.rows]
         return self.table.row(row)[column] if row in names and column in self.table.columns else None
 
 
 def paper_tables(study: str) -> tuple[PaperTable, ...]:
-    """What the paper prints for a study; nothing for most, and for those of users."""
+    """Return what the paper prints for a study, which is nothing for some studies and for yours."""
     content = _paper_numbers()
     return tuple(
         PaperTable(
@@ -189,7 +189,7 @@ def _paper_numbers() -> dict[str, Any]:
 
 
 def same_set_up(printed: Sequence[PaperTable], config: RunConfig) -> PaperTable | None:
-    """The paper's table for this run's data, threat and base classifiers."""
+    """Return the table of the paper for the data, threat and base classifiers of this run."""
     return next((table for table in printed if table.is_of(config)), None)
 
 
