@@ -113,6 +113,10 @@ class Executor:
         """Return a function that scores grids in parallel, or None to score them in this process."""
         return None
 
+    def is_kept(self, spec: WorkerSpec, settings: PoolSettings) -> bool:
+        """Whether `hire` would return a worker of an earlier stage, which may have died meanwhile."""
+        return any(kept[:2] == (spec, settings) for kept in self._idle)
+
     def hire(self, spec: WorkerSpec, settings: PoolSettings) -> Worker:
         """A worker that an earlier stage has released, or a new one."""
         for kept in self._idle:

@@ -30,6 +30,7 @@ from .worker_spec import Place, WorkerSpec
 
 logger = logging.getLogger(__name__)
 
+_MEASURE_SECONDS = 600.0  # at most, until a worker has measured rows and precisions
 _LOOK_SECONDS = 5.0  # the driver sleeps at most this long before it looks at the clock
 
 
@@ -38,6 +39,7 @@ class _Slot:
     """One worker and what it is doing."""
 
     worker: Worker
+    fresh: bool  # started for this stage
     place: Place | None = None  # unknown until the worker answers for the first time
     device: str = ""  # its type; empty until the worker is ready
     call: "Future[Any] | None" = None  # the open call
@@ -109,7 +111,8 @@ class Pool:
         self._delayed = [due for due in self._delayed if due > now]
         n_useful = len(self._queue) + sum(bool(slot.partition or slot.unwritten) for slot in self._slots)
         for _ in range(min(self.settings.n_workers, n_useful) - len(self._slots) - len(self._delayed)):
-            slot = _Slot(self.executor.hire(self.spec, self.settings))
+            fresh = not self.executor.is_kept(self.spec, self.settings)
+            slot = _Slot(self.executor.hire(self.spec, self.settings), fresh)
             self._slots.append(slot)
             self._begin(slot, "locate")
 
@@ -119,6 +122,7 @@ class Pool:
             return
         allowed = not self._places.is_bad(slot.place) or self._may_try_again(slot)
         partition = slot.partition = self._queue.take(slot) if allowed else None
+        slot.since = time.monotonic()
         if partition is None:
             if slot.unwritten:
                 self._begin(slot, "flush")
@@ -216,7 +220,7 @@ class Pool:
         partition, log = slot.partition, "".join(traceback.format_exception(error))
         if not slot.device:
             self._end(slot)
-            if not gone:
+            if slot.fresh and not gone:
                 self._start_failed(slot.node, error)
             return
         if not gone:
@@ -261,10 +265,12 @@ class Pool:
     def _stop_overdue(self) -> None:
         """Stop workers that take far longer for a partition than the finished ones suggest."""
         for slot in list(self._slots):
-            if slot.partition is None or slot.method != "process":
+            if slot.partition is None:
                 continue
             taken = time.monotonic() - slot.since
             allowed = self._queue.seconds_allowed(slot.partition, self.settings.watchdog)
+            if slot.method == "measure":  # all workers on such devices wait for it
+                allowed = _MEASURE_SECONDS
             allowed *= 2 ** self._failures.tries(slot.partition)  # it may just be slow: each try has twice the time
             allowed *= 1 + slot.n_prefetched  # those are computed in the same batches
             if taken > allowed:

@@ -91,7 +91,7 @@ class Stage:
 
     def __init__(
         self, folder: Path, make: Callable[[int], Machine], n_workers: int, n_partitions: int,
-        batch_size: Any = 8, **settings: Any,
+        batch_size: Any = 8, kept: Machines | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         written = list[Receipt]()
         self.executor = Machines(make)
@@ -101,6 +101,10 @@ class Stage:
         )  # fmt: skip
         task, asked = Task(stage="attack", fingerprint="f"), PoolSettings(n_workers, 1, 0, **settings)
         self.error: Exception | None = None
+        if kept is not None:  # workers of an earlier stage, by `make`
+            for i in range(n_workers):
+                kept.release(of_run, asked, make(i))
+            self.executor = kept
         try:
             Pool(of_run, task, asked, self.executor, written.append).run(WorkQueue(split_images(n_partitions, 1)))
         except MixedNutsError as error:
@@ -294,3 +298,16 @@ def test_the_first_ready_worker_of_a_device_type_measures_for_all(tmp_path: Path
     assert all(measured == sent[0] for measured in sent)
     resumed = Stage(tmp_path, lambda i: Machine(Place(f"node{i + 6}"), good), 2, 4, batch_size="auto")
     assert [measured for machine in resumed.executor.started for measured in machine.measured] == [sent[0]] * 4
+
+
+def test_kept_workers_that_died_between_stages_are_replaced(tmp_path: Path) -> None:
+    def dead(_: int) -> Machine:
+        machine = Machine(Place("node"), good)
+        machine.locate = lambda: (_ for _ in ()).throw(WorkerLost("gone"))  # type: ignore[method-assign]
+        return machine
+
+    executor = Machines(lambda _: Machine(Place("other"), good))
+    executor.n_users = 1  # as in `executing`
+    stage = Stage(tmp_path, dead, 4, 20, kept=executor)
+    stage.require_complete()
+    assert 1 <= len(executor.started) <= 4
