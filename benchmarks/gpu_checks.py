@@ -16,7 +16,7 @@ from mixednuts_dist.acceleration.arithmetic import PrecisionChoice
 from mixednuts_dist.acceleration.batch_shape import BatchShape, repeated
 from mixednuts_dist.acceleration.gradient_copy import folded
 from mixednuts_dist.acceleration.tf32 import tf32_allowed
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, repeats_its_bits
 from mixednuts_dist.attacks.judge import Judge
@@ -180,7 +180,7 @@ def orders(at: Place) -> Found:
     found = []
     for seed in range(3):
         order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) if seed else torch.arange(n)
-        outcome = adaptive_autoattack(
+        outcome = autoattack(
             at.mixed, x[order], y[order], threat=at.threat, attacks=("apgd-ce", "apgd-t"), batch_size=at.rows,
             budget=replace(at.budget, joint_starts=2), sample_ids=order.tolist(), precision="bf16",
         )  # fmt: skip

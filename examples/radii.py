@@ -18,7 +18,7 @@ for eps in (0.02, 0.05, 0.1, 0.15, 0.2):
     outcomes = {
         "std": mn.autoattack(std, images, labels, threat=threat, **options),
         "rob": mn.autoattack(rob, images, labels, threat=threat, **options),
-        "mixed": mn.adaptive_autoattack(mixed, images, labels, threat=threat, **options),
+        "mixed": mn.autoattack(mixed, images, labels, threat=threat, **options),
     }
     for name, found in outcomes.items():
         if not any(row["which"] == name for row in rows):

@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     from .acceleration.arithmetic import Arithmetic as Arithmetic
     from .acceleration.batch_shape import BatchShape as BatchShape
     from .api import mix as mix
-    from .attacks.adaptive import adaptive_autoattack as adaptive_autoattack
     from .attacks.adaptive import autoattack as autoattack
     from .attacks.budget import AttackBudget as AttackBudget
     from .attacks.minimum_margin import minimum_margin_attack as minimum_margin_attack
-    from .attacks.outcome import AttackOutcome as AttackOutcome
+    from .attacks.result import AttackResult as AttackResult
     from .attacks.straight_through import straight_through as straight_through
     from .certification.smoothed_mixture import SmoothedMixture as SmoothedMixture
     from .classifiers.base_classifiers import load_classifier as load_classifier
@@ -47,7 +46,7 @@ __version__ = "0.3.0"
 _HOMES = {
     "Arithmetic": ".acceleration.arithmetic",
     "AttackBudget": ".attacks.budget",
-    "AttackOutcome": ".attacks.outcome",
+    "AttackResult": ".attacks.result",
     "BatchShape": ".acceleration.batch_shape",
     "LogitTransform": ".mixing.transforms",
     "MixedClassifier": ".mixing.classifier",
@@ -57,7 +56,6 @@ _HOMES = {
     "Selection": ".selection.selection",
     "SmoothedMixture": ".certification.smoothed_mixture",
     "ThreatModel": ".config.threat",
-    "adaptive_autoattack": ".attacks.adaptive",
     "autoattack": ".attacks.adaptive",
     "load_classifier": ".classifiers.base_classifiers",
     "load_config": ".config.run_config",

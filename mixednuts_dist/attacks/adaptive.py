@@ -14,91 +14,20 @@ from ..acceleration.batch_shape import BatchShape
 from ..config.register import ATTACKS
 from ..config.threat import ThreatModel, check_norm
 from ..config.versions import version_named
-from ..mixing.classifier import MixedClassifier
 from .apgd import float32_runs
 from .ascent import ApgdRun
 from .attack import Setting, runs_of
-from .budget import AttackBudget, Preset, preset_attacks
-from .draws import Draws, fooling_rates
+from .budget import AttackBudget, attacks_in, checked_budget
+from .draws import N_VERIFICATION, Draws, misclassified_share
 from .entry import checked_labels
 from .gradient_model import AttackedModel, AttackMode, GradientModel, shape_of
 from .judge import Judge
-from .outcome import AttackOutcome
 from .progress import Progress, shown_or
+from .result import AttackResult
 from .scheduler import CACHED, CLEAN, Finished, Group, Scheduler
 from .stepper import Run
 
-TRANSFER = "transfer"  # the name of the only attack on a classifier without gradients
-
-
-def adaptive_autoattack(
-    mixed: MixedClassifier,
-    x_BCHW: Tensor,
-    y_B: Tensor,
-    *,
-    threat: ThreatModel,
-    attacks: Sequence[str] | None = None,
-    version: str | None = None,
-    preset: Preset = "standard",
-    eot: int | None = None,
-    mode: AttackMode = "transfer",
-    seed: int = 0,
-    cached_BCHW: Tensor | None = None,
-    stop_when_broken: bool = True,
-    sample_ids: Sequence[int] | None = None,
-    budget: AttackBudget | None = None,
-    batch_size: int | BatchShape | None = None,
-    precision: PrecisionChoice = "auto",
-    arithmetic: Arithmetic | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    verbose: bool = False,
-) -> AttackOutcome:
-    """AutoAttack on the mixed classifier with the gradient of its surrogate f_aux (equation 7).
-
-    "apgd-t" ends with the joint attack (`AttackBudget.joint_starts`; 0 leaves it out), unless "joint" is named among
-    the attacks. Valid names are those of the register `ATTACKS`. A keyboard interrupt returns what is verified by then.
-
-    Args:
-        mixed: the classifier that decides what counts as broken.
-        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they are not changed.
-        y_B: one class an image, (B,) integers in 0 .. K - 1.
-        threat: the balls around the images, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
-        attacks: names of the register `ATTACKS`, in this order; by default those of `preset`.
-        version: in place of `attacks`, those of AutoAttack's version by name: standard (the default), plus or rand.
-        preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
-        eot: for a random classifier: gradients are averaged over so many draws, in full passes, and `fooled` says how
-            often each final point fools (`draws.py`); images that fool half of the time are neither robust nor broken.
-        mode: "transfer" (gradient and loss of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
-        cached_BCHW: attacked images of an earlier stage within the same balls, tried first as the attack "cached".
-        seed: with `sample_ids` it fixes the random starts.
-        stop_when_broken: end with an image once it is misclassified; otherwise minimise its margin to the end.
-        sample_ids: B ids that key the noise; 0 .. B-1 by default.
-        budget: iterations, targets and queries an image, in place of those of `preset`.
-        batch_size, precision, arithmetic, progress, verbose: as in `minimum_margin_attack`.
-
-    Raises:
-        InvalidInputError: for an unknown attack, version or mode, for attacks and a version together, and as in
-            `minimum_margin_attack`.
-
-    Example:
-        >>> from mixednuts_dist import LogitTransform
-        >>> std, rob = (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)) for _ in range(2))
-        >>> mixed = MixedClassifier(std, rob, LogitTransform(1.0, 1.0, 0.0), alpha=0.6)
-        >>> x, y, threat = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long), ThreatModel("Linf", 0.1)
-        >>> found = adaptive_autoattack(mixed, x, y, threat=threat, attacks=["apgd-ce"], budget=AttackBudget(n_iter=5))
-        >>> found.robust.shape, list(found.survived)
-        (torch.Size([5]), ['apgd-ce'])
-    """
-    attacks, budget = preset_attacks(preset, version, attacks, budget)
-    eot = draws_in(version, eot)
-    y_B, x_BCHW = checked_labels(mixed, x_BCHW, y_B, threat, attacks, eot), x_BCHW.detach()
-    budget = budget.in_version(version, threat.norm)
-    engine = ensemble_engine(
-        mixed, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, budget=budget, eot=eot,
-        shape=shape_of(batch_size, mixed, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
-        stop_when_broken=stop_when_broken, progress=shown_or(progress, verbose),
-    )  # fmt: skip
-    return _one(engine, attacks, x_BCHW, y_B, sample_ids, cached_BCHW)
+TRANSFER = "transfer"  # the only attack on a classifier without gradients
 
 
 def autoattack(
@@ -107,69 +36,72 @@ def autoattack(
     y_B: Tensor,
     *,
     threat: ThreatModel,
+    version: str = "standard",
     attacks: Sequence[str] | None = None,
-    version: str | None = None,
-    preset: Preset = "standard",
-    eot: int | None = None,
+    mode: AttackMode = "transfer",
     seed: int = 0,
-    sample_ids: Sequence[int] | None = None,
     budget: AttackBudget | None = None,
     batch_size: int | BatchShape | None = None,
+    eot: int | None = None,
+    cached_BCHW: Tensor | None = None,
+    stop_when_broken: bool = True,
+    sample_ids: Sequence[int] | None = None,
     precision: PrecisionChoice = "auto",
     arithmetic: Arithmetic | None = None,
     progress: Callable[[Progress], None] | None = None,
     verbose: bool = False,
-) -> AttackOutcome:
-    """AutoAttack (Croce & Hein 2020) on one differentiable classifier, each attack on what still stands.
+) -> AttackResult:
+    """Run AutoAttack (Croce & Hein 2020) on a classifier, each attack on the images that are not broken yet.
 
-    A keyboard interrupt returns what is verified by then.
+    Attacks on a `MixedClassifier` are adaptive: they follow the gradient of its surrogate f_aux (equation 7), and the
+    mixture itself decides what counts as broken. Its "apgd-t" ends with the joint attack (`AttackBudget.joint_starts`;
+    0 leaves it out) unless "joint" is among the attacks. A keyboard interrupt returns what is verified by then.
 
     Args:
-        model: images (B, C, H, W) in [0, 1] -> logits (B, K), K >= 2, in evaluation mode; normalisation inside.
-        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they are not changed.
-        y_B: one class an image, (B,) integers in 0 .. K - 1.
-        threat: the balls around the images, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
-        attacks: names of the register `ATTACKS`, in this order; by default those of `preset`.
-        version: in place of `attacks`, those of AutoAttack's version by name: standard (the default), plus or rand.
-        preset: "standard" is AutoAttack; "fast" a tenth of its passes, without FAB and Square (docs/attacks.md).
-        eot: for a random classifier: gradients are averaged over so many draws, in full passes, and `fooled` says how
-            often each final point fools (`draws.py`); images that fool half of the time are neither robust nor broken.
-        seed: with `sample_ids` it fixes the random starts.
-        sample_ids: B ids that key the noise; 0 .. B-1 by default.
-        budget: iterations, targets and queries an image, in place of those of `preset`.
+        model: images (B, C, H, W) in [0, 1] to logits (B, K), K >= 2, in evaluation mode, with its normalization
+            inside; or a `MixedClassifier`.
+        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they do not change.
+        y_B: one class per image, (B,) integers in 0 .. K - 1.
+        threat: the ball around each image, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
+        version: "standard", "plus" or "rand" (for random classifiers): the attacks with their restarts, targets and
+            draws, as AutoAttack has them for the norm.
+        attacks: names of the register `ATTACKS`, in this order, instead of those of the standard version; or some of
+            those of another version.
+        mode: of a mixture: "transfer" (loss and gradient of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
+        seed: fixes the random starts, together with `sample_ids`.
+        budget: iterations, targets and queries per image.
         batch_size: rows of every pass; 64 by default, more for small networks on a CPU.
-        precision: of the gradients, "fp32", "tf32", "bf16" or "auto"; verdicts are float32 in any case.
-        arithmetic: in place of `precision`, copies of the networks that were made before.
-        progress: called with a `Progress` now and then.
+        eot: draws per image over which gradients of a random classifier are averaged; 20 in version "rand". Fresh
+            draws at the final images decide (`draws.py`).
+        cached_BCHW: known adversarial examples within the same balls, tried first as the attack "cached".
+        stop_when_broken: end with an image once it is misclassified; otherwise minimize its margin to the end.
+        sample_ids: B ids that key the random numbers; 0 .. B-1 by default.
+        precision: of the gradients, "fp32", "tf32", "bf16" or "auto"; float32 decides in any case.
+        arithmetic: copies of the networks that were made before, instead of `precision`.
+        progress: called with a `Progress` from time to time.
         verbose: show the progress on stderr.
 
     Raises:
-        InvalidInputError: for an unknown attack or version, for two of attacks, version and the preset fast, and as in
-            `minimum_margin_attack`.
+        InvalidInputError: for an unknown attack, version or mode, for attacks that version "plus" or "rand" does
+            not have, and as in `minimum_margin_attack`.
 
     Example:
-        >>> import torch
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)).eval()
         >>> x, y, threat = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long), ThreatModel("Linf", 0.1)
         >>> found = autoattack(model, x, y, threat=threat, attacks=["apgd-ce"], budget=AttackBudget(n_iter=5))
-        >>> bool((found.robust == (model(found.x_adv).argmax(1) == y)).all())
-        True
+        >>> bool((found.robust == (model(found.x_adv).argmax(1) == y)).all()), list(found.survived)
+        (True, ['apgd-ce'])
     """
-    attacks, budget = preset_attacks(preset, version, attacks, budget)
-    eot = draws_in(version, eot)
+    attacks, eot = attacks_in(version, attacks), version_named(version).eot if eot is None else eot
     y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat, attacks, eot), x_BCHW.detach()
-    budget = budget.in_version(version, threat.norm)
     engine = ensemble_engine(
-        model, x_BCHW, threat=threat, attacks=attacks, seed=seed, budget=budget, eot=eot,
-        shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
+        model, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, eot=eot,
+        budget=checked_budget(budget).in_version(version, threat.norm), shape=shape_of(batch_size, model, x_BCHW),
+        arithmetic=arithmetic or Arithmetic(precision), stop_when_broken=stop_when_broken,
         progress=shown_or(progress, verbose),
     )  # fmt: skip
-    return _one(engine, attacks, x_BCHW, y_B, sample_ids, None)
-
-
-def draws_in(version: str | None, eot: int | None) -> int | None:
-    """The draws that were asked for, or those of AutoAttack's version."""
-    return version_named(version).eot if eot is None and version is not None else eot
+    group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids, cached_BCHW)
+    return attack_result(engine, attacks, engine.run_one(group))
 
 
 def ensemble_engine(
@@ -228,78 +160,61 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
     return plan
 
 
-def ensemble_outcome(engine: Scheduler, attacks: Sequence[str], finished: Finished) -> AttackOutcome:
-    """The outcome after one more verdict on the images that are stored: one that is right there counts as robust."""
+def attack_result(engine: Scheduler, attacks: Sequence[str], finished: Finished) -> AttackResult:
+    """Verify the stored images once more in float32; an image that is correct there counts as robust.
+
+    Fresh draws decide about a random classifier.
+    """
     group, device = finished.group, finished.group.x.device
     verdicts = engine.judge.verdicts(finished.best, group.y)
-    robust = ~verdicts.wrong
-    survived, lost_to = {}, {CLEAN}
+    broken, n_draws, n_verified = verdicts.wrong, 1, len(group.y)
+    if isinstance(draws := engine.attacked.model, Draws):
+        share = misclassified_share(draws, finished.best, group.y, rows=engine.shape.rows)
+        broken, n_draws = share.cpu() >= 0.5, draws.n
+        n_verified += -(-N_VERIFICATION // draws.n) * len(group.y)
+    survived, broken_before = {}, {CLEAN}
     for attack in ([CACHED] if group.known is not None else []) + list(attacks):
-        lost_to.add(attack)
-        fell = torch.tensor([broken_by in lost_to for broken_by in finished.broken_by])
-        survived[attack] = (~fell | robust).to(device)
-    clean = torch.tensor([broken_by != CLEAN for broken_by in finished.broken_by]).to(device)
-    outcome = AttackOutcome(
-        clean=clean | robust.to(device),
-        robust=robust.to(device),
+        broken_before.add(attack)
+        fell = torch.tensor([broken_by in broken_before for broken_by in finished.broken_by], dtype=torch.bool)
+        survived[attack] = (~fell | ~broken).to(device)
+    if n_draws > 1 and survived:
+        survived[attack] = (~broken).to(device)  # the draws verify the images after the last attack
+    clean = torch.tensor([broken_by != CLEAN for broken_by in finished.broken_by], dtype=torch.bool)
+    return AttackResult(
+        clean=(clean | ~broken).to(device),
+        broken=broken.to(device),
         survived=survived,
         x_adv=finished.best,
         logits=verdicts.logits.to(device),
-        n_forward=finished.n_forward + len(group.y),
-        n_backward=finished.n_backward,
-        unconfirmed=(finished.broken & robust).to(device),
+        log_one_minus_margin=verdicts.log1m_margin.to(device),
+        n_forward=(finished.n_forward + n_verified) * n_draws,
+        n_backward=finished.n_backward * n_draws,
+        unconfirmed=(finished.broken & ~broken).to(device),
         decided=finished.decided.to(device),
-    )
-    draws = engine.attacked.model
-    return _with_rates(outcome, draws, group.y, engine.shape.rows) if isinstance(draws, Draws) else outcome
-
-
-def _with_rates(outcome: AttackOutcome, draws: Draws, y_B: Tensor, rows: int) -> AttackOutcome:
-    """The verdicts on a random classifier: those of fresh draws at each image's final point."""
-    rates = fooling_rates(draws, outcome.x_adv, y_B, rows=rows)
-    broken = rates.broken.to(y_B.device)
-    survived = {attack: stood & ~broken for attack, stood in list(outcome.survived.items())[-1:]}
-    return replace(
-        outcome,
-        robust=rates.robust.to(y_B.device),
-        survived={**outcome.survived, **survived},
-        n_forward=outcome.n_forward * draws.n + int(rates.n_draws.sum()),
-        n_backward=outcome.n_backward * draws.n,
-        fooled=rates,
     )
 
 
 def transferred_attack(
     model: nn.Module, x_BCHW: Tensor, y_B: Tensor, x_adv_BCHW: Tensor, *, batch_size: int | BatchShape
-) -> AttackOutcome:
-    """The outcome of images that were attacked on another classifier: two forward passes of `model` an image.
+) -> AttackResult:
+    """Try the adversarial examples of another classifier on a model; this takes two forward passes per image.
 
-    The robust share is an upper bound of the model's robustness, since an attack along its own gradient may break more.
+    The robust accuracy is an upper bound, because an attack along the model's own gradient may break more images.
     """
     judge = Judge(model, BatchShape.of(batch_size, x_BCHW.device))
-    clean_BK, attacked_BK = judge.logits(x_BCHW), judge.logits(x_adv_BCHW)
-    right_B = clean_BK.argmax(dim=1) == y_B
-    robust_B = right_B & (attacked_BK.argmax(dim=1) == y_B)
-    return AttackOutcome(
-        clean=right_B,
-        robust=robust_B,
-        survived={TRANSFER: robust_B},
-        x_adv=torch.where(right_B[:, None, None, None], x_adv_BCHW, x_BCHW),
-        logits=torch.where(right_B[:, None], attacked_BK, clean_BK),
+    clean = ~judge.verdicts(x_BCHW, y_B).wrong.to(x_BCHW.device)
+    tried = torch.where(clean[:, None, None, None], x_adv_BCHW, x_BCHW)
+    verdicts = judge.verdicts(tried, y_B)
+    broken = verdicts.wrong.to(x_BCHW.device)
+    return AttackResult(
+        clean=clean,
+        broken=broken,
+        survived={TRANSFER: ~broken},
+        x_adv=tried,
+        logits=verdicts.logits.to(x_BCHW.device),
+        log_one_minus_margin=verdicts.log1m_margin.to(x_BCHW.device),
         n_forward=2 * len(x_BCHW),
         n_backward=0,
-        unconfirmed=torch.zeros_like(robust_B),
-        decided=torch.ones_like(robust_B),
+        unconfirmed=torch.zeros_like(broken),
+        decided=torch.ones_like(broken),
     )
-
-
-def _one(
-    engine: Scheduler,
-    attacks: Sequence[str],
-    x: Tensor,
-    y: Tensor,
-    sample_ids: Sequence[int] | None,
-    cached: Tensor | None,
-) -> AttackOutcome:
-    group = Group(x, y, range(len(x)) if sample_ids is None else sample_ids, cached)
-    return ensemble_outcome(engine, attacks, engine.run_one(group))

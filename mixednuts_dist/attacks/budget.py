@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ..config.register import ATTACKS
-from ..config.versions import FAST, VERSIONS, version_named
+from ..config.versions import VERSIONS, version_named
 from ..errors import InvalidInputError
 
-Preset = Literal["standard", "fast"]
 STANDARD_ATTACKS = VERSIONS["standard"].attacks
 _MAY_BE_0 = ("border_restarts", "joint_starts")
 _WORDS = {
@@ -20,7 +19,10 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class AttackBudget:
-    """How much an attack may spend on an image; the defaults are the published budgets.
+    """How much an attack may spend on an image.
+
+    Iterations, targets and queries are AutoAttack's by default. `border_restarts` and `joint_starts` are additions of
+    this package to the minimum-margin attack and to attacks on mixtures; 0 leaves them out, as in the paper.
 
     Example:
         >>> AttackBudget(n_iter=20).n_queries
@@ -30,8 +32,8 @@ class AttackBudget:
     n_iter: int = 100  # iterations of APGD-CE, and of each target of APGD-T and FAB-T
     n_target_classes: int = 9  # targets of APGD-T and FAB-T, capped to the classes less one
     n_queries: int = 5000  # of Square
-    border_restarts: int = 2  # of MMAA: repeats for images that stand by a hair; 0 is the paper's budget
-    joint_starts: int = 3  # random starts of the joint attack, on images that stand by a hair; 0 leaves it out
+    border_restarts: int = 2  # of MMAA: repeats on borderline images
+    joint_starts: int = 3  # random starts of the joint attack on borderline images of a mixture
     n_restarts: int = 1  # random starts of APGD-CE and -DLR; of untargeted FAB, whose first is the clean image
     own: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # attack -> what it alone has otherwise
 
@@ -50,85 +52,81 @@ class AttackBudget:
         """What one attack may spend."""
         return replace(self, own={}, **self.own.get(attack, {}))
 
-    def in_version(self, version: str | None, norm: str) -> "AttackBudget":
-        """With the restarts and targets of AutoAttack's version; iterations and queries stay.
+    def in_version(self, version: str, norm: str) -> "AttackBudget":
+        """Return the budget with the restarts and targets of AutoAttack's version in this norm.
+
+        Iterations and queries stay. More restarts than those of the version and fewer targets stay too.
 
         Raises:
             InvalidInputError: for an unknown version.
         """
-        if version is None:
-            return self
         named = version_named(version)
+        chosen = {
+            "n_restarts": lambda n: max(n, self.n_restarts), "n_target_classes": lambda n: min(n, self.n_target_classes)
+        }  # fmt: skip
         own = {
-            attack: {key: min(n, self.n_target_classes) if key == "n_target_classes" else n for key, n in each.items()}
-            for attack, each in named.own.get(norm, {}).items()
+            attack: {key: chosen[key](n) for key, n in each.items()} for attack, each in named.own.get(norm, {}).items()
         }
-        return replace(self, n_restarts=named.n_restarts, own=own)
+        return replace(self, n_restarts=max(named.n_restarts, self.n_restarts), own=own)
 
 
-def attacks_in(version: str | None, attacks: Sequence[str] | None) -> Sequence[str]:
-    """The attacks that were named, or those of the version; AutoAttack's standard ones where neither is given.
-
-    Raises:
-        InvalidInputError: for both, and for an unknown version.
-    """
-    if version is not None and attacks is not None:
-        raise InvalidInputError(
-            f"version={version!r} says which attacks run; leave it out to name attacks, or leave attacks out"
-        )
-    return version_named(version or "standard").attacks if attacks is None else attacks
-
-
-def preset_attacks(
-    preset: Preset, version: str | None, attacks: Sequence[str] | None, budget: AttackBudget | None
-) -> tuple[Sequence[str], AttackBudget]:
-    """The attacks and the budget of a preset, and in place of each what is given.
+def checked_budget(budget: Any) -> AttackBudget:
+    """Return the budget, or the default one for None.
 
     Raises:
-        InvalidInputError: for another preset, a budget that is a mapping, fast with a version; else as in `attacks_in`.
-
-    Example:
-        >>> attacks, budget = preset_attacks("fast", None, None, AttackBudget(n_iter=5))
-        >>> attacks, budget.n_iter
-        (('apgd-ce', 'apgd-t'), 5)
+        InvalidInputError: for a mapping.
     """
-    if preset not in get_args(Preset):
-        raise InvalidInputError(f"preset={preset!r} is not known; valid: {', '.join(get_args(Preset))}")
     if isinstance(budget, Mapping):
         raise InvalidInputError(f"budget={budget} is a mapping; give AttackBudget(**{budget})")
-    if preset == "standard":
-        return attacks_in(version, attacks), budget or AttackBudget()
-    if version is not None:
-        raise InvalidInputError(f"version={version!r} and preset='fast' name two sets of attacks; leave one out")
-    spent = {key: value for key, value in FAST.items() if key != "attacks"}
-    named = FAST["attacks"] if attacks is None else attacks
-    # One string is no list of names, which the entry's checks say.
-    return (named if isinstance(named, str) else tuple(named)), budget or AttackBudget(**spent)
+    return budget or AttackBudget()
 
 
-def is_autoattack(evaluate: Mapping[str, Any]) -> bool:
-    """Whether settings, as run.yaml has them, leave out and shorten nothing of AutoAttack."""
-    published = AttackBudget()
-    return {*STANDARD_ATTACKS} <= {*evaluate["attacks"]} and all(
-        evaluate[key] >= getattr(published, key) for key in _WORDS
-    )
+def attacks_in(version: str, attacks: Sequence[str] | None) -> Sequence[str]:
+    """Return the named attacks, or those of AutoAttack's version.
+
+    Raises:
+        InvalidInputError: for attacks that another version than "standard" does not have, and an unknown version.
+    """
+    named = version_named(version).attacks
+    if attacks is None:
+        return named
+    if version != "standard" and not {*attacks} <= {*named}:
+        raise InvalidInputError(
+            f"version={version!r} has the attacks {', '.join(named)}, not {', '.join(attacks)}. Leave out the version."
+        )
+    return attacks
 
 
-def attack_words(evaluate: Mapping[str, Any]) -> str:
-    """What such settings run: attacks and budgets, or "AutoAttack" where that is what they are.
+def is_autoattack(evaluate: Mapping[str, Any], norm: str) -> bool:
+    """Whether the settings in run.yaml are exactly the attacks, restarts, targets, budgets and draws of AutoAttack.
 
     Example:
-        >>> attack_words({"attacks": ["apgd-ce"], "n_iter": 20, "n_target_classes": 9, "n_queries": 5000})
+        >>> published = {"version": "standard", "attacks": STANDARD_ATTACKS, "n_iter": 100, "n_target_classes": 9}
+        >>> [is_autoattack({**published, "n_queries": n}, "Linf") for n in (5000, 1)]
+        [True, False]
+    """
+    name = evaluate.get("version", "standard")
+    version = version_named(name)
+    spent = AttackBudget(**{key: evaluate[key] for key in _WORDS}).in_version(name, norm)
+    same_attacks = tuple(evaluate["attacks"]) == version.attacks and evaluate.get("eot") == version.eot
+    return same_attacks and spent == AttackBudget().in_version(name, norm)
+
+
+def attack_words(evaluate: Mapping[str, Any], norm: str) -> str:
+    """Return the attacks and budgets of the settings, or "AutoAttack" if that is what they are.
+
+    Example:
+        >>> attack_words({"attacks": ["apgd-ce"], "n_iter": 20, "n_target_classes": 9, "n_queries": 5000}, "Linf")
         'apgd-ce (20 iterations)'
     """
-    if not is_autoattack(evaluate):
+    if not is_autoattack(evaluate, norm):
         return spent_words(evaluate)
-    version = evaluate.get("version") or "standard"
+    version = evaluate.get("version", "standard")
     return "AutoAttack" if version == "standard" else f"AutoAttack {version}"
 
 
 def spent_words(evaluate: Mapping[str, Any]) -> str:
-    """The attacks by name, and the budgets that they use.
+    """Return the names of the attacks and the budgets that they use.
 
     Example:
         >>> spent_words({"attacks": ["apgd-ce", "square"], "n_iter": 100, "n_target_classes": 9, "n_queries": 5000})

@@ -1,24 +1,19 @@
-"""Random classifiers: gradients averaged over draws (EOT), and how likely the point that an attack leaves fools.
+"""Expectation over transformation (EOT) for random classifiers (Athalye et al. 2018).
 
-A pass holds n rows of each point, n draws of the classifier's randomness; the loss of an attack is the mean of the
-draws' losses (Athalye et al. 2018; AutoAttack's version `rand` takes 20). While it searches, a point counts as fooling
-where the mean of the draws' probabilities has another class than the label's.
+A pass holds n rows per image, one per draw of the classifier's randomness. The loss of an attack is the mean of the
+draws' losses; AutoAttack's version `rand` has n = 20. During the search an image counts as misclassified if the mean
+of the draws' probabilities favors another class than the label. `N_VERIFICATION` fresh draws at the final image decide:
+an image is broken if at least half of them are misclassified.
 
-One draw says little of a random classifier, so the verdict is a rate: fresh draws at the final point bound the
-probability p that it fools by a confidence sequence, which may be looked at after every draw. Robust is an image with
-p < bound, broken one with p > bound, and undecided one whose interval holds the bound after `MOST_DRAWS` draws.
+A classifier may have a method `forward_with_seeds(x_BCHW, seeds_B)`, seeds int64, which replaces `forward`. The seeds
+are hashes of the run's seed, the pixels, the purpose of the draw and its number, so results do not depend on partition
+or order. Without that method the draws come from the classifier's own generator and do not repeat.
 
-A classifier may have a method `forward_with_seeds(x_BCHW, seeds_B)`, seeds int64. It is then called in place of
-`forward`, with seeds that are hashes of the run's seed, the pixels of the point, what the draw is for and its number:
-an attack's points follow from its seed and the image's sample id, so neither partition nor order nor company move them.
-Without that method draws come from wherever the classifier takes them, and repeat with nothing.
-
-Shapes: B points of C x H x W, n draws, K classes.
+Shapes: B images of C x H x W, n draws, K classes.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -34,14 +29,12 @@ from ..norms.random import hashed, key_number, keys_of
 from .gradient_model import AttackMode, MixedOutputs, Outputs
 from .sequential import ConfidenceSequence
 
-CLIMB, JUDGE, RATE = range(3)  # what a draw is for: none serves twice
-MOST_DRAWS = 400  # at a final point
-BOUND = 0.5  # of the probability to fool
-_ENDLESS = 10**12  # draws that there are: the bounds of a finite population become those of independent draws
+CLIMB, JUDGE, VERIFY = range(3)  # the purpose of a draw; no draw has two
+N_VERIFICATION = 100  # draws per final image
 
 
 class DrawnOutputs(Outputs):
-    """Several draws of one pass; its own logits are the log of their mean probabilities."""
+    """The draws of one pass; the logits are the log of their mean probabilities."""
 
     def __init__(self, draws: Sequence[Outputs]) -> None:
         self._draws = tuple(draws)
@@ -60,7 +53,7 @@ class DrawnOutputs(Outputs):
 
 
 class Draws:
-    """n draws of a classifier at each point, all in one pass. Called, it is the expected classifier.
+    """n draws of a classifier per image in one pass; a call returns the expected classifier's log probabilities.
 
     Example:
         >>> draws = Draws(lambda x: x.flatten(1)[:, :3], 4, seed=0)
@@ -73,15 +66,15 @@ class Draws:
 
     @torch.no_grad()
     def __call__(self, x_BCHW: Tensor) -> Tensor:
-        """log E p(class), (B, K)."""
+        """Return log E p(class), (B, K)."""
         return self.outputs(x_BCHW, JUDGE).model_logits.float()
 
     def climb(self, x_BCHW: Tensor) -> Outputs:
-        """What attacks take gradients through."""
+        """Return the draws whose losses an attack averages."""
         return self.outputs(x_BCHW, CLIMB)
 
     def outputs(self, x_BCHW: Tensor, use: int, first: int = 0) -> DrawnOutputs:
-        """The draws `first` .. `first + n - 1`."""
+        """Return the draws `first` .. `first + n - 1`."""
         rows = x_BCHW.repeat(self.n, *[1] * (x_BCHW.dim() - 1))
         seeds = self._seeds(x_BCHW.detach(), use, first)
         if isinstance(self.model, MixedClassifier):
@@ -96,57 +89,25 @@ class Draws:
         return (hashed(keys_B, first, self.n) & torch.iinfo(torch.int64).max).t().flatten()
 
 
-@dataclass(frozen=True)
-class FoolingRates:
-    """Of each image's final point: bounds of the probability that it fools, with 95 % confidence at every look."""
-
-    low: Tensor  # (B,) float64
-    high: Tensor
-    n_draws: Tensor  # (B,) int64
-    bound: float
-
-    @property
-    def robust(self) -> Tensor:
-        """(B,) bool: it fools less often than the bound."""
-        return self.high < self.bound
-
-    @property
-    def broken(self) -> Tensor:
-        """(B,) bool: it fools more often."""
-        return self.low > self.bound
-
-    @property
-    def undecided(self) -> Tensor:
-        """(B,) bool: the draws do not tell."""
-        return ~(self.robust | self.broken)
-
-
 @torch.no_grad()
-def fooling_rates(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int, bound: float = BOUND) -> FoolingRates:
-    """How often each point fools, in passes of `rows` points, n draws each.
+def misclassified_share(draws: Draws, x_BCHW: Tensor, y_B: Tensor, *, rows: int) -> Tensor:
+    """Return the share of `N_VERIFICATION` fresh draws that misclassify each image, (B,) float64.
 
-    Draws of a point end as soon as its interval leaves the bound out.
+    A pass holds `rows` images with n draws each.
     """
-    found = [ConfidenceSequence(_ENDLESS) for _ in x_BCHW]
-    going = torch.arange(len(x_BCHW))
-    for first in range(0, MOST_DRAWS, draws.n):
-        for part in torch.split(going, rows):
-            there = part.to(x_BCHW.device)
+    shares = []
+    for x, y in zip(torch.split(x_BCHW, rows), torch.split(y_B, rows), strict=True):
+        wrong = []
+        for first in range(0, N_VERIFICATION, draws.n):
             with tf32_allowed(False):
-                seen = draws.outputs(filled(x_BCHW[there], rows), RATE, first).draws
-            classes_Bn = torch.stack([each.model_logits.argmax(dim=1)[: len(part)] for each in seen], dim=1)
-            for i, wrong in zip(part.tolist(), (classes_Bn != y_B[there, None]).tolist(), strict=True):
-                found[i].add(map(float, wrong))
-        intervals = [found[i].interval for i in going.tolist()]
-        going = going[torch.tensor([low <= bound <= high for low, high in intervals], dtype=torch.bool)]
-        if not len(going):
-            break
-    low, high = (torch.tensor([each.interval[side] for each in found], dtype=torch.float64) for side in (0, 1))
-    return FoolingRates(low, high, torch.tensor([each.n_seen for each in found]), bound)
+                seen = draws.outputs(filled(x, rows), VERIFY, first).draws
+            wrong += [each.model_logits.argmax(dim=1)[: len(x)] != y for each in seen]
+        shares.append(torch.stack(wrong[:N_VERIFICATION]).double().mean(dim=0))
+    return torch.cat(shares) if shares else y_B.double()
 
 
 def check_eot(eot: Any, attacks: Iterable[str]) -> None:
-    """Refuse a number of draws that is none, and draws for attacks that take no gradient.
+    """Reject an invalid number of draws, and draws for attacks that do not take a gradient.
 
     Raises:
         InvalidInputError: with the value and the next step.

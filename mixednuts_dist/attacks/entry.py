@@ -39,7 +39,8 @@ def checked_labels(
     """The labels as int64, once model, images, labels, threat and attacks are found fit; nothing of them is changed.
 
     Warns:
-        UserWarning: where an attack follows a gradient and the model has none, or returns probabilities.
+        UserWarning: if an attack follows a gradient and the model has none or returns probabilities, and for a model
+            in training mode.
 
     Raises:
         InvalidInputError: for what is no tensor or `ThreatModel`; an unknown attack; labels that are no class of the
@@ -86,7 +87,10 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any) -> None:
 
 
 def _check_mode(model: Any, random: bool) -> None:
-    """Dropout may be on where draws are asked for; other images may decide nothing in any case."""
+    """Reject training mode if it changes the logits, and warn if the whole model is in training mode.
+
+    With draws, dropout may be on; the other images may never decide.
+    """
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         kind = type(module).__name__
         drops = isinstance(module, _DropoutNd | nn.RReLU) or _DROPS.search(kind)
@@ -95,6 +99,8 @@ def _check_mode(model: Any, random: bool) -> None:
                 f"the model is in training mode, where {name or kind!r} ({kind}) makes logits depend on chance or on "
                 "the other images; call model.eval() first"
             )
+    if isinstance(model, nn.Module) and not random and all(module.training for module in model.modules()):
+        warnings.warn("the model is in training mode. Call model.eval() first.", stacklevel=4)
 
 
 @torch.no_grad()

@@ -4,47 +4,26 @@ Shapes: B images of C x H x W, K classes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import ON_CPU, BatchShape
 from ..config.threat import ThreatModel, check_norm
+from .adaptive import attack_result
 from .apgd import float32_runs
 from .attack import Setting, borderline, runs_of
 from .budget import AttackBudget
 from .entry import checked_labels
 from .gradient_model import AttackedModel, shape_of
 from .judge import check_images
-from .outcome import images_text
 from .progress import Progress, shown_or
-from .scheduler import Finished, Group, Scheduler
+from .result import AttackResult
+from .scheduler import Group, Scheduler
 from .stepper import ImageSummary, Run
 
-
-@dataclass(frozen=True)
-class MinimumMarginResult:
-    """The smallest signed margin found for each image, and where; re-evaluated in float32 at the `x_adv` returned."""
-
-    x_adv: Tensor  # (B, C, H, W), in the ball and in [0, 1]
-    logits: Tensor  # (B, K) float32 at x_adv
-    margin: Tensor  # (B,) float64, p_y - max_{j != y} p_j at x_adv; below 0 where fooled
-    log_one_minus_margin: Tensor  # (B,) float64, where `margin` itself would saturate at 1
-    broken: Tensor  # (B,) bool, the class at x_adv is not the label
-    n_forward: int  # images passed forward, all together; rows that fill a batch up are not counted
-    n_backward: int
-    decided: Tensor  # (B,) bool, False for images whose attack a keyboard interrupt has cut short
-
-    def __repr__(self) -> str:
-        """In three lines, not pixels."""
-        n_stand, margins = int((~self.broken).sum()), self.margin[~self.broken]
-        shown = f"{margins.min():.3g} to {margins.max():.3g}" if n_stand else "none"
-        return (
-            f"robust  {n_stand} of {images_text(len(self.broken))}\n"
-            f"margins of these, the smallest found: {shown}\n"
-            f"passes  {self.n_forward:,} forward, {self.n_backward:,} backward"
-        )
+MMAA = ("apgd-ce", "apgd-t")
 
 
 def minimum_margin_attack(
@@ -64,16 +43,16 @@ def minimum_margin_attack(
     arithmetic: Arithmetic | None = None,
     progress: Callable[[Progress], None] | None = None,
     verbose: bool = False,
-) -> MinimumMarginResult:
+) -> AttackResult:
     """Search each image's ball for the smallest signed margin of `model` (definition 2.2).
 
-    A keyboard interrupt returns what is verified by then; `decided` says whose search was complete.
+    A keyboard interrupt returns what is verified by then; `decided` marks the images whose search was complete.
 
     Args:
-        model: images (B, C, H, W) in [0, 1] -> logits (B, K); for the paper's use rob behind LayerNorm.
-        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they are not changed.
-        y_B: one class an image, (B,) integers in 0 .. K - 1.
-        threat: the balls around the images, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
+        model: images (B, C, H, W) in [0, 1] to logits (B, K); in the paper, the robust classifier with LayerNorm.
+        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they do not change.
+        y_B: one class per image, (B,) integers in 0 .. K - 1.
+        threat: the ball around each image, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
         n_iter: iterations of APGD-CE and of each APGD-T target.
         n_target_classes: targets of APGD-T, capped to K - 1.
         seed: with `sample_ids` it fixes the random starts.
@@ -99,7 +78,7 @@ def minimum_margin_attack(
 
     Example:
         >>> import torch
-        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)).eval()
         >>> x, y = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long)
         >>> found = minimum_margin_attack(model, x, y, threat=ThreatModel("Linf", 0.1), n_iter=5)
         >>> bool(((found.x_adv - x).abs() <= 0.1 + 1e-6).all()), len(found.margin)
@@ -113,7 +92,7 @@ def minimum_margin_attack(
         shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
         progress=shown_or(progress, verbose),
     )  # fmt: skip
-    return margin_result(engine, engine.run_one(group))
+    return attack_result(engine, MMAA, engine.run_one(group))
 
 
 def black_box_margin_attack(
@@ -128,7 +107,7 @@ def black_box_margin_attack(
     sample_ids: Sequence[int] | None = None,
     batch_size: int | BatchShape = ON_CPU,
     progress: Callable[[Progress], None] | None = None,
-) -> MinimumMarginResult:
+) -> AttackResult:
     """The same through the model's answers alone (paper, appendix D): Square, which keeps what lowers the margin.
 
     Arguments, result and errors are those of `minimum_margin_attack`; `n_queries` is Square's budget an image.
@@ -140,7 +119,7 @@ def black_box_margin_attack(
         AttackedModel.of(model), lambda setting: runs_of("square-margin", setting), threat,
         AttackBudget(n_queries=n_queries), seed, BatchShape.of(batch_size, x_BCHW.device), stop_when_broken, progress,
     )  # fmt: skip
-    return margin_result(engine, engine.run_one(group))
+    return attack_result(engine, ("square-margin",), engine.run_one(group))
 
 
 def margin_engine(
@@ -169,25 +148,8 @@ def margin_plan(setting: Setting) -> list[Run]:
     def near(image: ImageSummary) -> bool:
         return borderline(image.margin, image.clean_margin, setting)
 
-    once = [run for name in ("apgd-ce", "apgd-t") for run in runs_of(name, setting)]
+    once = [run for name in MMAA for run in runs_of(name, setting)]
     plan = list(once)
     for restart in range(1, setting.budget.border_restarts + 1):
         plan += [replace(run, restart=restart, wanted=near, group=f"restart {restart}") for run in once]
     return plan + (float32_runs(setting, "apgd-t", plan) if setting.low_precision else [])
-
-
-def margin_result(engine: Scheduler, finished: Finished) -> MinimumMarginResult:
-    """What the engine has found, evaluated once more in float32; this pass is counted."""
-    group = finished.group
-    verdicts = engine.judge.verdicts(finished.best, group.y)
-    device = group.x.device
-    return MinimumMarginResult(
-        x_adv=finished.best,
-        logits=verdicts.logits.to(device),
-        margin=verdicts.margin.to(device),
-        log_one_minus_margin=verdicts.log1m_margin.to(device),
-        broken=verdicts.wrong.to(device),
-        n_forward=finished.n_forward + len(group.y),
-        n_backward=finished.n_backward,
-        decided=finished.decided.to(device),
-    )

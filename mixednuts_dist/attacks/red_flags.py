@@ -30,7 +30,7 @@ def raised_flags(
 
     Args:
         attacked: the classifier; the gradient of its own logits is tried too, though attacks use the surrogate's.
-        unconfirmed_B: images broken in the attack whose last verdict was right, as `AttackOutcome.unconfirmed`.
+        unconfirmed_B: images broken in the attack whose last verdict was right, as `AttackResult.unconfirmed`.
     """
     shape = BatchShape.of(batch_size, x_BCHW.device)
     judge = Judge(attacked.model, shape)

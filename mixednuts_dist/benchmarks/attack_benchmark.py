@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ..acceleration.arithmetic import Arithmetic
 from ..acceleration.tf32 import tf32_allowed
-from ..attacks.adaptive import adaptive_autoattack, autoattack
+from ..attacks.adaptive import autoattack
 from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
-from ..attacks.outcome import AttackOutcome
 from ..attacks.published import pyautoattack_images
+from ..attacks.result import AttackResult
 from ..config.threat import ThreatModel
 from ..mixing.classifier import MixedClassifier
 from .attack_subjects import Subject, subject
@@ -71,7 +71,7 @@ def _timed(attack: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - started, found
 
 
-def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> AttackOutcome:
+def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> AttackResult:
     rows = len(attacked.x) if attacked.x.is_cuda else None  # pyautoattack receives all images at once
     return attacked_here(
         attacked.network, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps), budget=budget,
@@ -79,12 +79,9 @@ def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> At
     )  # fmt: skip
 
 
-def attacked_here(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AttackOutcome:
+def attacked_here(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AttackResult:
     """Run `autoattack`; of a mixture in the mode in which pyautoattack can follow."""
-    if isinstance(model, MixedClassifier):
-        outcome = adaptive_autoattack(model, x, y, mode="bypass", **options)
-    else:
-        outcome = autoattack(model, x, y, **options)
+    outcome = autoattack(model, x, y, mode="bypass", **options)
     if not bool(outcome.decided.all()):  # an attack that was cut short is no measurement
         raise KeyboardInterrupt
     return outcome

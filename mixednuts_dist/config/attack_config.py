@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from .register import ATTACKS, NORMS
 from .section import Positive, Registered, Repeats, Section, read_fraction
 from .threat import ThreatModel
-from .versions import FAST, version_named, with_joint_starts
+from .versions import FAST, version_named
 
 
 class ThreatConfig(Section):
@@ -53,14 +53,14 @@ class EvaluateConfig(Section):
         min_length=1,
         description="in this order, each on what still stands",
     )
-    version: Literal["standard", "plus", "rand"] | None = Field(
-        default=None,
-        description="in place of `attacks`: those of AutoAttack's version, with its restarts and targets",
+    version: Literal["standard", "plus", "rand"] = Field(
+        default="standard",
+        description="AutoAttack's version: its attacks, with the restarts and targets that it has in the norm",
     )
     eot: Positive | None = Field(
         default=None,
-        description="for a random classifier: gradients are averaged over so many draws, and the verdict is how often "
-        "the final point fools; the version rand has 20",
+        description="for a random classifier: the number of draws over which gradients are averaged; fresh draws at "
+        "the final image decide; 20 in version rand",
     )
     mode: Literal["transfer", "bypass"] = Field(
         default="transfer", description="loss and gradient of the surrogate, or loss of the mixture itself"
@@ -98,12 +98,11 @@ class EvaluateConfig(Section):
     def _of_preset(cls, content: Any) -> Any:
         if not isinstance(content, Mapping):
             return content
-        content = with_joint_starts(content)
-        if content.get("version") is not None:
+        if content.get("version", "standard") != "standard":
             version = version_named(str(content["version"]))
-            named = version.attacks
-            if tuple(content.get("attacks", named)) != named or content.get("preset") == "fast":
-                other = "preset: fast" if content.get("preset") == "fast" else "attacks"
+            named, fast = version.attacks, content.get("preset") == "fast"
+            if tuple(content.get("attacks", named)) != named or fast:
+                other = "preset: fast" if fast else "attacks"
                 raise ValueError(f"version: {content['version']} says which attacks run; leave it or {other} out")
             content = {"eot": version.eot, **content, "attacks": named}
         return {**FAST, **content} if content.get("preset") == "fast" else content

@@ -46,16 +46,8 @@ FAST: dict[str, Any] = {"attacks": ["apgd-ce", "apgd-t"], "n_iter": 100, "n_targ
 _FAST_MISSED, _FAST_OF = 0, 275
 
 
-def with_joint_starts(evaluate: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The evaluate section with `joint_starts` under that name; up to release 0.2 it was `border_restarts`."""
-    if "border_restarts" not in evaluate or "joint_starts" in evaluate:
-        return evaluate
-    return {("joint_starts" if key == "border_restarts" else key): value for key, value in evaluate.items()}
-
-
 def fast_notes(evaluate: Mapping[str, Any]) -> list[str]:
     """What to say beside results of the fast preset's settings, as run.yaml has them; nothing for others."""
-    evaluate = with_joint_starts(evaluate)
     if any(evaluate.get(key) != value for key, value in FAST.items()):
         return []
     return [

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..attacks.budget import is_autoattack, spent_words
 from ..config.threat import ThreatModel
 from ..config.uris import placed
-from ..config.versions import fast_notes, with_joint_starts
+from ..config.versions import fast_notes
 from ..errors import InvalidInputError, MissingArtifact
 from ..images.datasets import open_dataset
 from ..images.parquet_images import ParquetImages, read_part
@@ -141,10 +141,10 @@ def _source(run: DeployedRun) -> str:
 
 def _attacks(run: DeployedRun) -> str:
     """What ran, and nothing else: the attacks that are named, with the budgets that they use."""
-    evaluate = with_joint_starts(run.config["evaluate"])
+    evaluate = run.config["evaluate"]
     evaluate = {**evaluate, "n_target_classes": min(evaluate["n_target_classes"], run.n_classes - 1)}
     notes = "".join(f". {note}" for note in fast_notes(evaluate))
-    name = "AutoAttack" if is_autoattack(run.config["evaluate"]) else "attack"
+    name = "AutoAttack" if is_autoattack(run.config["evaluate"], run.config["threat"]["norm"]) else "attack"
     starts, attacks = evaluate.get("joint_starts", 0), evaluate["attacks"]
     joint = f"a joint attack ({starts} start{'s' * (starts > 1)}) on images that stand by a hair, " if starts and (
         {"joint", "apgd-t"} & {*attacks}) else ""  # fmt: skip

@@ -144,7 +144,7 @@ def _rob_results(opened: Run, fingerprint: str) -> RunResults:
 
 
 def _attack_words(config: RunConfig) -> str:
-    return attack_words(config.evaluate.model_dump(mode="json"))
+    return attack_words(config.evaluate.model_dump(mode="json"), config.threat.norm)
 
 
 def attacks_said(config: RunConfig) -> dict[str, str]:

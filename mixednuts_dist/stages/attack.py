@@ -29,8 +29,7 @@ from .stage import Stage, attack_passes, budget_of, stage_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..attacks.minimum_margin import MinimumMarginResult
-    from ..attacks.outcome import AttackOutcome
+    from ..attacks.result import AttackResult
     from ..attacks.scheduler import Scheduler
     from ..distributed.executor import Executor
     from ..distributed.workbench import Workbench
@@ -116,8 +115,9 @@ class AttackTask(Task):
             summary["n_backward"] += std.n_backward
         return columns, summary
 
-    def _minimum_margins(self, worker: Workbench, piece: Partition) -> MinimumMarginResult:
-        from ..attacks.minimum_margin import black_box_margin_attack, margin_engine, margin_result
+    def _minimum_margins(self, worker: Workbench, piece: Partition) -> AttackResult:
+        from ..attacks.adaptive import attack_result
+        from ..attacks.minimum_margin import MMAA, black_box_margin_attack, margin_engine
 
         x, y = worker.images(piece)
         spec = worker.spec
@@ -135,7 +135,8 @@ class AttackTask(Task):
                 stop_when_broken=self.stop_when_broken, shape=worker.shape(x), arithmetic=worker.arithmetic,
             )  # fmt: skip
 
-        return margin_result(*worker.attacked(piece, make, name="rob"))
+        engine, finished = worker.attacked(piece, make, name="rob")
+        return attack_result(engine, MMAA, finished)
 
     def _mapped(self, worker: Workbench, rob: nn.Module) -> nn.Module:
         from torch import nn
@@ -144,8 +145,8 @@ class AttackTask(Task):
 
         return nn.Sequential(rob, self.logit_map or LayerNormTransform(worker.spec.ln_k))
 
-    def _std_attacked(self, worker: Workbench, piece: Partition, rob_x_adv: Tensor) -> AttackOutcome:
-        from ..attacks.adaptive import ensemble_engine, ensemble_outcome, transferred_attack
+    def _std_attacked(self, worker: Workbench, piece: Partition, rob_x_adv: Tensor) -> AttackResult:
+        from ..attacks.adaptive import attack_result, ensemble_engine, transferred_attack
 
         x, y = worker.images(piece)
         spec = worker.spec
@@ -159,7 +160,7 @@ class AttackTask(Task):
             )  # fmt: skip
 
         engine, finished = worker.attacked(piece, make, name="std")
-        return ensemble_outcome(engine, STD_ATTACKS, finished)
+        return attack_result(engine, STD_ATTACKS, finished)
 
 
 def attack_task(opened: Run) -> AttackTask:

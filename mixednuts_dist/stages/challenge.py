@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..attacks.adaptive import adaptive_autoattack
+from ..attacks.adaptive import autoattack
 from ..attacks.budget import AttackBudget
 from ..attacks.gradient_model import AttackMode
 from ..distributed.tasks import Columns, Summary, Task
@@ -52,7 +52,7 @@ class RoundTask(Task):
             tried = (near if self.attacks else kept).nonzero().squeeze(1)
             found, broken = hardest.clone(), kept & ~standing
             if len(tried) and self.attacks:
-                outcome = adaptive_autoattack(
+                outcome = autoattack(
                     mixed, x[tried], y[tried], threat=worker.spec.threat, attacks=self.attacks, mode=self.mode,
                     eot=self.eot, seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget,
                     batch_size=worker.shape(x), sample_ids=[piece.start + i for i in tried.tolist()],

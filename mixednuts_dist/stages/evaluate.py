@@ -49,26 +49,6 @@ class Evaluate(Stage):
         search = self.searched(opened)
         return evaluate_task(opened, search) if search else autoattack_task(opened)
 
-    def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
-        """Count the images of a random classifier whose final point fools seldom, often, or undecidedly."""
-        if opened.config.evaluate.eot is None:
-            return {}
-        from ..attacks.draws import BOUND, FoolingRates
-
-        fingerprint = self.fingerprint(opened)
-        opened, _ = evaluated_part(opened, fingerprint)
-        rows = read_columns(opened.store, self.name, opened.partitions, fingerprint, ["fooled_low", "fooled_high"])
-        rates = FoolingRates(rows["fooled_low"], rows["fooled_high"], rows["fooled_low"], BOUND)
-        counts = {
-            f"robust: it fools less than {BOUND:.0%} of the time": rates.robust,
-            f"broken: it fools more than {BOUND:.0%} of the time": rates.broken,
-            "undecided: its 95 % interval holds that bound": rates.undecided,
-        }
-        kept: list[list[object]] = [[words, (int(each.sum()), len(each))] for words, each in counts.items()]
-        return {
-            "random classifier: how often each image's final point fools fresh draws": (["verdict", "images"], kept)
-        }
-
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         evaluate = opened.config.evaluate
         passes = attack_passes(
@@ -142,7 +122,7 @@ class EvaluateTask(Task):
     given: str | None = None  # a file of points that somebody handed in, likewise
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
-        from ..attacks.adaptive import ensemble_engine, ensemble_outcome
+        from ..attacks.adaptive import attack_result, ensemble_engine
         from ..attacks.gradient_model import AttackedModel
         from ..attacks.red_flags import raised_flags
 
@@ -162,7 +142,7 @@ class EvaluateTask(Task):
             return replace(group, known=hardest_points(worker, model, group.x, group.y, points)) if points else group
 
         engine, finished = worker.attacked(piece, make, group=with_points)
-        outcome = ensemble_outcome(engine, self.attacks, finished)
+        outcome = attack_result(engine, self.attacks, finished)
         clean = worker.logits(model, x)
         attacked = AttackedModel.of(model, mode=self.mode)
         flags = raised_flags(attacked, x, y, outcome.unconfirmed, batch_size=worker.shape(x))
@@ -174,8 +154,6 @@ class EvaluateTask(Task):
             **{f"{FLAG}{flag}": raised for flag, raised in flags.items()},
             "x_adv": outcome.x_adv,
         }
-        if outcome.fooled is not None:
-            columns |= {"fooled_low": outcome.fooled.low, "fooled_high": outcome.fooled.high}
         return columns, worker.summary(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
 
 

@@ -67,7 +67,7 @@ class IndividualTask(EvaluateTask):
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         import torch
 
-        from ..attacks.adaptive import ensemble_engine, ensemble_outcome
+        from ..attacks.adaptive import attack_result, ensemble_engine
 
         x, y = worker.images(piece)
         robust, columns, n_forward, n_backward = torch.ones_like(y, dtype=torch.bool), {}, 0, 0
@@ -78,7 +78,7 @@ class IndividualTask(EvaluateTask):
                 eot=self.eot,
             )  # fmt: skip
             engine, finished = worker.attacked(piece, make, name=attack)
-            outcome = ensemble_outcome(engine, (attack,), finished)
+            outcome = attack_result(engine, (attack,), finished)
             columns[f"{SURVIVED}{attack}"] = outcome.robust
             robust &= outcome.robust
             n_forward, n_backward = n_forward + outcome.n_forward, n_backward + outcome.n_backward

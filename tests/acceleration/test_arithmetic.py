@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mixednuts_dist.acceleration import arithmetic as arithmetic_module
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.gradient_copy import agrees, folded, points_alike
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
@@ -150,7 +150,7 @@ def test_only_the_networks_of_a_mixture_are_copied(mode: str) -> None:
         logits = copied.model(x)
         assert logits.dtype == torch.float32
         assert float((logits.exp() - mixed(x).exp()).abs().mean()) < 0.05
-    found = adaptive_autoattack(
+    found = autoattack(
         mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), mode=mode, arithmetic=arithmetic,
         budget=AttackBudget(n_iter=15, n_target_classes=2),
     )  # fmt: skip

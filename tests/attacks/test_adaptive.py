@@ -8,7 +8,7 @@ import torch
 from pyautoattack import AutoAttack
 
 from mixednuts_dist.acceleration.batch_shape import BatchShape
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
+from mixednuts_dist.attacks.adaptive import autoattack, ensemble_plan
 from mixednuts_dist.attacks.attack import Setting, borderline
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget, attack_words
 from mixednuts_dist.attacks.minimum_margin import margin_engine
@@ -40,7 +40,7 @@ def pair(mixed: MixedClassifier) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("threat", [THREAT, ThreatModel("L2", 0.5)], ids=str)
 def test_the_record_is_true_at_the_returned_images(mixed, pair, mode: str, threat: ThreatModel) -> None:
     x, y = pair
-    found = adaptive_autoattack(mixed, x, y, threat=threat, mode=mode, budget=QUICK)
+    found = autoattack(mixed, x, y, threat=threat, mode=mode, budget=QUICK)
     with torch.no_grad():
         assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
     assert list(found.survived) == ["apgd-ce", "apgd-t", "fab-t", "square"]
@@ -64,17 +64,17 @@ def test_bypass_works_with_unmodified_autoattack_and_transfer_is_as_strong(mixed
     )  # fmt: skip
     x_adv = published.run_standard_evaluation(x, y, batch_size=16)[0]
     theirs = int((mixed(x_adv).argmax(dim=1) == y).sum())
-    ours = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"))
+    ours = autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"))
     assert int(ours.robust.sum()) <= theirs + 1
 
 
 def test_cached_images_only_strengthen_the_adversary(mixed, pair) -> None:
     x, y = pair
-    strong = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"))
-    cached = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=strong.x_adv)
+    strong = autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"))
+    cached = autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=strong.x_adv)
     assert list(cached.survived) == ["cached"]
     assert torch.equal(cached.robust, strong.robust)
-    useless = adaptive_autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=x)
+    useless = autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=x)
     assert bool(useless.robust.all())
 
 
@@ -127,7 +127,7 @@ def test_borderline_images_of_a_mixture_are_those_that_rob_nearly_gives_up(
 
 def test_images_that_the_mixture_gets_wrong_are_not_robust(mixed, pair) -> None:
     x, y = pair
-    found = adaptive_autoattack(mixed, x, (y + 1) % 10, threat=THREAT, budget=QUICK)
+    found = autoattack(mixed, x, (y + 1) % 10, threat=THREAT, budget=QUICK)
     assert not bool(found.robust.any())
     assert not any(bool(survived.any()) for survived in found.survived.values())
 
@@ -143,22 +143,25 @@ def test_few_classes(n_classes: int) -> None:
 
 def test_the_global_generator_is_left_alone(mixed, pair) -> None:
     state = torch.random.get_rng_state()
-    adaptive_autoattack(mixed, *pair, threat=THREAT, budget=AttackBudget(n_iter=2, n_target_classes=1, n_queries=5))
+    autoattack(mixed, *pair, threat=THREAT, budget=AttackBudget(n_iter=2, n_target_classes=1, n_queries=5))
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_unknown_attacks_and_modes_are_named(mixed, pair) -> None:
     with pytest.raises(InvalidInputError, match=r"attack 'fabt' is not known.*fab.*Valid names: apgd-ce, apgd-t"):
-        adaptive_autoattack(mixed, *pair, threat=THREAT, attacks=("fabt",))
+        autoattack(mixed, *pair, threat=THREAT, attacks=("fabt",))
     with pytest.raises(InvalidInputError, match=r"'transfre'.*transfer, bypass"):
-        adaptive_autoattack(mixed, *pair, threat=THREAT, mode="transfre")
+        autoattack(mixed, *pair, threat=THREAT, mode="transfre")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({}, "AutoAttack"),
-        ({"attacks": (*STANDARD_ATTACKS, "apgd-dlr"), "n_iter": 200}, "AutoAttack"),
+        (
+            {"attacks": (*STANDARD_ATTACKS, "apgd-dlr")},
+            "apgd-ce, apgd-t, fab-t, square, apgd-dlr (100 iterations, 9 targets, 5000 queries)",
+        ),
         ({"attacks": STANDARD_ATTACKS[:3]}, "apgd-ce, apgd-t, fab-t (100 iterations, 9 targets)"),
         ({"n_queries": 1}, "apgd-ce, apgd-t, fab-t, square (100 iterations, 9 targets, 1 query)"),
         ({"attacks": ("square",), "n_queries": 300}, "square (300 queries)"),
@@ -166,4 +169,4 @@ def test_unknown_attacks_and_modes_are_named(mixed, pair) -> None:
 )
 def test_only_what_leaves_nothing_out_is_called_autoattack(changes: dict[str, Any], words: str) -> None:
     evaluate = {"attacks": STANDARD_ATTACKS, "n_iter": 100, "n_target_classes": 9, "n_queries": 5000, **changes}
-    assert attack_words(evaluate) == words
+    assert attack_words(evaluate, "Linf") == words

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.joint import Joint
@@ -59,7 +59,7 @@ def test_it_breaks_images_that_the_papers_attack_leaves_standing(mixed: MixedCla
     outcomes = {}
     for restarts in (0, 1):
         budget = AttackBudget(n_iter=40, n_target_classes=3, joint_starts=restarts)
-        outcomes[restarts] = adaptive_autoattack(
+        outcomes[restarts] = autoattack(
             mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), sample_ids=DIGITS, budget=budget
         )
     paper, joint = outcomes[0], outcomes[1]
@@ -87,7 +87,7 @@ def test_it_takes_no_more_passes_than_apgd_t_and_fewer_where_it_cannot_win(mixed
     passes = {}
     for restarts in (0, 3):
         budget = AttackBudget(n_iter=30, n_target_classes=4, joint_starts=restarts)
-        outcome = adaptive_autoattack(
+        outcome = autoattack(
             mixed, x, y, threat=THREAT, attacks=("apgd-t",), sample_ids=DIGITS, budget=budget, precision="fp32"
         )
         passes[restarts] = outcome.n_backward

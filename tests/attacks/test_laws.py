@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks import attack as attack_module
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_plan
+from mixednuts_dist.attacks.adaptive import autoattack, ensemble_plan
 from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.entry import checked_labels
-from mixednuts_dist.attacks.outcome import AttackOutcome
+from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.config.register import ATTACKS, load_extensions
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.mixing.classifier import MixedClassifier
@@ -32,10 +32,10 @@ def pair() -> tuple[MixedClassifier, Tensor, Tensor]:
         return mixed, x, mixed(x).argmax(dim=1)
 
 
-def attacked(pair: tuple[MixedClassifier, Tensor, Tensor], attack: str, order: list[int], **options) -> AttackOutcome:
+def attacked(pair: tuple[MixedClassifier, Tensor, Tensor], attack: str, order: list[int], **options) -> AttackResult:
     mixed, x, y = pair
     settings = {"threat": LINF, "budget": QUICK, "batch_size": 8, "precision": "fp32", **options}
-    return adaptive_autoattack(mixed, x[order], y[order], attacks=(attack,), sample_ids=order, **settings)
+    return autoattack(mixed, x[order], y[order], attacks=(attack,), sample_ids=order, **settings)
 
 
 @every_attack
@@ -239,7 +239,7 @@ def test_an_attack_under_another_name_has_the_same_plan_and_the_same_rows(
     for a, b in zip(*plans, strict=True):
         assert (a.name, a.float32, a.wanted is None) == (b.name, b.float32, b.wanted is None)
     options = {"threat": LINF, "budget": QUICK, "batch_size": 8, "precision": precision}
-    one, other = (adaptive_autoattack(mixed, x, y, attacks=[*named], **options) for named in (names, names.values()))
+    one, other = (autoattack(mixed, x, y, attacks=[*named], **options) for named in (names, names.values()))
     assert torch.equal(one.x_adv, other.x_adv)
     assert (one.n_forward, one.n_backward) == (other.n_forward, other.n_backward)
     assert all(torch.equal(one.survived[name], other.survived[names[name]]) for name in names)

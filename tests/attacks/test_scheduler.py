@@ -21,7 +21,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from mixednuts_dist.attacks.image_record import ImageRecord
 from mixednuts_dist.attacks.judge import Verdicts
-from mixednuts_dist.attacks.minimum_margin import MinimumMarginResult, minimum_margin_attack
+from mixednuts_dist.attacks.minimum_margin import AttackResult, minimum_margin_attack
 from mixednuts_dist.attacks.scheduler import Finished, Group, Scheduler, ordered_targets
 from mixednuts_dist.attacks.stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.stream import Stream
@@ -489,7 +489,7 @@ def plain_minimum_margins(model: nn.Module, x: Tensor, y: Tensor, threat: Threat
     return -torch.expm1(smallest)
 
 
-def as_small_as_the_plain_loop(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel) -> MinimumMarginResult:
+def as_small_as_the_plain_loop(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel) -> AttackResult:
     found = minimum_margin_attack(
         model, x, y, threat=threat, n_iter=20, n_target_classes=2, stop_when_broken=False, border_restarts=0,
         precision="fp32",

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.batch_shape import STATE_IMAGES, BatchShape
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack, ensemble_engine
+from mixednuts_dist.attacks.adaptive import autoattack, ensemble_engine
 from mixednuts_dist.attacks.batch import READ_EVERY
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
 from mixednuts_dist.attacks.gradient_model import measured_rows, repeats_its_bits
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.attacks.scheduler import Group
 from mixednuts_dist.config.register import ATTACKS
-from mixednuts_dist.mixing.classifier import MixedClassifier
 from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
 from tests.helpers.simulated_card import SimulatedCard
 from tests.helpers.small_mixtures import L2, LINF, QUICK, SHAPE, mixture
@@ -57,11 +56,10 @@ def subject(kind: str, n: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
 def test_attacks_mix_no_devices_and_come_to_the_cpus_verdicts(attack: str, threat, precision, kind: str) -> None:
     """In float32 to its points, in bfloat16, where a card rounds elsewhere, to verdicts that hold on the CPU."""
     model, x, y = subject(kind)
-    run = adaptive_autoattack if isinstance(model, MixedClassifier) else autoattack
     options = {"threat": threat, "attacks": (attack,), "budget": TINY, "batch_size": 3, "precision": precision}
-    expected = run(model, x, y, **options)
+    expected = autoattack(model, x, y, **options)
     with SimulatedCard():
-        found = run(model.to("cuda"), x.to("cuda"), y.to("cuda"), **options)
+        found = autoattack(model.to("cuda"), x.to("cuda"), y.to("cuda"), **options)
         assert found.x_adv.is_cuda
         robust, x_adv = found.robust.cpu(), found.x_adv.cpu()
     if precision == "fp32":
@@ -153,7 +151,7 @@ def test_a_second_card_of_the_process_is_used_alone_and_comes_to_the_same_bits(p
     options = {"threat": LINF, "attacks": ("apgd-ce", "fab-t", "square"), "budget": TINY, "precision": precision}
     found = []
     for device in ("cuda:0", "cuda:1"):
-        outcome = adaptive_autoattack(model.to(device), x.to(device), y.to(device), **options)
+        outcome = autoattack(model.to(device), x.to(device), y.to(device), **options)
         assert {outcome.x_adv.device, outcome.robust.device} == {torch.device(device)}
         found.append(outcome.x_adv.cpu())
     assert torch.equal(*found)

@@ -1,10 +1,12 @@
 """AutoAttack's versions by name: what each consists of is pyautoattack's own, in every norm."""
 
+from typing import Any
+
 import pytest
 from pyautoattack import AutoAttack
 
 from mixednuts_dist.attacks.adaptive import autoattack
-from mixednuts_dist.attacks.budget import AttackBudget, attacks_in
+from mixednuts_dist.attacks.budget import AttackBudget, attack_words, attacks_in, is_autoattack
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.config.versions import VERSIONS
@@ -39,8 +41,10 @@ def test_the_library_takes_a_version_or_attacks(victim) -> None:
     options = {"threat": ThreatModel("Linf", 0.02), "budget": AttackBudget(n_iter=3, n_target_classes=1, n_queries=3)}
     found = autoattack(model, x, y, version="plus", **options)
     assert list(found.survived) == list(VERSIONS["plus"].attacks)
-    with pytest.raises(InvalidInputError, match=r"version='plus' says which attacks run; leave it out"):
-        autoattack(model, x, y, version="plus", attacks=("square",), **options)
+    alone = autoattack(model, x, y, version="plus", attacks=("square",), **options)
+    assert list(alone.survived) == ["square"]
+    with pytest.raises(InvalidInputError, match=r"version='rand' has the attacks apgd-ce, apgd-dlr, not square"):
+        autoattack(model, x, y, version="rand", attacks=("square",), **options)
     with pytest.raises(InvalidInputError, match=r"version 'pluss' is not known; did you mean 'plus'\?"):
         autoattack(model, x, y, version="pluss", **options)
 
@@ -52,10 +56,36 @@ def test_a_configuration_takes_a_version_or_attacks() -> None:
     assert (budget.of("apgd-ce").n_restarts, budget.of("apgd-t").n_target_classes, budget.n_iter) == (5, 5, 7)
     assert budget_of(asked.evaluate, "Linf").of("apgd-ce").n_restarts == 1
     assert parse_config(asked.model_dump(mode="json")) == asked
-    plain = parse_config(CONTENT)
-    assert "version" not in plain.determinants()["evaluate"]
-    assert plain.run_id() != asked.run_id()
+    assert parse_config({**CONTENT, "evaluate": {"n_iter": 7}}).run_id() == asked.run_id()
+    assert parse_config({**CONTENT, "evaluate": {"version": "plus", "n_iter": 7}}).run_id() != asked.run_id()
     with pytest.raises(ConfigError, match=r"evaluate: version: plus says which attacks run; leave it or attacks out"):
         parse_config({**CONTENT, "evaluate": {"version": "plus", "attacks": ["square"]}})
     with pytest.raises(ConfigError, match=r"did you mean 'standard'"):
         parse_config({**CONTENT, "evaluate": {"version": "standart"}})
+
+
+def test_l1_runs_without_a_version_have_five_restarts(victim) -> None:
+    """They printed "AutoAttack" although APGD-CE had one restart."""
+    evaluate = parse_config(CONTENT).evaluate
+    assert budget_of(evaluate, "L1").of("apgd-ce").n_restarts == 5
+    assert attack_words(evaluate.model_dump(mode="json"), "L1") == "AutoAttack"
+    model, x, y = victim(n=6)
+    budget = AttackBudget(n_iter=3, n_target_classes=1, n_queries=3)
+    threats = [ThreatModel("Linf", 0.0001), ThreatModel("L1", 0.1)]
+    one, five = (autoattack(model, x, y, threat=each, attacks=["apgd-ce"], budget=budget) for each in threats)
+    assert five.n_forward > 4 * one.n_forward
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"n_iter": 99}, {"n_iter": 200}, {"n_target_classes": 3}, {"attacks": ["apgd-ce"]}, {"eot": 20}, {"n_queries": 1}],
+)
+@pytest.mark.parametrize("norm", ["Linf", "L2", "L1"])
+def test_autoattack_names_exactly_the_published_settings(norm: str, changes: dict[str, Any]) -> None:
+    published = parse_config({**CONTENT, "threat": {"norm": norm, "eps": 0.5}}).evaluate.model_dump(mode="json")
+    assert is_autoattack(published, norm)
+    assert not is_autoattack({**published, **changes}, norm)
+    assert (
+        attack_words({**published, "version": "rand", "eot": 20, "attacks": ["apgd-ce", "apgd-dlr"]}, norm)
+        == "AutoAttack rand"
+    )

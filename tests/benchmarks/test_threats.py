@@ -49,10 +49,8 @@ def test_plus_is_beside_the_packages_plus() -> None:
 def test_two_seeds_agree_on_a_random_defence_and_break_what_the_package_breaks() -> None:
     rows = threats.run(behind="dropout:0.2", threats=["Linf:0.1"], versions=["rand"], n_images=16, n_iter=10)["random"]
     first, second, package = rows
-    assert first["robust"] + first["broken"] + first["undecided"] == 16
-    assert second["intervals that meet those of the first row"] >= 15
-    assert second["opposite verdicts to it"] <= 1
-    assert first["broken"] >= package["broken"] - 1
+    assert second["other verdicts than in the first row"] <= 2
+    assert first["robust"] <= package["robust"] + 1
     assert 0 < first["robust"] < first["clean"]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.batch_shape import BatchShape
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack, ensemble_engine
+from mixednuts_dist.attacks.adaptive import autoattack, ensemble_engine
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.scheduler import Group
 from tests.helpers.small_mixtures import LINF, QUICK, SHAPE, mixture
@@ -22,13 +22,13 @@ def verdicts_are_those_of_float32(attack: str, arithmetic: Arithmetic, n: int, b
     with torch.no_grad():
         y = mixed(x).argmax(dim=1)
     options = {"threat": LINF, "attacks": (attack,), "budget": budget, "batch_size": 16}
-    found = adaptive_autoattack(mixed, x, y, arithmetic=arithmetic, **options)
-    plain = adaptive_autoattack(mixed, x, y, precision="fp32", **options)
+    found = autoattack(mixed, x, y, arithmetic=arithmetic, **options)
+    plain = autoattack(mixed, x, y, precision="fp32", **options)
     with torch.no_grad():
         assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
     assert int(found.robust.sum()) <= int(plain.robust.sum()) + AT_THE_BORDER
     some = slice(n // 6, n // 2)
-    again = adaptive_autoattack(mixed, x[some], y[some], sample_ids=range(n)[some], precision="fp32", **options)
+    again = autoattack(mixed, x[some], y[some], sample_ids=range(n)[some], precision="fp32", **options)
     assert torch.equal(again.x_adv, plain.x_adv[some])
 
 
@@ -54,9 +54,9 @@ def memory_that_ends_loses_nothing() -> None:
     with torch.no_grad():
         y = mixed(x).argmax(dim=1)
     options = {"threat": LINF, "attacks": ("apgd-ce",), "budget": QUICK, "precision": "fp32", "batch_size": 16}
-    expected = adaptive_autoattack(mixed, x, y, **options)
+    expected = autoattack(mixed, x, y, **options)
     short = mixture().to("cuda")
     short.rob = ShortOfMemory(short.rob, 5)
-    found = adaptive_autoattack(short, x, y, **options)
+    found = autoattack(short, x, y, **options)
     assert short.rob.refused > 0
     assert torch.equal(found.robust, expected.robust)

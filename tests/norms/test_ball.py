@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from pyautoattack.autopgd_base import L1_projection
 from torch import Tensor
 
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack, autoattack
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.fab import MOVES
 from mixednuts_dist.attacks.minimum_margin import black_box_margin_attack, minimum_margin_attack
@@ -166,7 +166,7 @@ def test_a_norm_from_a_users_file_goes_through_apgd_mmaa_and_the_joint_attack() 
     assert int(margins.broken.sum()) >= int((~found.robust).sum())
     mixed = mixture()
     y_mixed = mixed(x).argmax(dim=1)
-    joint = adaptive_autoattack(mixed, x, y_mixed, attacks=["apgd-t"], **options)
+    joint = autoattack(mixed, x, y_mixed, attacks=["apgd-t"], **options)
     for x_adv in (found.x_adv, margins.x_adv, joint.x_adv):
         assert_inside(x_adv, x, 0.15)
 

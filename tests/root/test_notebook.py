@@ -65,7 +65,7 @@ def test_the_report_is_saved_as_a_page_with_its_files(
     assert (tmp_path / "report" / "table.csv").is_file()
 
 
-@pytest.mark.parametrize("attack", [mn.mix, mn.autoattack, mn.adaptive_autoattack, mn.minimum_margin_attack])
+@pytest.mark.parametrize("attack", [mn.mix, mn.autoattack, mn.minimum_margin_attack])
 def test_help_explains_every_argument(attack: Callable[..., Any]) -> None:
     text = inspect.getdoc(attack) or ""
     explained = text[text.index("Args:") : text.index("Raises:")]

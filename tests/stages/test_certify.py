@@ -14,7 +14,7 @@ import yaml
 from torch import nn
 
 from mixednuts_dist import ThreatModel, load_classifier, load_run, open_dataset, pipeline
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
 from mixednuts_dist.certification.smoothing import smoothed_votes
@@ -144,7 +144,7 @@ def test_the_whole_autoattack_contradicts_no_certificate_of_smoothing(tmp_path: 
     x, y = (values[safe] for values in open_dataset("digits").read(0, 24))
     std, rob = load_classifier("demo:std", "std"), load_classifier("demo:noisy", "rob")
     averaged = MixedClassifier(std, Averaged(rob, answers.plan.sigma, 12), IdentityTransform(), 0.8)
-    attacked = adaptive_autoattack(
+    attacked = autoattack(
         averaged, x, y, threat=ThreatModel("L2", radius), budget=AttackBudget(10, 2, 30), precision="fp32"
     )
     assert (attacked.x_adv != x).any()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.cli.sizing import estimate_json, print_estimate
@@ -51,7 +51,7 @@ def test_the_ensembles_passes_of_a_surviving_image(
     attacks: tuple[Any, ...], n_iter: int, n_targets: int, n_queries: int
 ) -> None:
     mixed = MixedClassifier(Unbreakable(), Unbreakable(), LogitTransform(1.0, 1.0, 0.0), 0.9).eval()
-    outcome = adaptive_autoattack(
+    outcome = autoattack(
         mixed, torch.rand(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64), threat=THREAT, attacks=attacks,
         budget=AttackBudget(n_iter, n_targets, n_queries), precision="fp32",
     )  # fmt: skip

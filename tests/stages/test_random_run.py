@@ -1,4 +1,4 @@
-"""A run on a random classifier: averaged gradients, three counts in the report, the same rows for seeded noise."""
+"""A run on a random classifier: averaged gradients, and equal rows if the noise has seeds."""
 
 from pathlib import Path
 from typing import Any
@@ -42,26 +42,18 @@ def content(folder: Path, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_robust_broken_and_undecided_are_counted_and_a_lost_partition_comes_back(tmp_path: Path) -> None:
+def test_a_lost_partition_of_a_random_run_comes_back(tmp_path: Path) -> None:
     config = parse_config(content(tmp_path))
     results = pipeline.run(config, executor=DebugExecutor())
-    (title,) = results.tables
-    assert title.startswith("random classifier")
-    counts = [row[1].correct for row in results.tables[title].rows]
-    assert sum(counts) == 12
-    assert counts[0] == results.accuracy[0].robust.correct
+    assert 0 < results.accuracy[0].robust.correct < 12
     assert not any("not to be trusted" in note for note in results.notes)
     (folder,) = (tmp_path / "runs").glob("random-*")
-    assert "fools less than 50%" in (folder / "report" / "index.html").read_text()
     lost = folder / "evaluate" / "part-00001.parquet"
     before = pq.read_table(lost)
     lost.unlink()
     pipeline.run(config, executor=DebugExecutor())
-    assert (
-        pq.read_table(lost)
-        .select(["robust", "fooled_low", "x_adv"])
-        .equals(before.select(["robust", "fooled_low", "x_adv"]))
-    )
+    columns = ["robust", "x_adv"]
+    assert pq.read_table(lost).select(columns).equals(before.select(columns))
 
 
 def test_a_mixture_with_a_random_rob_goes_through_search_rounds_and_evaluation(tmp_path: Path) -> None:
@@ -72,10 +64,8 @@ def test_a_mixture_with_a_random_rob_goes_through_search_rounds_and_evaluation(t
     )
     config = parse_config(given)
     results = pipeline.run(config, executor=DebugExecutor())
-    (title,) = results.tables
-    robust, broken, undecided = (row[1].correct for row in results.tables[title].rows)
-    assert robust + broken + undecided == 12
-    assert results.row("mixed").robust.correct == robust > 0
+    robust = results.row("mixed").robust.correct
+    assert robust > 0
     first = results.search.rounds[0]
     assert 3 * first.tried[0] <= first.n_backward, "the choice was attacked with averaged gradients too"
     assert results.row("mixed").clean.correct >= robust

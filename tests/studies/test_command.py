@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mixednuts_dist.attacks.adaptive import adaptive_autoattack
+from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.cli import main
@@ -100,7 +100,7 @@ def test_a_variant_through_the_pool_has_the_rows_of_a_plain_worker(bench: Bench,
     cached = read_columns(
         bench.run.store, "attack", bench.run.partitions, bench.run.attack_fingerprint, ["x_adv"]
     )["x_adv"]  # fmt: skip
-    plain = adaptive_autoattack(
+    plain = autoattack(
         mixed, x, y, threat=ThreatModel("Linf", 0.15), attacks=("apgd-ce",), cached_BCHW=cached,
         budget=AttackBudget(n_iter=5, n_target_classes=2), precision="fp32",
     )  # fmt: skip
