@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .api import mix as mix
     from .attacks.adaptive import autoattack as autoattack
     from .attacks.budget import AttackBudget as AttackBudget
+    from .attacks.drop_in import AutoAttack as AutoAttack
     from .attacks.minimum_margin import minimum_margin_attack as minimum_margin_attack
     from .attacks.result import AttackResult as AttackResult
     from .attacks.straight_through import straight_through as straight_through
@@ -47,6 +48,7 @@ _HOMES = {
     "Arithmetic": ".acceleration.arithmetic",
     "AttackBudget": ".attacks.budget",
     "AttackResult": ".attacks.result",
+    "AutoAttack": ".attacks.drop_in",
     "BatchShape": ".acceleration.batch_shape",
     "LogitTransform": ".mixing.transforms",
     "MixedClassifier": ".mixing.classifier",
