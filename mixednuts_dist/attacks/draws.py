@@ -27,7 +27,6 @@ from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..norms.random import hashed, key_number, keys_of
 from .gradient_model import AttackMode, MixedOutputs, Outputs
-from .sequential import ConfidenceSequence
 
 CLIMB, JUDGE, VERIFY = range(3)  # the purpose of a draw; no draw has two
 N_VERIFICATION = 100  # draws per final image

@@ -77,7 +77,7 @@ class StraightThrough(nn.Module):
         super().__init__()
         self.network = network
         self.cuts: tuple[Cut, ...] | None = None  # None until the first pass that takes a gradient
-        self.train(network.training)
+        self.training = network.training  # `train` would change the mode of the network's modules
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return the network's logits, (B, K)."""
