@@ -1,6 +1,6 @@
 """`mixednuts prepare` on a real Ray: balanced parts, resumed, repaired, and refused where they would mix."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import preparation
+from mixednuts_dist.distributed.executor import executing
 from mixednuts_dist.distributed.preparation import PartDone
 from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.datasets import open_dataset
@@ -27,8 +29,8 @@ def source(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def write(tmp_path: Path, ray_executor: Any) -> Prepare:
-    """Prepares into one folder; which of the parts, in order, were there already."""
+def write(tmp_path: Path, ray_executor: Any) -> Iterator[Prepare]:
+    """Prepare into one folder by workers that are kept; returns which of the parts, in order, were there already."""
 
     def run(uri: str, **options: Any) -> list[bool]:
         told: list[tuple[PartDone, int]] = []
@@ -39,7 +41,8 @@ def write(tmp_path: Path, ray_executor: Any) -> Prepare:
         assert {n for _, n in told} == {len(made.labels)}
         return [part.was_there for part, _ in sorted(told, key=lambda item: item[0].part.start)]
 
-    return run
+    with executing(ray_executor, ComputeConfig()):
+        yield run
 
 
 def test_parts_hold_every_image_once_balanced_and_need_no_source(source: str, write: Prepare, tmp_path: Path) -> None:
