@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from mixednuts_dist.cli import terminal
-from mixednuts_dist.cli.terminal import LogProgress, StageTally, TerminalProgress
+from mixednuts_dist.cli.terminal import LogProgress, TerminalProgress
 from mixednuts_dist.stages.progress import WatchesWorkers
 from mixednuts_dist.storage.records import Receipt
 
@@ -69,41 +69,20 @@ def test_workers_that_load_are_told_of_within_seconds_and_once(
     ]  # fmt: skip
 
 
-def test_the_time_left_is_shown_after_a_twentieth_of_the_images(
+def test_a_log_line_has_the_time_left_and_fits_into_80_columns(
     progress: TerminalProgress, shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.0)
-    progress.stage_started("attack", 1000, [receipt(0, 200)])
-    progress.workers_seen(128, 128)
-    progress.partition_done(receipt(200, 239))
-    progress.partition_done(receipt(239, 240))
-    before, after = shown.getvalue().splitlines()[-2:]
-    assert "239/1000" in before
-    assert " left" not in before
-    assert "240/1000" in after
-    assert " left · " in after
-    assert max(map(len, shown.getvalue().splitlines())) <= 80
-
-
-def test_the_time_left_falls_while_images_come_in_jumps_and_rises_in_a_pause_that_outlasts_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     now = [100.0]
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
-    tally = StageTally("attack", 200, [])
-    tally.began = 100.0
-
-    def left_at(moment: float, n_images: int) -> str:
-        now[0] = 100.0 + moment
-        if n_images > tally.n_done:
-            tally.add(receipt(tally.n_done, n_images))
-        return tally.line().split(" · ")[1]
-
-    assert left_at(20, 50) == "60.0 s left"
-    assert left_at(30, 50) == "50.0 s left"
-    assert left_at(40, 100) == "40.0 s left"
-    assert left_at(60, 100) == "20.0 s left"
-    assert left_at(80, 100) == "40.0 s left", "nothing came for 40 s, where jumps came every 20"
+    monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress._bar, "get_time", lambda: now[0])
+    progress.stage_started("attack", 10_000, [receipt(0, 1000)])
+    progress.workers_seen(128, 128)
+    assert " left" not in shown.getvalue()
+    for start in (1000, 2000, 3000):
+        now[0] += 10
+        progress.partition_done(receipt(start, start + 1000))
+    assert shown.getvalue().splitlines()[-1].startswith("attack   4000/10000 images · 60.0 s left · rob 100.00 clean")
+    assert max(map(len, shown.getvalue().splitlines())) <= 80
 
 
 def test_the_same_lines_are_records_with_their_stage(shown: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
@@ -116,8 +95,17 @@ def test_the_same_lines_are_records_with_their_stage(shown: io.StringIO, caplog:
     assert last.getMessage() == "nothing to do"
 
 
-def test_the_check_counts_images_and_gives_no_share() -> None:
-    tally = StageTally("check", 16, [])
-    tally.add(replace(receipt(0, 16), robust=4))
-    assert "4 checked images remain robust" in tally.line()
-    assert "100" not in tally.line() and "25.0" not in tally.line()
+def test_the_check_counts_images_and_gives_no_share(progress: TerminalProgress, shown: io.StringIO) -> None:
+    progress.stage_started("check", 16, [])
+    progress.partition_done(replace(receipt(0, 16), robust=4))
+    assert "4 checked images remain robust" in shown.getvalue()
+    assert "25.0" not in shown.getvalue()
+
+
+def test_a_bar_shows_no_markup(shown: io.StringIO) -> None:
+    with TerminalProgress(Console(file=shown, width=200, force_terminal=True, markup=False)) as progress:
+        progress.stage_started("attack", 40, [])
+        progress.partition_done(receipt(0, 40))
+        progress.stage_finished("attack", "1 partition computed")
+    assert "40/40 images · done · rob 100.0 clean, 50.0 robust · 1 partition computed" in shown.getvalue()
+    assert "[bold]" not in shown.getvalue()
