@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
+from huggingface_hub import EvalResult, ModelCardData
 
 from ..config.config_file import read_json
 from ..config.uris import code_files, is_black_box
@@ -108,14 +108,14 @@ def upload(folder: Path, name: str) -> str:
 
 
 def model_card(run: DeployedRun, *, address: str, curve: str | None) -> str:
-    """Markdown with the front matter that model hubs read.
+    """Write the model card in Markdown, with the front matter that model hubs read.
 
     Args:
         address: what a reader loads the folder as.
         curve: the trade-off figure's file name, if there is one.
     """
     results = measured_results(run)
-    front = yaml.safe_dump(_front_matter(run, results), sort_keys=False, allow_unicode=True).strip()
+    front = _card_data(run, results).to_yaml()
     files = [name for name in dict.fromkeys(_code(run, role) for role in ROLES) if name]
     elsewhere = any(run.config[role].startswith("py:") and not _kept_code(run, role) for role in ROLES)
     return rendered(
@@ -137,20 +137,23 @@ def measured_results(run: DeployedRun) -> dict[str, Any] | None:
         raise DamagedFile(f"{address} is damaged ({error}): `mixednuts report` writes it anew", _RESULTS) from error
 
 
-def _front_matter(run: DeployedRun, results: dict[str, Any] | None) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "library_name": "mixednuts-dist",
-        "pipeline_tag": "image-classification",
-        "tags": ["adversarial-robustness", "mixednuts", "image-classification"],
-    }
+def _card_data(run: DeployedRun, results: dict[str, Any] | None) -> ModelCardData:
+    """The front matter, with what was measured."""
+    dataset, found = run.config["data"]["uri"], []
     if results is not None:
-        mixed, threat = results["accuracy"]["mixed"], run.threat
-        metrics = [
-            {"type": "accuracy", "name": "clean accuracy", "value": round(mixed["clean"]["percent"], 2)},
-            {"type": "accuracy", "name": f"robust accuracy ({threat})", "value": round(mixed["robust"]["percent"], 2)},
-        ]
-        dataset = run.config["data"]["uri"]
-        task = {"type": "image-classification"}
-        result = {"task": task, "dataset": {"name": dataset, "type": dataset.partition(":")[0]}, "metrics": metrics}
-        content["model-index"] = [{"name": run.run_id, "results": [result]}]
-    return content
+        mixed = results["accuracy"]["mixed"]
+        measured = {"clean accuracy": mixed["clean"], f"robust accuracy ({run.threat})": mixed["robust"]}
+        found = [
+            EvalResult(
+                task_type="image-classification", dataset_type=dataset.partition(":")[0], dataset_name=dataset,
+                metric_type="accuracy", metric_name=name, metric_value=round(count["percent"], 2),
+            )
+            for name, count in measured.items()
+        ]  # fmt: skip
+    return ModelCardData(
+        library_name="mixednuts-dist",
+        pipeline_tag="image-classification",
+        tags=["adversarial-robustness", "mixednuts", "image-classification"],
+        model_name=run.run_id if found else None,
+        eval_results=found or None,
+    )
