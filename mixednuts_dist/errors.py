@@ -42,6 +42,19 @@ class BaseClassifierError(MixedNutsError):
     """A base classifier URI cannot be resolved, or what it resolves to is not a classifier in our sense."""
 
 
+class MissingExtra(MixedNutsError):
+    """A feature needs a package of an extra that is not installed.
+
+    Args:
+        feature: what was asked for.
+        package: that is missing.
+        extra: of this package that brings it.
+    """
+
+    def __init__(self, feature: str, package: str, extra: str) -> None:
+        super().__init__(f"{feature} needs {package}. Run: pip install 'mixednuts-dist[{extra}]'")
+
+
 class StoreError(MixedNutsError):
     """The storage refused, or an address points outside of it."""
 

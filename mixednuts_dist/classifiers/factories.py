@@ -96,6 +96,12 @@ def source_of(function: Callable[..., Any]) -> bytes:
 def _module(name: str) -> ModuleType:
     try:
         return _module_from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        searched = Path(name).absolute().parent if name.endswith(".py") else Path.cwd()
+        raise BaseClassifierError(
+            f"cannot import {name!r}: {error}, which is neither installed nor in {searched}. "
+            "Set PYTHONPATH to the folder that holds it"
+        ) from error
     except ImportError as error:
         raise BaseClassifierError(f"cannot import {name!r}: {error}") from error
 

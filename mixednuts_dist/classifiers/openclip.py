@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.register import CLASSIFIERS
 from ..config.uris import Missing, ResourceUri, with_missing
-from ..errors import BaseClassifierError, InvalidInputError
+from ..errors import BaseClassifierError, InvalidInputError, MissingExtra
 from .checkpoints import import_quietly
 from .model_libraries import downloads, missing_checkpoint, missing_hub_files
 
@@ -135,7 +135,7 @@ def _library() -> Any:
     try:
         return import_quietly("open_clip")
     except ImportError as error:
-        raise BaseClassifierError(f"openclip needs {error.name}: pip install open_clip_torch") from error
+        raise MissingExtra("openclip", str(error.name), "clip") from error
 
 
 def _is_random(uri: ResourceUri) -> bool:

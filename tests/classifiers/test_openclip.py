@@ -1,14 +1,16 @@
 """`openclip:` URIs: a CLIP image encoder as a zero-shot classifier."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from mixednuts_dist.classifiers import openclip
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
 from mixednuts_dist.config.uris import missing_inputs, without_weights
-from mixednuts_dist.errors import BaseClassifierError, InvalidInputError
+from mixednuts_dist.errors import BaseClassifierError, InvalidInputError, MissingExtra
 
 open_clip = pytest.importorskip("open_clip")
 
@@ -97,3 +99,11 @@ def test_check_names_the_weights_of_the_hub_that_are_not_here(
         "open_clip_model.safetensors of the hub's chs20/fare4-clip",
     ]
     assert without_weights(uri) is not None
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    openclip._library.cache_clear()
+    with pytest.raises(MissingExtra, match=r"openclip needs open_clip\. Run: pip install 'mixednuts-dist\[clip\]'"):
+        load_classifier("openclip:ViT-B-32?pretrained=none&classes=cat,dog")
+    openclip._library.cache_clear()
