@@ -10,10 +10,11 @@ from pathlib import Path
 
 import mixednuts_dist as mn
 
-std, rob = mn.load_classifier("demo:std", "std"), mn.load_classifier("demo:rob", "rob")
+std, rob = mn.load_classifier("demo:std"), mn.load_classifier("demo:rob")
 images, labels = mn.open_dataset("digits").read(0, 60)
-few = {"n_iter": 20, "n_target_classes": 3}  # leave it out for numbers that you report
+threat = mn.ThreatModel("Linf", 0.15)
+few = {"n_iter": 20, "n_target_classes": 3}  # drop these and the preset for numbers that you report
 
-mixed = mn.mix(std, rob, images, labels, threat=mn.ThreatModel("Linf", 0.15), beta=0.95, attack=few, evaluate=few)
-print(mixed.report)
-Path("first_mixture.svg").write_text(mixed.report.curve)
+result = mn.mix(std, rob, images, labels, threat=threat, beta=0.95, preset="fast", attack=few, evaluate=few)
+print(result.report)
+Path("first_mixture.svg").write_text(result.report.curve)

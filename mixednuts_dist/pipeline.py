@@ -1,10 +1,17 @@
 """All stages in order; each does only what is not done yet."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
+from torch import nn
+
+from .classifiers.base_classifiers import classifier_checksum
 from .config.run_config import RunConfig
+from .config.uris import GIVEN
 from .distributed.executor import Executor, executing
 from .errors import DamagedFile, MissingArtifact, ReadOnlyStorage
+from .images.datasets import Dataset
 from .reports import report
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
@@ -20,18 +27,30 @@ _REPAIRS = 5
 
 
 def run(
-    config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None, drawn: bool = True
+    config: RunConfig,
+    *,
+    classifiers: Mapping[str, nn.Module] | None = None,
+    images: Dataset | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+    drawn: bool = True,
 ) -> RunResults:
-    """Attack, search, evaluate, stages of their own key, report, on one executor; errors as in the stages.
+    """Attack, search, evaluate, run the stages that the configuration asks for, and report; errors as in the stages.
 
-    Without `drawn` the results come back, and neither figures nor the page are made.
+    Args:
+        config: from `load_config` or `parse_config`.
+        classifiers: modules to use in place of the URIs `std` and `rob`; the caller's modules do not change.
+        images: an opened dataset to use in place of `data.uri`.
+        executor: that runs all stages; by default the one of `compute.executor`. `debug` runs in this process.
+        progress: is called at the beginning and end of each stage and after each partition.
+        drawn: whether to draw the figures and the page.
 
     Without std there is neither attack nor search.
 
     A file that a stage finds damaged is set aside; then all of them once more fill the gap. Of a finished run on
     storage that takes no files the results are read, and nothing is written.
     """
-    watched = progress or Silent()
+    config, watched = with_objects(config, classifiers or {}, images), progress or Silent()
     try:
         opened = open_run(config)
     except ReadOnlyStorage as error:
@@ -49,6 +68,15 @@ def run(
             except MissingArtifact as error:  # another driver has just set it aside
                 logger.warning("%s", error)
         return _complete(opened, used, watched, drawn)
+
+
+def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images: Dataset | None) -> RunConfig:
+    """The configuration with the caller's objects, which their checksums name in the run."""
+    objects: dict[str, Any] = dict(classifiers)
+    labels = {role: f"{GIVEN}:{classifier_checksum(model, GIVEN)[:12]}" for role, model in classifiers.items()}
+    if images is not None:
+        objects["data"], labels["data"] = images, f"{GIVEN}:{images.checksum(len(images))[:12]}"
+    return config.with_objects(objects, labels) if objects else config
 
 
 def _complete(opened: Run, executor: Executor, progress: Progress, drawn: bool) -> RunResults:

@@ -3,6 +3,7 @@
 Shapes: B images of C x H x W, K classes.
 """
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..attacks.red_flags import are_probabilities
 from ..config.register import CLASSIFIERS
 from ..config.uris import check_classifier_uri, is_black_box, parse_uri, without_weights
-from ..errors import BaseClassifierError, MixedNutsError
+from ..errors import BaseClassifierError, MissingExtra, MixedNutsError
 from .black_box_classifier import BlackBoxClassifier
 from .factories import find_function, source_of
 
@@ -46,8 +47,17 @@ class Normalized(nn.Module):
         return logits_BK
 
 
-def load_classifier(uri: str, role: str) -> nn.Module:
-    """Build the classifier that `uri` names, in eval mode and without parameters that ask for gradients.
+def copied(model: nn.Module) -> nn.Module:
+    """Copy a caller's module, in eval mode and without parameters that require gradients."""
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def load_classifier(uri: str, role: str = "classifier") -> nn.Module:
+    """Build the classifier that `uri` names, in eval mode and without parameters that require gradients.
+
+    Args:
+        uri: for instance `timm:resnet18`; `mixednuts schema --names` lists the forms.
+        role: what error messages call it; "rob" also refuses black boxes, which have no gradient.
 
     Raises:
         BaseClassifierError: for an unknown form, weights that are missing or of another architecture, a factory that
@@ -60,6 +70,8 @@ def load_classifier(uri: str, role: str) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # weights that a constructor draws are the same on every machine
             torch.default_generator.manual_seed(int(parsed.option("seed") or 0) if parsed.option("weights") else 0)
             model = opener(parsed)
+    except MissingExtra:
+        raise
     except MixedNutsError as error:
         raise BaseClassifierError(f"{role}={uri!r}: {error}") from error
     except (Exception, SystemExit) as error:

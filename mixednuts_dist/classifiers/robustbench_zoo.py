@@ -192,10 +192,10 @@ def _parts(uri: ResourceUri) -> tuple[ResourceUri, ResourceUri]:
 def _published_mixture(uri: ResourceUri) -> "nn.Module":
     """Build the mixed classifier of the paper from its two parts and the published parameters."""
     from ..mixing.classifier import MixedClassifier
-    from ..selection.choice import MixedNUTSParameters
+    from ..selection.choice import Choice
 
     std, rob = (load_zoo_model(part) for part in _parts(uri))
-    published = MixedNUTSParameters.published(_benchmark(uri)[0])
+    published = Choice.published(_benchmark(uri)[0])
     return MixedClassifier.from_mixture(std, rob, published.mixture()).eval()
 
 

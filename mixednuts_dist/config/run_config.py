@@ -96,11 +96,32 @@ class RunConfig(Section):
 
     _trusted: bool = PrivateAttr(default=True)
 
+    _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
+
     def with_changes(self, **changes: Any) -> Self:
         """As of every section; what is written stays known."""
         changed = super().with_changes(**changes)
         changed._written, changed._folder, changed._trusted = self._written, self._folder, self._trusted
+        changed._objects = self._objects
         return changed
+
+    def with_objects(self, objects: Mapping[str, Any], labels: Mapping[str, str]) -> Self:
+        """Use modules and a dataset in place of URIs.
+
+        Args:
+            objects: "std" and "rob", torch modules, and "data", an opened dataset, as there are any.
+            labels: what the run writes for each of them in place of a URI; they are part of the run id.
+        """
+        uris = {role: label for role, label in labels.items() if role != "data"}
+        data = {"data": self.data.with_changes(uri=labels["data"])} if "data" in labels else {}
+        changed = self.with_changes(**uris, **data)
+        changed._objects = {**self._objects, **objects}
+        return changed
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """Modules ("std", "rob") and the dataset ("data") that the caller passed in place of URIs."""
+        return self._objects
 
     @property
     def trusted(self) -> bool:

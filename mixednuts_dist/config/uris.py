@@ -37,6 +37,7 @@ _SHORT = 80  # characters of a value that a message shows
 _WEIGHTS = (".pth", ".pt", ".ckpt", ".safetensors", ".bin", ".tar", ".th")  # what checkpoints end in
 
 # Two checkpoints as two functions: what `mixednuts init` writes as nets.py.
+GIVEN = "given"  # begins what a run writes for an object that the caller passed in place of a URI
 TWO_CHECKPOINTS = Path(__file__).with_name("nets.py.txt").read_text(encoding="utf-8")
 
 Opener = TypeVar("Opener", bound=Callable[..., Any])
@@ -214,12 +215,13 @@ def classifier_forms(*, black_boxes: bool = True) -> tuple[str, ...]:
     return tuple(form for entry in kept for form in _forms(entry))
 
 
-def check_uris(*, data: str, std: str | None, rob: str) -> None:
-    """Refuse a run whose forms or files cannot be right; errors as in the two checks below."""
-    check_dataset_uri(data)
-    if std is not None:
-        check_classifier_uri(std, "std")
-    check_classifier_uri(rob, "rob")
+def check_uris(*, data: str | None, std: str | None, rob: str | None) -> None:
+    """Refuse URIs whose forms or files cannot be right; errors as in the two checks below."""
+    if data is not None:
+        check_dataset_uri(data)
+    for role, uri in (("std", std), ("rob", rob)):
+        if uri is not None:
+            check_classifier_uri(uri, role)
 
 
 def check_dataset_uri(uri: str) -> None:

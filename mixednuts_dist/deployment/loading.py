@@ -29,7 +29,7 @@ from ..classifiers.factories import without_weights_argument
 from ..config.register import load_extensions
 from ..config.run_config import RunConfig
 from ..config.threat import ThreatModel
-from ..config.uris import code_files, named_code, needs_trust, placed, without_weights
+from ..config.uris import GIVEN, code_files, named_code, needs_trust, placed, without_weights
 from ..errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
@@ -81,6 +81,11 @@ class DeployedRun:
             FingerprintMismatch: where its weights (or the source of its factory) are others now.
         """
         uri = placed(self.config[role], self.find)
+        if uri.startswith(f"{GIVEN}:"):
+            raise InvalidInputError(
+                f"{role} of run {self.run_id} was a module that the caller passed to `run` or `mix`. Keep the mixed "
+                "classifier with save_pretrained and load it with load_pretrained"
+            )
         model = load_classifier(uri, role)
         now, then = classifier_checksum(model, uri), self.checksums[role]
         if now != then:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..acceleration.arithmetic import Arithmetic
 from ..acceleration.tf32 import tf32_allowed
 from ..attacks.gradient_model import AttackedModel
-from ..classifiers.base_classifiers import classifier_checksum, load_classifier
+from ..classifiers.base_classifiers import classifier_checksum, copied, load_classifier
 from ..config.register import require_extensions
 from ..config.uris import travelled
 from ..errors import BaseClassifierError, ClusterError, DatasetError, StoreError
@@ -175,7 +175,8 @@ class AttackWorker:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
 
     def _dataset(self) -> Dataset:
-        dataset = open_dataset(self.spec.placed(self.spec.data_uri))
+        given = self.spec.objects.get("data")
+        dataset: Dataset = given if given is not None else open_dataset(self.spec.placed(self.spec.data_uri))
         if labels_checksum(dataset) != self.spec.checksums["labels"]:
             raise DatasetError(
                 f"{self.spec.data_uri} on {platform.node()} holds {len(dataset)} images, and their labels are not "
@@ -185,7 +186,8 @@ class AttackWorker:
         return dataset
 
     def _classifier(self, uri: str, role: str) -> nn.Module:
-        model = load_classifier(uri, role)
+        given = self.spec.objects.get(role)
+        model = load_classifier(uri, role) if given is None else copied(given)
         found, expected = classifier_checksum(model, uri), self.spec.checksums[role]
         if found != expected:
             raise BaseClassifierError(

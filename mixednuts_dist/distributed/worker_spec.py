@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..config.threat import ThreatModel
 from ..config.uris import placed, travelled
@@ -41,6 +41,7 @@ class WorkerSpec:
     working_folder: str = ""  # the driver's, to which relative paths are relative
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
     n_workers: int = 1  # that start with it, and load from the same storage
+    objects: Mapping[str, Any] = field(default_factory=dict, repr=False)  # modules and a dataset in place of URIs
 
     @property
     def uris(self) -> dict[str, str]:

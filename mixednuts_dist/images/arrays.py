@@ -22,6 +22,7 @@ import numpy as np
 from ..config.register import DATASETS
 from ..config.uris import Missing, ResourceUri, with_missing
 from ..errors import DatasetError
+from .indexed import Indexed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +50,7 @@ _CIFAR_FILES = {
 
 
 @dataclass(frozen=True)
-class ArrayImages:
+class ArrayImages(Indexed):
     """Images as one array, in memory or in an .npz file; channels first or last, uint8 or floats in [0, 1].
 
     Raises:

@@ -28,6 +28,9 @@ class Dataset(Protocol):
 
     def __len__(self) -> int: ...
 
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """One image, float32 (C, H, W) in [0, 1], and its label; `indexed.Indexed` adds it to a class with `read`."""
+
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Images `start` .. `stop - 1`, float32 in [0, 1] of shape (B, C, H, W), and their labels."""
 

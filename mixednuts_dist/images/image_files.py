@@ -18,6 +18,7 @@ from ..classifiers.robustbench_zoo import robustbench_file
 from ..config.register import DATASETS
 from ..config.uris import PREPROCESS, Missing, ResourceUri, with_missing
 from ..errors import DatasetError
+from .indexed import Indexed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(Indexed):
     """Files below a folder in a fixed order; `names` are their paths in it and stay with them as sample names."""
 
     uri: str

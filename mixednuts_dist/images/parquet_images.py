@@ -25,6 +25,7 @@ from ..config.register import DATASETS
 from ..config.uris import ResourceUri
 from ..errors import DatasetError, MissingArtifact, StoreError
 from ..storage.store import Store
+from .indexed import Indexed
 
 MANIFEST = "manifest.json"
 LAYOUT_VERSION = 1
@@ -95,7 +96,7 @@ class ImageRows:
 
 
 @dataclass
-class ParquetImages:
+class ParquetImages(Indexed):
     """An opened prepared set; the part that was read last is kept."""
 
     uri: str

@@ -34,8 +34,6 @@ class MixedClassifier(nn.Module):
         InvalidInputError: for a weight outside [0, 1], weights that do not add up to 1, or a negative temperature.
     """
 
-    report: Any = None  # of `mixednuts_dist.mix`: what it measured and predicted
-
     def __init__(
         self,
         std: nn.Module,

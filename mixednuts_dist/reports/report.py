@@ -19,7 +19,6 @@ from ..config.uris import is_black_box, reaches_out
 from ..config.versions import fast_notes
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, ReadOnlyStorage, redacted
-from ..images.datasets import open_dataset
 from ..stages.attack import ATTACKS_OF, STD_ATTACKS
 from ..stages.evaluate import CHECK, check_fingerprint, evaluated_part, steps_of
 from ..stages.progress import Progress, Silent
@@ -29,6 +28,7 @@ from ..stages.runs import (
     read_search_result,
     reopen_run,
     require_complete,
+    run_dataset,
     stage_clock,
     stage_seconds,
 )
@@ -219,7 +219,7 @@ def _provenance(config: RunConfig, store: Store) -> dict[str, str]:
     """Return the facts that repeat the run."""
     versions = yaml.safe_load(store.read("run.yaml"))["versions"]
     command = redacted(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
-    loaded = {"in Python": loading_line(config, store.uri)} if config.std is not None else {}
+    loaded = {"in Python": loading_line(config, store.uri)} if config.std is not None and not config.objects else {}
     return {
         "run": config.run_id(),
         "folder": store.uri,
@@ -313,7 +313,7 @@ def _pictures(
             (f"No images are shown: the run says that they are {uri}. If they are yours, pass --trust-code.",),
         )
     try:
-        dataset = open_dataset(opened.config.data.uri)
+        dataset = run_dataset(opened.config)
         clean = [dataset.read(image.sample_id, image.sample_id + 1)[0] for image in chosen]
     except DatasetError as error:
         return (), names, (f"No images are shown: {error}",)

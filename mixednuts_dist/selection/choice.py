@@ -111,9 +111,6 @@ class Choice:
         return cls(**values)
 
 
-MixedNUTSParameters = Choice  # the public name, for values by hand or published ones
-
-
 def published_grid(dataset: str) -> Grid:
     """The grid that the paper searches for "cifar10", "cifar100" or "imagenet": 8 x 8 x 8 candidates, no betas.
 

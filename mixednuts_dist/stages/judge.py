@@ -17,7 +17,7 @@ from ..storage.partitions import Partition
 from .evaluate import delete_rows
 from .points import held_points
 from .progress import Progress
-from .runs import Run, finished_partitions
+from .runs import Run, finished_partitions, run_dataset
 from .stage import Outcome, Stage, classifier_names, stage_of
 
 if TYPE_CHECKING:
@@ -85,10 +85,9 @@ class JudgePoints(Stage):
         Raises:
             DatasetError: for points of other images.
         """
-        from ..images.datasets import open_dataset
         from ..images.points import read_points_file
 
-        first, _ = open_dataset(opened.config.data.uri).read(0, 1)
+        first, _ = run_dataset(opened.config).read(0, 1)
         read_points_file(self.keys.points).require_of(opened.inputs.n_images, first)
         fingerprint = self.fingerprint(opened)
         delete_rows(opened.store, self.name, lambda found: found != fingerprint)

@@ -125,4 +125,5 @@ def worker_spec(opened: Run) -> WorkerSpec:
         n_classes=opened.inputs.n_classes,
         working_folder=str(Path.cwd()),
         extensions=load_extensions(config.extensions),
+        objects=config.objects,
     )

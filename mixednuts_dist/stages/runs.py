@@ -37,7 +37,7 @@ from ..storage.run_file import LAST_KEY, RUN, parse_run_file, read_run_file
 from ..storage.store import Store, concurrently
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ..images.datasets import Dataset
 
@@ -103,7 +103,7 @@ def open_run(config: RunConfig) -> Run:
         FingerprintMismatch: where the weights or images have changed since the run began.
         StoreError: where the storage does not answer, or (ReadOnlyStorage) takes no files.
     """
-    check_uris(data=config.data.uri, std=config.std, rob=config.rob)
+    check_uris(**{key: None if key in config.objects else uri for key, uri in _uris(config).items()})
     impatient = run_store(config, FIRST_ANSWER_SECONDS)
     impatient.exists(RUN)  # a wrong address or key
     impatient.require_writable()
@@ -173,6 +173,27 @@ def _write_or_compare(store: Store, run: Run) -> None:
     store.write(RUN, content)
 
 
+def _uris(config: RunConfig) -> dict[str, str | None]:
+    return {"data": config.data.uri, "std": config.std, "rob": config.rob}
+
+
+def run_dataset(config: RunConfig) -> Dataset:
+    """The dataset of a run: the one that the caller passed, or the one that its URI names."""
+    from ..images.datasets import open_dataset
+
+    dataset: Dataset = config.objects["data"] if "data" in config.objects else open_dataset(config.data.uri)
+    return dataset
+
+
+def run_classifier(config: RunConfig, role: str) -> nn.Module:
+    """The base classifier "std" or "rob" of a run: a copy of what the caller passed, or what its URI names."""
+    from ..classifiers.base_classifiers import copied, load_classifier
+
+    if role in config.objects:
+        return copied(config.objects[role])
+    return load_classifier(str(_uris(config)[role]), role)
+
+
 def inspect_inputs(config: RunConfig) -> Inputs:
     """Open the dataset and both classifiers and try them on a few images, on the CPU.
 
@@ -181,10 +202,10 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         ConfigError: for a second opinion that cannot attack so few classes.
     """
     from ..attacks.red_flags import has_gradient
-    from ..classifiers.base_classifiers import check_classifier, classifier_checksum, load_classifier
-    from ..images.datasets import check_images, labels_checksum, open_dataset
+    from ..classifiers.base_classifiers import check_classifier, classifier_checksum
+    from ..images.datasets import check_images, labels_checksum
 
-    dataset = open_dataset(config.data.uri)
+    dataset = run_dataset(config)
     n_images = _n_images(config, dataset)
     images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
     check_images(images, labels, config.data.uri)
@@ -193,7 +214,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     for role, uri in (("std", config.std), ("rob", config.rob)):
         if uri is None:
             continue
-        model = load_classifier(uri, role)
+        model = run_classifier(config, role)
         n_classes[role] = check_classifier(model, images, role, random=config.evaluate.eot is not None)
         by_gradient = role == "rob" and config.attack.method == "apgd"
         if (by_gradient or (role == "std" and not is_black_box(uri))) and not has_gradient(model, images):

@@ -13,7 +13,7 @@ from ..mixing.transforms import IdentityTransform, LayerNormTransform, LogitMap
 from ..reports.charts import bars, count_bars, lines
 from ..reports.counts import compared, count, share_text
 from ..reports.table import Cell, Table
-from ..selection.choice import Choice, MixedNUTSParameters
+from ..selection.choice import Choice
 from ..storage.records import AttackRecords
 from .bench import Bench, clean_correct, only, robust_bound, select
 from .searches import chosen_cells
@@ -99,7 +99,7 @@ def black_box(bench: Bench) -> Outcome:
     """Parameters for a rob without gradients: Square as MMAA, another model's, or a guess (appendix D.5)."""
     n_queries = bench.config.attack.n_queries if bench.full else min(bench.config.attack.n_queries, SQUARE_QUERIES)
     blind = bench.attacked("Square as MMAA", method="square", n_queries=n_queries)
-    guess = MixedNUTSParameters.published("cifar10")
+    guess = Choice.published("cifar10")
     mixtures: dict[str, Mixture | None] = {
         "MMAA with gradients": _mixture(bench, bench.first_rows),
         "Square as MMAA": _mixture(bench, blind),

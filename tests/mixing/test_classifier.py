@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import IdentityTransform, LogitTransform
-from mixednuts_dist.selection.choice import MixedNUTSParameters
+from mixednuts_dist.selection.choice import Choice
 from tests.helpers.counting_net import TRANSFORM, CountingNet, images, mixed
 
 
@@ -139,7 +139,7 @@ def test_forward_equals_robustbenchs_mixing(
     from robustbench.model_zoo.architectures.mixing_net import NonLinMixedClassifier
     from robustbench.model_zoo.architectures.output_maps import HardMaxMap, LNClampPowerScaleMap
 
-    parameters = MixedNUTSParameters.published(dataset)
+    parameters = Choice.published(dataset)
     ours = MixedClassifier.from_mixture(CountingNet(n_classes, 1), CountingNet(n_classes, 2), parameters.mixture())
     settings = {
         "std_map": HardMaxMap(),

@@ -3,7 +3,7 @@
 import pytest
 
 from mixednuts_dist.errors import InvalidInputError
-from mixednuts_dist.selection.choice import MixedNUTSParameters, published_grid
+from mixednuts_dist.selection.choice import Choice, published_grid
 
 PRINTED = {
     "cifar10": (5.00, 4.00, -1.10, 0.999, 0.9570535),
@@ -14,7 +14,7 @@ PRINTED = {
 
 @pytest.mark.parametrize("dataset", PRINTED)
 def test_published_values_round_to_the_printed_ones(dataset: str) -> None:
-    found, printed = MixedNUTSParameters.published(dataset), PRINTED[dataset]
+    found, printed = Choice.published(dataset), PRINTED[dataset]
     assert found.scale == pytest.approx(printed[0], rel=2e-3)
     assert found.power == pytest.approx(printed[1], abs=6e-3)
     assert found.bias == pytest.approx(printed[2], abs=3e-3)
@@ -27,7 +27,7 @@ def test_published_values_round_to_the_printed_ones(dataset: str) -> None:
 
 @pytest.mark.parametrize("dataset", PRINTED)
 def test_published_values_lie_on_the_published_grid(dataset: str) -> None:
-    found, grid = MixedNUTSParameters.published(dataset), published_grid(dataset)
+    found, grid = Choice.published(dataset), published_grid(dataset)
     assert len(grid.scales) == len(grid.powers) == len(grid.biases) == 8
     assert min(abs(found.scale / scale - 1) for scale in grid.scales) < 1e-12
     assert found.power in grid.powers
@@ -35,9 +35,9 @@ def test_published_values_lie_on_the_published_grid(dataset: str) -> None:
 
 
 def test_the_optimum_of_cifar100_is_the_second_bias() -> None:
-    assert MixedNUTSParameters.published("cifar100").bias == pytest.approx(-15 / 7)
+    assert Choice.published("cifar100").bias == pytest.approx(-15 / 7)
 
 
 def test_an_unknown_dataset_lists_the_valid_ones() -> None:
     with pytest.raises(InvalidInputError, match="dataset='mnist'; valid names: cifar10, cifar100, imagenet"):
-        MixedNUTSParameters.published("mnist")
+        Choice.published("mnist")

@@ -18,7 +18,7 @@ from mixednuts_dist.config.search_config import grid_values
 from mixednuts_dist.config.uris import check_classifier_uri, check_dataset_uri, known_image_shape, missing_input
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.mixing.classifier import MixedClassifier
-from mixednuts_dist.selection.choice import MixedNUTSParameters, published_grid
+from mixednuts_dist.selection.choice import Choice, published_grid
 
 CONFIGS = Path(__file__).parents[2] / "jobs" / "configs"
 EXPERIMENTS = ("cifar10", "cifar100", "imagenet")
@@ -63,7 +63,7 @@ def test_the_surrogate_s_betas_and_parameters_are_those_that_robustbench_ships()
     folder = Path(import_robustbench(ZOO).__file__ or "").parent
     shipped = yaml.safe_load((folder / "optimal_spca.yaml").read_text())
     for name in EXPERIMENTS:
-        config, published = config_of(name), MixedNUTSParameters.published(name)
+        config, published = config_of(name), Choice.published(name)
         ((model, entry),) = shipped[name].items()
         assert config.rob.startswith(f"robustbench:{model}?")
         plain = entry["none"]["default_beta"]
@@ -131,9 +131,7 @@ def test_our_mixture_has_the_logits_of_robustbench_s_bai2024mixednuts(name: str)
         benchmark = next(key for key in theirs if key.value == name)
         mixture = next(iter(theirs[benchmark].values()))["Bai2024MixedNUTS"]["model"]().eval()
         x = torch.rand(12, 3, 32, 32)
-    ours = MixedClassifier.from_mixture(
-        mixture.std_model, mixture.rob_model, MixedNUTSParameters.published(name).mixture()
-    )
+    ours = MixedClassifier.from_mixture(mixture.std_model, mixture.rob_model, Choice.published(name).mixture())
     with torch.no_grad(), quietly():
         expected, surrogate, _ = mixture(x, return_all=True)
         std_classes, rob_classes = mixture.std_model(x).argmax(dim=1), mixture.rob_model(x).argmax(dim=1)
@@ -162,7 +160,7 @@ def test_the_published_mixture_loads_as_a_mixed_classifier(name: str, monkeypatc
     with torch.no_grad():
         assert torch.equal(mixed.std(x), std(x))
     assert type(mixed.rob) is type(rob)
-    published = MixedNUTSParameters.published(name)
+    published = Choice.published(name)
     assert (mixed.alpha, mixed.surrogate_alpha) == (published.alpha, published.surrogate_alpha)
     assert (mixed.transform.scale, mixed.transform.power, mixed.transform.bias) == (
         published.scale,

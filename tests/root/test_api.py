@@ -4,6 +4,7 @@ import contextlib
 import copy
 import inspect
 import io
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,38 +14,41 @@ import pytest
 import torch
 
 import mixednuts_dist as mn
-from mixednuts_dist.api import MixReport, held
+from mixednuts_dist.api import MixReport, MixResult
+from mixednuts_dist.config.run_config import RunConfig, parse_config
+from mixednuts_dist.config.search_config import SearchConfig
 from mixednuts_dist.errors import DatasetError, InvalidInputError
+from tests.helpers.runs import tiny_content
 
 THREAT = mn.ThreatModel("Linf", 0.15)
 FEW = {"n_iter": 5, "n_target_classes": 2}
 SETTINGS: dict[str, Any] = {
-    "beta": 0.9, "attack": FEW, "evaluate": FEW,
+    "beta": 0.9, "preset": "fast", "attack": FEW, "evaluate": FEW,
     "search": {"betas": [0.9, 0.5], "scales": [0.5, 5.0], "powers": [1.0, 3.0], "biases": [-0.5, 0.0], "rounds": 1},
 }  # fmt: skip
 
 
 def networks() -> tuple[torch.nn.Module, torch.nn.Module]:
-    return mn.load_classifier("demo:std", "std"), mn.load_classifier("demo:rob", "rob")
+    return mn.load_classifier("demo:std"), mn.load_classifier("demo:rob")
 
 
 @pytest.fixture(scope="module")
-def mixed_in_one_call(tmp_path_factory: pytest.TempPathFactory) -> tuple[mn.MixedClassifier, Path]:
+def mixed_in_one_call(tmp_path_factory: pytest.TempPathFactory) -> tuple[MixResult, Path]:
     folder, (std, rob) = tmp_path_factory.mktemp("mix"), networks()
     std.train()
     before, threads = copy.deepcopy(std.state_dict()), torch.get_num_threads()
     images, labels = mn.open_dataset("digits").read(0, 24)
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        mixed = mn.mix(std, rob, images, labels, threat=THREAT, folder=folder, verbose=True, **SETTINGS)
+        result = mn.mix(std, rob, images, labels, threat=THREAT, folder=folder, verbose=True, **SETTINGS)
     assert re.search(r"attack +24/24 images.*\n(.*\n)*evaluate +24/24 images", said.getvalue())
     assert std.training and torch.get_num_threads() == threads
     assert all(torch.equal(value, before[name]) for name, value in std.state_dict().items())
-    return mixed, folder
+    return result, folder
 
 
-def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tuple[mn.MixedClassifier, Path]) -> None:
-    mixed, folder = mixed_in_one_call
-    report = mixed.report
+def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tuple[MixResult, Path]) -> None:
+    result, folder = mixed_in_one_call
+    mixed, report = result.classifier, result.report
     assert isinstance(report, MixReport)
     assert not list(folder.glob("*/report/*.svg"))  # figures are drawn when they are asked for
     chosen = report.results.search.deployed()
@@ -58,7 +62,7 @@ def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tupl
 
 
 def test_the_report_is_saved_as_a_page_with_its_files(
-    mixed_in_one_call: tuple[mn.MixedClassifier, Path], tmp_path: Path
+    mixed_in_one_call: tuple[MixResult, Path], tmp_path: Path
 ) -> None:
     page = mixed_in_one_call[0].report.save(tmp_path / "report")
     assert page.read_text() == mixed_in_one_call[0].report.page
@@ -90,5 +94,50 @@ def test_what_cannot_be_mixed_is_refused_in_a_line() -> None:
     }.items():
         with pytest.raises(DatasetError, match=wrong):  # and no file that the caller has never seen
             mn.mix(std, rob, *given, threat=THREAT)
-    with pytest.raises(InvalidInputError, match="keep the mixed classifier with save_pretrained"):
-        held("std-0")
+
+
+def test_the_defaults_are_those_of_a_configuration() -> None:
+    defaults = {name: value.default for name, value in inspect.signature(mn.mix).parameters.items()}
+    assert defaults["beta"] == SearchConfig().beta == 0.985
+    assert defaults["preset"] == RunConfig.model_fields["preset"].default == "standard"
+
+
+def test_the_classifier_pickles_without_the_report(mixed_in_one_call: tuple[MixResult, Path]) -> None:
+    result, _ = mixed_in_one_call
+    images, _ = mn.open_dataset("digits").read(0, 4)
+    copied = pickle.loads(pickle.dumps(result.classifier))
+    assert torch.equal(copied(images), result.classifier(images))
+    assert not hasattr(result.classifier, "report")
+
+
+def test_a_stored_run_of_modules_says_that_they_are_not_in_it(mixed_in_one_call: tuple[MixResult, Path]) -> None:
+    result, folder = mixed_in_one_call
+    (run,) = folder.glob("mix-*")
+    assert not list(folder.glob("*.npz")), "the images are passed as they are"
+    with pytest.raises(InvalidInputError, match="was a module that the caller passed to `run` or `mix`"):
+        mn.load_run(str(run))
+    assert "load_run(" not in result.report.page
+
+
+def test_run_takes_modules_and_images_in_place_of_uris(tmp_path: Path) -> None:
+    """The same rows as of a run whose URIs name them, under an id of their own."""
+    std, rob = networks()
+    content = tiny_content(tmp_path / "runs", compute={"executor": "debug", "batch_size": 8})
+    named = parse_config(content)
+    given = parse_config({**content, "std": "given", "rob": "given", "data": {"uri": "given", "n": 24}})
+    results = [
+        mn.run(named, drawn=False),
+        mn.run(given, classifiers={"std": std, "rob": rob}, images=mn.open_dataset("digits"), drawn=False),
+    ]
+    first, second = ([(row.clean, row.robust) for row in each.accuracy] for each in results)
+    assert first == second
+    assert results[0].search.deployed().settings() == results[1].search.deployed().settings()
+    assert results[0].run_id != results[1].run_id
+
+
+def test_a_dataset_feeds_a_data_loader() -> None:
+    dataset = mn.open_dataset("digits")
+    images, labels = next(iter(torch.utils.data.DataLoader(dataset, batch_size=8)))  # type: ignore[arg-type]
+    expected_images, expected_labels = dataset.read(0, 8)
+    assert torch.equal(images, expected_images) and torch.equal(labels, expected_labels)
+    assert sum(1 for _ in dataset) == len(dataset)  # type: ignore[attr-defined]
