@@ -13,17 +13,11 @@ images, labels = mn.open_dataset("digits").read(0, 60)
 options = {"attacks": ("apgd-ce", "apgd-t"), "budget": mn.AttackBudget(n_iter=20, n_target_classes=3)}
 
 rows = []
-for eps in (0.02, 0.05, 0.1, 0.15, 0.2):
-    threat = mn.ThreatModel("Linf", eps)
-    outcomes = {
-        "std": mn.autoattack(std, images, labels, threat=threat, **options),
-        "rob": mn.autoattack(rob, images, labels, threat=threat, **options),
-        "mixed": mn.autoattack(mixed, images, labels, threat=threat, **options),
-    }
-    for name, found in outcomes.items():
-        if not any(row["which"] == name for row in rows):
-            rows.append({"which": name, "radius": 0.0, "right": 100 * float(found.clean.float().mean())})
-        rows.append({"which": name, "radius": eps, "right": 100 * float(found.robust.float().mean())})
+for name, model in {"std": std, "rob": rob, "mixed": mixed}.items():
+    for eps in (0.02, 0.05, 0.1, 0.15, 0.2):
+        found = mn.autoattack(model, images, labels, threat=mn.ThreatModel("Linf", eps), **options)
+        rows.append({"which": name, "radius": eps, "right": 100 * found.robust_accuracy})
+    rows.append({"which": name, "radius": 0.0, "right": 100 * found.clean_accuracy})
 
 lines = alt.Chart(alt.Data(values=rows), width=360, height=240).mark_line(point=True)
 lines.encode(
