@@ -57,8 +57,8 @@ def search_table(search: SearchResult) -> Table:
 
 
 def survival_table(results: RunResults) -> Table:
-    """What each step of the attack left standing."""
-    return Table(["after", "standing", "lost"], [[step.step, step.standing, step.lost] for step in results.survival])
+    """Return the images that are correct after each step of the attack, and those that it broke."""
+    return Table(["after", "correct", "broken"], [[step.step, step.standing, step.lost] for step in results.survival])
 
 
 def cost_table(results: RunResults) -> Table:

@@ -11,7 +11,7 @@ import torch
 import yaml
 from click.testing import CliRunner, Result
 
-from mixednuts_dist import MixedClassifier, load_pretrained, load_run
+from mixednuts_dist import load_pretrained, load_run
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.versions import FAST, fast_notes
 from mixednuts_dist.deployment.export import model_card
@@ -28,7 +28,7 @@ def test_the_exported_folder_is_the_classifier_of_the_run(run_folder: Path, tmp_
     shown = export(str(run_folder), "--to", str(target))
     assert shown.exit_code == 0, shown.output
     images, _ = open_dataset("digits").read(0, 32)
-    loaded = eval(shown.stdout.strip(), {"MixedClassifier": MixedClassifier})
+    loaded = eval(shown.stdout.strip(), {"load_pretrained": load_pretrained})
     assert torch.equal(loaded(images), load_run(str(run_folder))(images))
     assert sorted(path.name for path in target.iterdir()) == [
         "README.md", "mixed_classifier.json", "rob.safetensors", "std.safetensors", "tradeoff.svg",
