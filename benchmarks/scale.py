@@ -2,7 +2,7 @@
 
 Run: `python -m benchmarks.scale -n 1000000`; 10,000 images by default, `--data s3://bucket/prefix` puts the run
 there. With `--classes 1000` the logits are as wide as ImageNet's (28 GB a million images). The rows are made up, since
-only their number matters: a few blocks of random logits, repeated, written with their receipts and manifest as the
+only their number matters: a few blocks of random logits, repeated, written with their receipts and index as the
 stages write them. Then each command runs as a process of its own, as a user would start it, and the system gives its
 seconds on the clock and of the CPU, and its peak memory. `run` on a finished run is what a resumed one does before its
 first piece of work.
@@ -32,8 +32,8 @@ from mixednuts_dist.config.run_config import RunConfig, digest, load_config, par
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages.evaluate import CACHED
 from mixednuts_dist.stages.runs import Run, evaluate_fingerprint, finished_partitions, open_run, read_search_result
-from mixednuts_dist.storage.manifest import ManifestWriter, with_checksum
-from mixednuts_dist.storage.partitions import Partition
+from mixednuts_dist.storage.index import IndexWriter, with_checksum
+from mixednuts_dist.storage.partitions import Partition, rows_folder
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import concurrently
 from mixednuts_dist.storage.tables import FLAG, SURVIVED, encode_table
@@ -173,13 +173,13 @@ def _logits(noise_BK: Tensor, labels_B: Tensor, lift: float) -> Tensor:
 
 
 def _write(opened: Run, stage: str, fingerprint: str, columns: Any) -> float:
-    """The files that are not there and the manifest, as worker and driver leave them; returns the seconds taken."""
+    """The files that are not there and the index, as worker and driver leave them; returns the seconds taken."""
     started, generator = time.perf_counter(), torch.Generator().manual_seed(0)
     finished = finished_partitions(opened, stage, fingerprint)
     todo = [partition for partition in opened.partitions if partition not in finished]
     shape = 3, _PARTITION_SIZE, opened.inputs.n_classes
     noise = [list(torch.randn(shape, generator=generator)) for _ in range(_BLOCKS)]
-    manifest = ManifestWriter(opened.store, stage, fingerprint, finished)
+    index = IndexWriter(opened.rows, stage, fingerprint, finished)
 
     def write(part: Partition) -> Receipt:
         values, right_B, robust_B = columns(part, noise[part.index % _BLOCKS])
@@ -189,13 +189,13 @@ def _write(opened: Run, stage: str, fingerprint: str, columns: Any) -> float:
             finished=time.time(), classifier="rob" if stage == "attack" else "mixed",
         )  # fmt: skip
         content = encode_table(values, fingerprint, receipt)
-        opened.store.write(f"{stage}/{part.file_name}", content)
+        opened.rows.write(f"{rows_folder(stage, fingerprint)}/{part.file_name}", content)
         return with_checksum(receipt, content)
 
     for start in range(0, len(todo), 1000):
         for receipt in concurrently(write, todo[start : start + 1000]):
-            manifest.add(receipt)
-    manifest.flush()
+            index.add(receipt)
+    index.flush()
     return time.perf_counter() - started
 
 

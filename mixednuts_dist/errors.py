@@ -76,12 +76,12 @@ class DamagedFile(FingerprintMismatch):
 
     Args:
         message: what is wrong.
-        path: the file's, in the run's folder.
+        address: the address of the file.
     """
 
-    def __init__(self, message: str, path: str = "") -> None:
+    def __init__(self, message: str, address: str = "") -> None:
         super().__init__(message)
-        self.path = path
+        self.address = address
 
 
 class MissingArtifact(MixedNutsError):

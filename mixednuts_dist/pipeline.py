@@ -64,7 +64,8 @@ def run(
                 return _complete(opened, used, watched, drawn)
             except DamagedFile as error:
                 logger.warning("%s", error)
-                set_aside_if_damaged(opened.store, error.path)
+                folder, _, name = error.address.rpartition("/")
+                set_aside_if_damaged(opened.store.at(folder), name)
             except MissingArtifact as error:  # another driver has just set it aside
                 logger.warning("%s", error)
         return _complete(opened, used, watched, drawn)

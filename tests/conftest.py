@@ -72,14 +72,15 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory, local_executor: "DebugExe
 
     config = parse_config(tiny_content(tmp_path_factory.mktemp("tiny-run")))
     results = pipeline.run(config, executor=local_executor)
-    return Finished(config, Path(config.storage) / config.run_id(), results.to_json())
+    return Finished(config, Path(config.storage) / config.place(), results.to_json())
 
 
 @pytest.fixture
 def copied_run(tiny_run: Finished, tmp_path: Path) -> Finished:
     """A copy of it that a test may damage."""
     config = tiny_run.config.with_changes(storage=str(tmp_path / "copied"))
-    folder = Path(shutil.copytree(tiny_run.folder, tmp_path / "copied" / tiny_run.folder.name))
+    shutil.copytree(tiny_run.config.storage, config.storage)
+    folder = Path(config.storage) / config.place()
     return Finished(config, folder, tiny_run.results)
 
 

@@ -268,14 +268,15 @@ def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = Fal
     from ..stages.runs import stored_run
 
     opened = stored_run(run_folder(source), trusted=trust)
-    found, (storage, _, name) = opened.config, opened.store.uri.rstrip("/").rpartition("/")
-    if name != found.run_id():
+    found, uri = opened.config, opened.store.uri.rstrip("/")
+    place = f"/{found.place()}"
+    if not uri.endswith(place):
         raise ConfigError(
-            f"{source} contains run {found.run_id()} under another name. Rename the folder to {found.run_id()}, or "
-            "pass the configuration file"
+            f"{source} contains run {found.run_id()}, but its address does not end in {place}. Move it there, or pass "
+            "the configuration file"
         )
     compute = {"compute": found.compute.with_changes(executor="local")} if local else {}
-    return found.with_changes(storage=storage or "/", **compute)
+    return found.with_changes(storage=uri.removesuffix(place) or "/", **compute)
 
 
 def is_run(source: str, *, or_storage: bool = False) -> bool | None:
@@ -336,6 +337,15 @@ def store_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
     if is_run(source):
         return run_folder(source)
     return run_store(load_config(source, overrides), FIRST_ANSWER_SECONDS)
+
+
+def rows_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
+    """Return the store of everything that runs of one name share; arguments as in `store_of`."""
+    from ..config.run_config import RUNS
+
+    store = store_of(source, overrides)
+    above, _, runs = store.uri.rpartition("/")[0].rpartition("/")
+    return store.at(above) if runs == RUNS else store
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def run(given: Invocation, as_json: bool, only: str | None) -> None:
     if given.config.std is not None:
         from ..deployment.loading import loading_line
 
-        given.console.print(loading_line(given.config, f"{given.config.storage}/{given.config.run_id()}"))
+        given.console.print(loading_line(given.config, f"{given.config.storage}/{given.config.place()}"))
 
 
 @run_command("attack mine.yaml --local", "attack mine.yaml --address 10.0.0.7:6379")

@@ -25,7 +25,7 @@ from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, reopen_ru
 from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
-from .options import command, config_of, is_run, json_option, reported, set_option, store_of, trust_option, typed
+from .options import command, config_of, is_run, json_option, reported, rows_of, set_option, trust_option, typed
 
 WINDOW_SECONDS = 1800.0  # the speed counts partitions that were finished in it
 _WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # columns of a terminal; what fits into 80
@@ -77,16 +77,16 @@ def _print_runs(storage: str, as_json: bool, trust: bool) -> None:
 
 
 def _verify(source: str, overrides: tuple[str, ...], repair: bool) -> None:
-    from ..storage import manifest
+    from ..storage import index
 
-    store = store_of(source, overrides)
-    bad, n_files = manifest.verify(store)
+    store = rows_of(source, overrides)
+    bad, n_files = index.verify(store)
     if not n_files:
         raise MissingArtifact(f"{store.uri} holds no run. Run: {typed('run', source, overrides)}")
     for damage in bad:
         click.echo(f"{store.address(damage.path)}: {damage.reason}")
     if bad and repair:
-        for path in manifest.repair(store, bad):
+        for path in index.repair(store, bad):
             click.echo(f"kept as {store.address(path)}")
         click.echo(f"Next: {typed('run', source, overrides)}")
     elif bad:

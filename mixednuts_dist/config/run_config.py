@@ -21,7 +21,8 @@ from .threat import check_norm
 from .uris import beside, code_files, dataset_forms, placed, reaches_out
 from .versions import FAST
 
-_RUN_FOLDERS = ("acceleration", "check", "errors", "report", "studies")
+RUNS = "runs"  # the folder of the runs of one name
+_RUN_FOLDERS = ("acceleration", "check", "errors", "report", RUNS, "studies")
 _STAGE = r"[a-z][a-z0-9_]{0,31}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # with the hash behind it a folder's name on any file system
 _PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -282,6 +283,10 @@ class RunConfig(Section):
     def run_id(self) -> str:
         """The name and 8 hex digits of what determines the results."""
         return f"{self.name}-{digest(self.determinants())}"
+
+    def place(self) -> str:
+        """Return the path of the run's folder in its storage."""
+        return f"{self.name}/{RUNS}/{self.run_id()}"
 
 
 def config_with_stages(names: Iterable[str]) -> type[RunConfig]:

@@ -134,7 +134,7 @@ def measured_results(run: DeployedRun) -> dict[str, Any] | None:
         return results if "mixed" in results.get("accuracy", {}) else None
     except (ValueError, AttributeError, TypeError) as error:
         address = run.store.address(_RESULTS)
-        raise DamagedFile(f"{address} is damaged ({error}): `mixednuts report` writes it anew", _RESULTS) from error
+        raise DamagedFile(f"{address} is damaged ({error}): `mixednuts report` writes it again", address) from error
 
 
 def _card_data(run: DeployedRun, results: dict[str, Any] | None) -> ModelCardData:

@@ -19,13 +19,14 @@ from ..attacks.budget import is_autoattack, spent_words
 from ..config.threat import ThreatModel
 from ..config.uris import placed
 from ..config.versions import fast_notes
-from ..errors import InvalidInputError, MissingArtifact
+from ..errors import InvalidInputError
 from ..images.datasets import open_dataset
 from ..images.parquet_images import ParquetImages, read_part
 from ..norms.ball import ball_of
 from ..reports.templates import rendered
+from ..stages.runs import evaluate_fingerprint, stored_run
 from ..storage.partitions import Partition, partition_size_of, split_images
-from ..storage.tables import read_columns, read_footer
+from ..storage.tables import read_columns
 from .loading import DeployedRun
 
 TENSOR = "x_adv.pt"
@@ -98,12 +99,9 @@ def _evaluated(run: DeployedRun) -> Evaluated:
 
 
 def _rows(run: DeployedRun, part: Partition) -> dict[str, Tensor]:
-    path = f"evaluate/{part.file_name}"
-    footer = read_footer(run.store, path) if run.store.exists(path) else None
-    if footer is None:
-        raise MissingArtifact(f"{run.store.address(path)} is missing or damaged. Run: mixednuts run, then export again")
+    opened = stored_run(run.store, trusted=True)
     columns = ["sample_id", "x_adv", "mixed_clean", "mixed_attacked", "robust"]
-    return read_columns(run.store, "evaluate", [part], footer.fingerprint, columns)
+    return read_columns(opened.rows, "evaluate", [part], evaluate_fingerprint(opened, run.searched), columns)
 
 
 def _check_threat(run: DeployedRun, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partition) -> None:

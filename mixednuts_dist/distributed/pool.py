@@ -81,7 +81,7 @@ class Pool:
             ClusterError: if no worker starts; a worker's own MixedNutsError is passed on unchanged.
             StoreError: if no worker can read or write the storage.
         """
-        self._queue, store = queue, Store(self.spec.store_uri)
+        self._queue, store = queue, Store(self.spec.run_uri)
         self._failures = Failures(store, self.task.stage, self.settings.max_tries)
         self._measurements = Measurements(store, self.spec)
         self._seen_ready = looked = time.monotonic()

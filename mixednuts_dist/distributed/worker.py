@@ -29,9 +29,10 @@ from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitTransform
 from ..norms.random import key_number
 from ..storage.damage import create_whole
-from ..storage.manifest import with_checksum
-from ..storage.partitions import Partition
+from ..storage.index import with_checksum
+from ..storage.partitions import Partition, rows_folder
 from ..storage.records import Receipt
+from ..storage.run_file import RUN
 from ..storage.store import Store
 from ..storage.tables import encode_table, finished_receipt
 from .answers import Answers
@@ -159,9 +160,10 @@ class AttackWorker:
         self.dataset = self._dataset()
         networks = {role: self._classifier(uri, role) for role, uri in self.spec.uris.items()}
         self.store = Store(self.spec.store_uri)
-        if self.spec.rob_uri is not None and not self.store.exists("run.yaml"):
+        run_file = f"{self.spec.run}/{RUN}".lstrip("/")
+        if self.spec.rob_uri is not None and not self.store.exists(run_file):
             raise StoreError(
-                f"{platform.node()} does not see {self.store.address('run.yaml')}, which the driver wrote: "
+                f"{platform.node()} does not see {self.store.address(run_file)}, which the driver wrote: "
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
             )
         self.bench = Workbench(self.spec, networks, self.store, self.dataset, self.device)
@@ -219,7 +221,8 @@ class AttackWorker:
         """
         if (written := task.write(self.dataset, partition)) is not None:
             return {partition: written}
-        path, started = f"{task.stage}/{partition.file_name}", time.perf_counter()
+        folder = rows_folder(task.stage, task.fingerprint)
+        path, started = f"{folder}/{partition.file_name}", time.perf_counter()
         if measured is not None:
             self.bench.use(measured)
         if not self._unwritten and (there := finished_receipt(self.store, path, task.fingerprint)):

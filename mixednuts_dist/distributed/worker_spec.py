@@ -24,7 +24,7 @@ class Place(NamedTuple):
 class WorkerSpec:
     """All that a worker needs to know of the run."""
 
-    store_uri: str
+    store_uri: str  # of the rows
     data_uri: str
     std_uri: str | None  # None: rob is attacked alone
     rob_uri: str | None  # None: a worker without classifiers
@@ -40,6 +40,7 @@ class WorkerSpec:
     n_classes: int | None = None  # as the driver found it; None where it has not looked
     working_folder: str = ""  # the driver's, to which relative paths are relative
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
+    run: str = ""  # the folder of the run's own files, below `store_uri`
     n_workers: int = 1  # that start with it, and load from the same storage
     objects: Mapping[str, Any] = field(default_factory=dict, repr=False)  # modules and a dataset in place of URIs
 
@@ -54,5 +55,11 @@ class WorkerSpec:
         return placed(uri, travelled(self.working_folder))
 
     @property
+    def run_uri(self) -> str:
+        """Return the folder or URI of the run's own files."""
+        return f"{self.store_uri.rstrip('/')}/{self.run}".rstrip("/")
+
+    @property
     def run_id(self) -> str:
-        return self.store_uri.rstrip("/").rpartition("/")[2]
+        """Return the name of the run's folder."""
+        return self.run_uri.rpartition("/")[2]

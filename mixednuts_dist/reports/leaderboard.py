@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..config.run_config import RUNS
 from ..errors import MissingArtifact, MixedNutsError
 from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, read_search_result, stored_run
 from ..stages.stage import stages_of
@@ -54,7 +55,8 @@ def entries(storage: str, *, trusted: bool = False) -> list[Entry]:
         MissingArtifact: where there is no run.
     """
     root = Store(storage, FIRST_ANSWER_SECONDS)
-    found = [entry for name in root.names("") if (entry := _entry(root.child(name), name, trusted))]
+    runs = [(name, run) for name in root.names("") for run in root.names(f"{name}/{RUNS}")]
+    found = [entry for name, run in runs if (entry := _entry(root.child(f"{name}/{RUNS}/{run}"), run, trusted))]
     if not found:
         raise MissingArtifact(f"there is no run under {storage}. Run: mixednuts run CONFIG --set storage={storage}")
     return sorted(found, key=lambda entry: -(entry.finished or 0.0))

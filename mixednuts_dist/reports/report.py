@@ -34,7 +34,6 @@ from ..stages.runs import (
 )
 from ..stages.search import read_candidates
 from ..stages.stage import Certified, Stage, require_needs, stage_of
-from ..storage.manifest import write_with_checksums
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt
 from ..storage.store import Store, concurrently
@@ -75,7 +74,7 @@ def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
         logger.warning("the page is not written: %s", error)
         return results
     with stage_clock(opened.store, "report"):
-        write_with_checksums(opened.store, "report", report_files(results))
+        opened.store.write_all("report", report_files(results))
     (progress or Silent()).stage_finished("report", opened.store.address("report/index.html"))
     return results
 
@@ -131,7 +130,7 @@ def _rob_results(opened: Run, fingerprint: str) -> RunResults:
     steps, standing, n_robust = steps_of(opened), Counter[str](), 0
     columns = ["label", "rob_clean", "robust", *(f"{SURVIVED}{step}" for step in steps)]
     for partitions in _parts(opened):
-        rows = read_columns(opened.store, "evaluate", partitions, fingerprint, columns)
+        rows = read_columns(opened.rows, "evaluate", partitions, fingerprint, columns)
         survived = {step: rows[f"{SURVIVED}{step}"] for step in steps}
         standing.update(standing_after(rows["rob_clean"].argmax(dim=1) == rows["label"], survived))
         n_robust += int(rows["robust"].sum())
@@ -202,7 +201,8 @@ def _certified(opened: Run, names: Iterable[str]) -> Certified | None:
 
 def _description(opened: Run) -> dict[str, Any]:
     """Return the description of the run and the wall-clock seconds of each stage."""
-    config = opened.config
+    config, taken = opened.config, stage_seconds(opened.store)
+    stages = "attack", "search", "evaluate", *config.added_stages()
     return {
         "run_id": config.run_id(),
         "name": config.name,
@@ -211,7 +211,7 @@ def _description(opened: Run) -> dict[str, Any]:
         "rob": config.written(config.rob),
         "names": dict(config.names),
         "threat": config.threat.threat_model(),
-        "seconds": stage_seconds(opened.store, ("attack", "search", "evaluate", *config.added_stages())),
+        "seconds": {stage: taken[stage] for stage in stages if stage in taken},
     }
 
 
@@ -241,8 +241,8 @@ def _batches(opened: Run, fingerprint: str) -> Iterator[tuple[AttackRecords, Eva
     steps = steps_of(opened)
     for partitions in _parts(opened):
         yield (
-            read_attack_records(opened.store, partitions, opened.attack_fingerprint),
-            read_evaluate_records(opened.store, partitions, fingerprint, steps),
+            read_attack_records(opened.rows, partitions, opened.attack_fingerprint),
+            read_evaluate_records(opened.rows, partitions, fingerprint, steps),
         )
 
 
@@ -259,7 +259,7 @@ def _bits_notes(*stages: Iterable[Receipt]) -> tuple[str, ...]:
 def _red_flags(opened: Run, fingerprint: str) -> tuple[str, ...]:
     classifier = "rob" if opened.config.std is None else "the mixture"
     columns = [f"{FLAG}{flag}" for flag in FLAGS]
-    flags = read_columns(opened.store, "evaluate", opened.partitions, fingerprint, columns)
+    flags = read_columns(opened.rows, "evaluate", opened.partitions, fingerprint, columns)
     raised, eot = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}, opened.config.evaluate.eot
     found: list[str] = []
     if eot is not None and not bool(raised.pop(UNREPEATABLE).any()):
@@ -289,7 +289,7 @@ def _second_opinion(
         n_done = 0
     if n_done < len(opened.partitions):
         return survival, (f"The check by {package} is not complete. Run: mixednuts evaluate",)
-    rows = read_columns(opened.store, CHECK, opened.partitions, fingerprint, ["tried", "broken"])
+    rows = read_columns(opened.rows, CHECK, opened.partitions, fingerprint, ["tried", "broken"])
     n_tried, n_broken = int(rows["tried"].sum()), int(rows["broken"].sum())
     standing = survival[-1].standing
     left = Count(standing.correct - n_broken, standing.total)
@@ -320,7 +320,7 @@ def _pictures(
 
     def attacked(image: WorstImage) -> torch.Tensor:
         partition = next(part for part in opened.partitions if part.start <= image.sample_id < part.stop)
-        return read_rows(opened.store, "evaluate", partition, fingerprint, "x_adv", [image.sample_id])
+        return read_rows(opened.rows, "evaluate", partition, fingerprint, "x_adv", [image.sample_id])
 
     seen = zip(chosen, clean, concurrently(attacked, chosen), strict=True)
     found = tuple(with_pixels(image, clean_1[0], attacked_1[0]) for image, clean_1, attacked_1 in seen)

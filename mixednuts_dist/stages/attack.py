@@ -1,6 +1,6 @@
 """The attack stage: the margins that everything else reads, one partition a task.
 
-Runs that differ only in search or evaluation share it: paid work is copied, never repeated.
+Runs that differ only in search or evaluation share it: the rows are the same files.
 
 Shapes: B images of a piece, C x H x W, K classes.
 """
@@ -17,13 +17,9 @@ from ..config.register import STAGES
 from ..config.run_config import RunConfig
 from ..config.uris import is_black_box
 from ..distributed.tasks import Columns, Summary, Task
-from ..errors import ConfigError, DamagedFile, FingerprintMismatch, MissingArtifact
 from ..storage.partitions import Partition
-from ..storage.run_file import read_run_file
-from ..storage.store import Store
-from ..storage.tables import is_whole
 from .progress import Progress
-from .runs import Run, finished_partitions
+from .runs import Run
 from .stage import Stage, attack_passes, budget_of, stage_of
 
 if TYPE_CHECKING:
@@ -60,10 +56,6 @@ class Attack(Stage):
         of_std = attack_passes(STD_ATTACKS, budget, n_classes)
         of_rob = attack_passes(("square-margin",), budget, n_classes) if attack.method == "square" else of_std
         return {"rob": of_rob, "std": of_std}
-
-    def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
-        adopt_attack(opened)
-        super().complete(opened, executor, progress)
 
 
 def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> Run:
@@ -173,55 +165,3 @@ def attack_task(opened: Run) -> AttackTask:
         stop_when_broken=attack.stop_when_broken,
         method=attack.method,
     )
-
-
-# --- rows of other runs -----------------------------------------------------------------------------------------------
-
-
-def adopt_attack(opened: Run) -> None:
-    """Copy missing attack partitions from runs of the same name whose attack stage is the same to the bit."""
-    adopt(opened, "attack", opened.attack_fingerprint)
-
-
-def adopt(opened: Run, folder: str, fingerprint: str) -> None:
-    """Copy missing partitions of these rows from runs of the same name and attack that have computed the very rows."""
-    missing = set(opened.partitions) - set(finished_partitions(opened, folder, fingerprint))
-    for store in siblings(opened.config).values() if missing else ():
-        missing -= _copy(Run(opened.config, store, opened.inputs), opened, missing, folder, fingerprint)
-
-
-def siblings(config: RunConfig) -> dict[str, Store]:
-    """Run id -> folder of the other runs of this name in the same storage."""
-    root, own = Store(config.storage), config.run_id()
-    return {name: root.child(name) for name in root.names("", f"{config.name}-") if name != own}
-
-
-def _copy(sibling: Run, opened: Run, missing: set[Partition], folder: str, fingerprint: str) -> set[Partition]:
-    """Copies of those partitions that the sibling has; none where its attack is another."""
-    if not missing or not _same_attack(sibling, opened.attack_fingerprint):
-        return set()
-    try:
-        theirs = missing & set(finished_partitions(sibling, folder, fingerprint))
-    except FingerprintMismatch:  # a round of another choice has the same folder
-        return set()
-    copied = {partition for partition in theirs if _copy_file(sibling, opened, f"{folder}/{partition.file_name}")}
-    if copied:
-        logger.info("took %d finished %s partitions over from %s", len(copied), folder, sibling.store.uri)
-    return copied
-
-
-def _copy_file(sibling: Run, opened: Run, path: str) -> bool:
-    """Through this process and not within the storage, so that a damaged file is not taken over again and again."""
-    content = sibling.store.read(path)
-    if is_whole(content):
-        opened.store.write(path, content)
-        return True
-    logger.warning("%s is damaged and is not taken over", sibling.store.address(path))
-    return False
-
-
-def _same_attack(sibling: Run, fingerprint: str) -> bool:
-    try:
-        return bool(read_run_file(sibling.store)["attack_fingerprint"] == fingerprint)
-    except (MissingArtifact, DamagedFile, ConfigError):
-        return False

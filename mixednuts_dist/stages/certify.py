@@ -151,7 +151,7 @@ class Certify(Stage):
         require_complete(opened, self.name, fingerprint)
         std = ["std_class"] if opened.config.std is not None else []
         names = ["label", "chosen_counts", "counts", "n_drawn", *std]
-        rows = read_columns(opened.store, self.name, opened.partitions, fingerprint, names)
+        rows = read_columns(opened.rows, self.name, opened.partitions, fingerprint, names)
         return SmoothedAnswers(
             self.keys.plan(), rows["label"], rows.get("std_class"), *(rows[name] for name in names[1:4])
         )

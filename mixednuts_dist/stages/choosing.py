@@ -24,7 +24,6 @@ from ..selection.selection import (
     search_grid,
     surrogate_alpha,
 )
-from ..storage.manifest import write_with_checksums
 from ..storage.records import AttackRecords, SearchResult, candidates_table
 from ..storage.tables import read_attack_records
 from .rounds import Points, centre_cutoff, wanted_images
@@ -53,7 +52,7 @@ class Choosing:
     def __init__(self, opened: Run, executor: Executor) -> None:
         self.opened, self._executor, self._search = opened, executor, opened.config.search
         self._sample = searched_images(opened)
-        given = opened.store, opened.partitions, opened.attack_fingerprint
+        given = opened.rows, opened.partitions, opened.attack_fingerprint
         self.records = read_attack_records(*given, sample_ids=self._sample)
         self._inputs = _inputs(self.records)
         self._rows = self._inputs.rows()
@@ -147,7 +146,7 @@ class Choosing:
         assert self.explored is not None
         fingerprint, exploration = self._task.fingerprint, self.explored
         files = {"candidates.parquet": candidates_table(exploration, fingerprint)}
-        write_with_checksums(self.opened.store, "search", files)
+        self.opened.store.write_all("search", files)
         content = {"run_id": self.opened.config.run_id(), "fingerprint": fingerprint, "result": result.to_json()}
         content["digest"] = digest(content)
         write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())

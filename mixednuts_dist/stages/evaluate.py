@@ -5,7 +5,7 @@ Shapes: B images of a piece, C x H x W, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,7 @@ from ..config.run_config import RunConfig, digest
 from ..distributed.tasks import Columns, Summary, Task
 from ..storage.partitions import Partition
 from ..storage.records import Receipt, SearchResult
-from ..storage.store import Store, concurrently
-from ..storage.tables import FLAG, SURVIVED, read_columns, read_footer
+from ..storage.tables import FLAG, SURVIVED, read_columns
 from .points import StoredPoints, hardest_points, held_points, points_of_round, read_points
 from .progress import Progress, Silent
 from .runs import Run, autoattack_fingerprint, evaluate_fingerprint, finished_partitions, require_complete
@@ -81,8 +80,6 @@ class Evaluate(Stage):
         from .partitioned import run_partitions
 
         require_needs(self, opened)
-        if search := self.searched(opened):
-            _clear_superseded(opened, search)
         stop = early_stop_of(opened)
         run_partitions(opened, self.task(opened), executor, progress, self.costs(opened), early_stop=stop)
 
@@ -190,13 +187,6 @@ def evaluate_task(opened: Run, search: SearchResult) -> EvaluateTask:
     )
 
 
-def _clear_superseded(opened: Run, result: SearchResult) -> None:
-    """Remove the rows of choices that a later round has replaced; their images are among that round's points."""
-    superseded = {done.evaluated for done in result.rounds if done.evaluated}
-    if superseded:
-        delete_rows(opened.store, "evaluate", superseded.__contains__)
-
-
 def steps_of(opened: Run) -> list[str]:
     """What the rows' columns say survived, in order."""
     evaluate = opened.config.evaluate
@@ -279,7 +269,7 @@ def check(opened: Run, executor: Executor | None, progress: Progress) -> None:
         return
     task = stage_of(opened.config, "evaluate").task(opened)
     opened, _ = evaluated_part(opened, task.fingerprint)
-    rows = read_columns(opened.store, task.stage, opened.partitions, task.fingerprint, ["sample_id", "robust"])
+    rows = read_columns(opened.rows, task.stage, opened.partitions, task.fingerprint, ["sample_id", "robust"])
     standing = rows["sample_id"][rows["robust"]].tolist()
     n = min(opened.config.evaluate.check_n or len(standing), len(standing))
     opinion = CheckTask(
@@ -289,8 +279,6 @@ def check(opened: Run, executor: Executor | None, progress: Progress) -> None:
         budget=budget_of(opened.config.evaluate),
         chosen=frozenset(standing[i * len(standing) // n] for i in range(n)),
     )
-    # An opinion on another choice, or on other images, is replaced.
-    delete_rows(opened.store, CHECK, lambda fingerprint: fingerprint != opinion.fingerprint)
     run_partitions(opened, opinion, executor, progress)
 
 
@@ -298,14 +286,3 @@ def check_fingerprint(opened: Run, evaluated: str) -> str:
     """8 hex digits of what the second opinion's rows depend on; `evaluated` is the evaluate stage's fingerprint."""
     evaluate = opened.config.evaluate
     return digest({"evaluate": evaluated, "check": evaluate.check, "check_n": evaluate.check_n})
-
-
-def delete_rows(store: Store, folder: str, unwanted: Callable[[str], bool]) -> None:
-    """Remove a folder's files of these fingerprints."""
-
-    def look(name: str) -> None:
-        footer = read_footer(store, f"{folder}/{name}")
-        if footer is not None and unwanted(footer.fingerprint):
-            store.delete(f"{folder}/{name}")
-
-    concurrently(look, [name for name in store.names(folder) if name.endswith(".parquet")])

@@ -14,7 +14,6 @@ from ..config.register import STAGES
 from ..config.run_config import digest
 from ..config.section import Section
 from ..storage.partitions import Partition
-from .evaluate import delete_rows
 from .points import held_points
 from .progress import Progress
 from .runs import Run, finished_partitions, run_dataset
@@ -80,7 +79,7 @@ class JudgePoints(Stage):
         return digest({"stage": super().fingerprint(opened), "points": points_checksum(self.keys.points)})
 
     def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
-        """As of any stage; rows of other points that were judged before are replaced.
+        """Check the points, then compute the partitions.
 
         Raises:
             DatasetError: for points of other images.
@@ -89,8 +88,6 @@ class JudgePoints(Stage):
 
         first, _ = run_dataset(opened.config).read(0, 1)
         read_points_file(self.keys.points).require_of(opened.inputs.n_images, first)
-        fingerprint = self.fingerprint(opened)
-        delete_rows(opened.store, self.name, lambda found: found != fingerprint)
         super().complete(opened, executor, progress)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..config.register import load_extensions
+from ..config.run_config import RUNS
 from ..distributed.executor import Executor, executing
 from ..distributed.pool import Pool
 from ..distributed.schedule import WorkQueue, error_log
 from ..distributed.tasks import Task
 from ..distributed.worker_spec import WorkerSpec
-from ..storage.manifest import ManifestWriter, set_damaged_aside
-from ..storage.partitions import Partition
+from ..storage.index import IndexWriter, set_damaged_aside
+from ..storage.partitions import Partition, rows_folder
 from ..storage.records import Receipt
 from ..storage.store import Store
 from .early_stop import EarlyStop
@@ -38,20 +39,20 @@ def run_partitions(
     finished = finished_partitions(opened, task.stage, task.fingerprint)
     todo = [partition for partition in opened.partitions if partition not in finished]
     progress.stage_started(task.stage, opened.inputs.n_images, [*finished.values()])
-    manifest = ManifestWriter(opened.store, task.stage, task.fingerprint, finished)
+    index = IndexWriter(opened.rows, task.stage, task.fingerprint, finished)
     if early_stop:
         todo = sorted(todo, key=early_stop.place)
     if not todo or (early_stop and early_stop.enough(finished.values())):
-        manifest.flush()
+        index.flush()
         ended = _nothing_to_do(len(finished), early_stop if todo else None)
     else:
-        set_damaged_aside(opened.store, task.stage, todo)
+        set_damaged_aside(opened.rows, rows_folder(task.stage, task.fingerprint), todo)
         _delete_error_logs(opened.store, task.stage, todo)
         queue = WorkQueue(todo, weights=weights, in_order=early_stop is not None)
         with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
-            computed = _compute(opened, task, used, queue, manifest, progress, early_stop)
+            computed = _compute(opened, task, used, queue, index, progress, early_stop)
             record_devices(opened, [*finished.values(), *computed])
-        opened.store.sweep()  # what workers were writing that were killed meanwhile
+        opened.rows.sweep()  # what workers were writing that were killed meanwhile
         ended = _computed(len(computed), len(finished), early_stop)
     progress.stage_finished(task.stage, ended)
 
@@ -61,15 +62,15 @@ def _compute(
     task: Task,
     executor: Executor,
     queue: WorkQueue,
-    manifest: ManifestWriter,
+    index: IndexWriter,
     progress: Progress,
     early_stop: EarlyStop | None,
 ) -> list[Receipt]:
-    """Run the pool over the queue, with each finished partition entered into the manifest; returns their receipts."""
+    """Run the pool over the queue, with each finished partition entered into the index; returns their receipts."""
     computed: list[Receipt] = []
 
     def written(receipt: Receipt) -> None:
-        manifest.add(receipt)
+        index.add(receipt)
         computed.append(receipt)
         progress.partition_done(receipt)
         if early_stop and early_stop.enough([receipt]):
@@ -81,7 +82,7 @@ def _compute(
     try:
         pool.run(queue)
     finally:
-        manifest.flush()
+        index.flush()
     return computed
 
 
@@ -109,7 +110,8 @@ def worker_spec(opened: Run) -> WorkerSpec:
     """What every worker of the run must know."""
     config = opened.config
     return WorkerSpec(
-        store_uri=opened.store.uri,
+        store_uri=opened.rows.uri,
+        run=f"{RUNS}/{config.run_id()}",
         data_uri=config.data.uri,
         std_uri=config.std,
         rob_uri=config.rob,

@@ -26,7 +26,6 @@ from ..selection.grid import kept_images
 from ..selection.inputs import AttackedPoints, CachedLogits
 from ..storage.records import AttackRecords, SearchResult, SearchRound
 from ..storage.tables import read_columns
-from .attack import adopt
 from .challenge import RoundTask
 from .partitioned import run_partitions
 from .points import StoredPoints, points_of_round, round_folder
@@ -59,7 +58,7 @@ class Points:
     def of_attack(cls, opened: Run) -> "Points":
         """The attack stage's: one an image."""
         names = "rob_attacked", "std_at_rob_attacked"
-        given = opened.store, "attack", opened.partitions, opened.attack_fingerprint, names
+        given = opened.rows, "attack", opened.partitions, opened.attack_fingerprint, names
         rows = read_columns(*given, sample_ids=searched_images(opened))
         rob_NK, std_NK = rows.values()
         return cls(torch.arange(len(rob_NK)), rob_NK, std_NK.argmax(dim=1))
@@ -185,8 +184,6 @@ class Rounds:
         *,
         evaluated: str = "",
     ) -> None:
-        if not self._is_there(task):
-            adopt(self._opened, task.stage, task.fingerprint)
         if task.attacks and executor is not None and not self._is_there(task):
             executor.report(self._announcement(task, attacked))
         run_partitions(self._opened, task, executor, progress)
@@ -218,8 +215,6 @@ class Rounds:
 
     def _is_there(self, task: RoundTask) -> bool:
         """Whether all files of the round exist already."""
-        if not self._opened.store.names(task.stage):
-            return False
         return len(finished_partitions(self._opened, task.stage, task.fingerprint)) == len(self._opened.partitions)
 
     def _evaluation_task(self, result: SearchResult, evaluated: str) -> RoundTask:
@@ -286,7 +281,7 @@ class Rounds:
         opened, tried = self._opened, list[int]()
         for i, entry in enumerate(done.attacked):
             names = [f"{name}_{i}" for name in ("tried", "broken", "rob_attacked", "std_attacked")]
-            given = opened.store, round_folder(done.round), opened.partitions, done.fingerprint, names
+            given = opened.rows, round_folder(done.round), opened.partitions, done.fingerprint, names
             rows = read_columns(*given, sample_ids=searched_images(opened))
             tried_N, broken_N, rob_NK, std_NK = rows.values()
             image_P = tried_N.nonzero().squeeze(1)

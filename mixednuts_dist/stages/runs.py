@@ -8,7 +8,7 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from ..config.config_file import read_json
-from ..config.run_config import RESULTS_VERSION, RunConfig, digest, parse_config
+from ..config.run_config import RESULTS_VERSION, RUNS, RunConfig, digest, parse_config
 from ..config.search_config import criterion_stage
 from ..config.uris import check_uris, is_black_box, needs_trust
 from ..errors import (
@@ -29,12 +29,12 @@ from ..errors import (
     StoreError,
 )
 from ..storage.code_files import keep_code, places
-from ..storage.manifest import finished_files
+from ..storage.index import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
 from ..storage.partitions import Partition, Sample, partition_size_of, split_images
 from ..storage.records import Receipt, SearchResult
 from ..storage.run_file import LAST_KEY, RUN, parse_run_file, read_run_file
-from ..storage.store import Store, concurrently
+from ..storage.store import Store
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
     from torch import Tensor, nn
@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 MOST_LOGITS, MOST_IMAGES = 5_000_000, 50_000
 _PROBE_IMAGES = 8
 _POINTS = "given points"  # `evaluate.points` among the inputs' checksums
+_SECONDS = "seconds.json"
 _LEAST_CLASSES = 4  # of evaluate.check: pyautoattack's targeted DLR loss needs the fourth logit
 SELECTED = "search/selected.json"
 RESULTS = "report/results.json"  # with it the report is whole; report/index.html is there while a run goes, too
@@ -71,7 +72,8 @@ class Run:
     """An opened run."""
 
     config: RunConfig
-    store: Store
+    store: Store  # of the run's own files: `<storage>/<name>/runs/<run id>`
+    rows: Store  # of the rows that runs of one name share: `<storage>/<name>`
     inputs: Inputs
     only: tuple[Partition, ...] | None = None  # those that count, where an evaluation was ended early
 
@@ -107,9 +109,9 @@ def open_run(config: RunConfig) -> Run:
     impatient = run_store(config, FIRST_ANSWER_SECONDS)
     impatient.exists(RUN)  # a wrong address or key
     impatient.require_writable()
-    run = Run(config, run_store(config), inspect_inputs(config))
+    run = Run(config, run_store(config), rows_store(config), inspect_inputs(config))
     _write_or_compare(impatient, run)
-    run.store.sweep()
+    run.rows.sweep()
     return run
 
 
@@ -122,7 +124,7 @@ def reopen_run(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) ->
     store = run_store(config, patience_seconds)
     if not store.exists(RUN):
         raise MissingArtifact(f"run {config.run_id()} has not begun under {config.storage}. Run: mixednuts attack")
-    return Run(config, store, _read_inputs(store))
+    return Run(config, store, rows_store(config, patience_seconds), _read_inputs(store))
 
 
 def stored_run(store: Store, *, trusted: bool = False) -> Run:
@@ -148,12 +150,23 @@ def stored_run(store: Store, *, trusted: bool = False) -> Run:
     if not trusted and (outside := config.outside_of_stages()):
         raise ConfigError(needs_trust(store.uri, outside))
     config._trusted = trusted
-    return Run(config, store, inputs)
+    return Run(config, store, rows_beside(store, config), inputs)
 
 
 def run_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
-    """`<storage>/<run id>`."""
-    return Store(config.storage, patience_seconds).child(config.run_id())
+    """Return the store of a run's own files, `<storage>/<name>/runs/<run id>`."""
+    return Store(config.storage, patience_seconds).child(config.place())
+
+
+def rows_store(config: RunConfig, patience_seconds: float = PATIENCE_SECONDS) -> Store:
+    """Return the store of the rows that runs of one name share, `<storage>/<name>`."""
+    return Store(config.storage, patience_seconds).child(config.name)
+
+
+def rows_beside(store: Store, config: RunConfig) -> Store:
+    """Return the store of the rows next to a run's folder or, if the folder was copied elsewhere, in its storage."""
+    above, _, runs = store.uri.rstrip("/").rpartition("/")[0].rpartition("/")
+    return store.at(above) if runs == RUNS else rows_store(config)
 
 
 def _write_or_compare(store: Store, run: Run) -> None:
@@ -287,7 +300,9 @@ def _parse_inputs(run_yaml: bytes, address: str) -> Inputs:
     try:
         return Inputs(**{**inputs, "image_shape": tuple(inputs["image_shape"])})
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedFile(f"{address} is damaged ({error}); the next `mixednuts run` writes it again", RUN) from error
+        raise DamagedFile(
+            f"{address} is damaged ({error}); the next `mixednuts run` writes it again", address
+        ) from error
 
 
 def _says_inputs(run_yaml: bytes) -> bool:
@@ -338,7 +353,7 @@ def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partitio
     Raises:
         FingerprintMismatch: where a file is of another run.
     """
-    return finished_files(run.store, stage, run.partitions, fingerprint)
+    return finished_files(run.rows, stage, run.partitions, fingerprint)
 
 
 def searched_images(run: Run) -> Tensor | None:
@@ -376,46 +391,35 @@ def _shortened(names: Sequence[str], most: int = 10) -> str:
 
 @contextmanager
 def stage_clock(store: Store, stage: str) -> Iterator[None]:
-    """Add the block's wall-clock seconds to those that the stage has already taken, interruptions included."""
-    before, started = _seconds(store, stage) or 0.0, time.perf_counter()
+    """Add the block's wall-clock seconds to those that the stage has already taken in this run."""
+    started = time.perf_counter()
     patience = FIRST_ANSWER_SECONDS  # if the stage fails, the storage may be the reason: do not wait for it again
     try:
         yield
         patience = PATIENCE_SECONDS
     finally:
-        seconds = before + time.perf_counter() - started
-        _write_clock(Store(store.uri, patience), stage, seconds)
+        _add_seconds(Store(store.uri, patience), stage, time.perf_counter() - started)
 
 
-def _write_clock(store: Store, stage: str, seconds: float) -> None:
+def _add_seconds(store: Store, stage: str, seconds: float) -> None:
     """A storage that fails here is only logged, so that it does not hide the stage's own error."""
-    content = json.dumps({"seconds": round(seconds, 3)}).encode()
     try:
-        store.write(_clock_path(stage), content)
+        known = stage_seconds(store)
+        content = {**known, stage: round(known.get(stage, 0.0) + seconds, 3)}
+        store.write(_SECONDS, json.dumps(content).encode())
     except StoreError as error:
         logger.warning("the time that the %s stage took is not kept: %s", stage, error)
 
 
-def stage_seconds(store: Store, stages: Iterable[str]) -> dict[str, float]:
-    """Wall-clock seconds of each stage that has begun, summed over all the commands that worked on it."""
-    names = list(stages)
-    found = zip(names, concurrently(lambda stage: _seconds(store, stage), names), strict=True)
-    return {stage: seconds for stage, seconds in found if seconds is not None}
-
-
-def _seconds(store: Store, stage: str) -> float | None:
-    path = _clock_path(stage)
+def stage_seconds(store: Store) -> dict[str, float]:
+    """Return the wall-clock seconds of each stage that has begun, summed over all the commands that worked on it."""
     try:
-        return float(read_json(store.read(path))["seconds"])
+        return {str(stage): float(seconds) for stage, seconds in read_json(store.read(_SECONDS)).items()}
     except MissingArtifact:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        logger.warning("%s is damaged (%s) and counts as 0", store.address(path), error)
-        return None
-
-
-def _clock_path(stage: str) -> str:
-    return f"{stage}/seconds.json"
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        logger.warning("%s is damaged (%s) and counts as 0", store.address(_SECONDS), error)
+        return {}
 
 
 # --- fingerprints of the stages' files, and the search's result -------------------------------------------------------
@@ -478,4 +482,4 @@ def stored_search(store: Store) -> tuple[SearchResult, str]:
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
-        raise DamagedFile(message, SELECTED) from error
+        raise DamagedFile(message, address) from error

@@ -11,10 +11,8 @@ from ..distributed.executor import Executor, executing
 from ..errors import DamagedFile, FingerprintMismatch
 from ..selection.grid import kept_images
 from ..storage.damage import set_aside_if_damaged
-from ..storage.manifest import restore_checksums
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
-from .attack import adopt_attack
 from .choosing import CANDIDATES, Choosing, attacks_its_choice, needed_stage
 from .progress import Progress, Silent
 from .rounds import Rounds
@@ -44,7 +42,6 @@ def run(config: RunConfig, *, executor: Executor | None = None, progress: Progre
         InvalidInputError: where no candidate is feasible, or no attacked image is classified correctly.
     """
     opened = open_run(config)
-    adopt_attack(opened)
     return complete(opened, executor, progress or Silent())
 
 
@@ -61,7 +58,6 @@ def complete(opened: Run, executor: Executor | None, progress: Progress) -> Sear
             logger.warning("%s", error)
             set_aside_if_damaged(opened.store, SELECTED)
         else:
-            restore_checksums(opened.store, *CANDIDATES.split("/"))
             progress.stage_finished("search", f"nothing to do: {_headline(result)}")
             return result
     with stage_clock(opened.store, "search"):
@@ -83,7 +79,7 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
             fingerprint = table.schema.metadata[b"fingerprint"].decode()
         except (pa.ArrowException, OSError, KeyError, TypeError) as error:
             raise DamagedFile(
-                f"{address} is damaged ({error}): `mixednuts run` sets it aside and searches again", CANDIDATES
+                f"{address} is damaged ({error}): `mixednuts run` sets it aside and searches again", address
             ) from error
     if fingerprint != search_fingerprint(opened):
         raise FingerprintMismatch(
@@ -136,9 +132,9 @@ def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
 
     Errors as in `read_columns`.
     """
-    given = opened.store, "evaluate", opened.partitions, evaluate_fingerprint(opened, result), ["robust"]
+    given = opened.rows, "evaluate", opened.partitions, evaluate_fingerprint(opened, result), ["robust"]
     robust_N = read_columns(*given)["robust"]
-    attacked = opened.store, "attack", opened.partitions, opened.attack_fingerprint, ["rob_broken"]
+    attacked = opened.rows, "attack", opened.partitions, opened.attack_fingerprint, ["rob_broken"]
     rob_robust_N = ~read_columns(*attacked)["rob_broken"]
     return int((robust_N & rob_robust_N).sum()), int(rob_robust_N.sum())
 

@@ -135,7 +135,7 @@ class Stage:
         """
         fingerprint = self.fingerprint(opened)
         require_complete(opened, self.name, fingerprint)
-        return read_columns(opened.store, self.name, opened.partitions, fingerprint, columns)
+        return read_columns(opened.rows, self.name, opened.partitions, fingerprint, columns)
 
     def searched(self, opened: Run) -> SearchResult | None:
         """What the search chose, where the stage is about the mixture. Errors as in `read_search_result`."""

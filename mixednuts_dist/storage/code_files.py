@@ -58,7 +58,9 @@ def code_of(store: Store, path: str) -> bytes:
     """
     content = store.read(path)
     if _digest(content) != path.split("/")[1]:
-        raise DamagedFile(f"{store.address(path)} is damaged: its content is not what its folder's name says", path)
+        raise DamagedFile(
+            f"{store.address(path)} is damaged: its content is not what its folder's name says", store.address(path)
+        )
     return content
 
 

@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 _SIZE, _SMALL_SIZE, _SMALL_SET = 32, 16, 512
 
 
+def rows_folder(stage: str, content_hash: str) -> str:
+    """Return the folder of a stage's rows, by the hash of everything that determines them."""
+    return f"{stage}/{content_hash}"
+
+
 @dataclass(frozen=True)
 class Partition:
     """A run of consecutive sample ids given to one task."""

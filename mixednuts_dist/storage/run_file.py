@@ -32,7 +32,9 @@ def parse_run_file(content: bytes, address: str) -> dict[str, Any]:
         if not isinstance(found, dict) or not found.keys() >= _KEYS:
             raise ValueError("keys are missing")
     except ValueError as error:
-        raise DamagedFile(f"{address} is damaged ({error}); the next `mixednuts run` writes it again", RUN) from error
+        raise DamagedFile(
+            f"{address} is damaged ({error}); the next `mixednuts run` writes it again", address
+        ) from error
     if found.get("version") != RESULTS_VERSION:
         versions = found[LAST_KEY]
         release = versions.get("mixednuts-dist", "unknown") if isinstance(versions, dict) else "unknown"

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -97,6 +97,10 @@ class Store:
         """The store of a folder below this one."""
         self._path(name)
         return Store(f"{self.uri}/{name}", self._patience)
+
+    def at(self, uri: str) -> "Store":
+        """Return the store of another root, with the same patience."""
+        return Store(uri, self._patience)
 
     def address(self, path: str) -> str:
         """The path as a person would type it."""
@@ -276,6 +280,12 @@ class Store:
                 raise
             self.write(path, content)
         return True
+
+    def write_all(self, folder: str, files: Mapping[str, bytes]) -> None:
+        """Write these files of a folder, JSON last, since it says that the other files are there."""
+        last = [name for name in files if name.endswith(".json")]
+        for names in (files.keys() - last, last):
+            concurrently(lambda name: self.write(f"{folder}/{name}", files[name]), names)
 
     def delete(self, path: str) -> None:
         """Remove a file; a missing one is no error."""

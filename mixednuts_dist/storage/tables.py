@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from ..config.run_config import digest
 from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
-from .partitions import Partition, rows_among
+from .partitions import Partition, rows_among, rows_folder
 from .records import AttackRecords, EvaluateRecords, Receipt
 from .store import Store
 
@@ -153,10 +153,11 @@ def stream_columns(
     """
 
     def read(partition: Partition) -> dict[str, Tensor]:
-        path, size = f"{stage}/{partition.file_name}", sizes.get(partition.file_name)
+        path, size = f"{folder}/{partition.file_name}", sizes.get(partition.file_name)
         return _read_one(store, path, size, partition, fingerprint, columns)
 
-    sizes = store.sizes(stage, {part.stem for part in partitions}) if len(partitions) > _FILES_AHEAD else {}
+    folder = rows_folder(stage, fingerprint)
+    sizes = store.sizes(folder, {part.stem for part in partitions}) if len(partitions) > _FILES_AHEAD else {}
     with ThreadPoolExecutor(_FILES_AHEAD, thread_name_prefix="columns") as threads:
         waiting: deque[Future[dict[str, Tensor]]] = deque()
         for partition in partitions:
@@ -254,7 +255,7 @@ def read_rows(
     """
     import torch
 
-    path = f"{stage}/{partition.file_name}"
+    path = f"{rows_folder(stage, fingerprint)}/{partition.file_name}"
 
     def read() -> Tensor:
         found = {}
@@ -321,9 +322,8 @@ def _unusable(store: Store, path: str, error: Exception) -> FingerprintMismatch:
     content = store.read(path)
     if is_whole(content) and not unusable_column(content):
         return FingerprintMismatch(f"{store.address(path)} is not what this run needs: {error}")
-    return DamagedFile(
-        f"{store.address(path)} is damaged ({error}): `mixednuts run` sets it aside and computes it again", path
-    )
+    address = store.address(path)
+    return DamagedFile(f"{address} is damaged ({error}): `mixednuts run` sets it aside and computes it again", address)
 
 
 def check_footer(address: str, footer: Footer, fingerprint: str) -> None:

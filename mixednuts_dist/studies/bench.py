@@ -101,13 +101,13 @@ class Bench:
     def rows(self) -> AttackRecords:
         """Return the attack rows of the images that the search reads: all images, or a sample of very many."""
         run = self.run
-        return read_attack_records(run.store, run.partitions, run.attack_fingerprint, sample_ids=searched_images(run))
+        return read_attack_records(run.rows, run.partitions, run.attack_fingerprint, sample_ids=searched_images(run))
 
     @cached_property
     def first_rows(self) -> AttackRecords:
         """Return the attack rows of the images on which variants are attacked."""
         part = self._part(self.run)
-        return read_attack_records(part.store, part.partitions, part.attack_fingerprint)
+        return read_attack_records(part.rows, part.partitions, part.attack_fingerprint)
 
     @property
     def sampling(self) -> tuple[str, ...]:
@@ -188,7 +188,7 @@ class Bench:
         task = replace(task, mixture=mixture, fingerprint=key, stage=f"studies/rows/{key}")
         self._complete(part, task, label)
         steps = evaluate_stage.steps_of(part)
-        records = read_evaluate_records(part.store, part.partitions, key, steps, stage=task.stage)
+        records = read_evaluate_records(part.rows, part.partitions, key, steps, stage=task.stage)
         clean_N = records.mixed_clean_NK.argmax(dim=1) == records.labels_N
         return Measured(clean_N, records.robust_N, records.survived)
 
@@ -207,7 +207,7 @@ class Bench:
         key = digest({"attack": part.attack_fingerprint, "changed": attack.model_dump(mode="json"), **about})
         task = replace(task, logit_map=logit_map, fingerprint=key, stage=f"studies/rows/{key}")
         self._complete(part, task, label)
-        return read_attack_records(part.store, part.partitions, key, stage=task.stage)
+        return read_attack_records(part.rows, part.partitions, key, stage=task.stage)
 
     def other_rows(self, rob: str) -> AttackRecords:
         """Return the attack rows of another robust classifier, from a separate run."""
@@ -215,7 +215,7 @@ class Bench:
             return self.first_rows
         part = self._part(open_run(self.config.with_changes(rob=rob)))
         attack_stage.complete(part, self.executor, _Labelled(self.progress, f"MMAA on {rob}"))
-        return read_attack_records(part.store, part.partitions, part.attack_fingerprint)
+        return read_attack_records(part.rows, part.partitions, part.attack_fingerprint)
 
     @property
     def budget(self) -> EvaluateConfig:

@@ -20,6 +20,7 @@ def copied(run_folder: Path, tmp_path: Path) -> Callable[[], Path]:
     """Makes a copy that a test may damage."""
 
     def copy() -> Path:
-        return Path(shutil.copytree(run_folder, tmp_path / run_folder.name))
+        shutil.copytree(run_folder.parents[1], tmp_path / run_folder.parents[1].name)
+        return tmp_path / run_folder.relative_to(run_folder.parents[2])
 
     return copy

@@ -59,7 +59,7 @@ def project(tmp_path_factory):
     )  # fmt: skip
     answer = CliRunner().invoke(main, ["run", str(home / "mine.yaml")], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
-    return home, next(storage.iterdir())
+    return home, next((storage / "mine" / "runs").iterdir())
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_renamed_run_is_refused_with_its_name(project, tmp_path):
     (tmp_path / "other").symlink_to(run)
     answer = CliRunner().invoke(main, ["status", str(tmp_path / "other")], catch_exceptions=False)
     assert answer.exit_code == 1
-    assert f"contains run {run.name} under another name" in " ".join(answer.output.split())
+    assert f"contains run {run.name}, but its address does not end in" in " ".join(answer.output.split())
 
 
 def test_watching_ends_with_the_run_and_the_page_opens(project, monkeypatch):

@@ -15,16 +15,15 @@ from mixednuts_dist.errors import ConfigError, DamagedFile, FingerprintMismatch,
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import read_columns, read_footer
-from tests.helpers.runs import Finished
+from mixednuts_dist.storage.tables import read_columns
+from tests.helpers.runs import Finished, rows_in
 
 
 def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Path) -> None:
     mixed = load_run(str(run_folder))
-    store, part = Store(str(run_folder)), Partition(0, 0, 8)
-    footer = read_footer(store, "evaluate/part-00000.parquet")
-    assert footer is not None
-    stored = read_columns(store, "evaluate", [part], footer.fingerprint, ["mixed_clean", "mixed_attacked", "x_adv"])
+    part, content_hash = Partition(0, 0, 8), rows_in(run_folder, "evaluate").name
+    store = Store(str(run_folder.parents[1]))
+    stored = read_columns(store, "evaluate", [part], content_hash, ["mixed_clean", "mixed_attacked", "x_adv"])
     images, _ = open_dataset("digits").read(0, 8)
     with torch.no_grad():
         torch.testing.assert_close(mixed(images), stored["mixed_clean"], rtol=1e-4, atol=1e-4)

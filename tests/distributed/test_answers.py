@@ -14,7 +14,7 @@ from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.storage.damage import problem
-from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, with_checksum
+from mixednuts_dist.storage.index import IndexWriter, finished_files, with_checksum
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
 
 FACTORY = """
@@ -64,8 +64,7 @@ def test_a_piece_with_unusable_answers_fails_and_names_the_classifier(
     config = tiny(**{base.removeprefix("demo_"): factory(tmp_path, change, base=base)})
     with pytest.raises(BaseClassifierError, match=told):  # as the pool is given it, which tries the piece again
         attack.run(config, executor=local_executor)
-    attack_folder = Path(config.storage) / config.run_id() / "attack"
-    assert all(problem(path.name, path.read_bytes()) is None for path in attack_folder.glob("part-*.parquet"))
+    assert all(problem(path.name, path.read_bytes()) is None for path in Path(config.storage).rglob("part-*.parquet"))
 
 
 def test_an_answer_that_errs_once_heals_with_the_next_try(
@@ -77,13 +76,13 @@ def test_an_answer_that_errs_once_heals_with_the_next_try(
         attack.run(config, executor=local_executor)
     attack.run(config, executor=local_executor)
     opened = open_run(config)
-    found = finished_files(opened.store, "attack", opened.partitions, opened.attack_fingerprint)
+    found = finished_files(opened.rows, "attack", opened.partitions, opened.attack_fingerprint)
     assert list(found) == opened.partitions
-    healed = read_columns(opened.store, "attack", opened.partitions, opened.attack_fingerprint, ["rob_attacked"])
+    healed = read_columns(opened.rows, "attack", opened.partitions, opened.attack_fingerprint, ["rob_attacked"])
     undisturbed = tiny(name="undisturbed")
     attack.run(undisturbed, executor=local_executor)
     other = open_run(undisturbed)
-    expected = read_columns(other.store, "attack", other.partitions, other.attack_fingerprint, ["rob_attacked"])
+    expected = read_columns(other.rows, "attack", other.partitions, other.attack_fingerprint, ["rob_attacked"])
     assert torch.equal(healed["rob_attacked"], expected["rob_attacked"])
 
 
@@ -92,24 +91,24 @@ def test_an_answer_that_errs_once_heals_with_the_next_try(
 def test_a_run_that_an_older_release_has_poisoned_is_mended_by_the_same_command(
     copied_run: Any, local_executor: Any, column: str
 ) -> None:
-    """NaN among the rows of a file that is whole, with its entry in the manifest."""
+    """NaN among the rows of a file that is whole, with its entry in the index."""
     opened = open_run(copied_run.config)
     part, fingerprint = opened.partitions[1], opened.attack_fingerprint
-    path = f"attack/{part.file_name}"
-    footer = read_footer(opened.store, path)
+    path = f"attack/{fingerprint}/{part.file_name}"
+    footer = read_footer(opened.rows, path)
     assert footer is not None
-    names = pq.ParquetFile(copied_run.folder / path).schema_arrow.names
-    columns = read_columns(opened.store, "attack", [part], fingerprint, names)
+    names = pq.ParquetFile(opened.rows.address(path)).schema_arrow.names
+    columns = read_columns(opened.rows, "attack", [part], fingerprint, names)
     columns[column][2] = float("nan")
     content = encode_table(columns, fingerprint, footer.receipt)
-    opened.store.write(path, content)
-    writer = ManifestWriter(opened.store, "attack", fingerprint, {})
+    opened.rows.write(path, content)
+    writer = IndexWriter(opened.rows, "attack", fingerprint, {})
     writer.add(with_checksum(footer.receipt, content))
     writer.flush()
     again = pipeline.run(copied_run.config, executor=local_executor).to_json()
     assert again["accuracy"] == copied_run.results["accuracy"]
-    assert opened.store.exists(f"{path}.bad-1")
-    assert bool(read_columns(opened.store, "attack", [part], fingerprint, [column])[column].isfinite().all())
+    assert opened.rows.exists(f"{path}.bad-1")
+    assert bool(read_columns(opened.rows, "attack", [part], fingerprint, [column])[column].isfinite().all())
 
 
 def test_integers_are_refused_before_anything_runs(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:

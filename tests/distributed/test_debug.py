@@ -17,7 +17,7 @@ from mixednuts_dist.cli.options import reported
 from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.stages import attack
-from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows
+from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows, rows_in
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_run_on_ray_has_the_rows_and_the_choice_of_a_run_in_this_process(
     _, here, content = tiny_run
     config, watcher = tiny(), Watcher()
     found = pipeline.run(config, executor=ray_executor, progress=watcher).to_json()
-    on_ray = Path(config.storage) / config.run_id()
+    on_ray = Path(config.storage) / config.place()
     for stage, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
         assert rows(here, stage, columns) == rows(on_ray, stage, columns)
     assert (here / "search/candidates.parquet").read_bytes() == (on_ray / "search/candidates.parquet").read_bytes()
@@ -96,7 +96,7 @@ def test_a_child_that_a_classifier_forks_ends_when_it_comes_back(
     attack.run(config, executor=DebugExecutor(), progress=Armed())
     _, status = os.waitpid(int(mark.read_text()), 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    (file,) = (Path(config.storage) / config.run_id() / "attack").glob("part-*.parquet")
+    (file,) = (rows_in(Path(config.storage) / config.place(), "attack")).glob("part-*.parquet")
     assert pq.read_table(file)["sample_id"].to_pylist() == [*range(n)]
 
 
@@ -135,12 +135,12 @@ def test_a_signal_in_the_middle_of_a_piece_leaves_no_file_and_the_next_command_g
         return verdicts(self, *arguments, **options)
 
     config = tiny(partition_size=24)
-    folder = Path(config.storage) / config.run_id()
+    folder = Path(config.storage) / config.place()
     with monkeypatch.context() as patched:
         patched.setattr(Judge, "verdicts", interrupted)
-        with click.Context(main), pytest.raises(SystemExit) as ended, reported(verbose=False):
+        with click.Context(main), pytest.raises(SystemExit) as ended, reported():
             attack.run(config, executor=DebugExecutor())
     assert ended.value.code == 128 + number
-    assert not list((folder / "attack").glob("part-*"))
+    assert not list(folder.parents[1].rglob("part-*"))
     attack.run(config, executor=DebugExecutor())
-    assert len(list((folder / "attack").glob("part-*"))) == 1
+    assert len(list(folder.parents[1].rglob("part-*"))) == 1

@@ -34,7 +34,7 @@ def overrides(storage: Path) -> list[str]:
 
 def written(storage: Path) -> dict[Path, int]:
     """The finished partitions of the attack, and when each was written."""
-    return {path: path.stat().st_mtime_ns for path in storage.glob("*/attack/part-*.parquet")}
+    return {path: path.stat().st_mtime_ns for path in storage.glob("*/attack/*/part-*.parquet")}
 
 
 @pytest.mark.timeout(420)
@@ -66,7 +66,7 @@ def test_a_stopped_job_goes_on_as_another_one(cluster: Head, tmp_path: Path) -> 
     assert second[1] != first[0]
     assert "succeeded" in cluster.command("ray", "job", "status", *address, second[1]).stdout
 
-    run_id = next(tmp_path.iterdir()).name
+    run_id = next(tmp_path.glob("*/runs/*")).name
     assert run_id in again.stderr
     logs = [
         json.loads(line)

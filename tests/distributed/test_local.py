@@ -71,7 +71,7 @@ def test_a_whole_run_imports_no_ray_and_has_the_rows_and_the_choice_of_the_run_o
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    here = tmp_path / "runs" / load_config(config).run_id()
+    here = tmp_path / "runs" / load_config(config).place()
     for stage, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
         assert rows(here, stage, columns) == rows(tiny_run.folder, stage, columns)
     found = "search/candidates.parquet"
@@ -111,7 +111,7 @@ def test_a_piece_that_fails_is_tried_again_set_aside_and_named(
     assert str(failed.value).startswith("partition 5 (images 10-11) failed 2 of 2 tries: ")
     assert f"{reason}. Log: " in str(failed.value)
     assert sorted(table(config)["sample_id"]) == [*range(10), *range(12, 24)]
-    assert log in (Path(config.storage) / config.run_id() / "errors" / "attack-00005.txt").read_text()
+    assert log in (Path(config.storage) / config.place() / "errors" / "attack-00005.txt").read_text()
     assert children() == []
 
 
@@ -183,5 +183,5 @@ def test_an_executor_is_one_file_of_a_user_s(
     file.write_text(THREADED)
     config = tiny(extensions=[str(file)], compute={"executor": "threads"})
     attack.run(config)
-    here = Path(config.storage) / config.run_id()
+    here = Path(config.storage) / config.place()
     assert rows(here, "attack", ATTACK) == rows(tiny_run.folder, "attack", ATTACK)

@@ -97,7 +97,7 @@ def test_a_poison_partition_is_set_aside_and_named(
     with pytest.raises(PartitionFailed, match=told) as caught:
         attack.run(config, executor=ray_executor)
     assert sorted(table(config)["sample_id"]) == [*range(10), *range(12, 24)]
-    log = Path(config.storage) / config.run_id() / "errors" / "attack-00005.txt"
+    log = Path(config.storage) / config.place() / "errors" / "attack-00005.txt"
     assert str(log) in str(caught.value)
     assert reason.rpartition(": ")[2].split()[-1] in log.read_text()
 

@@ -21,7 +21,7 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.stages.attack import AttackTask
-from mixednuts_dist.storage.manifest import verify
+from mixednuts_dist.storage.index import verify
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import finished_receipt, read_attack_records, read_footer
@@ -123,7 +123,7 @@ def test_what_another_worker_has_written_is_reported_and_not_computed_again(
     worker: AttackWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = Partition(0, 0, 4)
-    path = tmp_path / "attack" / partition.file_name
+    path = tmp_path / "attack" / "f0" / partition.file_name
     first = worker.process(partition, TASK)
     content = path.read_bytes()
     assert worker.process(partition, TASK) == first
@@ -133,7 +133,7 @@ def test_what_another_worker_has_written_is_reported_and_not_computed_again(
     )
     worker.process(partition, TASK)
     assert path.read_bytes() == content
-    assert worker.store.names("attack") == [partition.file_name]
+    assert worker.store.names("attack/f0") == [partition.file_name]
 
 
 def test_attacks_go_on_while_the_storage_does_not_answer(worker: AttackWorker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +172,10 @@ def test_a_storage_that_stays_away_is_an_error_of_the_next_call(
 
 def test_a_damaged_file_is_replaced(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(0, 0, 4)
-    path = tmp_path / "attack" / partition.file_name
-    path.parent.mkdir()
+    path = tmp_path / "attack" / "f0" / partition.file_name
+    path.parent.mkdir(parents=True)
     path.write_bytes(b"PAR1 and then nothing")
     receipt = worker.process(partition, TASK)[partition]
-    footer = read_footer(Store(str(tmp_path)), f"attack/{partition.file_name}")
+    footer = read_footer(Store(str(tmp_path)), f"attack/f0/{partition.file_name}")
     assert footer is not None
     assert footer.receipt == receipt

@@ -1,6 +1,7 @@
 """Real `mixednuts run` processes, and what they leave in storage."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def stamps(storage: str, stage: str) -> dict[str, Any]:
     return {
         path: info.get("LastModified", info.get("mtime"))
         for path, info in _files(storage).items()
-        if f"/{stage}/part-" in path and ".tmp-" not in path
+        if re.search(rf"/{stage}/[0-9a-f]{{8}}/part-[0-9]+\.parquet$", path)
     }
 
 

@@ -9,6 +9,9 @@ import pyarrow.parquet as pq
 from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.executor import Executor, PoolSettings
+from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.stages.stage import stage_of
+from mixednuts_dist.storage.partitions import rows_folder
 from mixednuts_dist.storage.records import Receipt
 
 MAIN_JOB = "uv run mixednuts run jobs/configs/digits.yaml"
@@ -84,7 +87,7 @@ class NoRay(Executor):
 def rows(folder: Path, stage: str, columns: Sequence[str]) -> dict[int, list[Any]]:
     """sample_id -> the bits of its row, over all partitions."""
     found: dict[int, list[Any]] = {}
-    for path in sorted((folder / stage).glob("part-*.parquet")):
+    for path in sorted(rows_in(folder, stage).glob("part-*.parquet")):
         table = pq.read_table(path, columns=["sample_id", *columns]).to_pydict()
         for i, sample_id in enumerate(table["sample_id"]):
             assert sample_id not in found, f"{sample_id} is there twice"
@@ -106,3 +109,15 @@ ATTACK = [
 
 
 EVALUATE = ["label", "mixed_clean", "mixed_attacked", "robust", "survived_cached", "survived_square", "x_adv"]
+
+
+def rows_in(folder: Path, stage: str) -> Path:
+    """Return the folder of a stage's rows, given the folder of a run; runs of its name have one kind of such rows."""
+    (rows,) = (path for path in (folder.parents[1] / stage).iterdir() if path.is_dir())
+    return rows
+
+
+def rows_of(config: RunConfig, stage: str) -> Path:
+    """Return the folder of a stage's rows of one run."""
+    opened = reopen_run(config)
+    return Path(opened.rows.address(rows_folder(stage, stage_of(config, stage).fingerprint(opened))))

@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from mixednuts_dist.config.run_config import RunConfig
+from tests.helpers.runs import rows_in
 
 FACTORY = """
 import os
@@ -67,5 +68,5 @@ def dying_once():
 
 
 def table(config: RunConfig) -> dict[str, list[Any]]:
-    folder = Path(config.storage) / config.run_id() / "attack"
+    folder = rows_in(Path(config.storage) / config.place(), "attack")
     return pq.read_table(sorted(folder.glob("part-*.parquet"))).to_pydict()

@@ -14,7 +14,7 @@ from mixednuts_dist.reports import comparison, leaderboard
 from mixednuts_dist.stages.runs import stored_run
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_columns
-from tests.helpers.runs import Finished, tiny_content
+from tests.helpers.runs import Finished, rows_in, tiny_content
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for changes in ({}, {"std": None, "name": "alone"}):
         config = parse_config(tiny_content(storage, **changes))
         pipeline.run(config, executor=DebugExecutor())
-        folders.append(storage / config.run_id())
+        folders.append(storage / config.place())
     return folders[0], folders[1]
 
 
@@ -52,8 +52,8 @@ def test_pairs_count_the_stored_rows(two_runs: tuple[Path, Path]) -> None:
     robust = []
     for folder, clean in zip(two_runs, ("mixed_clean", "rob_clean"), strict=True):
         run = stored_run(Store(str(folder)))
-        footer = json.loads(next((folder / "evaluate/manifest").glob("*.json")).read_text())["fingerprint"]
-        rows = read_columns(run.store, "evaluate", run.partitions, footer, ["label", clean, "robust"])
+        content_hash = rows_in(folder, "evaluate").name
+        rows = read_columns(run.rows, "evaluate", run.partitions, content_hash, ["label", clean, "robust"])
         robust.append(rows["robust"].tolist())
     for (mine, other), name in zip(
         product((True, False), repeat=2), ("both", "only_first", "only_second", "neither"), strict=True
@@ -87,7 +87,7 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(two_runs: tuple[Path
 
 
 def test_all_runs_of_a_storage_stand_in_one_table(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
-    storage = two_runs[0].parent
+    storage = two_runs[0].parents[2]
     found = leaderboard.entries(str(storage))
     assert {entry.run for entry in found} == {folder.name for folder in two_runs}
     assert found[0].finished >= found[1].finished  # type: ignore[operator]
@@ -105,11 +105,11 @@ def test_all_runs_of_a_storage_stand_in_one_table(two_runs: tuple[Path, Path], t
 
 def test_an_unreadable_and_an_unfinished_run_are_listed_as_such(copied_run: Finished) -> None:
     _, folder, _ = copied_run
-    for path in (folder / "evaluate").glob("part-0000[12].parquet"):
+    for path in rows_in(folder, "evaluate").glob("part-0000[12].parquet"):
         path.unlink()
     (folder / "report/results.json").unlink()  # the page alone is there while a run goes
     (folder.parent / "broken-1234").mkdir()
     (folder.parent / "broken-1234" / "run.yaml").write_text("name: [")
-    found = {entry.run: entry for entry in leaderboard.entries(str(folder.parent))}
+    found = {entry.run: entry for entry in leaderboard.entries(str(folder.parents[2]))}
     assert found[folder.name].state == "evaluate 1/3"
     assert found["broken-1234"].state.startswith("unreadable: ")

@@ -26,7 +26,7 @@ from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.search import read_candidates
 from tests.helpers.browser import Tab
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import rows_of, tiny_content
 
 
 class Stored(NamedTuple):
@@ -40,14 +40,14 @@ class Stored(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Stored:
-    """24 digits at beta 0.9; a run at beta 0.5 finished before, and its attack rows were taken over."""
+    """24 digits at beta .9; a run at beta .5 finished before, which has the same attack rows."""
     content = tiny_content(tmp_path_factory.mktemp("reported"))
     content["search"]["rounds"] = 0  # so that both choose from the same rows
     evaluated(parse_config({**content, "search": {**content["search"], "beta": 0.5}}), local_executor)
     config = parse_config(content)
     pipeline.run(config, executor=local_executor)
-    folder = Path(config.storage) / config.run_id()
-    return Stored(config, folder, columns(folder, "attack"), columns(folder, "evaluate"))
+    folder = Path(config.storage) / config.place()
+    return Stored(config, folder, columns(config, "attack"), columns(config, "evaluate"))
 
 
 def evaluated(config: RunConfig, local_executor: Any) -> None:
@@ -56,9 +56,9 @@ def evaluated(config: RunConfig, local_executor: Any) -> None:
         stage.run(config, executor=local_executor)
 
 
-def columns(folder: Path, stage: str) -> dict[str, np.ndarray]:
+def columns(config: RunConfig, stage: str) -> dict[str, np.ndarray]:
     """Every column of a stage as one array, rows in the order of the sample ids."""
-    tables = [pq.read_table(path).to_pydict() for path in sorted((folder / stage).glob("part-*.parquet"))]
+    tables = [pq.read_table(path).to_pydict() for path in sorted(rows_of(config, stage).glob("part-*.parquet"))]
     return {name: np.array([row for table in tables for row in table[name]]) for name in tables[0]}
 
 
@@ -153,7 +153,7 @@ def test_slider_says_what_the_logits_say(stored: Stored, tab: Tab) -> None:
 def test_cost_is_the_footers(stored: Stored, tab: Tab) -> None:
     shown = cells(tab, "cost")
     for stage in ("attack", "evaluate"):
-        files = sorted((stored.folder / stage).glob("part-*.parquet"))
+        files = sorted(rows_of(stored.config, stage).glob("part-*.parquet"))
         receipts = [json.loads(pq.read_schema(file).metadata[b"mixednuts"])["receipt"] for file in files]
         held = sum(receipt["seconds"] * receipt["n_devices"] for receipt in receipts)
         passes = [f"{sum(receipt[key] for receipt in receipts):,}" for key in ("n_forward", "n_backward")]
@@ -217,7 +217,7 @@ def test_candidates_of_another_search_are_refused(stored: Stored) -> None:
     other = stored.config.model_copy(update={"search": stored.config.search.model_copy(update={"betas": (0.9,)})})
     opened = reopen_run(stored.config)
     with pytest.raises(FingerprintMismatch, match=r"candidates\.parquet belongs to fingerprint"):
-        read_candidates(type(opened)(other, opened.store, opened.inputs), 0.9)
+        read_candidates(type(opened)(other, opened.store, opened.rows, opened.inputs), 0.9)
 
 
 def test_the_report_publishes_no_password(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from mixednuts_dist.images.points import points_checksum, read_points_file
 from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.tables import read_columns
-from tests.helpers.runs import Watcher, tiny_content
+from tests.helpers.runs import Watcher, rows_of, tiny_content
 
 N, EPS = 24, 0.15
 
@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def evaluated(config: RunConfig) -> dict[str, torch.Tensor]:
     opened = open_run(config)
     fingerprint = stage_of(config, "evaluate").fingerprint(opened)
-    return read_columns(opened.store, "evaluate", opened.partitions, fingerprint, ["robust", "x_adv", "mixed_clean"])
+    return read_columns(opened.rows, "evaluate", opened.partitions, fingerprint, ["robust", "x_adv", "mixed_clean"])
 
 
 def judged(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
@@ -92,7 +92,7 @@ def test_a_weaker_evaluation_is_corrected_by_points_of_a_stronger_one(
     for name, config in (("weak", weak), ("strong", strong)):
         results = pipeline.run(config, executor=DebugExecutor()).to_json()
         counts[name] = results["accuracy"]["rob"]["robust"]["correct"]
-    folder = Path(strong.storage) / strong.run_id() / "evaluate"
+    folder = rows_of(strong, "evaluate")
     (rob,), found = judged(weak, folder)
     assert rob.name == "rob, at given points"
     assert counts["strong"] <= rob.robust <= counts["weak"]
@@ -108,7 +108,7 @@ def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig
     weak = {"n_iter": 1, "attacks": ["apgd-ce"]}
     strong = tiny(std=None, evaluate={"attacks": ["apgd-t"], "n_iter": 20})
     pipeline.run(strong, executor=DebugExecutor())
-    points = str(Path(strong.storage) / strong.run_id() / "evaluate")
+    points = str(rows_of(strong, "evaluate"))
     before, after = tiny(std=None, evaluate=weak), tiny(std=None, evaluate={**weak, "points": points})
     assert before.run_id() != after.run_id()
     opened, rows = {}, {}
@@ -117,7 +117,7 @@ def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig
         opened[config.run_id()] = open_run(config)
         fingerprint = stage_of(config, "evaluate").fingerprint(opened[config.run_id()])
         run = opened[config.run_id()]
-        rows[config.run_id()] = read_columns(run.store, "evaluate", run.partitions, fingerprint, ["robust"])["robust"]
+        rows[config.run_id()] = read_columns(run.rows, "evaluate", run.partitions, fingerprint, ["robust"])["robust"]
     assert torch.equal(rows[after.run_id()], rows[before.run_id()] & rows[strong.run_id()])
     steps = {step.step: step for step in results.survival}
     assert list(steps) == ["clean", "cached", "apgd-ce"]

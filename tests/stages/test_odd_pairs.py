@@ -15,6 +15,7 @@ from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages.runs import open_run
+from tests.helpers.runs import rows_in
 
 FACTORIES = """
 import torch
@@ -80,7 +81,7 @@ def test_a_rob_of_this_kind_is_refused_in_one_line_before_anything_runs(
     with pytest.raises(BaseClassifierError, match=told) as refused:
         open_run(config)
     assert "\n" not in str(refused.value)
-    assert not (Path(config.storage) / config.run_id() / "attack").exists()
+    assert not (rows_in(Path(config.storage) / config.place(), "attack")).exists()
 
 
 def results(config: RunConfig) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def test_1000_classes_and_equal_images(
     found = results(config)["accuracy"]
     assert found["rob"]["clean"]["correct"] == 8
     assert found["std"]["clean"]["correct"] == int((std == rob).sum())
-    (file,) = (Path(config.storage) / config.run_id() / "attack").glob("part-*.parquet")
+    (file,) = (rows_in(Path(config.storage) / config.place(), "attack")).glob("part-*.parquet")
     logits = pq.read_table(file)["rob_clean"].to_pylist()
     assert len(logits[0]) == 1000
     assert logits == logits[:2] * 4

@@ -16,10 +16,10 @@ from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.runs import reopen_run
-from mixednuts_dist.storage.manifest import verify
+from mixednuts_dist.storage.index import verify
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import Footer, read_footer
-from tests.helpers.runs import ATTACK, EVALUATE, NoRay, Watcher, rows
+from tests.helpers.runs import ATTACK, EVALUATE, NoRay, Watcher, rows, rows_in
 
 
 def test_the_run_leaves_what_the_design_says(tiny_run) -> None:
@@ -27,7 +27,7 @@ def test_the_run_leaves_what_the_design_says(tiny_run) -> None:
     for name in ("run.yaml", "search/selected.json", "search/candidates.parquet", "report/index.html"):
         assert (folder / name).stat().st_size > 0
     for stage in ("attack", "evaluate"):
-        assert sorted(path.name for path in (folder / stage).glob("*.parquet")) == [
+        assert sorted(path.name for path in rows_in(folder, stage).glob("*.parquet")) == [
             f"part-{i:05d}.parquet" for i in range(3)
         ]
     assert not list(folder.rglob("*.tmp-*"))
@@ -75,7 +75,7 @@ def test_run_yaml_says_what_was_run(tiny_run) -> None:
 
 def test_run_yaml_and_every_receipt_say_the_rows_and_the_precision_of_the_device(tiny_run) -> None:
     folder = tiny_run[1]
-    store = Store(str(folder))
+    store = Store(str(folder.parents[1]))
     receipts = [footer.receipt for stage in ("attack", "evaluate") for footer in footers(store, stage)]
     assert len(receipts) == 6
     used = {(each.device, each.rows, each.float32_rows, each.precision, each.repeatable) for each in receipts}
@@ -88,14 +88,15 @@ def test_run_yaml_and_every_receipt_say_the_rows_and_the_precision_of_the_device
 
 
 def footers(store: Store, stage: str) -> list[Footer]:
-    found = [read_footer(store, f"{stage}/{name}") for name in store.names(stage) if name.endswith(".parquet")]
+    (rows,) = store.names(stage)
+    names = [name for name in store.names(f"{stage}/{rows}") if name.endswith(".parquet")]
+    found = [read_footer(store, f"{stage}/{rows}/{name}") for name in names]
     return [footer for footer in found if footer is not None]
 
 
-def test_every_file_that_is_derived_has_its_checksum(copied_run) -> None:
-    """One byte of the page or of the candidates, and `verify` names the file."""
+def test_verify_names_a_damaged_file_of_the_search(copied_run) -> None:
     store = Store(str(copied_run[1]))
-    for path in ("report/index.html", "search/candidates.parquet"):
+    for path in ("search/selected.json", "search/candidates.parquet"):
         whole = store.read(path)
         store.write(path, whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
         bad, _ = verify(store)
@@ -124,7 +125,7 @@ def test_the_partitioning_and_the_workers_do_not_move_a_row(
     config = tiny(partition_size=partition_size, compute={"num_workers": 1, "batch_size": 5})
     for stage in (attack, search, evaluate):
         stage.run(config, executor=local_executor)
-    folder = Path(config.storage) / config.run_id()
+    folder = Path(config.storage) / config.place()
     for name, columns in (("attack", ATTACK), ("evaluate", EVALUATE)):
         mine, theirs = rows(folder, name, columns), rows(tiny_run[1], name, columns)
         assert mine.keys() == theirs.keys()
@@ -137,12 +138,15 @@ def test_another_beta_shares_the_attack(copied_run, local_executor: Any) -> None
     config, folder, _ = copied_run
     other = config.model_copy(update={"search": config.search.model_copy(update={"beta": 0.5})})
     assert other.run_id() != config.run_id()
+    before = {path: path.stat().st_mtime_ns for path in rows_in(folder, "attack").iterdir()}
     result = search.run(other, executor=local_executor)
     assert result.deployed().beta == 0.5
-    copied = Path(config.storage) / other.run_id() / "attack"
-    assert [path.read_bytes() for path in sorted(copied.glob("part-*"))] == [
-        path.read_bytes() for path in sorted((folder / "attack").glob("part-*"))
-    ]
+    assert {path: path.stat().st_mtime_ns for path in rows_in(folder, "attack").iterdir()} == before
+    assert {path.name for path in (Path(other.storage) / other.place()).iterdir()} == {
+        "run.yaml",
+        "search",
+        "seconds.json",
+    }
 
 
 def test_candidates_hold_every_candidate_at_every_beta(tiny_run) -> None:

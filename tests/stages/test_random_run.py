@@ -10,6 +10,7 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import BaseClassifierError, ConfigError, InvalidInputError
+from tests.helpers.runs import rows_in
 
 NOISY = """
 import torch
@@ -48,7 +49,7 @@ def test_a_lost_partition_of_a_random_run_comes_back(tmp_path: Path) -> None:
     assert 0 < results.accuracy[0].robust.correct < 12
     assert not any("not to be trusted" in note for note in results.notes)
     (folder,) = (tmp_path / "runs").glob("random-*")
-    lost = folder / "evaluate" / "part-00001.parquet"
+    lost = rows_in(folder, "evaluate") / "part-00001.parquet"
     before = pq.read_table(lost)
     lost.unlink()
     pipeline.run(config, executor=DebugExecutor())

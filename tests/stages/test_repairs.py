@@ -3,7 +3,6 @@
 import errno
 import logging
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,14 +19,12 @@ from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.errors import DamagedFile, MissingArtifact, ReadOnlyStorage
 from mixednuts_dist.reports import report
 from mixednuts_dist.stages import runs, search
-from mixednuts_dist.stages.attack import adopt_attack
-from mixednuts_dist.stages.runs import finished_partitions, open_run, reopen_run
-from mixednuts_dist.storage import manifest
+from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.storage import index
 from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import Store, _boot_id
-from tests.helpers.object_store import ObjectStore
-from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows
+from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows, rows_in
 
 RESULTS = ("accuracy", "parameters", "tradeoff", "survival", "margins")
 
@@ -48,34 +45,34 @@ def test_each_file_of_a_finished_run_is_made_again(copied_run, local_executor: A
     """One after the other."""
     config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "report"]
+    root = folder.parents[1]
+    every = sorted(root.rglob("*"), key=lambda path: (not path.is_relative_to(folder), path))
+    files = [path for path in every if path.is_file() and path.parent.name != "report"]
     files = [path for path in files if path.name != "seconds.json"]  # nothing tells again how long a stage took
     assert len(files) >= 11
     for path in files:
-        name = str(path.relative_to(folder))
+        name = str(path.relative_to(root))
         whole, watcher = path.read_bytes(), Watcher()
         if damage == "delete":
             path.unlink()
         else:
             path.write_bytes(whole[: len(whole) // 10])
         again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
-        if path.parent.name == "manifest":
-            assert any(path.parent.glob("*.json")), name  # under the name of the session that wrote it anew
-        elif path.parent.name != "acceleration":  # which is for those who attack
+        if path.parent.name != "acceleration":  # which is for those who attack
             assert path.exists(), name
         assert {key: again[key] for key in RESULTS} == {key: content[key] for key in RESULTS}, name
-        stage, _, index = name.removesuffix(".parquet").partition("/part-")
-        assert watcher.computed == ([(stage, int(index))] if index else []), name
+        stage, _, number = name.removesuffix(".parquet").partition("/part-")
+        assert watcher.computed == ([(stage.partition("/")[0], int(number))] if number else []), name
     assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
-    assert manifest.verify(Store(str(folder)))[0] == []
+    assert index.verify(Store(str(root)))[0] == []
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_a_flipped_bit_in_what_a_stage_reads_is_found(copied_run, local_executor: Any) -> None:
     config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
-    flip(folder / "attack" / "part-00001.parquet", "rob_attacked")
-    flip(folder / "evaluate" / "part-00002.parquet", "mixed_attacked")
+    flip(rows_in(folder, "attack") / "part-00001.parquet", "rob_attacked")
+    flip(rows_in(folder, "evaluate") / "part-00002.parquet", "mixed_attacked")
     watcher = Watcher()
     again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
     assert watcher.computed == [("attack", 1), ("evaluate", 2)]
@@ -89,8 +86,8 @@ def test_images_that_only_a_worker_reads_are_repaired_when_it_finds_them_damaged
 ) -> None:
     config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
-    (folder / "evaluate" / "part-00001.parquet").unlink()
-    flip(folder / "attack" / "part-00001.parquet", "x_adv")
+    (rows_in(folder, "evaluate") / "part-00001.parquet").unlink()
+    flip(rows_in(folder, "attack") / "part-00001.parquet", "x_adv")
     watcher = Watcher()
     again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
     assert watcher.computed == [("attack", 1), ("evaluate", 1)]
@@ -114,23 +111,23 @@ class WorkerDies(Watcher):
 @pytest.mark.usefixtures("no_pictures")
 def test_what_a_killed_worker_was_writing_is_gone_when_the_run_ends(copied_run, local_executor: Any) -> None:
     config, folder, content = copied_run
-    (folder / "evaluate" / "part-00001.parquet").unlink()
-    watcher = WorkerDies(str(folder / f".tmp-{_boot_id()}-%d"))
+    (rows_in(folder, "evaluate") / "part-00001.parquet").unlink()
+    watcher = WorkerDies(str(folder.parents[1] / f".tmp-{_boot_id()}-%d"))
     again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
     assert watcher.computed == [("evaluate", 1)]
-    assert list(folder.rglob("*.tmp-*")) == []
+    assert list(folder.parents[1].rglob("*.tmp-*")) == []
     assert again["accuracy"] == content["accuracy"]
 
 
 def test_a_look_at_a_run_with_damaged_files_changes_none_of_them(copied_run) -> None:
     config, folder, _ = copied_run
-    for path in (folder / "attack" / "part-00000.parquet", folder / "evaluate" / "part-00001.parquet"):
+    for path in (rows_in(folder, "attack") / "part-00000.parquet", rows_in(folder, "evaluate") / "part-00001.parquet"):
         path.write_bytes(path.read_bytes()[:-100])
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in folder.parents[1].rglob("*") if path.is_file()}
     assert [(stage.stage, stage.done) for stage in run_status(config).stages] == [("attack", 2), ("evaluate", 2)]
     with pytest.raises(MissingArtifact, match="attack: 2 of 3 partitions"):
         report.run(config)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in folder.parents[1].rglob("*") if path.is_file()} == before
 
 
 def test_verify_lists_what_no_stage_notices_and_repair_sets_it_aside(copied_run, tmp_path: Path) -> None:
@@ -142,21 +139,21 @@ def test_verify_lists_what_no_stage_notices_and_repair_sets_it_aside(copied_run,
         return shown.exit_code, shown.output
 
     assert verify()[0] == 0
-    damaged = [folder / "attack" / "part-00002.parquet", folder / "search" / "candidates.parquet"]
+    damaged = [rows_in(folder, "attack") / "part-00002.parquet", folder / "search" / "candidates.parquet"]
     flip(damaged[0], "std_attacked")
     flip(damaged[1], "objective")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in folder.parents[1].rglob("*") if path.is_file()}
     status, shown = verify()
     assert status == 1
     assert [line.partition(": ")[0] for line in shown.splitlines()[:2]] == [str(path) for path in damaged]
     assert "2 of " in shown
     assert "--repair" in shown
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in folder.parents[1].rglob("*") if path.is_file()} == before
     status, shown = verify("--repair")
     assert status == 0
     assert f"Next: mixednuts run {tmp_path / 'tiny.yaml'}" in shown
     assert not any(path.exists() for path in damaged)
-    kept = {path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    kept = {path.read_bytes() for path in folder.parents[1].rglob("*") if path.is_file()}
     assert {before[path] for path in damaged} <= kept
 
 
@@ -173,42 +170,23 @@ def test_changed_parameters_are_not_deployed(copied_run, local_executor: Any) ->
     assert path.read_text() == original
 
 
-def test_a_damaged_partition_is_not_taken_over(copied_run, tmp_path: Path, object_store: ObjectStore) -> None:
-    """From one prefix of an object store to another; what is whole is copied to the bit, the rest is left."""
-    config, folder, _ = copied_run
-    storage = object_store.uri(f"adoption-{tmp_path.name}")
-    damaged = tmp_path / "part-00001.parquet"
-    shutil.copy(folder / "attack" / damaged.name, damaged)
-    flip(damaged, "x_adv")
-    sibling = Store(storage).child(config.run_id())
-    for path in (folder / "run.yaml", folder / "attack" / "part-00000.parquet", damaged):
-        sibling.write(f"attack/{path.name}" if path.suffix == ".parquet" else path.name, path.read_bytes())
-    changed = config.search.model_copy(update={"beta": 0.5})
-    opened = open_run(config.model_copy(update={"search": changed, "storage": storage}))
-    adopt_attack(opened)
-    assert opened.store.names("attack") == ["part-00000.parquet"]
-    assert opened.store.read("attack/part-00000.parquet") == sibling.read("attack/part-00000.parquet")
-    done = finished_partitions(opened, "attack", opened.attack_fingerprint)
-    assert [partition.index for partition in done] == [0]
-
-
 def test_of_a_finished_run_on_read_only_storage_the_table_is_shown(
     copied_run: Finished, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = {path: path.read_bytes() for path in copied_run.folder.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in copied_run.folder.parents[1].rglob("*") if path.is_file()}
     refuse_files(monkeypatch)
     for command in (pipeline.run, report.run):
         caplog.clear()
         assert command(copied_run.config).to_json()["accuracy"] == copied_run.results["accuracy"]
         (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert line.startswith(f"the page is not written: {copied_run.folder}: access denied")
-    assert {path: path.read_bytes() for path in copied_run.folder.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in copied_run.folder.parents[1].rglob("*") if path.is_file()} == before
 
 
 def test_an_unfinished_run_on_read_only_storage_is_refused_before_anything_is_loaded(
     copied_run: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    next(copied_run.folder.glob("evaluate/*.parquet")).unlink()
+    next(rows_in(copied_run.folder, "evaluate").glob("*.parquet")).unlink()
     refuse_files(monkeypatch)
     monkeypatch.setattr(runs, "inspect_inputs", lambda _config: pytest.fail("the inputs were loaded"))
     with pytest.raises(ReadOnlyStorage, match="access denied"):

@@ -104,10 +104,10 @@ def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
 ) -> None:
     config, result = searched
     opened = evaluate.run(config, executor=local_executor)
-    given = opened.store, "evaluate", opened.partitions, evaluate_fingerprint(opened, result)
+    given = opened.rows, "evaluate", opened.partitions, evaluate_fingerprint(opened, result)
     robust_N, cached_N = read_columns(*given, ["robust", "survived_cached"]).values()
     broken_N = read_columns(
-        opened.store, f"search/round-{len(result.rounds)}", opened.partitions, result.rounds[-1].fingerprint,
+        opened.rows, f"search/round-{len(result.rounds)}", opened.partitions, result.rounds[-1].fingerprint,
         ["broken_0"],
     )["broken_0"]  # fmt: skip
     assert not (robust_N & broken_N).any()
@@ -151,7 +151,7 @@ def test_a_lost_selection_is_made_again_from_the_rounds(
     searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
     config, result = searched
-    folder = Path(config.storage) / config.run_id() / "search"
+    folder = Path(config.storage) / config.place() / "search"
     before = (folder / "selected.json").read_bytes()
     (folder / "selected.json").unlink()
     watcher = Computed()
@@ -164,9 +164,9 @@ def test_a_round_that_lost_a_partition_computes_that_one_again(
     searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
     config, result = searched
-    folder = Path(config.storage) / config.run_id() / "search"
+    folder = Path(config.storage) / config.place() / "search"
     (folder / "selected.json").unlink()
-    (folder / "round-1" / "part-00001.parquet").unlink()
+    (folder.parents[2] / "search/round-1" / result.rounds[0].fingerprint / "part-00001.parquet").unlink()
     watcher = Computed()
     again = search.run(config, executor=local_executor, progress=watcher)
     assert again.entries == result.entries
@@ -222,10 +222,11 @@ def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult],
     content = config.model_dump(mode="json")
     content["search"]["rounds"] = 0
     plain = parse_config(content)
-    found = search.run(plain, executor=local_executor)
+    watcher = Computed()
+    found = search.run(plain, executor=local_executor, progress=watcher)
+    assert watcher.stages == []
     assert found.rounds == ()
     assert found.deployed().clean_correct >= result.deployed().clean_correct
-    assert not (Path(plain.storage) / plain.run_id() / "search" / "round-1").exists()
 
 
 def evaluated_to_the_end(config: RunConfig, executor: Any, progress: Computed) -> None:
@@ -256,7 +257,7 @@ def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_aga
     assert first.kept[0] < kept_images(0.9, first.of)
     assert kept >= first.kept[0]
     assert before[0].mixture().settings() != result.deployed().mixture().settings()
-    folder = Path(config.storage) / config.run_id()
+    folder = Path(config.storage) / config.place()
     (folder / "search" / "selected.json").unlink()
     watcher = Computed()
     evaluated_to_the_end(config, local_executor, watcher)

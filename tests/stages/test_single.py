@@ -25,7 +25,7 @@ from mixednuts_dist.errors import BaseClassifierError, ConfigError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages import attack, evaluate, search
-from tests.helpers.runs import NoRay, Watcher, rows
+from tests.helpers.runs import NoRay, Watcher, rows, rows_in
 
 EXAMPLE = Path(__file__).parents[2] / "jobs" / "configs" / "autoattack.yaml"
 SMALL = (
@@ -43,7 +43,7 @@ def finished(
     config, watcher = load_config(EXAMPLE, [*SMALL, f"storage={storage}"]), Watcher()
     results = pipeline.run(config, executor=local_executor, progress=watcher)
     assert isinstance(results, RunResults)
-    return config, storage / config.run_id(), results, watcher
+    return config, storage / config.place(), results, watcher
 
 
 def test_the_counts_are_those_of_plain_autoattack(finished) -> None:
@@ -83,14 +83,14 @@ def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, lo
         note for note in results.notes if note.startswith("evaluate.until = 30: robust accuracy on all 24 images")
     )
     assert f"from {n_images} of them" in note
-    before, again = rows(tmp_path / config.run_id(), "evaluate", ["robust"]), Watcher()
+    before, again = rows(tmp_path / config.place(), "evaluate", ["robust"]), Watcher()
     assert pipeline.run(config, executor=NoRay(), progress=again).row("rob").robust == results.row("rob").robust
     assert again.computed == []
     whole = load_config(EXAMPLE, small)
     assert whole.run_id() == config.run_id()
     every = pipeline.run(whole, executor=local_executor, progress=again)
     assert len(watcher.computed) + len(again.computed) == 12
-    after = rows(tmp_path / config.run_id(), "evaluate", ["robust"])
+    after = rows(tmp_path / config.place(), "evaluate", ["robust"])
     assert {sample_id: after[sample_id] for sample_id in before} == before
     assert every.row("rob").robust.total == len(after) == 24
     assert not any("evaluate.until" in note for note in every.notes)
@@ -104,11 +104,11 @@ def test_a_fast_run_is_never_called_autoattack_and_says_what_it_misses(tmp_path:
     assert results.notes[0] == note == run_status(config).notes[0]
     assert results.row("rob").attack == "apgd-ce, apgd-t (100 iterations, 3 targets)"
     assert [step.step for step in results.survival] == ["clean", "apgd-ce", "apgd-t"]
-    page = (tmp_path / config.run_id() / "report" / "index.html").read_text()
+    page = (tmp_path / config.place() / "report" / "index.html").read_text()
     assert note in page
     assert "AutoAttack" not in page.replace(note, "")
     assert "apgd-ce, apgd-t (100 iterations, 3 targets)" in page.replace(note, "")
-    for path in (tmp_path / config.run_id() / "report").iterdir():
+    for path in (tmp_path / config.place() / "report").iterdir():
         if path.suffix in (".tex", ".csv", ".md"):
             said = path.read_text().replace(note, "").casefold()
             assert not [word for word in ("autoattack", "fab", "square", "quer") if word in said], path.name
@@ -126,7 +126,7 @@ def test_survivors_keep_an_attacked_image(finished) -> None:
 def test_a_lost_partition_alone_is_computed_again(finished, local_executor: Any) -> None:
     config, folder, results, _ = finished
     before = rows(folder, "evaluate", ["robust", "x_adv"])
-    (folder / "evaluate" / "part-00001.parquet").unlink()
+    (rows_in(folder, "evaluate") / "part-00001.parquet").unlink()
     watcher = Watcher()
     again = pipeline.run(config, executor=local_executor, progress=watcher)
     assert watcher.computed == [("evaluate", 1)]
@@ -171,7 +171,7 @@ def test_a_second_opinion_on_too_few_classes_is_refused_with_the_inputs(tmp_path
     config = load_config(EXAMPLE, [*SMALL, *uris, f"storage={tmp_path}", "evaluate.check=pyautoattack"])
     with pytest.raises(ConfigError, match=r"evaluate\.check=pyautoattack needs 4 classes or more.* has 3; leave"):
         evaluate.run(config, executor=NoRay())
-    assert not list(tmp_path.glob("*/evaluate"))
+    assert not list(tmp_path.rglob("part-*"))
 
 
 def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, local_executor: Any) -> None:
@@ -217,7 +217,7 @@ def test_a_rob_without_gradient_gets_real_margins_by_queries(
         attack.run(tiny(**changes), executor=NoRay())
     config = tiny(**changes, attack={"method": "square", "n_queries": 150})
     opened = attack.run(config, executor=local_executor)
-    table = pq.read_table(Path(config.storage) / config.run_id() / "attack" / "part-00000.parquet")
+    table = pq.read_table(rows_in(Path(config.storage) / config.place(), "attack") / "part-00000.parquet")
     margins = table.column("margin").to_pylist()
     x, y = open_dataset("digits").read(0, 8)
     clean = autoattack(demo_rob(), x, y, threat=ThreatModel("Linf", 0.15), attacks=()).logits.softmax(dim=1)

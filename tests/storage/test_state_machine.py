@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mixednuts_dist.errors import DamagedFile, FingerprintMismatch
 from mixednuts_dist.storage.damage import create_whole, problem
-from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, set_damaged_aside, verify, with_checksum
+from mixednuts_dist.storage.index import IndexWriter, finished_files, set_damaged_aside, verify, with_checksum
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns
@@ -25,6 +25,7 @@ from tests.helpers.stored_rows import columns, receipt
 
 PARTS = split_images(8, 4)
 FINGERPRINT, STAGE = "f0", "attack"
+FOLDER = "attack/f0"
 CONTENT: dict[Partition, bytes] = {}
 
 
@@ -51,13 +52,13 @@ class Driver:
     def _stage(self) -> Iterator[None]:
         finished = finished_files(self.store, STAGE, PARTS, FINGERPRINT)
         todo = [part for part in PARTS if part not in finished]
-        writer = ManifestWriter(self.store, STAGE, FINGERPRINT, finished)
+        writer = IndexWriter(self.store, STAGE, FINGERPRINT, finished)
         yield
-        set_damaged_aside(self.store, STAGE, todo)
+        set_damaged_aside(self.store, FOLDER, todo)
         yield
         for part in todo:
             content = content_of(part)
-            there = create_whole(self.store, f"{STAGE}/{part.file_name}", content, FINGERPRINT)
+            there = create_whole(self.store, f"{FOLDER}/{part.file_name}", content, FINGERPRINT)
             writer.add(there or with_checksum(receipt(part), content))
             yield
         writer.flush()
@@ -97,7 +98,7 @@ class Run(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 9), place=st.floats(0, 1, exclude_max=True), cut=st.booleans())
     def damage(self, which: int, place: float, cut: bool) -> None:
-        """Cut any file, or flip a bit in a table's pages: only the manifest has a checksum of a footer's names."""
+        """Cut any file, or flip a bit in a table's pages: only the index has a checksum of a footer's names."""
         files = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and ".bad-" not in path.name]
         files = [path for path in files if cut or path.suffix == ".parquet"]
         if not files:
@@ -124,7 +125,7 @@ class Run(RuleBasedStateMachine):
     def each_finished_piece_is_whole(self) -> None:
         whole = {content_of(part) for part in PARTS}
         for part in PARTS:
-            path = self.folder / STAGE / part.file_name
+            path = self.folder / FOLDER / part.file_name
             if path.exists():
                 content = path.read_bytes()
                 assert content in whole or content in self.damaged or problem(path.name, content) is None
@@ -140,8 +141,8 @@ class Run(RuleBasedStateMachine):
             for damage in verify(self.store)[0]:
                 (self.folder / damage.path).unlink()
             for part in PARTS:
-                if (self.folder / STAGE / part.file_name).exists() and not self._is_read(part):
-                    (self.folder / STAGE / part.file_name).unlink()
+                if (self.folder / FOLDER / part.file_name).exists() and not self._is_read(part):
+                    (self.folder / FOLDER / part.file_name).unlink()
         assert verify(self.store)[0] == []
         assert list(finished_files(self.store, STAGE, PARTS, FINGERPRINT)) == PARTS
         for part in PARTS:
@@ -153,7 +154,7 @@ class Run(RuleBasedStateMachine):
             read_columns(self.store, STAGE, [part], FINGERPRINT, list(columns(part)))
         except DamagedFile:  # what `run` sets aside and computes again
             return False
-        except FingerprintMismatch:  # a page's header is flipped and the manifest lost: named, and left to the user
+        except FingerprintMismatch:  # a page's header is flipped and the index lost: named, and left to the user
             return False
         return True
 

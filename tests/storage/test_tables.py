@@ -9,7 +9,7 @@ import torch
 from mixednuts_dist.errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
 from mixednuts_dist.storage import tables
 from mixednuts_dist.storage.damage import set_aside_if_damaged
-from mixednuts_dist.storage.manifest import finished_files
+from mixednuts_dist.storage.index import finished_files
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import Store
@@ -20,7 +20,7 @@ from tests.helpers.stored_rows import columns, receipt
 def written(tmp_path: Path, fingerprint: str = "f0") -> tuple[Store, list[Partition]]:
     store, parts = Store(str(tmp_path)), split_images(7, 3)
     for part in parts:
-        store.write(f"attack/{part.file_name}", encode_table(columns(part), fingerprint, receipt(part)))
+        store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), fingerprint, receipt(part)))
     return store, parts
 
 
@@ -35,7 +35,7 @@ def test_bits_and_shapes_round_trip(tmp_path: Path) -> None:
 
 def test_a_sample_is_read_without_opening_the_files_that_hold_none_of_it(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
-    store.write(f"attack/{parts[1].file_name}", b"damaged")
+    store.write(f"attack/f0/{parts[1].file_name}", b"damaged")
     sample = torch.tensor([0, 2, 6])
     found = read_columns(store, "attack", parts, "f0", ["sample_id", "margin"], sample_ids=sample)
     every = torch.cat([columns(part)["margin"] for part in parts])
@@ -50,30 +50,32 @@ def test_the_same_rows_give_the_same_bytes() -> None:
 
 def test_the_footer_carries_the_receipt(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
-    footer = read_footer(store, f"attack/{parts[1].file_name}")
+    footer = read_footer(store, f"attack/f0/{parts[1].file_name}")
     assert footer is not None
     assert (footer.fingerprint, footer.receipt) == ("f0", receipt(parts[1]))
 
 
 def test_rows_of_another_run_are_refused_with_both_fingerprints(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
+    for part in parts:
+        store.write(f"attack/f1/{part.file_name}", store.read(f"attack/f0/{part.file_name}"))
     with pytest.raises(FingerprintMismatch, match="belongs to fingerprint f0, this run is f1"):
         read_columns(store, "attack", parts, "f1", ["margin"])
 
 
 def test_a_truncated_file_is_named_counts_as_missing_and_stays(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
-    path = f"attack/{parts[0].file_name}"
+    path = f"attack/f0/{parts[0].file_name}"
     store.write(path, store.read(path)[:-20])
     assert read_footer(store, path) is None
     with pytest.raises(
         DamagedFile, match=r"part-00000\.parquet is damaged .*sets it aside and computes it again"
     ) as told:
         read_columns(store, "attack", parts, "f0", ["margin"])
-    assert told.value.path == path
-    assert store.names("attack") == [part.file_name for part in parts]
+    assert told.value.address == store.address(path)
+    assert store.names("attack/f0") == [part.file_name for part in parts]
     assert set_aside_if_damaged(store, path) == f"{path}.bad-1"
-    assert store.names("attack") == [f"{parts[0].file_name}.bad-1", *(part.file_name for part in parts[1:])]
+    assert store.names("attack/f0") == [f"{parts[0].file_name}.bad-1", *(part.file_name for part in parts[1:])]
 
 
 def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
     There is no manifest: what the file says of itself must do. What is damaged is set aside, to be computed again.
     """
     store, (part, *_) = written(tmp_path)
-    path, expected = f"attack/{part.file_name}", columns(part)
+    path, expected = f"attack/f0/{part.file_name}", columns(part)
     whole = store.read(path)
     noticed = 0
     for position in range(len(whole)):
@@ -124,7 +126,7 @@ def test_a_receipt_of_a_newer_release_is_understood(tmp_path: Path) -> None:
 def test_a_file_of_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a future release has put into its receipt: its version is looked at first."""
     store, (part, *_) = Store(str(tmp_path)), split_images(3, 3)
-    path = f"attack/{part.file_name}"
+    path = f"attack/f0/{part.file_name}"
     monkeypatch.setattr(tables, "SCHEMA_VERSION", 99)
     monkeypatch.setattr(tables, "asdict", lambda _: {"of": "the future"})
     content = encode_table(columns(part), "f0", receipt(part))
@@ -145,7 +147,7 @@ def test_a_file_of_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path, m
 def test_a_stream_gives_one_partition_after_the_other(tmp_path: Path) -> None:
     store, parts = Store(str(tmp_path)), split_images(100, 3)
     for part in parts:
-        store.write(f"attack/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
+        store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
     streamed = list(stream_columns(store, "attack", parts, "f0", ["sample_id", "logits"]))
     assert [len(piece["sample_id"]) for piece in streamed] == [len(part) for part in parts]
     whole = read_columns(store, "attack", parts, "f0", ["logits"])["logits"]
@@ -156,26 +158,26 @@ def test_a_column_that_is_not_there_costs_no_file(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
     with pytest.raises(FingerprintMismatch, match=r"part-0000\d\.parquet is not what this run needs: .*newer"):
         read_columns(store, "attack", parts, "f0", ["newer"])
-    assert len(store.names("attack")) == len(parts)
+    assert len(store.names("attack/f0")) == len(parts)
 
 
 def test_a_missing_partition_is_named(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
-    store.delete(f"attack/{parts[2].file_name}")
+    store.delete(f"attack/f0/{parts[2].file_name}")
     with pytest.raises(MissingArtifact, match=r"part-00002\.parquet"):
         read_columns(store, "attack", parts, "f0", ["margin"])
 
 
 def test_rows_of_another_partition_are_refused(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
-    store.write(f"attack/{parts[0].file_name}", store.read(f"attack/{parts[1].file_name}"))
+    store.write(f"attack/f0/{parts[0].file_name}", store.read(f"attack/f0/{parts[1].file_name}"))
     with pytest.raises(FingerprintMismatch, match=r"does not hold partition 0 \(images 0-2\)"):
         read_columns(store, "attack", parts, "f0", ["sample_id"])
 
 
 def test_a_few_rows_come_in_the_order_asked_for(tmp_path: Path) -> None:
     store, part = Store(str(tmp_path)), Partition(0, 100, 150)
-    store.write(f"attack/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
+    store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
     for name in ("x_adv", "margin"):
         found = read_rows(store, "attack", part, "f0", name, [149, 100, 116])
         assert torch.equal(found, columns(part)[name][[49, 0, 16]])
@@ -183,6 +185,7 @@ def test_a_few_rows_come_in_the_order_asked_for(tmp_path: Path) -> None:
 
 def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
+    store.write(f"attack/other/{parts[0].file_name}", store.read(f"attack/f0/{parts[0].file_name}"))
     with pytest.raises(FingerprintMismatch, match="f0"):
         read_rows(store, "attack", parts[0], "other", "x_adv", [0])
     with pytest.raises(FingerprintMismatch, match="7"):

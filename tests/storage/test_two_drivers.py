@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mixednuts_dist.storage.damage import create_whole, set_aside_if_damaged
-from mixednuts_dist.storage.manifest import ManifestWriter, finished_files, set_damaged_aside
+from mixednuts_dist.storage.index import IndexWriter, finished_files, set_damaged_aside
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table
@@ -39,14 +39,14 @@ def drive(uri: str, seed: int) -> list[str]:
         time.sleep(draw.uniform(0, 0.02))
 
     finished = finished_files(store, "attack", PARTS, "f0")
-    writer = ManifestWriter(store, "attack", "f0", finished)
+    writer = IndexWriter(store, "attack", "f0", finished)
     todo = [part for part in PARTS if part not in finished]
     pause()
-    aside = set_damaged_aside(store, "attack", todo)
+    aside = set_damaged_aside(store, "attack/f0", todo)
     draw.shuffle(todo)
     for part in todo:
         pause()
-        there = create_whole(store, f"attack/{part.file_name}", content_of(part), "f0")
+        there = create_whole(store, f"attack/f0/{part.file_name}", content_of(part), "f0")
         writer.add(there or receipt(part))
     writer.flush()
     return aside
@@ -55,16 +55,16 @@ def drive(uri: str, seed: int) -> list[str]:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_one_has_written_whole_is_never_renamed_by_the_other(uri: str, seed: int) -> None:
     """One partition is damaged from the start: only its first bytes are set aside, by one of the drivers."""
-    damaged, store = f"attack/{PARTS[1].file_name}", Store(uri)
+    damaged, store = f"attack/f0/{PARTS[1].file_name}", Store(uri)
     store.write(damaged, content_of(PARTS[1])[:-9])
     with ThreadPoolExecutor(2) as threads:
         one, other = threads.map(lambda driver: drive(uri, 2 * seed + driver), range(2))
-    (kept,) = [f"attack/{name}" for name in store.names("attack") if ".bad-" in name]
+    (kept,) = [f"attack/f0/{name}" for name in store.names("attack/f0") if ".bad-" in name]
     assert kept in (f"{damaged}.bad-1", f"{damaged}.bad-2"), "the second where both drivers have copied the object"
     assert [*one, *other] in ([kept], []), "where neither has, the writer found it damaged"
     assert store.read(kept) == content_of(PARTS[1])[:-9]
     for part in PARTS:
-        assert store.read(f"attack/{part.file_name}") == content_of(part)
+        assert store.read(f"attack/f0/{part.file_name}") == content_of(part)
     assert list(finished_files(store, "attack", PARTS, "f0")) == PARTS
 
 
@@ -72,15 +72,15 @@ def test_a_file_that_came_since_the_listing_stays_and_counts(uri: str) -> None:
     """As it was seen: the second driver lists nothing, the first one writes, and the second one lists again."""
     second, missing = Store(uri), PARTS[2]
     assert finished_files(second, "attack", PARTS, "f0") == {}
-    assert create_whole(Store(uri), f"attack/{missing.file_name}", content_of(missing), "f0") is None
-    assert set_damaged_aside(second, "attack", PARTS) == []
-    there = create_whole(second, f"attack/{missing.file_name}", b"another's", "f0")
+    assert create_whole(Store(uri), f"attack/f0/{missing.file_name}", content_of(missing), "f0") is None
+    assert set_damaged_aside(second, "attack/f0", PARTS) == []
+    there = create_whole(second, f"attack/f0/{missing.file_name}", b"another's", "f0")
     assert there == receipt(missing)
-    assert second.read(f"attack/{missing.file_name}") == content_of(missing)
+    assert second.read(f"attack/f0/{missing.file_name}") == content_of(missing)
 
 
 def test_of_many_that_set_one_damaged_file_aside_one_does(uri: str) -> None:
-    store, path = Store(uri), f"attack/{PARTS[0].file_name}"
+    store, path = Store(uri), f"attack/f0/{PARTS[0].file_name}"
     for n in range(1, 4):
         store.write(path, bytes(n))
         start = threading.Barrier(6)
@@ -98,5 +98,5 @@ def test_of_many_that_set_one_damaged_file_aside_one_does(uri: str) -> None:
         assert aside in ([f"{path}.bad-{n}"], [])
         assert store.read(path) == content_of(PARTS[0])
         assert store.read(f"{path}.bad-{n}") == bytes(n)
-        assert len(store.names("attack")) == n + 1
+        assert len(store.names("attack/f0")) == n + 1
         store.delete(path)

@@ -52,7 +52,7 @@ def test_two_drivers_whose_clocks_differ_end_in_the_rows_of_one(
     file.write_text(yaml.safe_dump({**config.as_written(), "storage": storage}))
     seen = load_config(file)
     ahead, behind = driver(file, OFF), driver(file, -OFF)
-    ahead.wait_until(lambda: Store(storage).exists(f"{config.run_id()}/run.yaml"))
+    ahead.wait_until(lambda: Store(storage).exists(f"{config.place()}/run.yaml"))
     while ahead.process.poll() is None or behind.process.poll() is None:
         for pace in (stage.pace for stage in run_status(seen).stages):
             assert pace.last_finished_seconds_ago is None or pace.last_finished_seconds_ago >= 0
@@ -63,5 +63,6 @@ def test_two_drivers_whose_clocks_differ_end_in_the_rows_of_one(
         assert one.results()["accuracy"] == here["accuracy"]
         assert "damaged" not in one.log()
     assert rows(storage) == rows(config.storage)
-    store = Store(storage).child(config.run_id())
-    assert not [path for stage in STAGES for path in store.names(stage) if ".bad-" in path]
+    folders = [store.child(f"{stage}/{rows}") for store in [Store(storage).child(config.name)] for stage in STAGES
+               for rows in store.names(stage)]  # fmt: skip
+    assert not [path for folder in folders for path in folder.names("") if ".bad-" in path]
