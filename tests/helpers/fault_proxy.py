@@ -119,22 +119,22 @@ class RefusingProxy(FaultProxy):
 
     def __init__(self, endpoint: str, delay: float = 0.0) -> None:
         self.delay, self._answer, self.n_requests, self.listings, self._refuse_at = delay, b"", 0, 0, 1 << 60
+        self._refuse_at_write = b""
         self.refused_key = b""  # requests that are signed with it are refused too
         self._counting = threading.Lock()
         super().__init__(endpoint, "refusal", 0)
 
-    def refuse(self, status: int, code: str, after: int = 0) -> None:
-        """From the request `after` the next ones on."""
+    def refuse(self, status: int, code: str, after: int = 0, at: str = "") -> None:
+        """Refuse every request after the next `after` ones, or from the first write of a path that contains `at`."""
+        self._refuse_at_write = at.encode()
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>told by the server</Message></Error>".encode()
         head = f"HTTP/1.1 {status} Refused\r\nContent-Type: application/xml\r\nConnection: close\r\n"
-        self._answer, self._refuse_at = (
-            f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body,
-            after + self.n_requests,
-        )
+        self._answer = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        self._refuse_at = 1 << 60 if at else after + self.n_requests
 
     def pass_on(self) -> None:
         """Refuse nothing any more."""
-        self._refuse_at = 1 << 60
+        self._refuse_at, self._refuse_at_write = 1 << 60, b""
 
     def _connect(self, client: socket.socket) -> None:
         server = socket.create_connection((self._server.hostname, self._server.port))
@@ -150,6 +150,8 @@ class RefusingProxy(FaultProxy):
                     with self._counting:
                         self.n_requests += 1
                         self.listings += b"list-type" in line
+                        if (at := self._refuse_at_write) and at in line and line.startswith((b"PUT", b"POST")):
+                            self._refuse_at = 0
                     signed = b"Credential=" + self.refused_key + b"/"
                     if self.n_requests > self._refuse_at or (self.refused_key and signed in content):
                         head = self._answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"

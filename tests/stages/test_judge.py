@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from mixednuts_dist import pipeline
+from mixednuts_dist import AttackBudget, ThreatModel, autoattack, load_classifier, pipeline
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
@@ -32,10 +32,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
-def evaluated(config: RunConfig) -> dict[str, torch.Tensor]:
+def evaluated(config: RunConfig, *columns: str) -> dict[str, torch.Tensor]:
     opened = open_run(config)
     fingerprint = stage_of(config, "evaluate").fingerprint(opened)
-    return read_columns(opened.rows, "evaluate", opened.partitions, fingerprint, ["robust", "x_adv", "mixed_clean"])
+    names = list(columns or ("robust", "x_adv", "mixed_clean"))
+    return read_columns(opened.rows, "evaluate", opened.partitions, fingerprint, names)
 
 
 def judged(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
@@ -65,21 +66,39 @@ def test_the_runs_own_points_break_what_the_evaluation_says_and_nothing_new(
     assert 0 < found["about"]["largest distance (Linf)"] <= EPS * (1 + 1e-6)
 
 
-def test_a_new_break_is_named_and_the_table_moves_and_points_outside_do_not_count(
-    finished: RunConfig, tmp_path: Path
-) -> None:
-    """Of three handed-in points one breaks, one is too far away and one is outside the pixel range."""
+def test_points_outside_the_ball_or_the_pixel_range_change_no_count(finished: RunConfig, tmp_path: Path) -> None:
+    """Two submitted images are too far away, and one is also outside the pixel range."""
     rows = evaluated(finished)
     x, y = open_dataset("digits").read(0, N)
-    standing = rows["robust"].nonzero().squeeze(1)
-    first, second, third = standing[:3].tolist()
+    first, second, third = rows["robust"].nonzero().squeeze(1)[:3].tolist()
     wrong = int((y != y[first]).nonzero()[0])
     points = torch.stack([x[wrong], x[wrong], x[third] + 2])
     np.savez(tmp_path / "some.npz", x_adv=points.numpy(), sample_id=np.array([first, second, third]))
     outcomes, found = judged(finished, tmp_path / "some.npz")
-    assert outcomes[-1].robust == int(rows["robust"].sum())  # all three are outside of the ball of .15
+    assert outcomes[-1].robust == int(rows["robust"].sum())
     about = found["about"]
     assert (about["given"], about["further away"], about["outside [0, 1]"]) == (3, 2, 1)
+
+
+def test_a_submitted_adversarial_example_that_breaks_an_image_is_named(
+    tiny: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """One image that a weak evaluation leaves robust is broken by an example of a stronger attack, in the ball."""
+    weak = tiny(std=None, attack={"n_iter": 1}, evaluate={"n_iter": 1, "attacks": ["apgd-ce"]})
+    results = pipeline.run(weak, executor=DebugExecutor()).to_json()
+    robust = evaluated(weak, "robust")["robust"]
+    x, y = open_dataset("digits").read(0, N)
+    stronger = autoattack(
+        load_classifier("demo:rob", "rob"), x, y, threat=ThreatModel("Linf", EPS), attacks=["apgd-t"],
+        budget=AttackBudget(n_iter=40), batch_size=N,
+    )  # fmt: skip
+    sample_id = int((robust & ~stronger.robust).nonzero()[0])
+    example = stronger.x_adv[sample_id]
+    assert float((example - x[sample_id]).abs().max()) <= EPS * (1 + 1e-6)
+    np.savez(tmp_path / "one.npz", x_adv=example[None].numpy(), sample_id=np.array([sample_id]))
+    (rob,), found = judged(weak, tmp_path / "one.npz")
+    assert found["judged"]["rob"][2:4] == [1, str(sample_id)]
+    assert rob.robust == results["accuracy"]["rob"]["robust"]["correct"] - 1 == int(robust.sum()) - 1
 
 
 def test_a_weaker_evaluation_is_corrected_by_points_of_a_stronger_one(

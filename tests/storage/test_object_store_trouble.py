@@ -152,23 +152,31 @@ GONE = (404, "NoSuchBucket", r"there is no such place .*Create the bucket")
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [12, 22, 60])
-@pytest.mark.parametrize(("status", "code", "message"), [EXPIRED, GONE], ids=["expired token", "deleted bucket"])
+@pytest.mark.parametrize(
+    ("at", "written"),
+    [("run.yaml", (0, 0)), ("attack/part-00001", (1, 0)), ("evaluate/part-", (3, 0))],
+    ids=["start", "attack", "evaluation"],
+)
+@pytest.mark.parametrize("refusal", [EXPIRED, GONE], ids=["expired token", "deleted bucket"])
 def test_what_goes_in_mid_run_ends_it_in_one_line_and_the_same_command_goes_on(
-    object_store: ObjectStore, proxy: RefusingProxy, tmp_path: Path, tiny: Callable[..., RunConfig], status: int,
-    code: str, message: str, after: int,
+    object_store: ObjectStore, proxy: RefusingProxy, tmp_path: Path, tiny: Callable[..., RunConfig],
+    refusal: tuple[int, str, str], at: str, written: tuple[int, int],
 ) -> None:  # fmt: skip
-    """At the beginning, in the attack and in what follows it; the server says it of every request from there on."""
-    config = tiny(name=f"gone-{code}-{after}".lower(), compute={"executor": "debug"})
+    """The server refuses every request from one write on: at the start, in the attack or in the evaluation."""
+    status, code, message = refusal
+    config = tiny(name=f"gone-{code}-{at[:3]}".lower(), compute={"executor": "debug"})
     file = tmp_path / "gone.yaml"
     file.write_text(yaml.safe_dump(config.with_changes(storage=object_store.uri("gone")).as_written()))
-    proxy.refuse(status, code, after)
+    proxy.refuse(status, code, at=at)
     ended = CliRunner().invoke(main, ["run", str(file)])
     assert ended.exit_code == 1
     last = " ".join(ended.stderr.split())
     assert re.search(message, last), last
     assert "Traceback" not in last
     proxy.pass_on()
+    store = Store(object_store.uri("gone")).child(config.run_id())
+    parts = [[name for name in store.names(stage) if name.endswith(".parquet")] for stage in ("attack", "evaluate")]
+    assert tuple(map(len, parts)) == written, "the fault fell in another stage"
     again = CliRunner().invoke(main, ["run", "--json", str(file)])
     assert again.exit_code == 0, again.stderr
     here = pipeline.run(config, executor=DebugExecutor()).to_json()
