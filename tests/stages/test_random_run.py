@@ -48,7 +48,7 @@ def test_a_lost_partition_of_a_random_run_comes_back(tmp_path: Path) -> None:
     results = pipeline.run(config, executor=DebugExecutor())
     assert 0 < results.accuracy[0].robust.correct < 12
     assert not any("not to be trusted" in note for note in results.notes)
-    (folder,) = (tmp_path / "runs").glob("random-*")
+    (folder,) = (tmp_path / "runs").glob("*/runs/random-*")
     lost = rows_in(folder, "evaluate") / "part-00001.parquet"
     before = pq.read_table(lost)
     lost.unlink()
