@@ -41,7 +41,7 @@ def smoothed(alpha: float = 0.8, **changes: object) -> mn.SmoothedMixture:
 def test_a_runs_smoothed_mixture_has_the_stages_certificates(tmp_path: Path, digits: tuple[Tensor, Tensor]) -> None:
     config = parse_config(content(tmp_path, certify={**SMOOTHING, "stop_when_decided": False}))
     searched(config)
-    (folder,) = tmp_path.glob("certified-*")
+    (folder,) = tmp_path.glob("*/runs/certified-*")
     loaded = load_smoothed(str(folder), beta=1.0)
     x, y = digits
     found = loaded.certify(x, n=400, seed=config.seed, sample_ids=range(N_IMAGES))
@@ -68,7 +68,7 @@ def test_a_run_that_was_searched_by_certificates_smooths_their_choice(tmp_path: 
     assert isinstance(stage, Certify)
     answers = stage.answers(stage.run(config, executor=DebugExecutor()))
     alpha = search.run(config, executor=DebugExecutor()).deployed().alpha
-    (folder,) = tmp_path.glob("certified-*")
+    (folder,) = tmp_path.glob("*/runs/certified-*")
     loaded = load_smoothed(str(folder))
     assert loaded.mixed.alpha == alpha > 0.5
     held = int(answers.certified(ROB_ALONE, min(SMOOTHING["radii"])).sum())
@@ -77,7 +77,7 @@ def test_a_run_that_was_searched_by_certificates_smooths_their_choice(tmp_path: 
 
 def test_a_run_without_smoothing_is_asked_for_the_noise(tmp_path: Path) -> None:
     searched(parse_config(content(tmp_path, certify=None)))
-    (folder,) = tmp_path.glob("certified-*")
+    (folder,) = tmp_path.glob("*/runs/certified-*")
     with pytest.raises(InvalidInputError, match=r"sigma=0\.25 for instance"):
         load_smoothed(str(folder))
     assert load_smoothed(str(folder), sigma=0.1).plan.sigma == 0.1

@@ -31,6 +31,7 @@ from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.stage import stage_of
 from tests.helpers.certified_runs import SMOOTHING, content
+from tests.helpers.runs import rows_in
 
 
 def certified(folder: Path, **changes: Any) -> tuple[Certify, Any]:
@@ -61,7 +62,7 @@ def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
     table = results.tables[title]
     assert [row[0] for row in table.rows] == ["rob alone", "1", "0.985", "0.9"]
     assert next(row for row in table.rows if row[0] == f"{deployed.beta:g}")[1] == deployed.alpha
-    (folder,) = tmp_path.glob("certified-*")
+    (folder,) = tmp_path.glob("*/runs/certified-*")
     assert (folder / "report" / "certified.csv").read_text().startswith("beta,alpha,clean_correct")
     assert "certified at 0.25" in (folder / "report" / "index.html").read_text()
     assert (folder / "report" / "certified.csv").is_file() and (folder / "report" / "certified.pdf").is_file()
@@ -85,8 +86,8 @@ def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
 
 def test_a_lost_partition_comes_back_with_the_same_rows(tmp_path: Path) -> None:
     certified(tmp_path)
-    (folder,) = tmp_path.glob("certified-*")
-    lost = folder / "certify" / "part-00001.parquet"
+    (folder,) = tmp_path.glob("*/runs/certified-*")
+    lost = rows_in(folder, "certify") / "part-00001.parquet"
     before = pq.read_table(lost)
     lost.unlink()
     certified(tmp_path)
@@ -256,7 +257,7 @@ def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path) -> None:
     stage = stage_of(config, "certify")
     assert isinstance(stage, Certify)
     answers, radius = stage.answers(reopen_run(config)), 0.25
-    (folder,) = tmp_path.glob("certified-*")
+    (folder,) = tmp_path.glob("*/runs/certified-*")
     deployed = load_run(str(folder), trust_code=True).mixture
     assert deployed.alpha == results.parameters.alpha
     needed = kept_images(0.9, int(answers.certified(ROB_ALONE, radius).sum()))

@@ -12,6 +12,7 @@ from mixednuts_dist import load_classifier, open_dataset, pipeline
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.stages.stage import stage_of
+from tests.helpers.runs import rows_in
 
 EPS, N, ATTACKS = 0.12, 40, ["apgd-ce", "apgd-dlr", "fab", "square"]
 
@@ -44,8 +45,8 @@ def test_each_attack_alone_leaves_what_the_package_says(tmp_path: Path) -> None:
     results = pipeline.run(parse_config(content(tmp_path)), executor=DebugExecutor())
     (table,) = results.tables.values()
     assert [row[0] for row in table.rows] == [*ATTACKS, "all of them"]
-    (folder,) = tmp_path.glob("alone-*")
-    rows = pq.read_table(sorted((folder / "individual").glob("part-*.parquet"))).to_pydict()
+    (folder,) = tmp_path.glob("*/runs/alone-*")
+    rows = pq.read_table(sorted(rows_in(folder, "individual").glob("part-*.parquet"))).to_pydict()
     ours = {name: sum(rows[f"survived_{name}"]) for name in ATTACKS}
     for name, left in theirs().items():
         assert 0 < ours[name] <= left + (name == "square"), (name, ours, left)  # Square's windows are other ones
@@ -61,8 +62,8 @@ def test_each_attack_alone_leaves_what_the_package_says(tmp_path: Path) -> None:
 def test_a_lost_partition_comes_back_with_the_same_rows(tmp_path: Path) -> None:
     config = parse_config(content(tmp_path, evaluate={"attacks": ["apgd-ce"], "n_iter": 5}, individual={}))
     stage_of(config, "individual").run(config, executor=DebugExecutor())
-    (folder,) = tmp_path.glob("alone-*")
-    lost = folder / "individual" / "part-00001.parquet"
+    (folder,) = tmp_path.glob("*/runs/alone-*")
+    lost = rows_in(folder, "individual") / "part-00001.parquet"
     before = pq.read_table(lost)
     lost.unlink()
     stage_of(config, "individual").run(config, executor=DebugExecutor())
