@@ -234,16 +234,16 @@ def test_a_killed_certification_goes_on_to_the_same_rows(tmp_path: Path) -> None
     config.write_text(yaml.safe_dump(content(tmp_path / "killed", **changes)))
     command = [str(Path(sys.executable).with_name("mixednuts")), "run", str(config), "--only", "certify"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while len(list(tmp_path.glob("killed/*/certify/part-*.parquet"))) < 2:
+    while len(list(tmp_path.glob("killed/*/certify/*/part-*.parquet"))) < 2:
         assert process.poll() is None
         time.sleep(0.02)
     process.kill()
     process.wait()
-    before = {part.name: part.stat().st_mtime_ns for part in tmp_path.glob("killed/*/certify/part-*.parquet")}
+    before = {part.name: part.stat().st_mtime_ns for part in tmp_path.glob("killed/*/certify/*/part-*.parquet")}
     assert len(before) < 12
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    after = {part.name: part for part in tmp_path.glob("killed/*/certify/part-*.parquet")}
-    whole = {part.name: part for part in tmp_path.glob("whole/*/certify/part-*.parquet")}
+    after = {part.name: part for part in tmp_path.glob("killed/*/certify/*/part-*.parquet")}
+    whole = {part.name: part for part in tmp_path.glob("whole/*/certify/*/part-*.parquet")}
     assert after.keys() == whole.keys() and len(whole) == 12
     assert all(pq.read_table(after[name]).equals(pq.read_table(whole[name])) for name in whole)
     assert {name: after[name].stat().st_mtime_ns for name in before} == before
