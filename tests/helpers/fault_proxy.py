@@ -6,6 +6,7 @@ an error from a moment on, and takes its time.
 
 import contextlib
 import random
+import re
 import socket
 import struct
 import threading
@@ -125,7 +126,7 @@ class RefusingProxy(FaultProxy):
         super().__init__(endpoint, "refusal", 0)
 
     def refuse(self, status: int, code: str, after: int = 0, at: str = "") -> None:
-        """Refuse every request after the next `after` ones, or from the first write of a path that contains `at`."""
+        """Refuse every request after the next `after` ones, or from the first write of a path that matches `at`."""
         self._refuse_at_write = at.encode()
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>told by the server</Message></Error>".encode()
         head = f"HTTP/1.1 {status} Refused\r\nContent-Type: application/xml\r\nConnection: close\r\n"
@@ -150,7 +151,7 @@ class RefusingProxy(FaultProxy):
                     with self._counting:
                         self.n_requests += 1
                         self.listings += b"list-type" in line
-                        if (at := self._refuse_at_write) and at in line and line.startswith((b"PUT", b"POST")):
+                        if (at := self._refuse_at_write) and re.match(rb"(PUT|POST) .*" + at, line):
                             self._refuse_at = 0
                     signed = b"Credential=" + self.refused_key + b"/"
                     if self.n_requests > self._refuse_at or (self.refused_key and signed in content):

@@ -154,7 +154,7 @@ GONE = (404, "NoSuchBucket", r"there is no such place .*Create the bucket")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "written"),
-    [("run.yaml", (0, 0)), ("attack/part-00001", (1, 0)), ("evaluate/part-", (3, 0))],
+    [("run.yaml", (0, 0)), ("attack/.*part-00001", (1, 0)), ("evaluate/.*part-", (3, 0))],
     ids=["start", "attack", "evaluation"],
 )
 @pytest.mark.parametrize("refusal", [EXPIRED, GONE], ids=["expired token", "deleted bucket"])
@@ -174,9 +174,9 @@ def test_what_goes_in_mid_run_ends_it_in_one_line_and_the_same_command_goes_on(
     assert re.search(message, last), last
     assert "Traceback" not in last
     proxy.pass_on()
-    store = Store(object_store.uri("gone")).child(config.run_id())
-    parts = [[name for name in store.names(stage) if name.endswith(".parquet")] for stage in ("attack", "evaluate")]
-    assert tuple(map(len, parts)) == written, "the fault fell in another stage"
+    store = Store(object_store.uri("gone")).child(config.name)
+    stages = [path.split("/")[0] for path in store.all_files() if path.endswith(".parquet")]
+    assert (stages.count("attack"), stages.count("evaluate")) == written, "the fault fell in another stage"
     again = CliRunner().invoke(main, ["run", "--json", str(file)])
     assert again.exit_code == 0, again.stderr
     here = pipeline.run(config, executor=DebugExecutor()).to_json()
