@@ -70,7 +70,7 @@ from .budget import AttackBudget
 from .stepper import Run
 
 BORDERLINE = 0.05  # an image is borderline if its margin is below this share of its reference margin
-_LEAST_REFERENCE = 0.25
+_LEAST_REFERENCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def borderline(margin: float, clean_margin: float, setting: Setting, *, slack: f
     Borderline images are attacked again: by MMAA from other starts, by the joint attack, and, if passes compute below
     float32, by repeating runs in float32, because rounding may decide whether such an image remains robust.
 
-    The margin is compared with the clean margin, which counts as a quarter at least. If a mixture's standard classifier
+    The margin is compared with the clean margin, which counts as a tenth at least. If a mixture's standard classifier
     is one-hot and votes against the label, no more than 2 alpha - 1 is left, however sure the robust one is: then half
     of that is the limit, so that not every such image is borderline.
 

@@ -103,7 +103,7 @@ def test_borderline_images_repeat_apgd_in_float32_from_the_same_starts(plan_of: 
     # (margin, clean margin, margin of the repeated run) -> whether it is repeated
     cases = {
         (0.045, 1.0, 0.045): True, (0.055, 1.0, 0.055): False, (0.045, 1.0, 0.055): False,
-        (0.012, 0.1, 0.012): True, (0.013, 0.1, 0.013): False, (-0.01, 1.0, -0.01): False,
+        (0.0045, 0.05, 0.0045): True, (0.0055, 0.05, 0.0055): False, (-0.01, 1.0, -0.01): False,
     }  # fmt: skip
     for run in exact:
         assert run.wanted is not None
