@@ -94,7 +94,7 @@ def test_machines_come_for_waiting_workers_may_be_lost_and_go_when_idle(tmp_path
             attack = threads.submit(head.command, "mixednuts", *arguments)
             awaited(lambda: gpu_nodes(head) == 2 or attack.done(), "two machines for two waiting workers")
             assert gpu_nodes(head) == 2
-            awaited(lambda: bool(list(tmp_path.glob("runs/*/attack/part-*"))), "the first partition")
+            awaited(lambda: bool(list(tmp_path.glob("runs/*/attack/*/part-*"))), "the first partition")
             kill_a_machine(head)
             shown = attack.result()
         assert shown.returncode == 0, shown.stderr
