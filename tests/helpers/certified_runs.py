@@ -13,6 +13,6 @@ def content(folder: Path, **changes: Any) -> dict[str, Any]:
         "threat": {"norm": "Linf", "eps": 0.05}, "precision": "fp32", "partition_size": 12, "storage": str(folder),
         "attack": {"n_iter": 3, "border_restarts": 0},
         "search": {"rounds": 0, "scales": [0.5, 5], "powers": [1, 4], "biases": [0], "betas": [1.0, 0.9]},
-        "evaluate": {"attacks": ["apgd-ce"], "n_iter": 3, "border_restarts": 0},
+        "evaluate": {"attacks": ["apgd-ce"], "n_iter": 3},
         "compute": {"batch_size": 64}, "certify": SMOOTHING, **changes,
     }  # fmt: skip
