@@ -35,7 +35,7 @@ class Unbreakable(nn.Module):
 @pytest.mark.parametrize(("n_iter", "n_targets"), [(5, 2), (20, 9)])
 def test_the_attacks_passes_of_a_surviving_image(n_iter: int, n_targets: int) -> None:
     found = minimum_margin_attack(
-        Unbreakable(), torch.rand(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64), threat=THREAT,
+        Unbreakable().eval(), torch.rand(8, 1, 4, 4), torch.zeros(8, dtype=torch.int64), threat=THREAT,
         n_iter=n_iter, n_target_classes=n_targets, border_restarts=0, precision="fp32",
     )  # fmt: skip
     assert not found.broken.any()
