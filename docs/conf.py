@@ -7,13 +7,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
 import fsspec
 
 import mixednuts_dist
+from mixednuts_dist.cli import main
 from mixednuts_dist.config.register import STUDIES
 
 project, version, author = "mixednuts_dist", mixednuts_dist.__version__, "The mixednuts_dist authors"
-project_copyright = f"{author}, MIT licence"
+project_copyright = f"{author}, MIT license"
 smartquotes = False  # `--rob` outside of code is not a dash
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 html_theme, html_title, html_copy_source = "furo", f"mixednuts_dist {version}", False
@@ -42,16 +44,25 @@ def as_restructured_text(_app: Any, _what: str, _name: str, _value: Any, _option
 
 
 def fill_the_gallery(_app: Any, page: str, source: list[str]) -> None:
-    """A section for every study of the register, with the picture and the findings that the run has of it."""
-    if page == "gallery":
+    """Append a section per study to the page of studies, with the run's figure and findings, and the commands."""
+    if page == "cli":
+        source[0] += "".join(command_section(name, command) for name, command in sorted(main.commands.items()))
+    if page == "studies":
         source[0] += "".join(section(name, entry) for name, entry in STUDIES.entries().items())
 
 
+def command_section(name: str, command: click.Command) -> str:
+    """Return a Markdown section with the help of a command."""
+    context = click.Context(command, info_name=f"mixednuts {name}")
+    return f"\n## {name}\n\n```text\n{command.get_help(context)}\n```\n"
+
+
 def section(name: str, entry: Any) -> str:
+    """Return a Markdown section with a study's question, command, and, if the run has them, figure and findings."""
     paper = entry.facts.get("section", "not in the paper")
     options = " --rob URI" if "--rob" in entry.describes else ""
     end = "" if entry.describes.endswith("?") else "."
-    head = f"\n## {name}\n\n{entry.describes}{end} Section: {paper}."
+    head = f"\n### {name}\n\n{entry.describes}{end} Section: {paper}."
     text = f"{head}\n\n```sh\nmixednuts study {name} CONFIG{options}\n```\n\n"
     study = study_of_the_run(name)
     if study is None:

@@ -1,7 +1,7 @@
 """Serve the mixed classifier of a run over HTTP with Ray Serve.
 
     pip install "mixednuts-dist" "ray[serve]"
-    python examples/serve.py runs/digits-5fd247dd 8000
+    python examples/serve.py runs/digits/runs/digits-5fd247dd 8000
     curl --data-binary @images.npy http://127.0.0.1:8000/
 
 The body is an .npy file of floats in [0, 1] with shape (B, C, H, W). The response is {"classes": [3, 8, ...]}. Requests

@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.3.0"
+__version__ = "1.0.0"
 
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 _HOMES = {

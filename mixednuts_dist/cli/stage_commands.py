@@ -81,7 +81,7 @@ def evaluate(given: Invocation) -> None:
     _stage(given, "judge" if any(each.startswith(f"{_GIVEN}=") for each in given.overrides) else "evaluate")
 
 
-@run_command("report mine.yaml --json", "report runs/mine-0af3c2d1 --open", workers=False, as_json=True)
+@run_command("report mine.yaml --json", "report runs/mine/runs/mine-0af3c2d1 --open", workers=False, as_json=True)
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 def report(given: Invocation, as_json: bool, opened: bool) -> None:
     """Write the tables, the figures and the page of a finished run."""

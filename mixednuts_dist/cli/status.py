@@ -31,7 +31,7 @@ WINDOW_SECONDS = 1800.0  # the speed counts partitions that were finished in it
 _WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # columns of a terminal; what fits into 80
 
 
-@command("status mine.yaml --watch", "status runs/mine-0af3c2d1 --verify", "status s3://bucket/runs")
+@command("status mine.yaml --watch", "status runs/mine/runs/mine-0af3c2d1 --verify", "status s3://bucket/runs")
 @click.argument("source", metavar="RUN|CONFIG|STORAGE")
 @set_option
 @json_option

@@ -41,7 +41,7 @@ def version_named(name: str) -> Version:
     return VERSIONS[name]
 
 
-# What `preset: fast` stands for, and of how many images that standard broke it missed how many (docs/attacks.md).
+# What `preset: fast` stands for, and of how many images that standard broke it missed how many (docs/validation.md).
 FAST: dict[str, Any] = {"attacks": ["apgd-ce", "apgd-t"], "n_iter": 100, "n_target_classes": 3, "joint_starts": 1}
 _FAST_MISSED, _FAST_OF = 0, 275
 
@@ -52,5 +52,5 @@ def fast_notes(evaluate: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"The fast preset is not AutoAttack: of {_FAST_OF} images that the standard attacks broke on the calibration "
-        f"classifiers it missed {_FAST_MISSED or 'none'} (docs/attacks.md)."
+        f"classifiers it missed {_FAST_MISSED or 'none'} (docs/validation.md)."
     ]

@@ -36,5 +36,5 @@ def unusable_gpu() -> str:
     has = f"the NVIDIA driver is {driver}" if driver else "no NVIDIA driver is loaded"
     return (
         f"torch {torch.__version__} is built {wheel} and cannot use the GPU of {platform.node()}, where {has}: install "
-        "a newer driver, or a torch for the CUDA that it knows (docs/clusters.md), or set compute.num_gpus=0"
+        "a newer driver, or a torch for the CUDA that it knows (docs/run-on-a-cluster.md), or set compute.num_gpus=0"
     )

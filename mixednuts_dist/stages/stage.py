@@ -1,7 +1,7 @@
 """What a stage is: a file that says what it computes of each image, and how it shows in the commands.
 
 To add one, register a subclass of `Stage` in a file of its own, in this folder or anywhere else (then name the file in
-the configuration: `extensions: [my_stage.py]`); docs/inside.md has one in fifteen lines. It says
+the configuration: `extensions: [my_stage.py]`); docs/architecture.md has one in fifteen lines. It says
 
 - `Keys`: its section of the configuration, under the stage's name; without the key the run is not asked for the stage;
 - `needs` and `of_mixture`: what has to be there before it;

@@ -37,9 +37,9 @@ def test_the_file_of_two_checkpoints_loads_them(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.timeout(420)
 def test_the_students_path_ends_in_the_papers_table(tmp_path: Path) -> None:
     """The page's files and commands in order, in an empty folder."""
-    stand_ins, factories = blocks_here("student.md", "python")
-    (configuration,) = blocks_here("student.md", "yaml")
-    (commands,) = blocks_here("student.md", "sh")
+    stand_ins, factories = blocks_here("mix-your-models.md", "python")
+    (configuration,) = blocks_here("mix-your-models.md", "yaml")
+    (commands,) = blocks_here("mix-your-models.md", "sh")
     (tmp_path / "nets.py").write_text(factories)
     (tmp_path / "mine.yaml").write_text(configuration)
     bin_folder = Path(sys.executable).parent
@@ -47,7 +47,7 @@ def test_the_students_path_ends_in_the_papers_table(tmp_path: Path) -> None:
         program = [str(bin_folder / command[0]), *command[1:]]
         shown = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert shown.returncode == 0, f"{command}\n{shown.stderr}"
-    (report,) = tmp_path.glob("runs/mine-*/report")
+    (report,) = tmp_path.glob("runs/mine/runs/mine-*/report")
     assert "ResNet-18" in (report / "table.tex").read_text()
     assert list(report.glob("tradeoff*.pdf"))
 
@@ -59,7 +59,7 @@ def test_the_badges_say_what_the_package_says() -> None:
     assert badges == [
         ("version", mn.__version__),
         ("python", f"{pythons[0]}_to_{pythons[-1]}"),
-        ("licence", project["license"]),
+        ("license", project["license"]),
         ("types", "mypy_strict"),
     ]
     assert (ROOT / "mixednuts_dist" / "py.typed").is_file()

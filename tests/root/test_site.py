@@ -46,9 +46,9 @@ def test_the_gallery_has_every_study_and_the_pictures_of_those_that_the_run_has_
     study = {"title": "Margins <of rob>", "findings": ["rob is surer where it is right."]}
     (tmp_path / "studies" / "margins" / "study.json").write_text(json.dumps(study))
     monkeypatch.setenv("MIXEDNUTS_DEMO", str(tmp_path))
-    page = ["# Gallery\n"]
-    runpy.run_path(str(ROOT / "docs" / "conf.py"))["fill_the_gallery"](None, "gallery", page)
-    sections = dict(part.split("\n", 1) for part in page[0].split("\n## ")[1:])
+    page = ["# Studies\n"]
+    runpy.run_path(str(ROOT / "docs" / "conf.py"))["fill_the_gallery"](None, "studies", page)
+    sections = dict(part.split("\n", 1) for part in page[0].split("\n### ")[1:])
     assert tuple(sections) == STUDIES.names()
     for name, text in sections.items():
         assert f"mixednuts study {name} CONFIG" in text
@@ -75,7 +75,7 @@ def test_the_site_builds_without_a_warning_and_holds_the_page_of_a_run(tiny_run:
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "site" / "demo-run" / "index.html").is_file()
-    assert "demo-run/index.html" in (tmp_path / "site" / "demo.html").read_text()
+    assert "demo-run/index.html" in (tmp_path / "site" / "quickstart.html").read_text()
     gallery = (tmp_path / "site" / "gallery.html").read_text()
     assert not [
         name for name in STUDIES.names() if f"mixednuts study {name} CONFIG" not in re.sub("<[^>]+>", "", gallery)

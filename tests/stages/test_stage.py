@@ -1,4 +1,4 @@
-"""A stage is one file: the toy of docs/inside.md runs, resumes and shows wherever a run does."""
+"""A stage is one file: the toy of docs/architecture.md runs, resumes and shows wherever a run does."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from mixednuts_dist.storage.index import verify
 from mixednuts_dist.storage.tables import read_columns
 from tests.helpers.runs import Watcher, tiny_content
 
-PAGE = (Path(__file__).parents[2] / "docs" / "inside.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 (FLIP,) = (block for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if '@STAGES("flip"' in block)
 DIES = """
 import os, signal

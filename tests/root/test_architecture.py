@@ -1,4 +1,4 @@
-"""What docs/inside.md says of the code is true: its walk's functions exist in order, and its extensions run."""
+"""What docs/architecture.md says of the code is true: its walk's functions exist in order, and its extensions run."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from mixednuts_dist.studies import study
 from tests.helpers.runs import tiny_content
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "inside.md").read_text()
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
 SHOWN = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
