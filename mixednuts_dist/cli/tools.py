@@ -78,7 +78,9 @@ def _travelling(config: str, storage: str) -> str:
 
 
 @run_command(
-    "study margins mine.yaml", "study all runs/mine/runs/mine-0af3c2d1 --full", before=click.argument("name", metavar="NAME|all")
+    "study margins mine.yaml",
+    "study all runs/a/runs/a-0af3c2d1 --full",
+    before=click.argument("name", metavar="NAME|all"),
 )
 @click.option("--rob", "robs", multiple=True, metavar="URI", help="Also compare this robust classifier. Repeatable.")
 @click.option("--full", is_flag=True, help="Use all images and the configured budgets. Default: a reduced sample.")
@@ -96,7 +98,7 @@ def study(given: Invocation, name: str, robs: tuple[str, ...], full: bool) -> No
     given.on_workers(partial(studies.run, given.config, name, full=full, robs=robs, console=shown), prints=shown)
 
 
-@command("compare runs/a/runs/a-0af3c2d1 runs/b/runs/b-77e01f3c", "compare runs/a/runs/a-0af3c2d1 runs/b/runs/b-77e01f3c --json")
+@command("compare runs/a/runs/a-0af3c2d1 runs/b/runs/b-77e01f3c", "compare --json RUN RUN RUN")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN [...]")
 @trust_option
 @json_option
