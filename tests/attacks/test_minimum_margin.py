@@ -119,7 +119,8 @@ def test_a_constant_classifier_neither_crashes_nor_breaks() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tensor([[2.0, 0.0, 0.0, 0.0]]).repeat(len(x), 1) + 0 * x.sum(dim=(1, 2, 3))[:, None]
 
-    found = minimum_margin_attack(Constant(), torch.rand(3, 1, 4, 4), torch.zeros(3).long(), threat=LINF, n_iter=5)
+    model, x = Constant().eval(), torch.rand(3, 1, 4, 4)
+    found = minimum_margin_attack(model, x, torch.zeros(3).long(), threat=LINF, n_iter=5)
     assert not bool(found.broken.any())
     assert bool(torch.isfinite(found.margin).all())
 

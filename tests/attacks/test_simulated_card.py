@@ -120,7 +120,7 @@ def test_a_whole_attack_waits_for_flags_and_verdicts_alone(card) -> None:
     card.waits.clear()
     card.copies.clear()
     found = autoattack(
-        Counted(), x, y, threat=replace(LINF, eps=0.005), attacks=STANDARD_ATTACKS, budget=QUICK, batch_size=8,
+        Counted().eval(), x, y, threat=replace(LINF, eps=0.005), attacks=STANDARD_ATTACKS, budget=QUICK, batch_size=8,
         precision="fp32",
     )  # fmt: skip
     waits, copies = card.waits.copy(), card.copies.copy()
@@ -196,7 +196,7 @@ def test_memory_that_ends_at_some_passes_costs_no_verdict(card) -> None:
                 raise torch.OutOfMemoryError("chosen")
             return short(images)
 
-    found = autoattack(Short(), x.to("cuda"), y.to("cuda"), **options)
+    found = autoattack(Short().eval(), x.to("cuda"), y.to("cuda"), **options)
     assert n_passes > 9
     assert card.waits
     assert torch.equal(found.robust.cpu(), expected.robust)
