@@ -52,7 +52,7 @@ class MissingExtra(MixedNutsError):
     """
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
-        super().__init__(f"{feature} needs {package}. Run: pip install 'mixednuts-dist[{extra}]'")
+        super().__init__(f"{feature} needs {package}. Run in the clone: pip install '.[{extra}]'")
 
 
 class StoreError(MixedNutsError):

@@ -111,7 +111,7 @@ def worker_spec(opened: Run) -> WorkerSpec:
     config = opened.config
     return WorkerSpec(
         store_uri=opened.rows.uri,
-        run=f"{RUNS}/{config.run_id()}",
+        run=f"{RUNS}/{opened.store.uri.rpartition('/')[2]}",  # a study changes the configuration, not the folder
         data_uri=config.data.uri,
         std_uri=config.std,
         rob_uri=config.rob,

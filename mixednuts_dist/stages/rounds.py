@@ -206,7 +206,7 @@ class Rounds:
         near = []
         for entry, reach in zip(attacked, task.reaches, strict=True):
             gaps_N = self._stable_log_gaps(entry)
-            near.append(f"{int((gaps_N >= reach).sum()):,} next to the cutoff of beta {entry.beta:g}")
+            near.append(f"about {int((gaps_N >= reach).sum()):,} close to the margin threshold of beta {entry.beta:g}")
         return (
             f"round {len(self._done) + 1} of at most {self._opened.config.search.rounds} attacks images: "
             f"{', '.join(near)} ({', '.join(task.attacks)}, {task.budget.n_iter} iterations; search.rounds: 0 attacks "

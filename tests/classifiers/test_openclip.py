@@ -104,6 +104,6 @@ def test_check_names_the_weights_of_the_hub_that_are_not_here(
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "open_clip", None)
     openclip._library.cache_clear()
-    with pytest.raises(MissingExtra, match=r"openclip needs open_clip\. Run: pip install 'mixednuts-dist\[clip\]'"):
+    with pytest.raises(MissingExtra, match=r"openclip needs open_clip\. Run in the clone: pip install '\.\[clip\]'"):
         load_classifier("openclip:ViT-B-32?pretrained=none&classes=cat,dog")
     openclip._library.cache_clear()

@@ -217,4 +217,4 @@ def test_a_whole_run_takes_a_norm_from_a_users_file(tmp_path: Path, l4: str) -> 
     ran = CliRunner().invoke(main, ["run", str(file), "--local", "--json"])
     assert ran.exit_code == 0, ran.output
     assert json.loads(ran.stdout)["accuracy"]
-    assert "norm: L4" in next((tmp_path / "runs").glob("*/run.yaml")).read_text()
+    assert "norm: L4" in next((tmp_path / "runs").rglob("run.yaml")).read_text()

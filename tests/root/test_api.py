@@ -112,7 +112,7 @@ def test_the_classifier_pickles_without_the_report(mixed_in_one_call: tuple[MixR
 
 def test_a_stored_run_of_modules_says_that_they_are_not_in_it(mixed_in_one_call: tuple[MixResult, Path]) -> None:
     result, folder = mixed_in_one_call
-    (run,) = folder.glob("mix-*")
+    (run,) = folder.glob("*/runs/mix-*")
     assert not list(folder.glob("*.npz")), "the images are passed as they are"
     with pytest.raises(InvalidInputError, match="was a module that the caller passed to `run` or `mix`"):
         mn.load_run(str(run))

@@ -52,12 +52,6 @@ def test_a_radius_is_a_number_or_a_fraction(written: object, eps: float) -> None
         ("partitions", 3, "partitions: unknown key.*partition_size"),
         ("search.beta", 98.5, "search.beta.*98.5"),
         ("evaluate.preset", "quick", "evaluate.preset: .*'standard' or 'fast'.*'quick'"),
-        (
-            "search",
-            {"keep": 0.9, "clean": 0.8},
-            "search: keep: 0.9, clean: 0.8 are 2 targets.*beta, keep, robust and clean",
-        ),
-        ("search", {"robust": 0.5, "criterion": "paper"}, "search: criterion 'paper' fixes the cutoff by beta"),
         ("search.clamp", "gleu", "gelu.*'gleu'"),
         ("search.scales", {"mim": 1, "max": 2}, "search.scales.mim: unknown key.*keys here: count, max, min, spacing"),
         ("search.scales", [-1, 2], "-1; every candidate must be positive"),

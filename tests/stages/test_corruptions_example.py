@@ -64,7 +64,7 @@ def test_the_example_equals_plain_forward_passes(
 def test_the_example_rejects_files_in_another_format(tmp_path: Path) -> None:
     load_extensions([str(EXAMPLE)])
     example = sys.modules[STAGES.get("corruptions").__module__]
-    with pytest.raises(DatasetError, match=r"fog\.npy is not a readable array"):
+    with pytest.raises(DatasetError, match=r"fog\.npy cannot be read"):
         example.corrupted_images(str(tmp_path), "fog")
     np.save(tmp_path / "fog.npy", np.zeros((9, 8, 8), np.uint8))
     with pytest.raises(DatasetError, match="5 severities"):

@@ -161,7 +161,7 @@ def test_the_published_mixture_loads_as_a_mixed_classifier(name: str, monkeypatc
         assert torch.equal(mixed.std(x), std(x))
     assert type(mixed.rob) is type(rob)
     published = Choice.published(name)
-    assert (mixed.alpha, mixed.surrogate_alpha) == (published.alpha, published.surrogate_alpha)
+    assert (mixed.alpha, mixed.mixture.surrogate_alpha) == (published.alpha, published.surrogate_alpha)
     assert (mixed.transform.scale, mixed.transform.power, mixed.transform.bias) == (
         published.scale,
         published.power,

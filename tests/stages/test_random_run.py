@@ -81,7 +81,7 @@ def test_without_draws_a_random_classifier_is_refused_and_sent_to_them(tmp_path:
 def test_draws_of_a_deterministic_classifier_are_a_note(tmp_path: Path) -> None:
     config = parse_config(content(tmp_path, rob="demo:rob", evaluate={"attacks": ["apgd-ce"], "n_iter": 2, "eot": 2}))
     results = pipeline.run(config, executor=DebugExecutor())
-    assert any("evaluate.eot = 2 changed nothing" in note for note in results.notes)
+    assert any("evaluate.eot = 2 changed only the cost" in note for note in results.notes)
 
 
 def test_draws_that_make_no_sense_are_refused(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_variant_through_the_pool_has_the_rows_of_a_plain_worker(bench: Bench,
         surrogate_alpha=bench.search.surrogate_alpha,
     )  # fmt: skip
     cached = read_columns(
-        bench.run.store, "attack", bench.run.partitions, bench.run.attack_fingerprint, ["x_adv"]
+        bench.run.rows, "attack", bench.run.partitions, bench.run.attack_fingerprint, ["x_adv"]
     )["x_adv"]  # fmt: skip
     plain = autoattack(
         mixed, x, y, threat=ThreatModel("Linf", 0.15), attacks=("apgd-ce",), cached_BCHW=cached,
