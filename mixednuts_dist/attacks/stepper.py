@@ -110,8 +110,7 @@ class StartBatch:
 
     def random_start(self, ball: Ball, seed: int) -> Tensor:
         """Return AutoAttack's random start in the ball, keyed by (seed, run, restart, sample id)."""
-        each = zip(self.names, self.runs, self.sample_ids, strict=True)
-        return ball.random_start(self.x, [(seed, name, run.restart, sample_id) for name, run, sample_id in each])
+        return ball.random_start(self.x, self.keys(seed))
 
     def keys(self, seed: int) -> Tensor:
         """Return a key per run, (n,) int64, for `norms/random.py`."""

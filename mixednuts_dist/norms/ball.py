@@ -23,12 +23,11 @@ Shapes: B images of C x H x W.
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from ..config.register import NORMS
 from ..config.threat import ThreatModel
-from .random import key_number, normal
+from .random import normal
 
 ULP = 2.0**-23  # twice what float32 rounds a pixel near 1 by: x + eps and its distance from x are each rounded once
 TINY = 1e-12  # guards divisions by a length, as published
@@ -71,19 +70,14 @@ class Ball:
         """Return a random perturbation per key, (B, *shape), of any length; by default normally distributed."""
         return normal(keys_B, shape)
 
-    def random_start(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
+    def random_start(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
         """Return APGD's start: a random direction scaled to the sphere, clipped to [0, 1].
 
-        `keys` holds one key per image, (seed, attack, restart, sample id); the noise depends on nothing else.
+        `keys_B` are `key_number`s of (seed, attack, restart, sample id); the noise depends on nothing else.
         """
-        noise_BCHW = self.noise_of(x_BCHW, keys)
+        noise_BCHW = self.noise(keys_B, x_BCHW.shape[1:]).to(x_BCHW)
         unit_BCHW = noise_BCHW / (per_image(self.length(noise_BCHW), noise_BCHW) + TINY)
         return (x_BCHW + self.eps * unit_BCHW).clamp(0.0, 1.0)
-
-    def noise_of(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
-        """Return `noise` for keys of any parts, like the images."""
-        keys_B = torch.tensor([key_number(*key) for key in keys]).to(x_BCHW.device, non_blocking=True)
-        return self.noise(keys_B, x_BCHW.shape[1:]).to(x_BCHW)
 
     # APGD's momentum step, which Linf does in place
 

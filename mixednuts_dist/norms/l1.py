@@ -3,8 +3,6 @@
 Shapes: B images of C x H x W, D = C H W pixels.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -56,9 +54,9 @@ class L1(Ball):
         back_BD = delta_BD.sign() * (m_BD - a_BD)
         return (x_BCHW + delta_BD.view_as(x_BCHW) + back_BD.view_as(x_BCHW)).clamp(0.0, 1.0)
 
-    def random_start(self, x_BCHW: Tensor, keys: Sequence[tuple[object, ...]]) -> Tensor:
-        """Normally distributed noise, projected."""
-        return self.project(x_BCHW + self.noise_of(x_BCHW, keys), x_BCHW)
+    def random_start(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
+        """Return normally distributed noise, projected."""
+        return self.project(x_BCHW + self.noise(keys_B, x_BCHW.shape[1:]).to(x_BCHW), x_BCHW)
 
     def _root(self, a_BD: Tensor, r_BD: Tensor) -> Tensor:
         """The lam of `project`, (B, 1).

@@ -12,7 +12,7 @@ from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-from tests.helpers.stepping import iterates, one_pass, started
+from tests.helpers.stepping import iterates, one_pass, start_keys, started
 
 pytestmark = pytest.mark.filterwarnings("ignore:there are . points with zero gradient")  # of DLR, where it is constant
 
@@ -45,7 +45,7 @@ def test_iterates_equal_the_published_ones(victim, norm_eps: tuple[str, float], 
     threat = ThreatModel(*norm_eps)
     targets = y if attack in LOSS else model(x).argsort(dim=1)[:, -2]
     name = attack.name if attack in LOSS else "apgd-t/2"
-    start = ball_of(threat).random_start(x, [(0, name, 0, i) for i in range(len(x))])
+    start = ball_of(threat).random_start(x, start_keys(name, len(x)))
     ours = iterates(attack(Setting(threat, AttackBudget(n_iter=n_iter), 10)), model, x, y, targets)
     published = published_iterates(model, x, y, targets, start, threat, n_iter, LOSS.get(attack))
     assert len(ours) == len(published) == n_iter + 1
@@ -90,7 +90,7 @@ def test_iterates_in_l1_equal_the_published_ones(victim, attack, eps: float, n_i
     threat = ThreatModel("L1", eps)
     targets = y if attack in LOSS else model(x).argsort(dim=1)[:, -2]
     name = attack.name if attack in LOSS else "apgd-t/2"
-    start = ball_of(ThreatModel("L1", 3 * eps)).random_start(x, [(0, name, 0, i) for i in range(len(x))])
+    start = ball_of(ThreatModel("L1", 3 * eps)).random_start(x, start_keys(name, len(x)))
     ours = iterates(attack(Setting(threat, AttackBudget(n_iter=n_iter), 10)), model, x, y, targets)
     published = published_in_balls(model, x, y, targets, start, threat, n_iter, LOSS.get(attack))
     assert len(ours) == len(published) == n_iter + 3

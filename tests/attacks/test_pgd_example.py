@@ -15,7 +15,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.register import ATTACKS, load_extensions
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
-from tests.helpers.stepping import iterates
+from tests.helpers.stepping import iterates, start_keys
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pgd.py"
 LINF = ThreatModel("Linf", 0.03)
@@ -32,9 +32,8 @@ def example() -> Iterator[Any]:
 
 def test_pgd_iterates_equal_a_plain_loop(victim, example: Any) -> None:
     model, x, y = victim(n=6)
-    keys = [(0, "pgd-20", 0, i) for i in range(6)]
     seen = iterates(example.Pgd(Setting(LINF, AttackBudget(), 10)), model, x, y)
-    expected = ball_of(LINF).random_start(x, keys)
+    expected = ball_of(LINF).random_start(x, start_keys("pgd-20", 6))
     for step, mine in enumerate(seen):
         assert torch.allclose(mine, expected, atol=1e-7), step
         leaf = expected.clone().requires_grad_()

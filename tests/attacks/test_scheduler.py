@@ -32,6 +32,7 @@ from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.norms.ball import ball_of
 from tests.helpers.real import CIFAR10, ZOO
 from tests.helpers.small_nets import ShortOfMemory
+from tests.helpers.stepping import start_keys
 
 LINF = ThreatModel("Linf", 0.015)
 
@@ -485,7 +486,7 @@ def plain_minimum_margins(model: nn.Module, x: Tensor, y: Tensor, threat: Threat
         attack = APGDAttack_targeted(watched, **options) if rank else APGDAttack(watched, loss="ce", **options)
         attack.y_target = order[:, -rank]
         attack.init_hyperparam(x)
-        attack.attack_single_run(x, y, x_init=ball_of(threat).random_start(x, [(0, name, 0, i) for i in range(len(x))]))
+        attack.attack_single_run(x, y, x_init=ball_of(threat).random_start(x, start_keys(name, len(x))))
     return -torch.expm1(smallest)
 
 

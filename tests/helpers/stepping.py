@@ -11,6 +11,7 @@ from mixednuts_dist.attacks.attack import Attack
 from mixednuts_dist.attacks.gradient_model import AttackedModel
 from mixednuts_dist.attacks.stepper import Run, StartBatch, Stepper, StepResult
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
+from mixednuts_dist.norms.random import key_number
 
 
 @dataclass
@@ -21,6 +22,11 @@ class Pass:
     took_gradient: bool
     wrong: Tensor
     done: Tensor
+
+
+def start_keys(name: str, n: int, seed: int = 0) -> Tensor:
+    """Return the keys of the random starts of a run on the images 0 .. n - 1, (n,)."""
+    return torch.tensor([key_number(seed, name, 0, i) for i in range(n)])
 
 
 def started(

@@ -25,6 +25,7 @@ from mixednuts_dist.norms.l1 import L1, sparse_signs
 from tests.helpers.runs import tiny_content
 from tests.helpers.small_mixtures import mixture
 from tests.helpers.small_nets import images, small_net
+from tests.helpers.stepping import start_keys
 
 SHAPES = [(1, 8, 8), (3, 5, 7)]
 RADII = {"Linf": (8 / 255, 1.0), "L2": (0.5, 3.0), "L1": (2.0, 12.0)}
@@ -102,18 +103,18 @@ def test_l1_projections_are_the_nearest_points_of_ball_and_box(eps: float) -> No
 @every_threat
 def test_random_starts_follow_the_image_and_not_the_batch(threat: ThreatModel) -> None:
     x, ball = images(6, (1, 8, 8)), ball_of(threat)
-    keys = [(0, "apgd-ce", 0, i) for i in range(6)]
+    keys = start_keys("apgd-ce", 6)
     start = ball.random_start(x, keys)
     order = torch.tensor([4, 0, 5])
-    assert torch.equal(ball.random_start(x[order], [keys[i] for i in order.tolist()]), start[order])
-    assert not torch.equal(ball.random_start(x, [(1, "apgd-ce", 0, i) for i in range(6)]), start)
+    assert torch.equal(ball.random_start(x[order], keys[order]), start[order])
+    assert not torch.equal(ball.random_start(x, start_keys("apgd-ce", 6, seed=1)), start)
     assert bool(ball.contains(start, x).all())
 
 
 @every_threat
 def test_random_starts_do_not_touch_the_global_generator(threat: ThreatModel) -> None:
     state = torch.random.get_rng_state()
-    ball_of(threat).random_start(images(2, (1, 8, 8)), [(0, "a"), (0, "b")])
+    ball_of(threat).random_start(images(2, (1, 8, 8)), start_keys("a", 2))
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
