@@ -74,10 +74,17 @@ def test_saturated_logits_are_attacked_too() -> None:
     net = small_net(10, (3, 8, 8), sharpness=4000)
     x = images(6, (3, 8, 8))
     y = net(x).argmax(dim=1)
-    found = black_box_margin_attack(net, x, y, threat=LINF, n_queries=200)
-    clean = black_box_margin_attack(net, x, y, threat=LINF, n_queries=1)
-    assert bool((found.log_one_minus_margin > clean.log_one_minus_margin).all())
+    # An attack that stops when an image is broken lowers no margin any further, and one start breaks its image.
+    found, first = (
+        black_box_margin_attack(net, x, y, threat=LINF, n_queries=n_queries, stop_when_broken=False)
+        for n_queries in (200, 1)
+    )
+    assert bool((found.log_one_minus_margin > first.log_one_minus_margin).all())
     assert bool(torch.isfinite(found.log_one_minus_margin).all())
+    stopped, first = (black_box_margin_attack(net, x, y, threat=LINF, n_queries=n_queries) for n_queries in (200, 1))
+    assert 0 < int(first.broken.sum()) < int(stopped.broken.sum())
+    better = stopped.log_one_minus_margin > first.log_one_minus_margin
+    assert torch.equal(better, ~first.broken), "every margin falls until its image is broken"
 
 
 @pytest.mark.parametrize("stop", [True, False])
