@@ -4,7 +4,8 @@
 - scaling: a real attack by two workers against the same one by one worker, the cores being there;
 - driver: 100,000 partitions and 1,000 workers through the real loop over real Ray tasks. The workers are sleeping
   coroutines in four processes: a machine has no room for 1,000 processes;
-- occupancy: rows of an AutoAttack's passes that hold an image, each partition alone and with later ones prefetched;
+- occupancy: share of the rows of an AutoAttack's passes, verifications included, that hold an image and count, with
+  each partition alone and with later ones prefetched;
 - tail: 64 GPUs that are simulated, with the pool's own queue, over images whose cost is drawn from passes counted here.
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import psutil
+from torch import Tensor
 
 from benchmarks.simulation import simulate, sleep_through
 from mixednuts_dist.acceleration.batch_shape import BatchShape
@@ -113,7 +115,11 @@ def count_passes(n_images: int = 40, n_iter: int = 100) -> list[int]:
 def occupancy(
     n_images: int = 899, partition_size: int = 64, rows: int = 64, budget: AttackBudget = _BUDGET
 ) -> dict[str, float]:
-    """The packaged rob under the four attacks, in passes of one fixed shape as on a GPU; by prefetched pieces."""
+    """Attack the packaged rob with the four attacks, in passes of one fixed shape as on a GPU.
+
+    Every row that passes through the classifier is counted, whatever it is for: `n_forward` also counts clean images
+    and verifications, which are not passes of the attacks.
+    """
     dataset, rob = open_dataset("digits"), load_classifier("demo:rob", "rob")
     pieces = split_images(n_images, partition_size)
     like, _ = dataset.read(0, rows)
@@ -123,13 +129,21 @@ def occupancy(
         return Group(x, y, range(piece.start, piece.stop))
 
     def share(n_prefetched: int) -> float:
+        n_passed = 0
+
+        def counted(images: Tensor) -> Tensor:
+            nonlocal n_passed
+            n_passed += len(images)
+            logits: Tensor = rob(images)
+            return logits
+
         engine = ensemble_engine(
-            rob, like, threat=_THREAT, attacks=STANDARD_ATTACKS, budget=budget, shape=BatchShape(rows, fixed=True)
+            counted, like, threat=_THREAT, attacks=STANDARD_ATTACKS, budget=budget, shape=BatchShape(rows, fixed=True)
         )
         stream = Stream(engine, group)
         ended = (stream.finish(piece, pieces[i + 1 : i + 1 + n_prefetched]) for i, piece in enumerate(pieces))
         n_forward = sum(finished.n_forward for finished in ended)
-        return n_forward / engine.n_rows
+        return n_forward / n_passed
 
     return {"alone": share(0), f"{PREFETCHED} prefetched": share(PREFETCHED)}
 
