@@ -267,13 +267,19 @@ def layer_seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[torch.dtype,
     arithmetic_module._has_bfloat16_units.cache_clear()
 
 
-def test_on_a_cpu_without_bfloat16_units_auto_takes_float32_without_a_pass(
+def test_on_a_cpu_without_bfloat16_units_auto_takes_float32_without_timing_a_pass(
     layer_seconds: dict[torch.dtype, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, x, passes = small_net(10, SHAPE), images(8, SHAPE), []
-    network.register_forward_hook(lambda *_: passes.append(1))
+    network, x, timed = small_net(10, SHAPE), images(8, SHAPE), []
+    monkeypatch.setattr(arithmetic_module, "_seconds", lambda *given: timed.append(given) or 1.0)
     copied = Arithmetic("auto").network_copy(network, x)
-    assert (copied.made, copied.precision, passes) == (network, "fp32", [])
+    assert (copied.made, copied.precision, timed) == (copied.finer, "fp32", [])
+    # The copy is the one that precision="fp32" makes, in channels-last format, so no timing decides an image's bits.
+    exact = Arithmetic("fp32").network_copy(network, x)
+    assert copied.made[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert {weight.dtype for weight in copied.made.parameters()} == {torch.float32}
+    assert torch.equal(copied.made(x), exact.made(x))
+    assert agrees(copied.made, network, x, 1e-5)
     layer_seconds[torch.bfloat16] = 0.5
     arithmetic_module._has_bfloat16_units.cache_clear()
     monkeypatch.setattr(arithmetic_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 0.8}[given[2]])
