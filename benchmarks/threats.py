@@ -153,10 +153,11 @@ def _versions(contest: Contest, version: str) -> list[Cell]:
 
 def _row(contest: Contest, attacks: str, here: Side, there: Side) -> list[Cell]:
     n = len(contest.y)
+    passes_here, passes_there = here.n_passes / n, there.n_passes / n
     only_here, only_there = here.standing & ~there.standing, there.standing & ~here.standing
     return [
         str(contest.threat), attacks, int(contest.clean.sum()), int(here.standing.sum()), int(there.standing.sum()),
-        _ids(only_here), _ids(only_there), here.n_passes / n, there.n_passes / n, here.n_passes / there.n_passes,
+        _ids(only_here), _ids(only_there), passes_here, passes_there, passes_here / passes_there,
     ]  # fmt: skip
 
 
