@@ -42,10 +42,10 @@ def test_the_main_job_meets_its_bars(main_job: MainJob) -> None:
     assert beta == 0.95
     assert std["clean"]["percent"] > 97
     assert std["robust"]["percent"] < 3
-    assert mixed["clean"]["percent"] >= rob["clean"]["percent"] + 3 - 100 * 2 / 899
+    assert mixed["clean"]["percent"] >= rob["clean"]["percent"] + 3 - 100 * 2 / 450
     assert mixed["robust"]["percent"] >= beta * rob["robust"]["percent"] - 2
     for name, row in results["accuracy"].items():
-        printed = re.search(rf"^ +{name} +(\d+)/899 .* (\d+)/899", README, re.MULTILINE)
+        printed = re.search(rf"^ +{name} +(\d+)/450 .* (\d+)/450", README, re.MULTILINE)
         assert printed is not None
         for kind, count in zip(("clean", "robust"), printed.groups(), strict=True):
             assert abs(row[kind]["correct"] - int(count)) <= 9, f"{name} {kind}: the README says {count}"

@@ -12,10 +12,10 @@ from tests.helpers.runs import MainJob
 def test_every_row_is_there_once_and_nothing_that_should_not_be(main_job: MainJob, object_store: ObjectStore) -> None:
     run = f"{main_job.storage}/{main_job.results['run']['id']}"
     found = rows(run)
-    assert sorted(found) == [(stage, i) for stage in STAGES for i in range(899)]
+    assert sorted(found) == [(stage, i) for stage in STAGES for i in range(450)]
     for name, stage in {"rob": "attack", "mixed": "evaluate"}.items():
         kept = {"attack": "rob_broken", "evaluate": "robust"}[stage]
-        robust = sum(found[stage, i][kept] == (stage == "evaluate") for i in range(899))
+        robust = sum(found[stage, i][kept] == (stage == "evaluate") for i in range(450))
         assert robust == main_job.results["accuracy"][name]["robust"]["correct"]
     assert leftovers(run) == []
     assert object_store.secret not in main_job.stderr
