@@ -104,7 +104,7 @@ def test_a_driver_elsewhere_on_the_heads_machine_finds_what_lies_beside_its_conf
     (home / "mine.yaml").write_text(yaml.safe_dump({**tiny_content(Path("runs"), **named), "storage": "runs"}))
     shown = cluster.command("mixednuts", "run", "../home/mine.yaml", "--address", cluster.address, cwd=elsewhere)
     assert shown.returncode == 0, shown.stderr
-    (results,) = elsewhere.glob("runs/*/report/results.json")
+    (results,) = elsewhere.glob("runs/*/runs/*/report/results.json")
     assert json.loads(results.read_text())["accuracy"]["mixed"]["robust"]["total"] == 16
     assert not (home / "runs").exists()
 

@@ -48,7 +48,7 @@ def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
     results = pipeline.run(config, executor=ray_executor)
     store = run_store(config)
     assert "apgd-gap" in json.dumps(json.loads(store.read("report/results.json")))
-    assert b'data-chart="images"' in store.read("report/index.html")
+    assert b'id="chart-images"' in store.read("report/index.html")
     selected = json.loads(store.read("search/selected.json"))["result"]
     assert selected["criterion"] == "fewest"
     assert {entry["clamp"] for entry in selected["entries"]} == {"cube"}

@@ -76,7 +76,7 @@ def test_the_site_builds_without_a_warning_and_holds_the_page_of_a_run(tiny_run:
     assert shown.returncode == 0, shown.stderr
     assert (tmp_path / "site" / "demo-run" / "index.html").is_file()
     assert "demo-run/index.html" in (tmp_path / "site" / "quickstart.html").read_text()
-    gallery = (tmp_path / "site" / "gallery.html").read_text()
+    gallery = (tmp_path / "site" / "studies.html").read_text()
     assert not [
         name for name in STUDIES.names() if f"mixednuts study {name} CONFIG" not in re.sub("<[^>]+>", "", gallery)
     ]

@@ -20,6 +20,7 @@ EPS = 2 / 255
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(420),
     pytest.mark.real,
 ]
 

@@ -122,7 +122,7 @@ def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> No
     pixels = np.random.default_rng(0).integers(0, 256, (size, 3, 224, 224), np.uint8)
     store, parts = Store(str(tmp_path / "images")), []
     for part in split_images(n_images, size):
-        rows = ImageRows(np.roll(pixels, part.index, axis=3), np.arange(len(part)) % 10, ("",) * len(part))
+        rows = ImageRows(np.roll(pixels[: len(part)], part.index, axis=3), np.arange(len(part)) % 10, ("",) * len(part))
         store.write(part.file_name, encode_part(rows, "f"))
         parts.append(ImagePart(part.file_name, part.start, part.stop, rows.sha256))
     labels = tuple(i % size % 10 for i in range(n_images))
