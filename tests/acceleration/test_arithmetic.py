@@ -33,7 +33,7 @@ THREAT = ThreatModel("Linf", 0.03)
 
 
 class Normalized(nn.Module):
-    """Convolutions with batch normalisation, and what a tracer meets in the wild."""
+    """Convolutions with batch normalization, and what a tracer meets in the wild."""
 
     def __init__(self, *, branching: bool = False) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def test_folding_keeps_the_logits_and_leaves_the_original_alone(branching: bool)
 
 def test_what_cannot_be_folded_stays_as_it_is() -> None:
     class Swapped(Normalized):
-        """Batch normalisation that another module reads: folding it would change the logits."""
+        """Batch normalization that another module reads: folding it would change the logits."""
 
         def forward(self, x: Tensor) -> Tensor:
             scale = self.body[1].weight.mean() * len(list(self.body[1].buffers()))
@@ -311,7 +311,7 @@ class Detached(nn.Module):
 def quantised() -> nn.Module:
     """Its last layer computes in 8 bits, which autograd does not follow."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's quantisation says that it moves elsewhere
+        warnings.simplefilter("ignore")  # torch's quantization says that it moves elsewhere
         made: nn.Module = torch.ao.quantization.quantize_dynamic(Normalized(), {nn.Linear}, torch.qint8)
         return made
 
