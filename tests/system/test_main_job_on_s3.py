@@ -10,7 +10,7 @@ from tests.helpers.runs import MainJob
 @pytest.mark.alone
 @pytest.mark.timeout(420)
 def test_every_row_is_there_once_and_nothing_that_should_not_be(main_job: MainJob, object_store: ObjectStore) -> None:
-    run = f"{main_job.storage}/{main_job.results['run']['id']}"
+    run = f"{main_job.storage}/digits"
     found = rows(run)
     assert sorted(found) == [(stage, i) for stage in STAGES for i in range(450)]
     for name, stage in {"rob": "attack", "mixed": "evaluate"}.items():
