@@ -148,7 +148,8 @@ def _figure(paths: list[dict[str, Any]]) -> Figure:
 
 
 @STUDIES(
-    "margins", describes="Confidence margins of std, rob, rob+LN and rob+M", section="5.1, fig:conf, tab:margin_hist",
+    "margins", describes="Confidence margins of `std`, `rob`, `rob` with LN, and `rob` with M",
+    section="5.1, fig:conf, tab:margin_hist",
     order=4,
 )  # fmt: skip
 def margin_study(bench: Bench) -> Outcome:

@@ -29,7 +29,10 @@ MIXED = (
 
 
 @STUDIES(
-    "main", describes="std, rob, mixed and Mixed, clean and attacked", section="5.1, fig:nlmc, tab:efficiency", order=2
+    "main",
+    describes="Clean and robust accuracy of `std`, `rob`, `mixed`, and the baseline Mixed",
+    section="5.1, fig:nlmc, tab:efficiency",
+    order=2,
 )
 def main_table(bench: Bench) -> Outcome:
     """Measure std, rob, the mixed classifier and the baseline Mixed, clean and attacked (section 5.1)."""
@@ -63,7 +66,10 @@ def mixed_baseline(bench: Bench) -> Mixture:
 
 
 @STUDIES(
-    "error-rate", describes="The error rates of mixed relative to those of rob", section="5.1, tab:err_rate", order=3
+    "error-rate",
+    describes="The error rates of `mixed` relative to those of `rob`",
+    section="5.1, tab:err_rate",
+    order=3,
 )
 def error_rates(bench: Bench) -> Outcome:
     """Compare the error rates of mixed with those of rob (section 5.1)."""
@@ -128,7 +134,9 @@ def efficiency(bench: Bench) -> Outcome:
     return Outcome(Table.of(rows), accuracy_scatter(marks), findings, remarks)
 
 
-@STUDIES("data-size", describes="The mixture found on fewer images", section="D.3, tab:datasize_abla", order=15)
+@STUDIES(
+    "data-size", describes="The mixed classifier selected on fewer images", section="D.3, tab:datasize_abla", order=15
+)
 def data_size(bench: Bench) -> Outcome:
     """Measure the mixture if s, p, c and alpha come from fewer images (tab:datasize_abla)."""
     tried: dict[str, Mixture] = {}
@@ -174,7 +182,10 @@ def seen_unseen(bench: Bench) -> Outcome:
 
 
 @STUDIES(
-    "temperature", describes="std at T = 0, 0.5 and 1 at the same clean accuracy", section="D.4, tab:ts_abla", order=18
+    "temperature",
+    describes="Temperatures T = 0, 0.5, and 1 of `std` at the same clean accuracy",
+    section="D.4, tab:ts_abla",
+    order=18,
 )
 def temperature(bench: Bench) -> Outcome:
     """Vary the temperature of std with alpha such that the clean accuracy stays the same (tab:ts_abla)."""

@@ -19,7 +19,9 @@ AS_PUBLISHED: dict[str, Any] = {"joint_starts": 0}
 WITHOUT_JOINT = "As in the paper, both without the joint attack on std and rob (joint_starts: 0)."
 
 
-@STUDIES("surrogate", describes="r_d = 0 against 0.9, and what Square then still finds", section="B.2.1", order=7)
+@STUDIES(
+    "surrogate", describes="r_d = 0 against 0.9, and the images that Square still breaks", section="B.2.1", order=7
+)
 def surrogate(bench: Bench) -> Outcome:
     """r_d = 0.9 against 0: what gradients through M alone miss, and what Square then finds (appendix B.2)."""
     white_box = [attack for attack in bench.budget.attacks if attack != "square"]

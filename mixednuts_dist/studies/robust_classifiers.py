@@ -59,7 +59,12 @@ def parameter_transfer(bench: Bench) -> Outcome:
     return Outcome(Table.of(rows), figure, tuple(findings), (*remarks, *few_robs(bench)))
 
 
-@STUDIES("base-choice", describes="Which rob to choose: robust accuracy with a margin (--rob)", section="D.6", order=21)
+@STUDIES(
+    "base-choice",
+    describes="Which robust classifier to choose: robust accuracy with a margin (--rob)",
+    section="D.6",
+    order=21,
+)
 def base_choice(bench: Bench) -> Outcome:
     """Which robust classifier to choose: robust accuracy with a margin (appendix D.6)."""
     found = {rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
@@ -91,7 +96,7 @@ def base_choice(bench: Bench) -> Outcome:
 
 @STUDIES(
     "black-box",
-    describes="rob without gradients: Square as MMAA, another model's values, a guess",
+    describes="A robust classifier without gradients: Square as MMAA, another model's values, a guess",
     section="D.5",
     order=19,
 )
