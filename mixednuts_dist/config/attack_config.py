@@ -14,8 +14,10 @@ from .versions import FAST, version_named
 class ThreatConfig(Section):
     """The threat model, as `ThreatModel`."""
 
-    norm: Annotated[str, Registered(NORMS)] = Field(default="Linf", description="norm of the perturbation")
-    eps: Annotated[float, BeforeValidator(read_fraction)] = Field(description="radius in [0, 1] pixels, e.g. 8/255")
+    norm: Annotated[str, Registered(NORMS)] = Field(default="Linf", description="Norm of the perturbation.")
+    eps: Annotated[float, BeforeValidator(read_fraction)] = Field(
+        description="Radius for pixels in [0, 1], for example 8/255."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "ThreatConfig":
@@ -30,13 +32,19 @@ class AttackConfig(Section):
     """MMAA on the LayerNormed robust classifier."""
 
     method: Literal["apgd", "square"] = Field(
-        default="apgd", description="apgd: along rob's gradients; square: by queries alone, for a rob without gradients"
+        default="apgd",
+        description="Method of MMAA. `apgd` uses gradients; `square` uses queries alone, for a robust classifier "
+        "without gradients.",
     )
-    n_iter: Positive = Field(default=100, description="APGD iterations, of APGD-CE and of each target of APGD-T")
-    n_target_classes: Positive = Field(default=9, description="targets of APGD-T; capped to the classes less one")
-    stop_when_broken: bool = Field(default=True, description="false: attack to the end, for studies of confidence")
-    border_restarts: Repeats = Field(default=2, description="repeats for images that survive by a hair; 0: the paper")
-    n_queries: Positive = Field(default=5000, description="of method square, an image")
+    n_iter: Positive = Field(default=100, description="Iterations of APGD-CE and of each target of APGD-T.")
+    n_target_classes: Positive = Field(
+        default=9, description="Target classes of APGD-T, at most the number of classes minus one."
+    )
+    stop_when_broken: bool = Field(
+        default=True, description="Stop attacking an image once it is broken. `false` is for studies of confidence."
+    )
+    border_restarts: Repeats = Field(default=2, description="Extra restarts for borderline images. The paper uses 0.")
+    n_queries: Positive = Field(default=5000, description="Queries per image of the method `square`.")
 
 
 class EvaluateConfig(Section):
@@ -45,52 +53,56 @@ class EvaluateConfig(Section):
     preset: Literal["standard", "fast"] = Field(
         default="standard",
         exclude=True,
-        description="what the keys below are by default; fast, for a first look: a tenth of the passes, and no "
-        "AutoAttack",
+        description="Defaults of the keys below. `fast`, for a first look, takes a tenth of the passes and is not "
+        "AutoAttack.",
     )
     attacks: tuple[Annotated[str, Registered(ATTACKS)], ...] = Field(
         default=("apgd-ce", "apgd-t", "fab-t", "square"),
         min_length=1,
-        description="in this order, each on what still stands",
+        description="Attacks, in this order. Each attacks the images that are still robust.",
     )
     version: Literal["standard", "plus", "rand"] = Field(
         default="standard",
-        description="AutoAttack's version: its attacks, with the restarts and targets that it has in the norm",
+        description="Version of AutoAttack, which defines the attacks and their restarts and targets for the norm.",
     )
     eot: Positive | None = Field(
         default=None,
-        description="for a random classifier: the number of draws over which gradients are averaged; fresh draws at "
-        "the final image decide; 20 in version rand",
+        description="For a random classifier, the number of draws over which gradients are averaged. Fresh draws at "
+        "the final image decide. The version `rand` sets 20.",
     )
     mode: Literal["transfer", "bypass"] = Field(
-        default="transfer", description="loss and gradient of the surrogate, or loss of the mixture itself"
+        default="transfer",
+        description="`transfer` uses the loss and the gradient of the surrogate; `bypass` uses the loss of the mixed "
+        "classifier and the gradient of the surrogate.",
     )
-    n_iter: Positive = Field(default=100, description="iterations of APGD and FAB")
-    n_target_classes: Positive = Field(default=9, description="targets of APGD-T and FAB-T")
-    n_queries: Positive = Field(default=5000, description="queries of Square an image")
-    rd: float = Field(default=0.9, ge=0, le=1, description="share of rob's raw logits in the surrogate (r_d)")
+    n_iter: Positive = Field(default=100, description="Iterations of APGD and FAB.")
+    n_target_classes: Positive = Field(default=9, description="Target classes of APGD-T and FAB-T.")
+    n_queries: Positive = Field(default=5000, description="Queries of Square per image.")
+    rd: float = Field(
+        default=0.9, ge=0, le=1, description="Share of the raw logits of the robust classifier in the surrogate (r_d)."
+    )
     joint_starts: Repeats = Field(
-        default=3, description="starts of the joint attack on images that stand by a hair; 0: the paper"
+        default=3, description="Starts of the joint attack on borderline images. The paper uses 0."
     )
     warm_start: bool = Field(
         default=True,
-        description="try the stored adversarial examples of the attack stage and the refinement rounds first",
+        description="Try the stored adversarial examples of the attack stage and the refinement rounds first.",
     )
     points: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="a file of adversarial images, as `evaluate --adv-images` reads them, that are tried before any "
-        "attack",
+        description="File of adversarial images that are tried before any attack, in a format of `evaluate "
+        "--adv-images`.",
     )
     check: Literal["pyautoattack"] | None = Field(
-        default=None, description="a second opinion: this package, unmodified, attacks the images that still stand"
+        default=None, description="Cross-check: the unmodified package attacks the images that are still robust."
     )
     check_n: Positive | None = Field(
-        default=None, description="of the second opinion: how many of them, spread evenly; all by default"
+        default=None, description="Number of images for the cross-check, evenly spaced. By default, all robust images."
     )
     until: Annotated[float, Field(gt=0, le=50)] | None = Field(
         default=None,
-        description="for screening: partitions go in random order, and it is enough once robust accuracy is known to "
-        "so many points up or down, with 95 % confidence over all looks; by default every image is evaluated",
+        description="Stop early: evaluate partitions in random order until the 95% interval of the robust accuracy "
+        "is within this many percentage points. By default, every image is evaluated.",
     )
 
     @model_validator(mode="before")

@@ -13,14 +13,14 @@ class ComputeConfig(Section):
 
     executor: Annotated[str, Registered(EXECUTORS)] = Field(
         default="ray",
-        description="where the work is done: ray, a cluster or a local Ray; local, this machine "
-        "without Ray; debug, this very thread",
+        description="`ray` uses a cluster or a local Ray instance, `local` uses processes on this machine without "
+        "Ray, and `debug` uses the thread of the command.",
     )
     num_workers: Annotated[int, Field(gt=0, le=100_000)] | None = Field(
-        default=None, description="one per GPU, or one per core, by default"
+        default=None, description="Number of workers. By default, one per GPU, or one per core without GPUs."
     )
     num_gpus: Annotated[float, Field(ge=0, le=1024)] | None = Field(
-        default=None, description="GPUs a worker; 1 where there are any, else 0"
+        default=None, description="GPUs per worker. By default, 1 if the cluster has GPUs, otherwise 0."
     )
 
     @field_validator("num_gpus")
@@ -33,31 +33,35 @@ class ComputeConfig(Section):
         return value
 
     accelerator_type: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="workers only on nodes with this accelerator, as Ray names it: H100, A10G, L4"
+        default=None, description="Start workers only on nodes with this accelerator, by Ray's name: H100, A10G, or L4."
     )
     label_selector: dict[str, str] = Field(
-        default={}, description="workers only on nodes with these labels, e.g. {ray.io/market-type: spot}, {zone: '!b'}"
+        default={},
+        description="Start workers only on nodes with these labels, for example {ray.io/market-type: spot} or {zone: "
+        "'!b'}.",
     )
     fallback_strategy: list[dict[Literal["label_selector"], dict[str, str]]] = Field(
         default=[],
-        description="what will do, in this order, where no node has or gets the labels of label_selector, "
-        "e.g. [{label_selector: {ray.io/market-type: on-demand}}]",
+        description="Alternatives, in this order, if no node has the labels of `label_selector`, for example "
+        "[{label_selector: {ray.io/market-type: on-demand}}].",
     )
-    num_cpus: float = Field(default=1, gt=0, le=1024, description="cores a worker, and its number of threads")
+    num_cpus: float = Field(default=1, gt=0, le=1024, description="Cores per worker, and its number of threads.")
     batch_size: Positive | Literal["auto"] = Field(
         default="auto",
-        description="images under attack at a time in each worker; "
-        "auto: what fits; on a CPU 64, for small networks 128",
+        description="Images that each worker attacks at a time. `auto` measures it on a GPU and uses 64 on a CPU, or "
+        "128 for small networks.",
     )
-    compile: bool = Field(default=False, description="gradients through torch.compile; moves the last bits")
-    max_tries: Positive = Field(default=3, description="failed tries of a partition before it is quarantined")
+    compile: bool = Field(
+        default=False, description="Compute gradients with torch.compile, which changes the last bits."
+    )
+    max_tries: Positive = Field(default=3, description="Failures of a partition before it is quarantined.")
     start_seconds: float = Field(
-        default=1800, gt=0, description="a stage that has no ready worker for this long ends with an error"
+        default=1800, gt=0, description="Seconds without a ready worker after which a stage ends with an error."
     )
     watchdog: float = Field(
         default=10,
         ge=0,
         le=10_000,
-        description="a partition that takes this many times longer than the slowest finished one suggests, and more "
-        "than 300 s, is taken from its worker, which is replaced; 0: no limit",
+        description="Replace a worker whose partition takes this many times longer than the slowest finished one "
+        "suggests, and more than 300 s. 0 disables the limit.",
     )

@@ -44,51 +44,59 @@ class DataConfig(Section):
     """Which images: a dataset URI and, if set, its first `n` images."""
 
     uri: str = Field(description=", ".join(dataset_forms()))
-    n: int | None = Field(default=None, gt=0, le=10**9, description="use the first n images; all by default")
+    n: int | None = Field(
+        default=None, gt=0, le=10**9, description="Number of images, from the first one on. By default, all images."
+    )
     class_names: tuple[str, ...] = Field(
         default=(),
-        description="names of the classes 0, 1, ... for the report; those of CIFAR, ImageNet and folders are known",
+        description="Names of the classes 0, 1, ... for the report. The names of CIFAR, ImageNet, and folders are "
+        "known.",
     )
 
 
 class RunConfig(Section):
     """Everything about one run; the keys of the YAML file."""
 
-    name: str = Field(json_schema_extra={"pattern": f"^{_NAME}$"}, description="begins the run id")
+    name: str = Field(
+        json_schema_extra={"pattern": f"^{_NAME}$"}, description="Name of the run, with which its run ID begins."
+    )
     data: DataConfig
     std: str | None = Field(
         default=None,
-        description="URI of the standard classifier: accurate, robust or not; a black box will do; "
-        "without one, AutoAttack on rob alone",
+        description="URI of the standard (accurate) classifier, which may be a black box. Without it, the run is "
+        "AutoAttack on the robust classifier alone.",
     )
-    rob: str = Field(description="URI of the robust classifier")
+    rob: str = Field(description="URI of the robust classifier.")
     names: Mapping[Literal["std", "rob", "mixed"], str] = Field(
-        default={}, description="what the report calls the classifiers, {rob: WRN-70-16} for instance"
+        default={}, description="Names of the classifiers in the report, for example {rob: WRN-70-16}."
     )
     threat: ThreatConfig
-    seed: int = Field(default=0, ge=0, lt=2**63, description="of every random start")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random numbers.")
     partition_size: Positive | None = Field(
-        default=None, description="images per partition, the unit of work; by default 32, or 16 for up to 512 images"
+        default=None, description="Images per partition, the unit of work. By default, 32, or 16 for up to 512 images."
     )
     precision: Literal["fp32", "tf32", "bf16", "auto"] = Field(
         default="auto",
-        description="of the attacks' passes; auto: the fastest of each network, found once a run and type of device; "
-        "what is stored is computed in float32 in any case",
+        description="Precision in which attacks compute gradients. `auto` selects the fastest one for each network, "
+        "once per run and device type. Stored results are always computed in float32.",
     )
     preset: Literal["standard", "fast", "paper"] = Field(
         default="standard",
         exclude=True,
-        description="defaults of the keys below. `fast` is for a first look: `evaluate.preset: fast`, and as many "
-        "iterations and targets in `attack`. `paper` is the paper's algorithm and evaluation: its criterion and "
-        "quantile, no refinement rounds, restarts, joint attack, or warm start, and float32 throughout",
+        description="Defaults of the keys below. `fast`, for a first look, sets `evaluate.preset: fast` and the same "
+        "iterations and targets in `attack`. `paper` restores the algorithm and the evaluation of the "
+        "paper: its criterion and quantile, float32, and no refinement rounds, restarts, joint attack, "
+        "or warm start.",
     )
     attack: AttackConfig = AttackConfig()
     search: SearchConfig = SearchConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     extensions: tuple[str, ...] = Field(
-        default=(), description="Python files of yours that register attacks, losses, clamps, data sets and so on"
+        default=(), description="Your Python files that register attacks, losses, clamps, datasets, and so on."
     )
-    storage: str = Field(default="runs", description="a folder or any fsspec URI, s3://bucket/prefix for instance")
+    storage: str = Field(
+        default="runs", description="Folder or fsspec URI for results, for example s3://bucket/prefix."
+    )
     compute: ComputeConfig = ComputeConfig()
 
     _written: dict[str, str] = PrivateAttr(default_factory=dict)  # a value with its paths placed -> as written
@@ -297,7 +305,7 @@ def config_with_stages(names: Iterable[str]) -> type[RunConfig]:
 @functools.cache
 def _with_keys(stages: tuple[tuple[str, type[Section], str], ...]) -> type[RunConfig]:
     added: dict[str, Any] = {
-        name: (keys | None, Field(default=None, description=f"a stage of its own: {describes}"))
+        name: (keys | None, Field(default=None, description=f"Optional stage: {describes}"))
         for name, keys, describes in stages
     }
     return create_model("RunConfig", __base__=RunConfig, **added) if added else RunConfig

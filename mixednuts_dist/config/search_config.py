@@ -92,59 +92,64 @@ class SearchConfig(Section):
 
     criterion: CriterionName = Field(
         default="exact",
-        description="exact: signed margins and exact clean accuracy; paper: Algorithm 1 to the letter; certified: what "
-        "`certify` proves in place of what the attack left, and beta is a share of rob's certified images",
+        description="`exact` constrains signed margins and maximizes clean accuracy. `paper` is Algorithm 1, and "
+        "`paper-interpolated` is Algorithm 1 with the quantile of the reference code. `certified` uses "
+        "the certificates of `certify` instead of the attack, and `beta` is then a share of the "
+        "certified images of the robust classifier.",
     )
-    clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation")
-    clamps: tuple[ClampName, ...] = Field(default=(), description="clamps to try beside `clamp`, which ties prefer")
+    clamp: ClampName = Field(default="gelu", description="Clamp of the logit transformation.")
+    clamps: tuple[ClampName, ...] = Field(default=(), description="Additional clamps to try. Ties go to `clamp`.")
     ln_k: Width | None = Field(
-        default=None, description="LayerNorm over the top ln_k logits, also under attack; 250 where K > 250"
+        default=None,
+        description="LayerNorm over the top `ln_k` logits, also under attack. By default, 250 if there are more "
+        "classes.",
     )
     ln_ks: tuple[Width, ...] = Field(
-        default=(), description="LayerNorm widths to try beside `ln_k`, on the logits that were attacked under `ln_k`"
+        default=(), description="Additional LayerNorm widths to try, on the logits that were attacked under `ln_k`."
     )
     scales: Annotated[Grid, AfterValidator(_positive)] = Field(
-        default=RangeConfig(min=0.05, max=5, spacing="log"), description="candidates of s: a range or a list"
+        default=RangeConfig(min=0.05, max=5, spacing="log"), description="Candidates of s, as a range or a list."
     )
     powers: Annotated[Grid, AfterValidator(_positive)] = Field(
-        default=RangeConfig(min=1, max=4), description="candidates of p: a range or a list"
+        default=RangeConfig(min=1, max=4), description="Candidates of p, as a range or a list."
     )
-    biases: Grid = Field(default=RangeConfig(min=-2.5, max=0), description="candidates of c: a range or a list")
+    biases: Grid = Field(default=RangeConfig(min=-2.5, max=0), description="Candidates of c, as a range or a list.")
     betas: tuple[Beta, ...] = Field(
         default=(1.0, 0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5),
         min_length=1,
         max_length=1000,
-        description="shares of rob's attacked images to keep; each gets its parameters and predictions",
+        description="Target retentions. The search selects parameters and predicts accuracies for each.",
     )
-    beta: Beta = Field(default=0.985, description="the beta whose parameters are deployed and attacked")
-    keep: Beta | None = Field(
-        default=None, exclude=True, description="another word for `beta`: the share of rob's robust images to keep"
-    )
+    beta: Beta = Field(default=0.985, description="Target retention whose parameters are deployed and attacked.")
+    keep: Beta | None = Field(default=None, exclude=True, description="Another name for `beta`.")
     sample: Positive | Literal["auto"] = Field(
         default="auto",
-        description="images that the search reads, drawn at random where the run has more; auto: 5 million logits of "
-        "one classifier (5,000 images at 1,000 classes), and at most 50,000 images",
+        description="Number of images that the search reads, drawn at random if the run has more. `auto` reads up to "
+        "5 million logits per classifier (5,000 images with 1,000 classes) and at most 50,000 images.",
     )
     rounds: Repeats = Field(
         default=8,
-        description="rounds, at most, of attacking the choice and choosing again with what was found, until the "
-        "measured share reaches `beta`; 0: the paper",
+        description="Maximum number of refinement rounds, which attack the selected parameters and search again "
+        "until the achieved retention reaches `beta`. The paper uses 0.",
     )
     measure: tuple[Beta, ...] | Literal["all"] = Field(
-        default=(), description="betas, beside `beta`, whose choices the rounds attack as well; all: every one"
+        default=(),
+        description="Additional betas whose parameters the refinement rounds attack. `all` selects every beta.",
     )
     tune: bool = Field(
         default=True,
-        description="on Ray, score the grid as a Ray Tune job; false: in the driver, with the same result",
+        description="Score the grid as a Ray Tune job if the executor is Ray. `false` scores it in the driver, with "
+        "the same result.",
     )
     surrogate_beta: Beta = Field(
-        default=0.95, description="beta of alpha_d, the weight inside the surrogate; the paper: 0.95, 0.935, 0.95"
+        default=0.95,
+        description="Beta of alpha_d, the weight inside the surrogate. The paper uses 0.95, 0.935, and 0.95.",
     )
     widen: Repeats | None = Field(
         default=None,
-        description="times, at most, that the grid grows beyond an edge on which the best candidate of a beta lies, "
-        "within scales 0.001 to 1000, powers 0.25 to 16, biases -4 to 4; by default 16, more than it takes, and 0 "
-        "where scales, powers or biases are given",
+        description="Maximum number of times that the grid is extended beyond an edge with an optimum, within scales "
+        "0.001 to 1000, powers 0.25 to 16, and biases -4 to 4. By default, 16, or 0 if scales, powers, "
+        "or biases are set.",
     )
 
     @model_validator(mode="before")

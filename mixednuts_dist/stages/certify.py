@@ -51,25 +51,31 @@ NOT_CLAIMED = (
 class CertifyKeys(Section):
     """The noise, the draws, and what they are for."""
 
-    sigma: float = Field(default=0.25, gt=0, le=1000, description="of the noise, in units of the pixel range [0, 1]")
-    n: Positive = Field(default=10_000, description="draws that bound an image's vote, at most")
-    n_choose: Positive = Field(default=100, description="draws that choose its class, before them")
-    confidence: float = Field(default=0.999, gt=0, lt=1, description="of each image's certificates, all together")
+    sigma: float = Field(
+        default=0.25, gt=0, le=1000, description="Standard deviation of the noise, for pixels in [0, 1]."
+    )
+    n: Positive = Field(default=10_000, description="Maximum number of draws that bound the vote of an image.")
+    n_choose: Positive = Field(default=100, description="Number of earlier draws that choose the class of an image.")
+    confidence: float = Field(
+        default=0.999, gt=0, lt=1, description="Simultaneous confidence of all certificates of one image."
+    )
     radii: tuple[Radius, ...] | None = Field(
         default=None,
         max_length=100,
-        description="L2 radii to certify at; 0.4, 1 and 2 sigma by default",
+        description="L2 radii to certify. By default, 0.4, 1, and 2 sigma.",
     )
     alphas: tuple[Alpha, ...] = Field(
         default=(1.0, 0.9, 0.8, 0.7),
         min_length=1,
         max_length=100,
-        description="draws of an image end when its certificates at these alphas and `radii` can no longer change",
+        description="Stop drawing for an image if its certificates at these alphas and `radii` can no longer change.",
     )
-    stop_when_decided: bool = Field(default=True, description="false: all n draws for every image")
+    stop_when_decided: bool = Field(
+        default=True, description="Stop early. `false` takes all `n` draws for every image."
+    )
     radius: Radius | None = Field(
         default=None,
-        description="at which search.criterion certified counts certified images; the smallest of `radii` by default",
+        description="Radius at which the criterion `certified` counts images. By default, the smallest of `radii`.",
     )
 
     @model_validator(mode="after")

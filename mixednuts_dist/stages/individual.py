@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..distributed.workbench import Workbench
 
 
-@STAGES("individual", describes="each attack of `evaluate` on all images, by itself", order=4)
+@STAGES("individual", describes="each attack of `evaluate` alone, on all images", order=4)
 class Individual(Stage):
     """What each attack alone leaves of the deployed mixture, or of rob where there is no std."""
 

@@ -34,11 +34,12 @@ class JudgeKeys(Section):
     """Whose points are judged."""
 
     points: str = Field(
-        description="x_adv.pt, .npy, .npz or Parquet: attacked images in the order of the split, or with `sample_id`"
+        description="File of adversarial images (.pt, .npy, .npz, or Parquet) in the order of the dataset, or with "
+        "`sample_id`."
     )
 
 
-@STAGES("judge", describes="attacked images of somebody else: which break the classifiers, by float32", order=5,
+@STAGES("judge", describes="submitted adversarial images, verified in float32", order=5,
         options={"points": "x_adv.pt"}, names_files=True)  # fmt: skip
 class JudgePoints(Stage):
     """Given points inside the ball and [0, 1] count; each of std, rob and the mixture is judged at them."""
