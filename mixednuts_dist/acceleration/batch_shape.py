@@ -74,7 +74,7 @@ class BatchShape:
         """Halve the rows after a pass over `n_failed` rows, more than one, ran out of memory."""
         self.rows = min(self.rows, max(1, n_failed // 2))
         _logger.warning(
-            "out of memory with %d images a pass; going on with %d, which may move the last bits of results",
+            "out of memory with %d images per pass; continuing with %d, which may change the last bits of results",
             n_failed,
             self.rows,
         )

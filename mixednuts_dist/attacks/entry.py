@@ -135,8 +135,8 @@ def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, eot: int | None)
     if eot is None and not torch.allclose(logits, again, rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
         raise InvalidInputError(
             f"two passes over the same images differ by {float((logits - again).abs().max()):.3g}: the model is "
-            "random, and an image that stood once may fall the next time; average over its draws with eot=20, "
-            "or switch the noise off"
+            "random, so the same image can be classified differently the next time; average over its draws with "
+            "eot=20, or switch the noise off"
         )
     return logits
 
@@ -147,6 +147,6 @@ def _warn_without_gradient(model: Callable[[Tensor], Tensor], x: Tensor) -> None
     if not has_gradient(tried, x):
         warnings.warn(
             f"the gradient of {subject} is zero in every pixel (rounding, detach() or a step function on its way?): "
-            "attacks that follow it are blind, and what they leave standing is no robustness; only Square counts",
+            "gradient attacks cannot succeed, so surviving them is not evidence of robustness; only Square counts",
             stacklevel=4,
         )

@@ -102,7 +102,7 @@ class JointSteps(Stepper[JointState]):
 
 
 @ATTACKS(
-    "joint", describes="momentum steps on rob's gap and std's together; mixtures only", order=6,
+    "joint", describes="momentum steps on both base classifiers of a mixed classifier", order=6,
     mixtures_only=True, options=("n_iter", "n_target_classes", "joint_starts"),
 )  # fmt: skip
 class Joint(Attack):

@@ -84,5 +84,5 @@ def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:
     low, high = x_BCHW.min().item(), x_BCHW.max().item()
     if not (low >= 0 and high <= 1):
         raise InvalidInputError(
-            f"images range over [{low:g}, {high:g}]; give them in [0, 1], normalisation inside the model"
+            f"images range over [{low:g}, {high:g}]; give them in [0, 1], with normalization inside the model"
         )

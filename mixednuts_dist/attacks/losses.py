@@ -83,11 +83,11 @@ def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Ten
     return margin_loss(outputs.logits, labels_B)
 
 
-@LOSSES("joint", describes="of a mixture: rob's gap to the target plus std's gap to it")
+@LOSSES("joint", describes="the gaps of both base classifiers to the target, for mixed classifiers")
 def joint(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
     """`joint_loss` of the two base classifiers; `weights_B` weighs std's gap."""
     if not isinstance(outputs, MixedOutputs):
-        raise InvalidInputError("the loss 'joint' is that of a mixture; this classifier has no std and rob")
+        raise InvalidInputError("the loss 'joint' needs a mixed classifier; this classifier has no base classifiers")
     return joint_loss(outputs.std_logits.double(), outputs.mapped_logits, labels_B, targets_B, weights_B)
 
 

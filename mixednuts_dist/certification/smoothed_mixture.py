@@ -104,7 +104,7 @@ class SmoothedMixture(nn.Module):
         classes_B, radius_B = votes.classes, torch.zeros(len(x_BCHW), dtype=torch.float64)
         if std_radius_B is not None:
             if self.mixed.temperature > 0:
-                raise InvalidInputError("std_radius_B needs a mixture of temperature 0: other votes are not one-hot")
+                raise InvalidInputError("std_radius_B needs temperature 0: other votes are not one-hot")
             if std_radius_B.shape != radius_B.shape:
                 raise InvalidInputError(f"std_radius_B has shape {tuple(std_radius_B.shape)}. Give one per image")
             std_BK, shares_BK = self._std_BK(x_BCHW), votes.chosen_counts_BK.double() / self.plan.n_choose

@@ -100,7 +100,7 @@ class BlackBoxClassifier(nn.Module):
 
     def _certain(self, classes_B: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if self.n_classes is None:
-            raise BaseClassifierError("the black box answers with classes: say how many there are, #classes=K")
+            raise BaseClassifierError("the black box returns classes. Add their number to the URI: #classes=K")
         if classes_B.min() < 0 or classes_B.max() >= self.n_classes:
             raise BaseClassifierError(
                 f"the black box answered classes {classes_B.min()} to {classes_B.max()} of {self.n_classes}"
@@ -109,7 +109,7 @@ class BlackBoxClassifier(nn.Module):
         return one_hot_BK
 
 
-@CLASSIFIERS("callable", describes="a function of yours that answers with logits or classes; std only", order=9,
+@CLASSIFIERS("callable", describes="your function, which returns logits or classes; only as `std`", order=9,
              forms=("callable:package.module:function[#classes=K]",), target="factory", any_option=True,
              gradients=False)  # fmt: skip
 def load_callable(uri: ResourceUri) -> BlackBoxClassifier:
@@ -118,7 +118,7 @@ def load_callable(uri: ResourceUri) -> BlackBoxClassifier:
     return BlackBoxClassifier(lambda images: function(images, **options), _n_classes(uri))
 
 
-@CLASSIFIERS("http", describes="a service that answers with logits or classes; std only", order=10,
+@CLASSIFIERS("http", describes="a service that returns logits or classes; only as `std`", order=10,
              forms=("http://HOST/PATH[#classes=K]",), target="host", any_option=True, gradients=False)  # fmt: skip
 @CLASSIFIERS("https", describes="the same, encrypted", order=11, forms=("https://...",), target="host",
              any_option=True, gradients=False)  # fmt: skip

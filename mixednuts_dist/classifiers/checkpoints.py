@@ -207,7 +207,7 @@ def _download(item: Missing, part: Path, on_bytes: Callable[[int, int], None]) -
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             if attempt == _TRIES - 1:
                 raise _refused(item, f"{type(error).__name__}: {error}") from error
-            logger.warning("%s broke off (%s); going on from byte %d", item.url, error, have)
+            logger.warning("%s broke off (%s); resuming from byte %d", item.url, error, have)
             time.sleep(min(2**attempt, 10) * 0.5)
 
 

@@ -38,7 +38,7 @@ _PIXEL_STD = 0.377
 _N_CLASSES = 10
 
 
-@CLASSIFIERS("py", describes="a function of yours that returns a torch module", order=6,
+@CLASSIFIERS("py", describes="your function, which returns a torch module", order=6,
              forms=("py:package.module:factory", "py:path/to/file.py:factory"),
              target="factory", any_option=True)  # fmt: skip
 def load_factory(uri: ResourceUri) -> Any:

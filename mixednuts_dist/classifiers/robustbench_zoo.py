@@ -82,7 +82,7 @@ def _alias_autoattack() -> None:
             state_path: Path | None = None,
         ) -> Any:  # fmt: skip
             if state_path is not None:
-                raise BaseClassifierError("pyautoattack cannot go on from a saved state: leave aa_state_path out")
+                raise BaseClassifierError("pyautoattack cannot resume from a saved state: leave aa_state_path out")
             x_adv, y_adv = super().run_standard_evaluation(x_orig, y_orig, batch_size=bs)
             return (x_adv, y_adv) if return_labels else x_adv
 

@@ -36,7 +36,7 @@ TEMPLATE, ONE_CLASSIFIER = (
 @click.option("--images", default="npz:images.npz", show_default=True, metavar="URI", help="Dataset.")
 @click.option("--std", default="py:nets.py:std", show_default=True, metavar="URI", help="Accurate base classifier.")
 @click.option("--rob", default="py:nets.py:rob", show_default=True, metavar="URI", help="Robust base classifier.")
-@click.option("--model", metavar="URI", help="Attack this one classifier with AutoAttack, without a mixture.")
+@click.option("--model", metavar="URI", help="Attack only this classifier with AutoAttack.")
 def init(file: str, images: str, std: str, rob: str, model: str | None) -> None:
     """Write a commented CONFIG to start from.
 

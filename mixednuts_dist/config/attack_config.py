@@ -115,7 +115,7 @@ class EvaluateConfig(Section):
             named, fast = version.attacks, content.get("preset") == "fast"
             if tuple(content.get("attacks", named)) != named or fast:
                 other = "preset: fast" if fast else "attacks"
-                raise ValueError(f"version: {content['version']} says which attacks run; leave it or {other} out")
+                raise ValueError(f"version: {content['version']} defines which attacks run; leave it or {other} out")
             content = {"eot": version.eot, **content, "attacks": named}
         return {**FAST, **content} if content.get("preset") == "fast" else content
 
@@ -124,7 +124,7 @@ class EvaluateConfig(Section):
     def _once(cls, attacks: tuple[str, ...]) -> tuple[str, ...]:
         twice = next((name for i, name in enumerate(attacks) if name in attacks[:i]), None)
         if twice is not None:
-            raise ValueError(f"{twice!r} is there twice; each attack has one column of the results")
+            raise ValueError(f"{twice!r} occurs twice; each attack has one column of the results")
         return attacks
 
     @model_validator(mode="after")

@@ -81,7 +81,7 @@ def read_yaml(text: str, source: str) -> Any:
         raise ConfigError(f"{source}: not readable as YAML: its lists and keys are nested too deeply") from error
     except yaml.reader.ReaderError as error:
         raise ConfigError(
-            f"{source}: not readable as YAML: character {error.position + 1} is {error.character:#x}, which is no text"
+            f"{source}: not readable as YAML: character {error.position + 1} is {error.character:#x}, which is not text"
         ) from error
 
 
@@ -170,7 +170,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if (key.tag, key.value) in lines:
                     first = lines[key.tag, key.value]
-                    raise _refused(f"the key {shortened(key.value)} is there already, on line {first}", key.start_mark)
+                    raise _refused(f"the key {shortened(key.value)} already occurs on line {first}", key.start_mark)
                 lines[key.tag, key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
 

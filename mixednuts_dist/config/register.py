@@ -183,7 +183,7 @@ def import_file(name: str, path: Path) -> ModuleType:
     """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -192,7 +192,7 @@ def import_file(name: str, path: Path) -> ModuleType:
         folder = path.resolve().parent
         if isinstance(error, ModuleNotFoundError) and _lies_in(folder, error.name):
             raise ImportError(
-                f"{error}; it lies beside {path.name}: export PYTHONPATH={folder}, or put what is needed of it into "
+                f"{error}; it is next to {path.name}: export PYTHONPATH={folder}, or put what is needed of it into "
                 f"{path.name}, since a run keeps a copy of that file alone"
             ) from error
         raise

@@ -213,7 +213,7 @@ class RunConfig(Section):
         for attack in self.evaluate.attacks if self.std is None else ():
             if entries[attack].facts.get("mixtures_only"):
                 raise ValueError(
-                    f"evaluate.attacks: {attack!r} attacks a mixture, and this run has no std; leave it out"
+                    f"evaluate.attacks: {attack!r} attacks mixed classifiers, and this run has no `std`; leave it out"
                 )
         return self
 
@@ -257,8 +257,8 @@ class RunConfig(Section):
         """
         if self.std is None:
             raise ConfigError(
-                f"{self.name}: std is missing, and a mixture needs std and rob. With rob alone there are: mixednuts "
-                "attack, evaluate, report and run"
+                f"{self.name}: `std` is missing, and a mixed classifier needs `std` and `rob`. With `rob` alone "
+                "there are: mixednuts attack, evaluate, report and run"
             )
         return self.std
 

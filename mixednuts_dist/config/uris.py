@@ -242,8 +242,8 @@ def check_classifier_uri(uri: str, role: str) -> None:
     """
     if role == "rob" and is_black_box(uri):
         raise BaseClassifierError(
-            f"rob={_short(uri)!r} is a black box, but the minimum-margin attack needs rob's gradients; only std may be "
-            f"one. Valid forms of rob: {', '.join(classifier_forms(black_boxes=False))}"
+            f"rob={_short(uri)!r} is a black box, but MMAA needs its gradients; only `std` may be a black box. "
+            f"Valid forms of rob: {', '.join(classifier_forms(black_boxes=False))}"
         )
     _check_uri(uri, role, CLASSIFIERS, classifier_forms(black_boxes=role != "rob"), BaseClassifierError)
 
@@ -285,7 +285,7 @@ def _check_uri(uri: str, key: str, register: Register[Any], forms: Sequence[str]
             raise error(f"{key}={_short(uri)!r} is not a known form; did you mean '{suffix}:{_short(uri)}'?")
         if suffix and f".{suffix}" in _WEIGHTS and register is CLASSIFIERS:
             raise error(
-                f"{key}={_short(uri)!r} is a file of weights, which does not say of which network. Write a function "
+                f"{key}={_short(uri)!r} is a file of weights, which does not name the network. Write a function "
                 f"that builds it and loads them, and give {key}: py:nets.py:{key}. `mixednuts init` writes this "
                 f"nets.py to start from:\n\n{TWO_CHECKPOINTS}"
             )

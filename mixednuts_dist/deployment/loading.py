@@ -143,8 +143,8 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
     given = {name: stored[name] for name in ("sigma", "confidence", "n_choose") if stored} | noise
     if "sigma" not in given:
         raise InvalidInputError(
-            f"run {run.run_id} began without the key certify: {{sigma: ...}}, so the noise of its smoothed mixture is "
-            "not known: give it here, sigma=0.25 for instance"
+            f"run {run.run_id} began without the key certify: {{sigma: ...}}, so the noise of the smoothed classifier "
+            "is not known: give it here, for example sigma=0.25"
         )
     return SmoothedMixture(run.classifier(), **given)
 
@@ -170,7 +170,7 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
     described = _described(store)
     run_id, config, inputs = described["run_id"], described["config"], described["inputs"]
     if config.get("std") is None:
-        raise InvalidInputError(f"run {run_id} attacks rob alone; without std there is no mixture to load")
+        raise InvalidInputError(f"run {run_id} attacks `rob` alone; without `std` there is no mixed classifier to load")
     files = config.get("extensions") or ()
     named = named_code(std=config["std"], rob=config["rob"], extensions=files)
     if named and not trust_code:
@@ -382,7 +382,7 @@ def _check(role: str, model: nn.Module, stored: StoredBase) -> None:
     if now != stored.sha256:
         raise FingerprintMismatch(
             f"{role}={stored.uri!r}: its weights are not those that were saved (sha256 was "
-            f"{str(stored.sha256)[:12]} and is {now[:12]}); pass {role}=module to use other ones all the same"
+            f"{str(stored.sha256)[:12]} and is {now[:12]}); pass {role}=module to use other ones anyway"
         )
 
 

@@ -93,7 +93,7 @@ def _evaluated(run: DeployedRun) -> Evaluated:
         # What is claimed is what the stored images show, not a flag beside them.
         right_B = (rows["mixed_clean"].argmax(dim=1) == labels_B) & (rows["mixed_attacked"].argmax(dim=1) == labels_B)
         if not torch.equal(right_B, rows["robust"]):
-            raise InvalidInputError(f"{part}: the stored attacked images do not show the stored verdicts")
+            raise InvalidInputError(f"{part}: the stored adversarial images do not reproduce the stored results")
         n_robust += int(right_B.sum())
     return Evaluated(x_adv_NCHW, n_clean, n_robust)
 
@@ -124,8 +124,8 @@ def _order(dataset: Any, n_images: int) -> Tensor:
     matches = [re.fullmatch(r"[a-z0-9]+/(\d+)", name) for name in names]
     if not all(matches):
         raise InvalidInputError(
-            f"{dataset.uri} holds its images in a balanced order, and their names ({names[0]!r}) do not say which of "
-            f"the test set they are; run on {dataset.manifest.source!r} itself"
+            f"{dataset.uri} holds its images in a balanced order, and their names ({names[0]!r}) do not identify them "
+            f"in the test set; run on {dataset.manifest.source!r} itself"
         )
     indices = torch.tensor([int(match[1]) for match in matches if match])
     return indices.argsort().argsort()  # the rank among those that are there: all of them, where the set is whole

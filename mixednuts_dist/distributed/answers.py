@@ -86,9 +86,9 @@ class Answers:
         for role, again_BK in self._answered(x_BCHW).items():
             if not torch.allclose(again_BK, first[role], rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
                 raise BaseClassifierError(
-                    f"{self._named(role)} gives {len(x_BCHW)} images other logits than before its first piece, by up "
-                    f"to {float((again_BK - first[role]).abs().max()):.3g}: it has become random, or changed. Switch "
-                    "that off; one that is random on purpose is averaged over draws with evaluate.eot=20"
+                    f"{self._named(role)} gives {len(x_BCHW)} images other logits than before its first partition, by "
+                    f"up to {float((again_BK - first[role]).abs().max()):.3g}: it has become random, or changed. "
+                    "Switch that off; one that is random on purpose is averaged over draws with evaluate.eot=20"
                 )
 
     @torch.no_grad()

@@ -96,8 +96,8 @@ class HeadWatch:
     def _give_up(self, gone: float) -> None:
         where = f"cluster at {self._address}" if self._address else "that this command has started"
         logger.error(
-            "the head of the Ray %s is gone (no answer for %.0f s). What is written is kept: the same command goes on "
-            "from there%s",
+            "the head of the Ray %s is gone (no answer for %.0f s). Finished partitions are kept: the same command "
+            "resumes%s",
             where, gone, " once the head is back" if self._address else f". {WITHOUT_RAY}",
         )  # fmt: skip
         if sys.stderr.isatty():
@@ -123,7 +123,7 @@ def require_answer(address: str) -> None:
     asked = re.fullmatch(r"(ray://)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", address)
     if not asked or not 0 < int(asked[3]) < 2**16:
         raise ClusterError(
-            f"{shortened(address)} is no address of a Ray cluster; give host:port as `ray start --head` prints it, "
+            f"{shortened(address)} is not an address of a Ray cluster; give host:port as `ray start --head` prints it, "
             "ray://host:10001, auto, or local"
         )
     try:
@@ -231,7 +231,7 @@ def _for_this_process_alone() -> Iterator[None]:
     if not known:
         logger.warning(
             "Ray %s is not one of the versions that were tried (%s): its local cluster may listen beyond loopback, and "
-            "under `uv run` its workers may build environments of their own",
+            "under `uv run` its workers may build separate environments",
             ray.__version__, ", ".join(f"{version}*" for version in _TRIED_VERSIONS),
         )  # fmt: skip
     before = {name: getattr(ray_constants, name) for name in _CONSTANTS} if known else {}

@@ -17,7 +17,7 @@ from .worker import AttackWorker
 from .worker_spec import WorkerSpec
 
 
-@EXECUTORS("debug", describes="this very thread: for breakpoints", order=2)
+@EXECUTORS("debug", describes="the thread of the command, for breakpoints", order=2)
 class DebugExecutor(Executor):
     """Each call is done before `call` returns."""
 

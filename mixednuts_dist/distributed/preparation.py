@@ -95,7 +95,7 @@ def _read(dataset: Dataset, indices: Sequence[int]) -> ImageRows:
     pixels = images.mul(255).round().byte()
     if not bool((pixels.float().div(255) == images).all()):
         raise DatasetError(
-            f"{dataset.uri}: its pixels are no multiples of 1/255, so uint8 cannot store them exactly; "
+            f"{dataset.uri}: its pixels are not multiples of 1/255, so uint8 cannot store them exactly; "
             "use it as data.uri without preparing it"
         )
     names = getattr(dataset, "names", None)

@@ -30,7 +30,7 @@ _WATCH_SECONDS = 0.2  # between two looks at whether the raylet is there
 logger = logging.getLogger(__name__)
 
 
-@EXECUTORS("ray", describes="a Ray cluster, or a Ray of its own on this machine", order=0)
+@EXECUTORS("ray", describes="a Ray cluster, or a private Ray instance on this machine", order=0)
 class RayExecutor(Executor):
     """Ray at `address`, else at RAY_ADDRESS, else a new local one that leaves with this executor.
 

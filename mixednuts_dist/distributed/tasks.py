@@ -32,4 +32,4 @@ class Task:
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         """The rows of a piece, beside `sample_id` and `label`, and the counts of its receipt (`worker.summary`)."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it computes")
+        raise NotImplementedError(f"{type(self).__name__} does not define what it computes")

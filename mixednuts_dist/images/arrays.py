@@ -219,7 +219,7 @@ class StoredArray:
                 raise ValueError(f"{member} is stored columns first or as objects; save np.ascontiguousarray(images)")
             held, said = archive.getinfo(member).file_size - file.tell(), math.prod(shape) * dtype.itemsize
             if held != said:
-                raise ValueError(f"{member} is said to be {shape} of {dtype}, {said} bytes, and holds {held}")
+                raise ValueError(f"{member} declares {shape} of {dtype}, {said} bytes, and holds {held}")
             return cls(path, member, shape, dtype, file.tell())
 
     @property
@@ -258,13 +258,13 @@ def _check_arrays(uri: str, images: "np.ndarray[Any, Any] | StoredArray", labels
         raise DatasetError(f"{uri}: labels must be integers from 0 to {LARGEST_LABEL}; found {found}")
     if images.ndim == 4 and images.shape[-1] == 4 and images.shape[1] > 4:
         logger.warning(
-            "%s: images %s are taken as %d channels of %d x 4 pixels; where they are RGBA, store images[..., :3]",
+            "%s: images %s are taken as %d channels of %d x 4 pixels; if they are RGBA, store images[..., :3]",
             uri, images.shape, images.shape[1], images.shape[2],
         )  # fmt: skip
     if images.dtype == np.uint8:
         if images[:_CHUNK].max() <= 1:
             logger.warning(
-                "%s: pixels are uint8 and all 0 or 1, which counts as black (uint8 is divided by 255); where 1 is "
+                "%s: pixels are uint8 and all 0 or 1, which counts as black (uint8 is divided by 255); if 1 is "
                 "white, store floats", uri,
             )  # fmt: skip
         return

@@ -70,7 +70,7 @@ def check_images(images_BCHW: Tensor, labels_B: Tensor, uri: str) -> None:
     if images_BCHW.dim() != 4 or images_BCHW.dtype != torch.float32 or labels_B.shape != images_BCHW.shape[:1]:
         raise DatasetError(
             f"{uri}: read images {tuple(images_BCHW.shape)} of {images_BCHW.dtype} and labels {tuple(labels_B.shape)}; "
-            "they must be float32 (images, channels, height, width) and one label an image"
+            "they must be float32 (images, channels, height, width) and one label per image"
         )
     if not bool(torch.isfinite(images_BCHW).all()):
         raise DatasetError(f"{uri}: some pixels are NaN or infinite")

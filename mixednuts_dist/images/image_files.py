@@ -205,7 +205,7 @@ def open_imagenet(uri: ResourceUri) -> ImageFiles:
             f"the first should be {folder / evaluation_names()[0]} (the validation images in one sub-folder a class)"
         )
     if len(present) < len(evaluation_names()):
-        logger.warning("imagenet:%s: %d of the %d images are there", root, len(present), len(evaluation_names()))
+        logger.warning("imagenet:%s: %d of the %d images exist", root, len(present), len(evaluation_names()))
     named = [(name, class_labels()[name.partition("/")[0]]) for name in present]
     chosen = uri.option("preprocess") or IMAGENET_PREPROCESS
     return image_files(f"imagenet:{root}", folder, named, chosen, imagenet_class_names)

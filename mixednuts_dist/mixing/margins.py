@@ -126,7 +126,7 @@ def class_indices(name: str, index_B: Tensor, logits_BK: Tensor) -> Tensor:
     """
     n_images, n_classes = logits_BK.shape
     if index_B.shape != (n_images,):
-        raise InvalidInputError(f"{name} has shape {tuple(index_B.shape)}, expected ({n_images},): one class an image")
+        raise InvalidInputError(f"{name} has shape {tuple(index_B.shape)}, expected ({n_images},): one class per image")
     index_B = index_B.to(device=logits_BK.device, dtype=torch.int64)
     if n_images and not 0 <= int(index_B.min()) <= int(index_B.max()) < n_classes:
         raise InvalidInputError(

@@ -115,7 +115,7 @@ def _tradeoff_words(results: RunResults) -> str:
 
 @CHARTS(
     "rounds",
-    describes="What each refinement round predicted and measured",
+    describes="Predicted and measured values of each refinement round",
     caption="Each refinement round attacks the current choice, adds the adversarial examples, and searches again. "
     "Left: retention, predicted and achieved. Right: clean accuracy. The last step is the whole adaptive attack on the "
     "deployed choice.",
@@ -148,7 +148,7 @@ def rounds(results: RunResults) -> Figure | None:
 
 @CHARTS(
     "margins",
-    describes="Margins of rob's forms, and what the margin threshold separates",
+    describes="Margins of the robust classifier, and the images that the threshold separates",
     caption="Margins of images that are correct under attack (bars) and of clean images that are wrong (outline), for "
     "rob as it is, after LayerNorm, and after M. The line is the margin threshold: the mixed classifier follows rob to "
     "its right and the standard classifier to its left.",
@@ -228,7 +228,7 @@ def survival(results: RunResults) -> Figure:
 
 @CHARTS(
     "certified",
-    describes="What is certified, against what an attack left, over beta and over the radius",
+    describes="Certified and attacked accuracy over beta and over the radius",
     caption="Left: for every beta, clean accuracy and robustness under the stored adversarial examples, both "
     "predicted, and what is certified at each radius. Right: what is certified of rob alone and of the deployed mixed "
     "classifier as the radius grows and, if the norms agree, what the attack left of the mixed classifier.",

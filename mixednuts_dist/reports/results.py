@@ -121,7 +121,7 @@ class RunResults:
             InvalidInputError: if the run has no `std` and so no search.
         """
         if self.found is None:
-            raise InvalidInputError(f"run {self.run_id} has no std, so nothing was searched")
+            raise InvalidInputError(f"run {self.run_id} has no `std`, so nothing was searched")
         return self.found
 
     @property

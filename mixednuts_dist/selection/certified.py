@@ -29,7 +29,7 @@ _STRICTLY = 1e-9  # of 1 - margin: a margin has to be above the cutoff, not at i
 
 @CRITERIA(
     "certified",
-    describes="certified margins in place of attacked ones; needs the key certify, whose radius counts",
+    describes="certified margins instead of attacked ones; needs the key `certify` and its radius",
     order=3,
     stage="certify",
 )
@@ -48,8 +48,8 @@ class CertifiedCriterion(ExactCriterion):
             raise InvalidInputError("the criterion certified reads certificates; these rows have none. Use exact")
         if not bool(rows.certificates.held_B.any()):
             raise InvalidInputError(
-                "rob alone is certified on no image, so there is nothing to keep: certify at a smaller radius "
-                "(certify.radius), or search by what the attack left (search.criterion: exact)"
+                "the robust classifier is certified on no image, so there is nothing to keep: certify at a "
+                "smaller radius (certify.radius), or search by attacked margins (search.criterion: exact)"
             )
         return replace(super().from_rows(rows, clamp=clamp, ln_k=ln_k), certificates=rows.certificates)
 

@@ -158,7 +158,9 @@ class Criterion(ABC):
 
 
 @CRITERIA(
-    "paper", describes="Algorithm 1 to the letter: the fewest clean-and-wrong images at or above the cutoff", order=2
+    "paper",
+    describes="Algorithm 1 to the letter: the fewest clean-and-wrong images at or above the margin threshold",
+    order=2,
 )
 @dataclass(frozen=True)
 class PaperCriterion(Criterion):
@@ -254,9 +256,7 @@ class InterpolatedPaperCriterion(PaperCriterion):
         return torch.stack(found)
 
 
-@CRITERIA(
-    "exact", describes="signed margins; the most clean images that the mixture gets right, in closed form", order=1
-)
+@CRITERIA("exact", describes="signed margins; the most correct clean images, in closed form", order=1)
 @dataclass(frozen=True)
 class ExactCriterion(Criterion):
     """Signed margins in the constraint; the most clean images that the T = 0 mixture gets right, in closed form.
@@ -402,8 +402,8 @@ def require_attacked(n_images: int) -> None:
     """Raises InvalidInputError where there is no attacked image to set a cutoff from."""
     if n_images == 0:
         raise InvalidInputError(
-            "no attacked image is classified correctly by rob: there is no margin to set the cutoff from. Is rob the "
-            "robust one (std comes first), and is eps, in units of the pixel range, one that it was trained for?"
+            "no attacked image is classified correctly by `rob`: no margin can set the threshold. Is `rob` the "
+            "robust one (`std` comes first), and is eps, in units of the pixel range, one that it was trained for?"
         )
 
 
@@ -427,7 +427,7 @@ def _rows_of(points: AttackedPoints, logits_BK: Tensor) -> Tensor:
     image_P, n_points = points.image_P.to(logits_BK.device), len(points.rob_logits_PK)
     if image_P.shape != (n_points,):
         raise InvalidInputError(
-            f"points.image_P has shape {tuple(image_P.shape)}, expected ({n_points},): one image a point"
+            f"points.image_P has shape {tuple(image_P.shape)}, expected ({n_points},): one image per point"
         )
     if len(image_P) and not 0 <= int(image_P.min()) <= int(image_P.max()) < len(logits_BK):
         raise InvalidInputError(

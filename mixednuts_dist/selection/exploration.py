@@ -83,8 +83,8 @@ class Selection:
             i = self.betas.index(beta)
             raise InvalidInputError(
                 f"beta={beta}: none of {self.infeasible[i].numel()} candidates can be used: "
-                f"{int(self.infeasible[i].sum())} have a cutoff below 0 (the transformation itself breaks too many "
-                f"attacked images), {int(self.undeployable[i].sum())} have logits, a cutoff or a 1 - alpha that "
+                f"{int(self.infeasible[i].sum())} have a threshold below 0 (the transformation itself breaks too many "
+                f"attacked images), {int(self.undeployable[i].sum())} have logits, a threshold or a 1 - alpha that "
                 "float32 cannot carry; search smaller scales and powers, or a smaller beta"
             )
         return found

@@ -58,7 +58,7 @@ class Grid:
         for _, name in AXES:
             _require_values(name, grid.axis(name), positive=name != "biases")
         if not grid.betas:
-            raise InvalidInputError("betas is empty: give at least one share of rob's correct images to keep")
+            raise InvalidInputError("betas is empty: give at least one target retention")
         for beta in grid.betas:
             require_beta(beta)
         return grid

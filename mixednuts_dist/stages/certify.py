@@ -36,7 +36,7 @@ Radius = Annotated[float, BeforeValidator(read_fraction), Field(gt=0, le=1000)]
 
 def _certifiable(alpha: float) -> float:
     if not 0.5 < alpha <= 1:
-        raise ValueError(f"{alpha:g} cannot be certified: up to 1/2 std alone decides; give alphas in (0.5, 1]")
+        raise ValueError(f"{alpha:g} cannot be certified: up to 1/2, `std` alone decides; give alphas in (0.5, 1]")
     return alpha
 
 

@@ -239,7 +239,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
             )
         checksums[role] = classifier_checksum(model, uri)
     if n_classes.get("std", n_classes["rob"]) != n_classes["rob"]:
-        raise BaseClassifierError(f"std has {n_classes['std']} classes and rob {n_classes['rob']}; they must agree")
+        raise BaseClassifierError(f"`std` has {n_classes['std']} classes and `rob` {n_classes['rob']}; they must agree")
     if config.evaluate.check and n_classes["rob"] < _LEAST_CLASSES:
         raise ConfigError(
             f"evaluate.check={config.evaluate.check} needs {_LEAST_CLASSES} classes or more, and rob={config.rob!r} "
@@ -263,7 +263,7 @@ def _checked_points(config: RunConfig, path: str, n_images: int, images: Tensor)
     if bool(held.given.any()) and not bool(held.counts.any()):
         nearest = float(held.distance[held.given].min())
         raise DatasetError(
-            f"{path}: of the points of the first {len(images)} images none lies in [0, 1] and within {threat}; the "
+            f"{path}: none of the first {len(images)} adversarial images is in [0, 1] and within {threat}; the "
             f"nearest is {nearest:.3g} away: are they of other images, or in another order? Give their sample_id"
         )
     return points_checksum(path)
@@ -461,7 +461,7 @@ def read_search_result(opened: Run) -> SearchResult:
     result, fingerprint = stored_search(opened.store)
     if fingerprint != search_fingerprint(opened):
         raise FingerprintMismatch(
-            f"{opened.store.address(SELECTED)} belongs to fingerprint {fingerprint}, this run is "
+            f"{opened.store.address(SELECTED)} has the content hash {fingerprint}, this run has "
             f"{search_fingerprint(opened)}; delete it and search again"
         )
     return result

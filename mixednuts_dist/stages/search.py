@@ -79,11 +79,11 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
             fingerprint = table.schema.metadata[b"fingerprint"].decode()
         except (pa.ArrowException, OSError, KeyError, TypeError) as error:
             raise DamagedFile(
-                f"{address} is damaged ({error}): `mixednuts run` sets it aside and searches again", address
+                f"{address} is damaged ({error}): `mixednuts run` quarantines it and searches again", address
             ) from error
     if fingerprint != search_fingerprint(opened):
         raise FingerprintMismatch(
-            f"{address} belongs to fingerprint {fingerprint}, this run is {search_fingerprint(opened)}; "
+            f"{address} has the content hash {fingerprint}, this run has {search_fingerprint(opened)}; "
             f"delete it and {SELECTED}, and search again"
         )
     chosen = next((entry for entry in read_search_result(opened).entries if entry.beta == beta), None)

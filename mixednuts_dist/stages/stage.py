@@ -66,7 +66,7 @@ class Stage:
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         """The rows of a piece, beside `sample_id` and `label`, and the counts of its receipt (`worker.summary`)."""
-        raise NotImplementedError(f"stage {self.name!r} does not say what it computes")
+        raise NotImplementedError(f"stage {self.name!r} does not define what it computes")
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
         """For `estimate`: forward and backward passes of the costliest image, by classifier (std, rob, mixed)."""
@@ -197,7 +197,7 @@ class _StageTask(Task):
         columns, summary = self.of.compute(worker, piece)
         if self.of.columns and columns.keys() != self.of.columns.keys():
             raise InvalidInputError(
-                f"stage {self.of.name!r} returned the columns {', '.join(columns)}; its `columns` says "
+                f"stage {self.of.name!r} returned the columns {', '.join(columns)}; its `columns` lists "
                 f"{', '.join(self.of.columns)}"
             )
         return columns, summary

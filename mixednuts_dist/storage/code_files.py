@@ -59,7 +59,7 @@ def code_of(store: Store, path: str) -> bytes:
     content = store.read(path)
     if _digest(content) != path.split("/")[1]:
         raise DamagedFile(
-            f"{store.address(path)} is damaged: its content is not what its folder's name says", store.address(path)
+            f"{store.address(path)} is damaged: its content does not match the name of its folder", store.address(path)
         )
     return content
 

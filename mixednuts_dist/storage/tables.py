@@ -334,7 +334,7 @@ def check_footer(address: str, footer: Footer, fingerprint: str) -> None:
     """
     if footer.fingerprint != fingerprint:
         raise FingerprintMismatch(
-            f"{address} belongs to fingerprint {footer.fingerprint}, this run is {fingerprint}: the weights, the data "
+            f"{address} has the content hash {footer.fingerprint}, this run has {fingerprint}: the weights, the data "
             "or the parameters differ from those of its rows. Give the run another name, or delete that file"
         )
 

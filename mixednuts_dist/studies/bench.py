@@ -79,7 +79,9 @@ class Bench:
         robs: Sequence[str] = (),
     ) -> None:
         if config.std is None:
-            raise ConfigError("studies need std beside rob, and this configuration has std: null; name a classifier")
+            raise ConfigError(
+                "studies need both base classifiers, and this configuration has std: null; name a classifier"
+            )
         self.config, self.executor, self.progress = config, executor, progress or Silent()
         self.full = full
         self.other_robs = tuple(robs) or ((DEMO_OTHER_ROB,) if config.rob == "demo:rob" else ())

@@ -103,7 +103,7 @@ def efficiency(bench: Bench) -> Outcome:
         measure_uri(uri, role, shape) for uri, role in ((bench.config.required_std, "std"), (bench.config.rob, "rob"))
     )
     if std is None or rob is None:
-        raise InvalidInputError("std or rob is a black box, so its parameters and operations cannot be counted")
+        raise InvalidInputError("a base classifier is a black box, so its parameters and operations cannot be counted")
     sizes = {"std": std, "rob": rob, "mixed": ModelSize(std.parameters + rob.parameters, std.flops + rob.flops)}
     rows: list[dict[str, Cell]] = [
         {

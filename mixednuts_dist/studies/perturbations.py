@@ -116,8 +116,8 @@ def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:
     except InvalidInputError as error:
         raise InvalidInputError(
             f"the paper's criterion has no value for s = {chosen.scale:.4g}, p = {chosen.power:.4g}, c = "
-            f"{chosen.bias:.4g} at beta = {bench.beta:g}: its cutoff there is below 0, or so close to 1 that float32 "
-            "carries no weight for std. A run with search.criterion = paper has one"
+            f"{chosen.bias:.4g} at beta = {bench.beta:g}: its threshold there is below 0, or so close to 1 that "
+            "float32 carries no weight for `std`. A run with search.criterion = paper has one"
         ) from error
 
 

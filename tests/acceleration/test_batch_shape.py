@@ -122,7 +122,7 @@ def test_after_memory_has_ended_the_rest_goes_on_with_half_of_the_rows(caplog: p
     assert torch.allclose(found, net(x), atol=1e-5)
     assert shape.rows == 8
     assert sizes == [32, 16, 8, 8, 8, 8, 8]
-    assert "out of memory with 32 images a pass; going on with 16" in caplog.text
+    assert "out of memory with 32 images per pass; continuing with 16" in caplog.text
 
 
 @pytest.mark.parametrize("room", [1, 3, 10, 40, 100, 10_000])

@@ -58,7 +58,9 @@ def test_a_configuration_takes_a_version_or_attacks() -> None:
     assert parse_config(asked.model_dump(mode="json")) == asked
     assert parse_config({**CONTENT, "evaluate": {"n_iter": 7}}).run_id() == asked.run_id()
     assert parse_config({**CONTENT, "evaluate": {"version": "plus", "n_iter": 7}}).run_id() != asked.run_id()
-    with pytest.raises(ConfigError, match=r"evaluate: version: plus says which attacks run; leave it or attacks out"):
+    with pytest.raises(
+        ConfigError, match=r"evaluate: version: plus defines which attacks run; leave it or attacks out"
+    ):
         parse_config({**CONTENT, "evaluate": {"version": "plus", "attacks": ["square"]}})
     with pytest.raises(ConfigError, match=r"did you mean 'standard'"):
         parse_config({**CONTENT, "evaluate": {"version": "standart"}})

@@ -136,7 +136,7 @@ def test_a_killed_head_of_a_private_ray_ends_a_run_with_a_line_of_ours(tmp_path:
     family = psutil.Process(driver.process.pid).children(recursive=True)
     next(process for process in family if process.name() == "gcs_server").kill()
     assert driver.exit_status() == 1, driver.log()
-    assert "What is written is kept: the same command goes on from there" in " ".join(driver.log().split())
+    assert "Finished partitions are kept: the same command resumes" in " ".join(driver.log().split())
     assert "Traceback" not in driver.log()
     assert psutil.wait_procs(family, timeout=60)[1] == []
 
@@ -146,7 +146,7 @@ def test_a_killed_head_of_a_private_ray_ends_a_run_with_a_line_of_ours(tmp_path:
     ["head", "head:", ":6379", "head:port", "head:99999", "http://head:8265", "ray://head", "a b:1", "x" * 999],
 )
 def test_what_is_no_address_is_refused_at_once(address: str) -> None:
-    with pytest.raises(ClusterError, match="is no address of a Ray cluster; give host:port") as caught:
+    with pytest.raises(ClusterError, match="is not an address of a Ray cluster; give host:port") as caught:
         cluster.require_answer(address)
     assert len(str(caught.value)) < 300
 

@@ -58,7 +58,7 @@ def test_a_part_of_a_gpu_bounds_the_memory_and_a_whole_one_does_not(monkeypatch:
 
 
 def test_gpus_that_a_worker_would_not_use_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 GPUs a worker: each would hold 2 and compute on one; give 1"):
+    with pytest.raises(ValueError, match="2 GPUs per worker: each would hold 2 and compute on one; give 1"):
         ComputeConfig(num_gpus=2)
     assert ComputeConfig(num_gpus=0.5).num_gpus == 0.5
 

@@ -82,7 +82,7 @@ def test_a_pixel_a_hair_above_1_is_told_with_enough_digits() -> None:
     ("images", "told"),
     [
         (np.ones((2, 6, 7), np.uint8), "uint8 and all 0 or 1, which counts as black"),
-        (np.full((2, 6, 7, 4), 9, np.uint8), r"taken as 6 channels of 7 x 4 pixels; where they are RGBA"),
+        (np.full((2, 6, 7, 4), 9, np.uint8), r"taken as 6 channels of 7 x 4 pixels; if they are RGBA"),
         (PIXELS, ""),
         (np.ones((2, 4, 6, 7), np.float32), ""),
     ],

@@ -216,7 +216,7 @@ def test_maps_hold_every_candidate(stored: Stored) -> None:
 def test_candidates_of_another_search_are_refused(stored: Stored) -> None:
     other = stored.config.model_copy(update={"search": stored.config.search.model_copy(update={"betas": (0.9,)})})
     opened = reopen_run(stored.config)
-    with pytest.raises(FingerprintMismatch, match=r"candidates\.parquet belongs to fingerprint"):
+    with pytest.raises(FingerprintMismatch, match=r"candidates\.parquet has the content hash"):
         read_candidates(type(opened)(other, opened.store, opened.rows, opened.inputs), 0.9)
 
 

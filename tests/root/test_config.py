@@ -59,7 +59,7 @@ def test_a_radius_is_a_number_or_a_fraction(written: object, eps: float) -> None
         ("search.biases", {"min": 1, "max": 0}, "min=1 is above max=0"),
         ("compute.num_workers", "two", "compute.num_workers.*'two'"),
         ("evaluate.attacks", ["apgd"], "apgd-ce.*'apgd'"),
-        ("evaluate.attacks", ["square", "square"], "'square' is there twice"),
+        ("evaluate.attacks", ["square", "square"], "'square' occurs twice"),
         ("evaluate", {"attacks": ["joint"], "joint_starts": 0}, "joint_starts=0 leaves the attack 'joint' out"),
         ("search.biases", [], "search.biases: the list of candidates is empty"),
         ("search.scales", {"min": 1, "max": 2, "count": 100_000_000_000}, "search.scales.count.*1000.*100000000000"),

@@ -86,7 +86,7 @@ def test_mistakes_in_them_are_told_as_in_our_own(scheme: str) -> None:
         (torch.full((2, 1, 3, 3), 1.5), r"\[1.5, 1.5\]"),
         (torch.zeros(2, 3, 3), "float32 "),
         (torch.zeros(2, 1, 3, 3, dtype=torch.float64), "float64"),
-        (torch.zeros(3, 1, 3, 3), "one label an image"),
+        (torch.zeros(3, 1, 3, 3), "one label per image"),
     ],
 )
 def test_what_a_data_set_reads_is_looked_at(images: torch.Tensor, message: str) -> None:

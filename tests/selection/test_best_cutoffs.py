@@ -97,5 +97,5 @@ def test_bad_points_are_errors() -> None:
     cached = rows()
     with pytest.raises(InvalidInputError, match="image_P spans 150 to 150, there are 150 images"):
         exact(cached, AttackedPoints(cached.rob_attacked_BK[:1], torch.tensor([150])))
-    with pytest.raises(InvalidInputError, match=r"image_P has shape \(2,\), expected \(1,\): one image a point"):
+    with pytest.raises(InvalidInputError, match=r"image_P has shape \(2,\), expected \(1,\): one image per point"):
         exact(cached, AttackedPoints(cached.rob_attacked_BK[:1], torch.tensor([0, 1])))

@@ -218,7 +218,7 @@ def test_class_changes_of_gelu_are_counted_and_make_candidates_infeasible() -> N
     )
     assert selection.infeasible[0, 0, 0].tolist() == [True, False]
     assert selection.for_beta(0.9).bias == 0
-    with pytest.raises(InvalidInputError, match="1 have a cutoff below 0"):
+    with pytest.raises(InvalidInputError, match="1 have a threshold below 0"):
         select_parameters_exact(attacked, labels, attacked, labels, labels, biases=(-6.0,), **arguments)
     paper = select_parameters(attacked, attacked, biases=(-6.0,), **arguments)
     assert paper.for_beta(0.9).n_class_changes == 60

@@ -162,7 +162,7 @@ def test_the_whole_autoattack_contradicts_no_certificate_of_smoothing(tmp_path: 
     ("keys", "said"),
     [
         ({"sigma": 0}, "sigma"),
-        ({"alphas": [0.5]}, "std alone decides"),
+        ({"alphas": [0.5]}, "`std` alone decides"),
         ({"n": 10}, "Give n of at least"),
         ({"confidence": 1}, "confidence"),
         ({"method": "smoothing"}, "method"),

@@ -102,7 +102,7 @@ def test_an_image_that_cannot_be_read_is_named_across_the_cluster(write: Prepare
 
 @pytest.mark.parametrize(
     ("uri", "message"),
-    [("digits", "no multiples of 1/255"), ("parquet:somewhere", "is prepared already"), ("cifar9", "valid forms")],
+    [("digits", "not multiples of 1/255"), ("parquet:somewhere", "is prepared already"), ("cifar9", "valid forms")],
 )
 def test_what_cannot_be_prepared_is_told(write: Prepare, uri: str, message: str) -> None:
     with pytest.raises(DatasetError, match=message):

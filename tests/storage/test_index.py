@@ -134,7 +134,7 @@ def test_a_file_that_another_driver_replaced_is_not_damaged(store: Store) -> Non
 
 def test_rows_of_another_run_are_refused(store: Store) -> None:
     store.write(f"attack/f1/{PARTS[0].file_name}", store.read(f"attack/f0/{PARTS[0].file_name}"))
-    with pytest.raises(FingerprintMismatch, match="belongs to fingerprint f0, this run is f1"):
+    with pytest.raises(FingerprintMismatch, match="has the content hash f0, this run has f1"):
         finished_files(store, "attack", PARTS, "f1")
 
 

@@ -59,7 +59,7 @@ def test_rows_of_another_run_are_refused_with_both_fingerprints(tmp_path: Path) 
     store, parts = written(tmp_path)
     for part in parts:
         store.write(f"attack/f1/{part.file_name}", store.read(f"attack/f0/{part.file_name}"))
-    with pytest.raises(FingerprintMismatch, match="belongs to fingerprint f0, this run is f1"):
+    with pytest.raises(FingerprintMismatch, match="has the content hash f0, this run has f1"):
         read_columns(store, "attack", parts, "f1", ["margin"])
 
 
