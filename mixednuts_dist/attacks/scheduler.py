@@ -111,6 +111,7 @@ class Scheduler:
         self._passes[True] = self._passes[False] if float32 is None else Passes(self.shape.float32, float32.probe)
         self._batches: dict[Key, Batch] = {}  # in the order in which their steps are due
         self._groups_of_runs: list[range] = []  # places in the plan
+        self._repeats: list[int | None] = []  # per run, the place of the low-precision run that it repeats in float32
         self._claims: list[Claim] = []  # the verification queue
         self._cost_of_waiting = 0  # of the claims, in rows of a verification
         self._present: list[tuple[Group, list[ImageRecord]]] = []
@@ -249,6 +250,7 @@ class Scheduler:
         subject = self.attacked.subject or self.attacked.model
         self.plan = list(self.planner(Setting(self.threat, self.budget, n_classes, self.seed, subject, low_precision)))
         places = range(len(self.plan))
+        self._repeats = [_repeated(self.plan, at) for at in places]
         together = groupby(places, key=lambda at: (_key(self.plan[at]), self.plan[at].group or at))
         self._groups_of_runs = [range(min(group), max(group) + 1) for group in (list(each) for _, each in together)]
         # Float32 passes with their own batch shape come last: they wait until they are full or nothing else is left.
@@ -275,7 +277,7 @@ class Scheduler:
 
     def _is_wanted(self, image: ImageRecord, at: int) -> bool:
         wanted = self.plan[at].wanted
-        return wanted is None or wanted(image.summary(_repeated(self.plan, at)))
+        return wanted is None or wanted(image.summary(self._repeats[at]))
 
     def _batch_of(self, image: ImageRecord) -> Batch:
         return self._batches[_key(self.plan[self._groups_of_runs[image.group][0]])]
@@ -291,14 +293,15 @@ class Scheduler:
 
     def _outcome(self, group: Group, images: list[ImageRecord]) -> Finished:
         places = [image.broken_at[0] for image in images]
+        passes = [self._n_passes(image) for image in images]
         return Finished(
             group=group,
             best=torch.stack([image.best for image in images]),
             log1m_margin=torch.tensor([image.log1m_margin for image in images], dtype=torch.float64),
             broken=torch.tensor([image.broken for image in images]),
             broken_by=[_BESIDES[at] if at in _BESIDES else self.plan[int(at)].attack for at in places],
-            n_forward=sum(self._n_passes(image)[0] for image in images),
-            n_backward=sum(self._n_passes(image)[1] for image in images),
+            n_forward=sum(n for n, _ in passes),
+            n_backward=sum(n for _, n in passes),
             decided=torch.tensor([image.decided for image in images]),
         )
 

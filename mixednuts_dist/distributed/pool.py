@@ -88,7 +88,7 @@ class Pool:
         try:
             while len(queue) or any(slot.partition or slot.unwritten for slot in self._slots):
                 self._start_workers()
-                for slot in [slot for slot in self._slots if slot.device and not slot.call]:
+                for slot in self._idle():
                     self._give(slot)
                 for call in self._wait():
                     self._settle(call)
@@ -96,14 +96,21 @@ class Pool:
                 self._require_ready()
                 if time.monotonic() - looked > _LOOK_SECONDS:
                     looked = time.monotonic()
-                    self.on_look(sum(bool(slot.device) for slot in self._slots), self.settings.n_workers)
-            for slot in [slot for slot in self._slots if slot.device and not slot.call]:
+                    self.on_look(self._n_ready(), self.settings.n_workers)
+            for slot in self._idle():
                 self._slots.remove(slot)
                 self.executor.release(self.spec, self.settings, slot.worker)
         finally:
             for slot in list(self._slots):
                 self._end(slot)
         self._failures.raise_if_quarantined()
+
+    def _idle(self) -> list[_Slot]:
+        """Return the ready workers without an open call."""
+        return [slot for slot in self._slots if slot.device and not slot.call]
+
+    def _n_ready(self) -> int:
+        return sum(bool(slot.device) for slot in self._slots)
 
     def _start_workers(self) -> None:
         """Start workers while partitions wait for them; replacements of failed starts wait for their back-off."""
@@ -132,8 +139,7 @@ class Pool:
             self._process(slot, partition)
 
     def _process(self, slot: _Slot, partition: Partition) -> None:
-        n_ready = sum(bool(each.device) for each in self._slots)
-        prefetched = self._queue.reserve(slot, n_ready, partition)
+        prefetched = self._queue.reserve(slot, self._n_ready(), partition)
         slot.since, slot.n_prefetched = time.monotonic(), len(prefetched)
         self._begin(slot, "process", partition, self.task, prefetched, self._measurements.of(slot.device))
 
