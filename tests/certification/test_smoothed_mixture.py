@@ -78,7 +78,7 @@ def test_a_run_that_was_searched_by_certificates_smooths_their_choice(tmp_path: 
 def test_a_run_without_smoothing_is_asked_for_the_noise(tmp_path: Path) -> None:
     searched(parse_config(content(tmp_path, certify=None)))
     (folder,) = tmp_path.glob("*/runs/certified-*")
-    with pytest.raises(InvalidInputError, match=r"sigma=0\.25 for instance"):
+    with pytest.raises(InvalidInputError, match=r"sigma=0\.25"):
         load_smoothed(str(folder))
     assert load_smoothed(str(folder), sigma=0.1).plan.sigma == 0.1
 

@@ -121,7 +121,7 @@ def test_an_overloaded_service_is_asked_again(service: Service) -> None:
     [
         (b"<html>login</html>", "answered b'<html>login"),
         (b'{"label": 3}', "JSON with logits or classes"),
-        (b'{"classes": [0, 1, 2]}', "say how many there are, #classes=K"),
+        (b'{"classes": [0, 1, 2]}', "#classes=K"),
         (b'{"logits": [[1, 2]]}', r"shape \(1, 2\) for 3 images"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_run_of_rob_alone_has_no_mixture(copied: Callable[[], Path]) -> None:
     described = yaml.safe_load((folder / "run.yaml").read_text())
     described["config"]["std"] = None
     (folder / "run.yaml").write_text(yaml.safe_dump(described))
-    with pytest.raises(InvalidInputError, match="attacks rob alone; without std there is no mixture"):
+    with pytest.raises(InvalidInputError, match="without `std` there is no mixed classifier"):
         load_run(str(folder))
 
 

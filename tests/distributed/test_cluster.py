@@ -68,8 +68,8 @@ time.sleep(600)  # as in a call of Ray's
 @pytest.mark.parametrize(
     ("address", "told"),
     [
-        (None, "the head of the Ray that this command has started is gone .*What is written is kept: .*--local"),
-        ("head:6379", "the head of the Ray cluster at head:6379 is gone .*from there once the head is back"),
+        (None, "the head of the Ray that this command has started is gone .*Finished partitions are kept: .*--local"),
+        ("head:6379", "the head of the Ray cluster at head:6379 is gone .*resumes once the head is back"),
     ],
 )
 def test_a_head_that_is_gone_ends_the_command_with_a_line_and_the_processes_of_its_ray(

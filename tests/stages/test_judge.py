@@ -154,7 +154,7 @@ def test_points_of_other_images_are_refused_before_any_pass(tiny: Callable[..., 
     np.save(tmp_path / "another_order.npy", x.flip(0).numpy())
     for name, words in (
         ("beyond.npz", r"points of other images: sample ids 500 to 523, this run has 0 to 23"),
-        ("another_order.npy", r"of the first 8 images none lies in \[0, 1\] and within .* the nearest is .* away"),
+        ("another_order.npy", r"none of the first 8 adversarial images is in \[0, 1\] and within .*nearest is"),
     ):
         with pytest.raises(DatasetError, match=words):
             open_run(tiny(std=None, evaluate={"points": str(tmp_path / name)}))

@@ -183,7 +183,7 @@ def test_a_rob_that_nothing_survives_is_told_before_the_search_starts(
 ) -> None:
     config = tiny(threat={"eps": 0.9}, data={"uri": "digits", "n": 8})
     attack.run(config, executor=local_executor)
-    with pytest.raises(InvalidInputError, match="no attacked image is classified correctly by rob"):
+    with pytest.raises(InvalidInputError, match="no attacked image is classified correctly by `rob`"):
         search.run(config, executor=NoRay())
 
 

@@ -178,7 +178,7 @@ def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, loca
     config, folder, _, _ = finished
     attack.run(config, executor=local_executor)
     assert len(rows(folder, "attack", ["margin", "rob_attacked"])) == 24
-    with pytest.raises(ConfigError, match=r"digits-autoattack: std is missing"):
+    with pytest.raises(ConfigError, match=r"digits-autoattack: `std` is missing"):
         search.run(config, executor=NoRay())
 
 

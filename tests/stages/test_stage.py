@@ -159,7 +159,7 @@ def test_other_columns_than_it_says_and_wrong_keys_and_names_are_refused(
         FLIP.replace('"flip"', '"mirror"').replace('{"mirrored_class": c', '{"class": c')
     )
     config = tiny(std=None, partition_size=24, extensions=[str(tmp_path / "other.py")], mirror={})
-    with pytest.raises(InvalidInputError, match="stage 'mirror' returned the columns class; its `columns` says"):
+    with pytest.raises(InvalidInputError, match="stage 'mirror' returned the columns class; its `columns` lists"):
         stage_of(config, "mirror").run(config, executor=local_executor)
     (tmp_path / "taken.py").write_text(FLIP.replace('"flip"', '"storage"'))
     with pytest.raises(ConfigError, match="a stage cannot be named 'storage'"):
