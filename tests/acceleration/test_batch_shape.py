@@ -27,7 +27,6 @@ from mixednuts_dist.images.arrays import load_digits_split
 from tests.helpers.small_nets import images, small_net
 
 KERNELS = {
-    "default": {},
     "AVX2 in oneDNN": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     "AVX2 in ATen and MKL": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"},
 }

@@ -37,10 +37,9 @@ def pair(mixed: MixedClassifier) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["transfer", "bypass"])
-@pytest.mark.parametrize("threat", [THREAT, ThreatModel("L2", 0.5)], ids=str)
-def test_the_record_is_true_at_the_returned_images(mixed, pair, mode: str, threat: ThreatModel) -> None:
+def test_an_image_once_misclassified_stays_so_in_the_record(mixed, pair, mode: str) -> None:
     x, y = pair
-    found = autoattack(mixed, x, y, threat=threat, mode=mode, budget=QUICK)
+    found = autoattack(mixed, x, y, threat=THREAT, mode=mode, budget=QUICK)
     with torch.no_grad():
         assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
     assert list(found.survived) == ["apgd-ce", "apgd-t", "fab-t", "square"]
@@ -49,9 +48,6 @@ def test_the_record_is_true_at_the_returned_images(mixed, pair, mode: str, threa
         assert not bool((survived & ~standing).any()), "an image cannot stand up again"
         standing = survived
     assert torch.equal(standing, found.robust)
-    delta = (found.x_adv - x).flatten(1)
-    length = delta.abs().amax(dim=1) if threat.norm == "Linf" else delta.norm(dim=1)
-    assert float(length.max()) <= threat.eps * (1 + 1e-5)
     assert 0 < int(found.robust.sum()) < len(x)
 
 
@@ -130,15 +126,6 @@ def test_images_that_the_mixture_gets_wrong_are_not_robust(mixed, pair) -> None:
     found = autoattack(mixed, x, (y + 1) % 10, threat=THREAT, budget=QUICK)
     assert not bool(found.robust.any())
     assert not any(bool(survived.any()) for survived in found.survived.values())
-
-
-@pytest.mark.parametrize("n_classes", [2, 3, 4])
-def test_few_classes(n_classes: int) -> None:
-    model, x = small_net(n_classes, (1, 6, 9)), images(5, (1, 6, 9))
-    y = model(x).argmax(dim=1)
-    found = autoattack(model, x, y, threat=ThreatModel("Linf", 0.3), budget=QUICK)
-    assert bool((~found.robust).any())
-    assert torch.equal(found.robust, model(found.x_adv).argmax(dim=1) == y)
 
 
 def test_the_global_generator_is_left_alone(mixed, pair) -> None:

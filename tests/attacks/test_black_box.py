@@ -24,8 +24,7 @@ class Detached(nn.Module):
         return self.model(x.detach())
 
 
-@pytest.mark.parametrize("threat", [LINF, ThreatModel("L2", 0.4)], ids=str)
-@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize(("threat", "stop"), [(LINF, True), (ThreatModel("L2", 0.4), False)], ids=str)
 def test_margins_are_true_at_the_returned_images(victim, threat: ThreatModel, stop: bool) -> None:
     model, x, y = victim()
     asked = Detached(model)
@@ -57,19 +56,6 @@ def test_it_comes_close_to_the_gradients_and_going_on_lowers_margins_further(vic
     assert float((onward.margin - gradients.margin).min()) > -0.02
 
 
-def test_results_follow_the_image(victim) -> None:
-    model, x, y = victim()
-    whole = black_box_margin_attack(model, x, y, threat=LINF, n_queries=60, seed=3)
-    order = torch.tensor([7, 2, 11, 0, 5])
-    part = black_box_margin_attack(
-        model, x[order], y[order], threat=LINF, n_queries=60, seed=3, sample_ids=order.tolist()
-    )
-    assert torch.allclose(part.margin, whole.margin[order], atol=1e-5)
-    assert torch.allclose(part.x_adv, whole.x_adv[order], atol=1e-5)
-    other = black_box_margin_attack(model, x, y, threat=LINF, n_queries=60, seed=4)
-    assert not torch.allclose(other.margin, whole.margin, atol=1e-4)
-
-
 def test_saturated_logits_are_attacked_too() -> None:
     net = small_net(10, (3, 8, 8), sharpness=4000)
     x = images(6, (3, 8, 8))
@@ -85,17 +71,3 @@ def test_saturated_logits_are_attacked_too() -> None:
     assert 0 < int(first.broken.sum()) < int(stopped.broken.sum())
     better = stopped.log_one_minus_margin > first.log_one_minus_margin
     assert torch.equal(better, ~first.broken), "every margin falls until its image is broken"
-
-
-@pytest.mark.parametrize("stop", [True, False])
-def test_wrong_everywhere_and_constant(stop: bool) -> None:
-    net, x = small_net(4, (1, 6, 9)), images(5, (1, 6, 9))
-    wrong = (net(x).argmax(dim=1) + 1) % 4
-    found = black_box_margin_attack(net, x, wrong, threat=LINF, n_queries=20, stop_when_broken=stop)
-    assert bool(found.broken.all())
-    constant = black_box_margin_attack(
-        lambda x: torch.zeros(len(x), 4), x, torch.zeros(5, dtype=torch.long), threat=LINF, n_queries=20,
-        stop_when_broken=stop,
-    )  # fmt: skip
-    assert constant.margin.tolist() == [0.0] * 5
-    assert not bool(constant.broken.any())

@@ -80,11 +80,10 @@ class InputNoise(nn.Module):
         return x + 0.2 * torch.randn_like(x)
 
 
-@pytest.mark.parametrize("random", [InputNoise(), nn.Dropout(0.2).train()], ids=["input noise", "dropout"])
-def test_rand_is_as_strong_as_the_published_one(random: nn.Module) -> None:
+def test_rand_is_as_strong_as_the_published_one() -> None:
     """Images of which the final points fool fresh draws more often than not: ours, and those of the package."""
     rob, (x, y) = load_classifier("demo:rob", "rob"), open_dataset("digits").read(0, 40)
-    model, threat = nn.Sequential(random, rob), ThreatModel("Linf", 0.1)
+    model, threat = nn.Sequential(InputNoise(), rob), ThreatModel("Linf", 0.1)
     torch.manual_seed(0)
     ours = autoattack(model, x, y, threat=threat, version="rand", budget=AttackBudget(n_iter=20))
     assert list(ours.survived) == ["apgd-ce", "apgd-dlr"]
@@ -93,7 +92,6 @@ def test_rand_is_as_strong_as_the_published_one(random: nn.Module) -> None:
     theirs = package.run_standard_evaluation(x, y, batch_size=40)[0]
     shares = [misclassified_share(Draws(model, 20, 0), points, y, rows=4) for points in (ours.x_adv, theirs)]
     broken = [int((share > 0.5).sum()) for share in shares]
-    print(f"broken of {len(x)}: ours {broken[0]}, the package's {broken[1]}")
     assert broken[0] >= broken[1] - 1
     assert 5 < broken[0] < 40
 

@@ -37,8 +37,7 @@ def by_adaptive(model: Any, x: Any, y: Any, **changed: Any) -> Any:
     return autoattack(mixed, x, y, **options)
 
 
-every = pytest.mark.parametrize("attack", [by_minimum_margin, by_autoattack, by_adaptive])
-of_one_model = pytest.mark.parametrize("attack", [by_minimum_margin, by_autoattack])  # a mixture is never in training
+every = pytest.mark.parametrize("attack", [by_minimum_margin, by_adaptive])
 Attacker = Callable[..., Any]
 
 
@@ -57,36 +56,33 @@ class Wrapped(nn.Module):
         return self.net(self.change(x))
 
 
-@of_one_model
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.Dropout(0.5)])
-def test_a_model_in_training_mode_is_refused_and_not_changed(attack: Attacker, layer: nn.Module) -> None:
+def test_a_model_in_training_mode_is_refused_and_not_changed(layer: nn.Module) -> None:
     model, x = nn.Sequential(layer, small_net(10, SHAPE)), images(6, SHAPE)
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(InvalidInputError, match=r"in training mode, where '.*0' .* call model.eval\(\) first"):
-        attack(model, x, labels(x))
+        by_autoattack(model, x, labels(x))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert model.training
-    attack(model.eval(), x, labels(x))
+    by_autoattack(model.eval(), x, labels(x))
 
 
-@of_one_model
-def test_training_mode_without_batch_norm_warns(attack: Attacker) -> None:
+def test_training_mode_without_batch_norm_warns() -> None:
     model, x = small_net(10, SHAPE).train(), images(6, SHAPE)
     with pytest.warns(UserWarning, match="in training mode"):
-        attack(model, x, labels(x))
+        by_autoattack(model, x, labels(x))
     assert model.training
-    attack(nn.Sequential(nn.Identity(), model.eval()), x, labels(x))  # the wrapper itself is in training mode
+    by_autoattack(nn.Sequential(nn.Identity(), model.eval()), x, labels(x))  # the wrapper itself is in training mode
 
 
-@every
 @pytest.mark.parametrize(
     "change", [lambda x: (x * 255).round() / 255, lambda x: x.detach()], ids=["rounds", "detaches"]
 )
-def test_a_model_without_gradients_is_warned_of(attack: Attacker, change: Callable[[Tensor], Tensor]) -> None:
+def test_a_model_without_gradients_is_warned_of(change: Callable[[Tensor], Tensor]) -> None:
     x = images(6, SHAPE)
     with pytest.warns(UserWarning, match="is zero in every pixel"):
-        attack(Wrapped(change).eval(), x, labels(x))
+        by_autoattack(Wrapped(change).eval(), x, labels(x))
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.round, torch.Tensor.detach])
@@ -102,12 +98,11 @@ def test_a_random_model_is_refused(attack: Attacker) -> None:
         attack(Wrapped(lambda x: x + 0.5 * torch.rand_like(x)).eval(), x, labels(x))
 
 
-@every
-def test_a_model_that_changes_its_input_is_refused_before_it_has_changed_the_callers(attack: Attacker) -> None:
+def test_a_model_that_changes_its_input_is_refused_before_it_has_changed_the_callers() -> None:
     x = images(6, SHAPE)
     kept = x.clone()
     with pytest.raises(InvalidInputError, match="changes the images that it is given"):
-        attack(Wrapped(lambda x: x.sub_(0.5)).eval(), x, labels(x))
+        by_autoattack(Wrapped(lambda x: x.sub_(0.5)).eval(), x, labels(x))
     assert torch.equal(x, kept)
 
 
@@ -143,46 +138,41 @@ def test_wrong_arguments_are_one_line(attack: Attacker, changed: dict[str, Any],
     assert "\n" not in str(caught.value).partition(": RuntimeError")[0]
 
 
-@of_one_model
-def test_probabilities_in_place_of_logits_are_warned_of(attack: Attacker) -> None:
+def test_probabilities_in_place_of_logits_are_warned_of() -> None:
     model, x = nn.Sequential(small_net(10, SHAPE), nn.Softmax(dim=1)).eval(), images(6, SHAPE)
     with pytest.warns(UserWarning, match=r"sum to 1 on every image: .*return the logits before the softmax"):
-        attack(model, x, labels(x))
-    attack(nn.Sequential(small_net(10, SHAPE), nn.LogSoftmax(dim=1)).eval(), x, labels(x))
+        by_autoattack(model, x, labels(x))
+    by_autoattack(nn.Sequential(small_net(10, SHAPE), nn.LogSoftmax(dim=1)).eval(), x, labels(x))
 
 
-@of_one_model
-def test_nan_is_named_and_not_taken_for_a_random_model(attack: Attacker) -> None:
+def test_nan_is_named_and_not_taken_for_a_random_model() -> None:
     x = images(6, SHAPE)
     with pytest.raises(InvalidInputError, match="returns NaN or infinity on clean images"):
-        attack(Wrapped(lambda x: x * float("nan")).eval(), x, labels(x))
+        by_autoattack(Wrapped(lambda x: x * float("nan")).eval(), x, labels(x))
 
 
-@every
-def test_inference_mode_leaves_no_gradient_and_is_refused(attack: Attacker) -> None:
+def test_inference_mode_leaves_no_gradient_and_is_refused() -> None:
     model, x = small_net(10, SHAPE), images(6, SHAPE)
     with torch.inference_mode(), pytest.raises(InvalidInputError, match=r"inference_mode\(\) takes .* gradients away"):
-        attack(model, x, labels(x))
+        by_autoattack(model, x, labels(x))
     with torch.no_grad():
-        found = attack(model, x, labels(x))
-    assert torch.equal(found.x_adv, attack(model, x, labels(x)).x_adv)
+        found = by_autoattack(model, x, labels(x))
+    assert torch.equal(found.x_adv, by_autoattack(model, x, labels(x)).x_adv)
 
 
-@every
-def test_images_that_ask_for_a_gradient_are_images(attack: Attacker) -> None:
+def test_images_that_ask_for_a_gradient_are_images() -> None:
     model, x = small_net(10, SHAPE), images(6, SHAPE)
     asking = x.clone().requires_grad_()
-    found = attack(model, asking, labels(x))
+    found = by_autoattack(model, asking, labels(x))
     assert not found.x_adv.requires_grad
     assert asking.grad is None
-    assert torch.equal(found.x_adv, attack(model, x, labels(x)).x_adv)
+    assert torch.equal(found.x_adv, by_autoattack(model, x, labels(x)).x_adv)
 
 
-@pytest.mark.parametrize("attack", [by_autoattack, by_adaptive])
-def test_a_budget_that_is_a_mapping_is_refused(attack: Attacker) -> None:
+def test_a_budget_that_is_a_mapping_is_refused() -> None:
     x = images(6, SHAPE)
     with pytest.raises(InvalidInputError, match=r"is a mapping; give AttackBudget\(\*\*\{'n_iter': 5\}\)"):
-        attack(small_net(10, SHAPE), x, labels(x), budget={"n_iter": 5})
+        by_autoattack(small_net(10, SHAPE), x, labels(x), budget={"n_iter": 5})
 
 
 def test_a_radius_as_text_is_refused() -> None:
@@ -190,11 +180,10 @@ def test_a_radius_as_text_is_refused() -> None:
         ThreatModel("Linf", "8/255")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("attack", [by_autoattack, by_adaptive])
-def test_the_name_of_one_attack_is_no_list(attack: Attacker) -> None:
+def test_the_name_of_one_attack_is_no_list() -> None:
     x = images(6, SHAPE)
     with pytest.raises(InvalidInputError, match=r"attacks='apgd-ce' is one string; give a list .*: \['apgd-ce'\]"):
-        attack(small_net(10, SHAPE), x, labels(x), attacks="apgd-ce")
+        by_autoattack(small_net(10, SHAPE), x, labels(x), attacks="apgd-ce")
 
 
 def test_a_function_is_attacked_in_float32() -> None:

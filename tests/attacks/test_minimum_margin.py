@@ -8,14 +8,12 @@ from torch import nn
 from mixednuts_dist.attacks.attack import BORDERLINE
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.config.threat import ThreatModel
-from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import signed_margin
 
 LINF = ThreatModel("Linf", 0.015)
 
 
-@pytest.mark.parametrize("threat", [LINF, ThreatModel("L2", 0.15)], ids=str)
-@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize(("threat", "stop"), [(LINF, True), (ThreatModel("L2", 0.15), False)], ids=str)
 def test_what_is_returned_is_true_at_the_returned_image(victim, threat: ThreatModel, stop: bool) -> None:
     model, x, y = victim()
     found = minimum_margin_attack(model, x, y, threat=threat, n_iter=15, n_target_classes=3, stop_when_broken=stop)
@@ -36,30 +34,17 @@ def test_what_is_returned_is_true_at_the_returned_image(victim, threat: ThreatMo
 
 @pytest.mark.parametrize("norm_eps", [("Linf", 0.015), ("L2", 0.15)], ids=str)
 def test_robust_accuracy_is_not_above_the_published_pair(victim, norm_eps) -> None:
-    model, x, y = victim(n=32)
+    model, x, y = victim(n=16)
     norm, eps = norm_eps
     found = minimum_margin_attack(model, x, y, threat=ThreatModel(norm, eps), n_iter=100)
     published = AutoAttack(
         model, norm=norm, eps=eps, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0, device="cpu"
     )
-    x_adv = published.run_standard_evaluation(x, y, batch_size=32)[0]
+    x_adv = published.run_standard_evaluation(x, y, batch_size=16)[0]
     assert int((~found.broken).sum()) <= int((model(x_adv).argmax(dim=1) == y).sum())
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 64])
-def test_results_follow_the_image_and_not_the_batch(victim, batch_size: int) -> None:
-    model, x, y = victim(n=9)
-    options = {"threat": LINF, "n_iter": 20, "n_target_classes": 3, "precision": "fp32"}
-    whole = minimum_margin_attack(model, x, y, sample_ids=range(100, 109), **options)
-    order = torch.tensor([7, 2, 8, 0])
-    ids = [100 + i for i in order.tolist()]
-    part = minimum_margin_attack(model, x[order], y[order], sample_ids=ids, batch_size=batch_size, **options)
-    assert torch.equal(part.broken, whole.broken[order])
-    assert torch.allclose(part.margin, whole.margin[order], atol=1e-4)
-
-
-@pytest.mark.parametrize("n_classes", [2, 3, 4, 5, 10, 100])
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7)])
+@pytest.mark.parametrize(("n_classes", "shape"), [(2, (3, 5, 7)), (4, (1, 8, 8)), (100, (1, 8, 8))], ids=str)
 def test_any_number_of_classes_and_any_image_shape(victim, n_classes: int, shape: tuple[int, int, int]) -> None:
     model, x, y = victim(n=6, n_classes=n_classes, shape=shape)
     found = minimum_margin_attack(model, x, y, threat=ThreatModel("Linf", 0.1), n_iter=10)
@@ -113,18 +98,6 @@ def test_images_that_survive_by_a_hair_are_attacked_again(victim) -> None:
     assert bool((again.margin <= once.margin + 1e-9).all())
 
 
-@pytest.mark.filterwarnings("ignore:the gradient of the model is zero")
-def test_a_constant_classifier_neither_crashes_nor_breaks() -> None:
-    class Constant(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tensor([[2.0, 0.0, 0.0, 0.0]]).repeat(len(x), 1) + 0 * x.sum(dim=(1, 2, 3))[:, None]
-
-    model, x = Constant().eval(), torch.rand(3, 1, 4, 4)
-    found = minimum_margin_attack(model, x, torch.zeros(3).long(), threat=LINF, n_iter=5)
-    assert not bool(found.broken.any())
-    assert bool(torch.isfinite(found.margin).all())
-
-
 def test_going_on_after_a_break_finds_smaller_margins(victim) -> None:
     model, x, y = victim()
     options = {"threat": LINF, "n_iter": 20, "n_target_classes": 3, "precision": "fp32"}
@@ -133,25 +106,3 @@ def test_going_on_after_a_break_finds_smaller_margins(victim) -> None:
     assert bool((last.margin <= first.margin + 1e-6).all())
     assert float(last.margin[last.broken].mean()) < float(first.margin[last.broken].mean())
     assert last.n_backward == len(x) * 4 * 21
-
-
-def test_the_global_generator_is_left_alone(victim) -> None:
-    model, x, y = victim(n=3)
-    state = torch.random.get_rng_state()
-    minimum_margin_attack(model, x, y, threat=LINF, n_iter=3)
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (torch.rand(2, 3, 4, 4) * 255, torch.zeros(2).long(), r"range over .*give them in \[0, 1\]"),
-        (torch.rand(2, 3, 4, 4), torch.zeros(3).long(), r"\(2, 3, 4, 4\).*\(3,\)"),
-        (torch.zeros(2, 3, 4, 4).byte(), torch.zeros(2).long(), "uint8"),
-        (torch.rand(0, 3, 4, 4), torch.zeros(0).long(), "empty"),
-        (torch.full((2, 3, 4, 4), torch.nan), torch.zeros(2).long(), "nan"),
-    ],
-)
-def test_unusable_images_are_refused(victim, x: torch.Tensor, y: torch.Tensor, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        minimum_margin_attack(victim()[0], x, y, threat=LINF)

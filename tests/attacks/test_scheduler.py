@@ -241,7 +241,7 @@ def test_runs_side_by_side_come_to_what_they_do_one_after_the_other(victim, atta
 
     whole = found(torch.arange(40), side_by_side=False)
     assert {"", attacks[0]} <= set(whole.broken_by)
-    for some in (torch.arange(40), torch.arange(3), torch.arange(3, 40, 5)):
+    for some in (torch.arange(40), torch.arange(3, 40, 5)):
         together, alone = found(some, side_by_side=True), found(some, side_by_side=False)
         assert torch.equal(together.best, whole.best[some])
         assert torch.equal(together.log1m_margin, whole.log1m_margin[some])

@@ -97,7 +97,6 @@ def test_the_processes_take_every_core_once(
 @pytest.mark.parametrize(
     ("name", "reason", "log"),
     [
-        ("raising", "ValueError: image 10 is poison", "in act"),
         ("dying", "the worker died: exit status 3", "exit status 3"),
         ("exiting", "RuntimeError: SystemExit: 3", "in act"),
     ],

@@ -84,7 +84,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_partition_computed_again(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("raising", "BaseClassifierError: rob=.*: ValueError: image 10 is poison"),
+        pytest.param("raising", "BaseClassifierError: rob=.*: ValueError: image 10 is poison", marks=pytest.mark.slow),
         pytest.param("dying", "the worker died", marks=pytest.mark.alone),
     ],
 )

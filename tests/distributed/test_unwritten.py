@@ -94,6 +94,7 @@ def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp
     assert 6 < len(computed) <= 12  # the dead worker's pieces twice; a lost one uses up none of their single try
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_executor")
 def test_a_piece_that_waits_for_the_storage_is_kept_where_all_others_fail(tmp_path: Path) -> None:
     partitions, receipts = [Partition(i, i, i + 1) for i in range(3)], list[Receipt]()

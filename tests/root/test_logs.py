@@ -37,7 +37,17 @@ def test_a_record_becomes_one_object_with_its_extras_and_traceback() -> None:
 def test_progress_and_log_of_the_command_are_json_lines(tmp_path: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", partition_size=12)))
-    command = [sys.executable, "-m", "mixednuts_dist", "attack", str(config), "--local", "--log-format", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "mixednuts_dist",
+        "attack",
+        str(config),
+        "--set",
+        "compute.executor=debug",
+        "--log-format",
+        "json",
+    ]
     shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert shown.returncode == 0, shown.stderr
     lines = [json.loads(line) for line in shown.stderr.splitlines() if line.startswith("{")]

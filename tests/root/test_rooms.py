@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,10 +65,17 @@ def room_of(path: Path) -> str:
     return relative.parts[0].removesuffix(".py")
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return the imports and strings of a file."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Constant)
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
     """Yield (module, is ours) of each import, also of those by string; ours relative to the package."""
     here = [*path.relative_to(PACKAGE).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, False) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -155,7 +163,7 @@ def names_imported(path: Path, module: str) -> set[str]:
     last = module.rpartition(".")[2]
     return {
         alias.name
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom) and (node.module or last).rpartition(".")[2] == last
         for alias in node.names
     }

@@ -12,8 +12,7 @@ from mixednuts_dist.selection.selection import select_parameters
 from tests.helpers.brute_force import AXES, GRID, every_outcome, exact, outcome, rows, smallest_margins, with_points
 
 
-@pytest.mark.parametrize("n_points", [0, 90])
-@pytest.mark.parametrize(("n_classes", "seed"), [(10, 0), (10, 3), (60, 1), (2, 2)])
+@pytest.mark.parametrize(("n_classes", "seed", "n_points"), [(10, 0, 0), (10, 3, 90), (60, 1, 90), (2, 2, 0)])
 def test_every_candidate_has_the_best_cutoff_of_a_plain_loop(n_classes: int, seed: int, n_points: int) -> None:
     cached = rows(n_classes=n_classes, seed=seed)
     points = with_points(cached, n_points) if n_points else None

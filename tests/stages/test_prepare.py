@@ -1,4 +1,4 @@
-"""`mixednuts prepare` on a real Ray: balanced parts, resumed, repaired, and refused where they would mix."""
+"""`mixednuts prepare` in this process and on Ray: balanced parts, resumed, repaired, and never mixed."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,19 +29,20 @@ def source(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def write(tmp_path: Path, ray_executor: Any) -> Iterator[Prepare]:
-    """Prepare into one folder by workers that are kept; returns which of the parts, in order, were there already."""
+def write(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Prepare]:
+    """Prepare into one folder; the function returns which of the parts, in order, existed before."""
+    executor = request.getfixturevalue(getattr(request, "param", "local_executor"))
 
     def run(uri: str, **options: Any) -> list[bool]:
         told: list[tuple[PartDone, int]] = []
         made = preparation.run(
-            uri, str(tmp_path / "out"), part_size=10, executor=ray_executor,
+            uri, str(tmp_path / "out"), part_size=10, executor=executor,
             on_part=lambda part, n: told.append((part, n)), **options,
         )  # fmt: skip
         assert {n for _, n in told} == {len(made.labels)}
         return [part.was_there for part, _ in sorted(told, key=lambda item: item[0].part.start)]
 
-    with executing(ray_executor, ComputeConfig()):
+    with executing(executor, ComputeConfig()):
         yield run
 
 
@@ -84,6 +85,7 @@ def test_another_source_order_or_cut_does_not_mix_with_what_is_there(
     assert len(open_dataset(f"parquet:{tmp_path / 'out'}")) == 20
 
 
+@pytest.mark.parametrize("write", ["ray_executor"], indirect=True)
 def test_an_image_that_cannot_be_read_is_named_across_the_cluster(write: Prepare, tmp_path: Path) -> None:
     for i in range(12):
         path = tmp_path / "tree" / f"class{i % 2}" / f"{i}.png"

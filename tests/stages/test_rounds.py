@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.distributed.local import LocalExecutor
+from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.mixing.transforms import LogitTransform
 from mixednuts_dist.selection.criteria import ExactCriterion
 from mixednuts_dist.selection.grid import kept_images
@@ -115,7 +115,7 @@ def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
     assert not (cached_N & broken_N).any()  # what a round has found is tried before anything else
 
 
-class Reporting(LocalExecutor):
+class Reporting(DebugExecutor):
     """Keeps what it was given to report."""
 
     def __init__(self) -> None:

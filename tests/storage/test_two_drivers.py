@@ -52,7 +52,7 @@ def drive(uri: str, seed: int) -> list[str]:
     return aside
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_what_one_has_written_whole_is_never_renamed_by_the_other(uri: str, seed: int) -> None:
     """One partition is damaged from the start: only its first bytes are set aside, by one of the drivers."""
     damaged, store = f"attack/f0/{PARTS[1].file_name}", Store(uri)
