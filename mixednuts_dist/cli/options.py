@@ -407,15 +407,24 @@ def _interruptible(received: list[int]) -> Iterator[None]:
 
 
 def _configure_logging(console: Console) -> None:
-    """Write log lines through the console that draws the progress bar, so that neither cuts the other in two."""
+    """Write log lines through the console that draws the progress bar, so that neither cuts the other in two.
+
+    Without a terminal each record is one line that begins with the time.
+    """
     if log_is_json():
         log_json()
         return
     from rich.logging import RichHandler
 
+    from .terminal import TIME_FORMAT
+
     verbose = _log_option("verbose")
-    handler = RichHandler(console=console, show_path=False, markup=False, highlighter=NullHighlighter())
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", handlers=[handler])
+    level = logging.INFO if verbose else logging.WARNING
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, markup=False, highlighter=NullHighlighter())
+        logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
+    else:
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)-8s %(message)s", datefmt=TIME_FORMAT)
     if not verbose:
         warnings.simplefilter("ignore")
         logging.getLogger("ray").setLevel(logging.ERROR)

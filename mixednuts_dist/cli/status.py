@@ -21,10 +21,11 @@ from ..config.versions import fast_notes
 from ..errors import MissingArtifact
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
 from ..reports.table import Cell, Table, print_table
-from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, reopen_run
+from ..stages.runs import RESULTS, SELECTED, Run, current_stage, finished_partitions, reopen_run, run_store
 from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
+from ..storage.run_file import RUN
 from .options import command, config_of, is_run, json_option, reported, rows_of, set_option, trust_option, typed
 
 WINDOW_SECONDS = 1800.0  # the speed counts partitions that were finished in it
@@ -134,34 +135,50 @@ class RunStatus:
     stages: tuple[StageStatus, ...]
     searched: bool | None  # None where no std is there to be mixed
     reported: bool
+    started: bool  # False until a driver has tried the images and the classifiers
     failed: tuple[str, ...]  # logs of partitions that were set aside
     notes: tuple[str, ...]  # on what the evaluation's settings are worth
 
     def to_json(self) -> dict[str, Any]:
-        """Keys: run_id, uri, searched, reported, failed, notes, stages (stage, partitions, images, clean, robust)."""
+        """Keys: run_id, uri, started, searched, reported, failed, notes, stages (stage, partitions, images, ...)."""
         return {**vars(self), "stages": [_stage_json(stage) for stage in self.stages]}
 
 
 def run_status(config: RunConfig) -> RunStatus:
-    """Raises MissingArtifact where the run has not begun."""
+    """Read the progress of a run; a run that has not started has no stages.
+
+    Raises:
+        StoreError: if the storage does not answer or its bucket does not exist.
+    """
+    store = run_store(config, FIRST_ANSWER_SECONDS)
+    if not store.exists(RUN):
+        store.require_bucket()
+        return RunStatus(config.run_id(), store.uri, (), False, False, False, (), ())
     opened = reopen_run(config, FIRST_ANSWER_SECONDS)
     searched = opened.store.exists(SELECTED)
+    stages = [_stage(opened, stage, begun=searched or stage.model_name(config) == "rob") for stage in stages_of(config)]
     return RunStatus(
         run_id=config.run_id(),
         uri=opened.store.uri,
-        stages=tuple(
-            _stage(opened, stage, begun=searched or stage.model_name(config) == "rob") for stage in stages_of(config)
-        ),
+        stages=(*stages, *_refinement_round(opened, searched)),
         searched=None if config.std is None else searched,
         reported=opened.store.exists(RESULTS),
+        started=True,
         failed=tuple(opened.store.address(f"errors/{name}") for name in opened.store.names("errors")),
         notes=tuple(fast_notes(config.evaluate.model_dump(mode="json"))),
     )
 
 
 def print_status(status: RunStatus, console: Console) -> None:
-    """A table of the stages, their pace, then what failed."""
+    """Print a table of the stages, their pace and the logs of failed partitions."""
     console.print(f"run {status.run_id}  {status.uri}", highlight=False, soft_wrap=True)
+    if not status.started:
+        console.print(
+            "The run has not started. A submitted run starts once its driver has tried the classifiers; "
+            "`ray job logs` shows the log of its job.",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        return
     columns = ("stage", "partitions", "of", "clean", "robust", "worker time")
     print_table(Table(columns, [_cells(stage) for stage in status.stages]), console)
     for stage in status.stages:
@@ -176,35 +193,42 @@ def print_status(status: RunStatus, console: Console) -> None:
 
 
 def watch_status(config: RunConfig, console: Console, every_seconds: float = 5.0) -> None:
-    """The status of a run on the terminal, drawn anew until its report is there; one that has not begun is awaited."""
+    """Draw the status of a run on the terminal until its report exists."""
     with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="visible") as live:
         while True:
-            ended = False
+            found = run_status(config)
             with io.StringIO() as drawn:
-                try:
-                    found = run_status(config)
-                    ended = found.reported
-                    print_status(found, Console(file=drawn, width=console.width, force_terminal=console.is_terminal))
-                except MissingArtifact as error:
-                    drawn.write(str(error))
+                print_status(found, Console(file=drawn, width=console.width, force_terminal=console.is_terminal))
                 live.update(Text.from_ansi(drawn.getvalue()), refresh=True)
-            if ended:
+            if found.reported:
                 return
             time.sleep(every_seconds)
 
 
 def _stage(opened: Run, stage: Stage, *, begun: bool) -> StageStatus:
-    """Without rows where it has not `begun`: what is about the mixture waits for the search's choice."""
-    finished, receipts = {}, list[Receipt]()
-    if begun:
-        fingerprint = stage.fingerprint(opened)
-        finished = finished_partitions(opened, stage.name, fingerprint)
-        receipts = [*finished.values()]
+    """Read a stage's progress; a stage that attacks the mixture has no rows before the search's choice (`begun`)."""
+    receipts = _receipts(opened, stage.name, stage.fingerprint(opened)) if begun else []
+    return _stage_status(opened, stage.name, stage.model_name(opened.config), receipts)
+
+
+def _refinement_round(opened: Run, searched: bool) -> list[StageStatus]:
+    """Read the progress of the refinement round that the driver works on, if any."""
+    found = None if searched else current_stage(opened.store)
+    if found is None or not found[0].startswith("search/"):
+        return []
+    return [_stage_status(opened, found[0], "mixed", _receipts(opened, *found))]
+
+
+def _receipts(opened: Run, stage: str, content_hash: str) -> list[Receipt]:
+    return [*finished_partitions(opened, stage, content_hash).values()]
+
+
+def _stage_status(opened: Run, name: str, subject: str, receipts: Sequence[Receipt]) -> StageStatus:
     clean, robust = outcome_counts(receipts)
     return StageStatus(
-        stage=stage.name,
-        subject=stage.model_name(opened.config),
-        done=len(finished),
+        stage=name,
+        subject=subject,
+        done=len(receipts),
         total=len(opened.partitions),
         clean=clean,
         robust=robust,

@@ -27,7 +27,8 @@ if TYPE_CHECKING:  # it imports PyTorch
 
 logger = logging.getLogger(__name__)
 
-_COLUMNS, _STAGE_COLUMNS = 80, 8
+_COLUMNS, _STAGE_COLUMNS = 80, 8  # a log line begins with the time in addition
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 _CHECK = "check"  # the stage in which the unmodified package attacks some of the robust images
 LINE_EVERY_SECONDS = 5.0
 LINE_AT_LEAST_SECONDS = 60.0  # even if no partition is finished
@@ -57,7 +58,8 @@ class _Bar:
 
     def _log(self, stage: str, message: str) -> None:
         self._last_line = time.monotonic()
-        self.console.print(Text.assemble((f"{stage:<{_STAGE_COLUMNS}}", "bold"), f" {message}"), soft_wrap=True)
+        now = "" if self.console.is_terminal else time.strftime(f"{TIME_FORMAT} ")
+        self.console.print(Text.assemble(now, (f"{stage:<{_STAGE_COLUMNS}}", "bold"), f" {message}"), soft_wrap=True)
 
 
 class TerminalProgress(_Bar):

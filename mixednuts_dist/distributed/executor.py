@@ -106,8 +106,8 @@ class Executor:
         """What there is to compute on, for messages."""
         return "this machine"
 
-    def count_retry(self, run_id: str, stage: str) -> None:
-        """Called when a piece of work is handed out again; where there is a place for metrics, it counts there."""
+    def export(self, run_id: str, stage: str, values: Mapping[str, float]) -> None:
+        """Export a stage's metrics, if the executor has a place for them; `values` as in `metrics.DESCRIPTIONS`."""
 
     def scoring(self, inputs: SearchInputs, task: SearchTask, compute: ComputeConfig) -> Scoring | None:  # noqa: ARG002
         """Return a function that scores grids in parallel, or None to score them in this process."""

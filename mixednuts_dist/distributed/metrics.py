@@ -1,45 +1,35 @@
-"""Counters for Prometheus on every node's export port: `ray_mixednuts_*_total`, by run and stage.
+"""Gauges for Prometheus: `ray_mixednuts_*` on the export port of the driver's node, by run and stage.
 
-A stage counts by the first part of its folder: rounds as "search" and the variants of studies as "studies", so that the
-number of time series does not grow with them. `jobs/grafana.json` shows all of them.
+Only the driver sets them, so that no count disappears with a worker, and each starts at its first value instead of
+appearing at 1. The `stage` label is the first part of the stage's folder: refinement rounds count as "search" and the
+variants of studies as "studies". `jobs/grafana.json` shows all of them.
 """
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.util.metrics import Counter
-
-from ..storage.records import Receipt
+from ray.util.metrics import Gauge
 
 DESCRIPTIONS = {
-    "images": "images attacked",
-    "broken": "images that the attack broke",
+    "images": "finished images of the stage",
+    "broken": "finished images that the attack broke",
     "forward_passes": "images passed forward",
-    "retries": "pieces of work handed out again",
+    "retries": "partitions queued again by this driver",
+    "partitions_left": "partitions that are not written yet",
+    "workers_ready": "workers that have loaded the classifiers",
+    "workers_requested": "workers that the driver has asked for",
 }
 
 
-class RunMetrics:
-    """Counts of one run in one process; nothing is counted without Ray, which is what carries the counts away."""
+@functools.cache
+def _gauge(name: str) -> Any:
+    return Gauge(f"mixednuts_{name}", description=DESCRIPTIONS[name], tag_keys=("run", "stage"))
 
-    def __init__(self, run_id: str) -> None:
-        self._run = run_id
-        self._counters: dict[str, Any] = {}
 
-    def count_piece(self, receipt: Receipt) -> None:
-        """A piece of work is done."""
-        self._add("images", receipt.n_images, receipt.stage)
-        self._add("broken", receipt.n_images - receipt.robust, receipt.stage)
-        self._add("forward_passes", receipt.n_forward, receipt.stage)
-
-    def count_retry(self, stage: str) -> None:
-        """A piece of work is handed out again."""
-        self._add("retries", 1, stage)
-
-    def _add(self, name: str, value: float, stage: str) -> None:
-        if not ray.is_initialized() or value <= 0:
-            return
-        if name not in self._counters:
-            tags = ("run", "stage")
-            self._counters[name] = Counter(f"mixednuts_{name}", description=DESCRIPTIONS[name], tag_keys=tags)
-        self._counters[name].inc(value, tags={"run": self._run, "stage": stage.partition("/")[0]})
+def export(run_id: str, stage: str, values: Mapping[str, float]) -> None:
+    """Set the gauges of a run's stage; without Ray this does nothing."""
+    if ray.is_initialized():
+        for name in DESCRIPTIONS:
+            _gauge(name).set(values.get(name, 0), tags={"run": run_id, "stage": stage.partition("/")[0]})

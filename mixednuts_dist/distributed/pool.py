@@ -13,6 +13,7 @@ import logging
 import queue
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class Pool:
     executor: Executor
     on_receipt: Callable[[Receipt], None] = lambda _receipt: None  # one more partition is written
     on_look: Callable[[int, int], None] = lambda _ready, _requested: None  # numbers of ready and of requested workers
+    counts: Counter[str] = field(default_factory=Counter)  # for metrics
     _completed: "queue.SimpleQueue[Future[Any]]" = field(default_factory=queue.SimpleQueue)
     _slots: list[_Slot] = field(default_factory=list)
     _open: "dict[Future[Any], _Slot]" = field(default_factory=dict)
@@ -85,6 +87,7 @@ class Pool:
         self._failures = Failures(store, self.task.stage, self.settings.max_tries)
         self._measurements = Measurements(store, self.spec)
         self._seen_ready = looked = time.monotonic()
+        self._look()
         try:
             while len(queue) or any(slot.partition or slot.unwritten for slot in self._slots):
                 self._start_workers()
@@ -96,14 +99,27 @@ class Pool:
                 self._require_ready()
                 if time.monotonic() - looked > _LOOK_SECONDS:
                     looked = time.monotonic()
-                    self.on_look(self._n_ready(), self.settings.n_workers)
+                    self._look()
             for slot in self._idle():
                 self._slots.remove(slot)
                 self.executor.release(self.spec, self.settings, slot.worker)
         finally:
             for slot in list(self._slots):
                 self._end(slot)
+            self._look()
         self._failures.raise_if_quarantined()
+
+    def _look(self) -> None:
+        """Report the numbers of workers, and export the metrics."""
+        ready, requested = self._n_ready(), self.settings.n_workers
+        self.on_look(ready, requested)
+        n_held = sum(bool(slot.partition) + len(slot.unwritten) for slot in self._slots)
+        numbers = {
+            "partitions_left": len(self._queue) + n_held,
+            "workers_ready": ready,
+            "workers_requested": requested,
+        }
+        self.executor.export(self.spec.run_id, self.task.stage, {**self.counts, **numbers})
 
     def _idle(self) -> list[_Slot]:
         """Return the ready workers without an open call."""
@@ -266,7 +282,7 @@ class Pool:
 
     def _put_back(self, partition: Partition, *, failed: bool) -> None:
         self._queue.put_back(partition, failed=failed)
-        self.executor.count_retry(self.spec.run_id, self.task.stage)
+        self.counts["retries"] += 1
 
     def _stop_overdue(self) -> None:
         """Stop workers that take far longer for a partition than the finished ones suggest."""

@@ -17,10 +17,9 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from ..config.compute_config import ComputeConfig
 from ..config.register import EXECUTORS
 from ..errors import ClusterError, log_json
-from ..storage.records import Receipt
 from .cluster import connect
 from .executor import Executor, PoolSettings, Scoring, WorkerLost
-from .metrics import RunMetrics
+from .metrics import export
 from .search_inputs import SearchInputs, SearchTask
 from .worker import AttackWorker
 from .worker_spec import Place, WorkerSpec
@@ -88,9 +87,9 @@ class RayExecutor(Executor):
         counts = (f"{has.get(name, 0):g} {name}s ({free.get(name, 0):g} free)" for name in ("CPU", "GPU"))
         return f"the cluster has {', '.join(counts)}"
 
-    def count_retry(self, run_id: str, stage: str) -> None:
-        """For Prometheus."""
-        RunMetrics(run_id).count_retry(stage)
+    def export(self, run_id: str, stage: str, values: Mapping[str, float]) -> None:
+        """Set gauges for Prometheus."""
+        export(run_id, stage, values)
 
     def scoring(self, inputs: SearchInputs, task: SearchTask, compute: ComputeConfig) -> Scoring:
         """Score by a Ray Tune job."""
@@ -115,12 +114,7 @@ class RayWorker(AttackWorker):
         """Load everything, as the plain worker does."""
         log_json()  # into the node's log folder
         end_with_parent()
-        self._metrics = RunMetrics(self.spec.run_id)
         return super().ready()
-
-    def count(self, receipt: Receipt) -> None:
-        """For Prometheus."""
-        self._metrics.count_piece(receipt)
 
 
 _Actor: Any = ray.remote(RayWorker)

@@ -162,6 +162,7 @@ class AttackWorker:
         self.store = Store(self.spec.store_uri)
         run_file = f"{self.spec.run}/{RUN}".lstrip("/")
         if self.spec.rob_uri is not None and not self.store.exists(run_file):
+            self.store.require_bucket()
             raise StoreError(
                 f"{platform.node()} does not see {self.store.address(run_file)}, which the driver wrote: "
                 "give a storage that every node reaches, s3://bucket/prefix or a shared folder"
@@ -270,12 +271,8 @@ class AttackWorker:
         receipt = with_checksum(receipt, content)
         if there := create_whole(self.store, path, content, task.fingerprint):
             return there
-        self.count(receipt)
         logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(receipt)})
         return receipt
-
-    def count(self, receipt: Receipt) -> None:
-        """Called for each file that is written; where an executor has a place for metrics, it counts there."""
 
     def time_passes(self) -> dict[str, PassSeconds]:
         """Seconds an image and pass of each network and their mixture, in the run's precisions and batch shape."""

@@ -1,6 +1,6 @@
 """The one way to compute a stage's task on the partitions of a run: finished ones stay, workers compute the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..config.register import load_extensions
@@ -16,7 +16,7 @@ from ..storage.records import Receipt
 from ..storage.store import Store
 from .early_stop import EarlyStop
 from .progress import Progress, WatchesWorkers
-from .runs import Run, finished_partitions, record_devices, stage_clock
+from .runs import Run, finished_partitions, record_current_stage, record_devices, stage_clock
 
 
 def run_partitions(
@@ -48,9 +48,12 @@ def run_partitions(
     else:
         set_damaged_aside(opened.rows, rows_folder(task.stage, task.fingerprint), todo)
         _delete_error_logs(opened.store, task.stage, todo)
+        record_current_stage(opened.store, task.stage, task.fingerprint)
         queue = WorkQueue(todo, weights=weights, in_order=early_stop is not None)
         with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
-            computed = _compute(opened, task, used, queue, index, progress, early_stop)
+            pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
+            count(pool, finished.values())
+            computed = _compute(pool, queue, index, progress, early_stop)
             record_devices(opened, [*finished.values(), *computed])
         opened.rows.sweep()  # what workers were writing that were killed meanwhile
         ended = _computed(len(computed), len(finished), early_stop)
@@ -58,13 +61,7 @@ def run_partitions(
 
 
 def _compute(
-    opened: Run,
-    task: Task,
-    executor: Executor,
-    queue: WorkQueue,
-    index: IndexWriter,
-    progress: Progress,
-    early_stop: EarlyStop | None,
+    pool: Pool, queue: WorkQueue, index: IndexWriter, progress: Progress, early_stop: EarlyStop | None
 ) -> list[Receipt]:
     """Run the pool over the queue, with each finished partition entered into the index; returns their receipts."""
     computed: list[Receipt] = []
@@ -72,11 +69,12 @@ def _compute(
     def written(receipt: Receipt) -> None:
         index.add(receipt)
         computed.append(receipt)
+        count(pool, [receipt])
         progress.partition_done(receipt)
         if early_stop and early_stop.enough([receipt]):
             queue.stop()
 
-    pool = Pool(worker_spec(opened), task, executor.workers(opened.config.compute), executor, written)
+    pool.on_receipt = written
     if isinstance(progress, WatchesWorkers):
         pool.on_look = progress.workers_seen
     try:
@@ -84,6 +82,13 @@ def _compute(
     finally:
         index.flush()
     return computed
+
+
+def count(pool: Pool, receipts: Iterable[Receipt]) -> None:
+    """Add finished partitions to the metrics that a pool exports."""
+    for receipt in receipts:
+        n_broken = receipt.n_images - receipt.robust
+        pool.counts.update(images=receipt.n_images, broken=n_broken, forward_passes=receipt.n_forward)
 
 
 def _nothing_to_do(n_finished: int, early_stop: EarlyStop | None) -> str:

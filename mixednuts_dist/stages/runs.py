@@ -49,6 +49,7 @@ MOST_LOGITS, MOST_IMAGES = 5_000_000, 50_000
 _PROBE_IMAGES = 8
 _POINTS = "given points"  # `evaluate.points` among the inputs' checksums
 _SECONDS = "seconds.json"
+_CURRENT = "current.json"  # the stage that a driver works on, which `status` shows during refinement rounds
 _LEAST_CLASSES = 4  # of evaluate.check: pyautoattack's targeted DLR loss needs the fourth logit
 SELECTED = "search/selected.json"
 RESULTS = "report/results.json"  # with it the report is whole; report/index.html is there while a run goes, too
@@ -420,6 +421,20 @@ def stage_seconds(store: Store) -> dict[str, float]:
     except (ValueError, TypeError, AttributeError) as error:
         logger.warning("%s is damaged (%s) and counts as 0", store.address(_SECONDS), error)
         return {}
+
+
+def record_current_stage(store: Store, stage: str, content_hash: str) -> None:
+    """Write which rows the driver computes now."""
+    store.write(_CURRENT, json.dumps({"stage": stage, "content_hash": content_hash}).encode())
+
+
+def current_stage(store: Store) -> tuple[str, str] | None:
+    """Return the folder and content hash of the last stage that a driver has begun to compute, or None."""
+    try:
+        found = read_json(store.read(_CURRENT))
+        return str(found["stage"]), str(found["content_hash"])
+    except (MissingArtifact, ValueError, KeyError, TypeError):
+        return None
 
 
 # --- fingerprints of the stages' files, and the search's result -------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What is done: `<stage>/<hash>/index.json` holds the receipt and the checksum of every file of a stage.
+"""What is done: `<stage>/<hash>/_index.json` holds the receipt and the checksum of every file of a stage.
 
 With the index, `status` reads one listing and one file instead of ten thousand footers. The index is never the truth:
 an entry counts only if the listing shows a file of its size, a file without an entry is read by its footer, and a lost
@@ -25,7 +25,7 @@ from .tables import finished_receipt, footer_of
 logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 2
-INDEX = "index.json"
+INDEX = "_index.json"  # readers of Parquet folders ignore names that begin with an underscore
 _SECONDS_BETWEEN = 10.0  # two writes of a session's file
 _SHARE = 0.02  # of the time at most that a driver spends on writing it
 

@@ -40,7 +40,7 @@ from .outages import (
 logger = logging.getLogger(__name__)
 
 _TEMPORARY = ".tmp-"
-_BAD = ".bad-"  # a file that was set aside: its name, this and a number
+_BAD = ".bad-"  # `_<name>.bad-<n>` is a quarantined file; readers of Parquet folders ignore the underscore
 _ABANDONED_SECONDS = 86_400.0  # an older draft has lost its writer
 _CONNECTIONS = 32
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -299,7 +299,7 @@ class Store:
                 Path(self._path(path)).rmdir()
 
     def set_aside(self, path: str, unless: Callable[[bytes], bool]) -> str | None:
-        """Give a file another name, `<name>.bad-<n>`, unless its bytes are good; returns that path.
+        """Give a file another name, `_<name>.bad-<n>`, unless its bytes are good; returns that path.
 
         None, and nothing is changed, where they are good or the file is gone. The bytes that are renamed are those that
         were judged: in a folder nobody else renames a file that is locked, and none replaces one that is there; an
@@ -358,11 +358,11 @@ class Store:
         return True
 
     def _free_name(self, path: str) -> str:
-        taken = set(self.names(str(PurePosixPath(path).parent) if "/" in path else ""))
-        name, n = PurePosixPath(path).name, 1
-        while f"{name}{_BAD}{n}" in taken:
+        folder, slash, name = path.rpartition("/")
+        taken, n = set(self.names(folder)), 1
+        while f"_{name}{_BAD}{n}" in taken:
             n += 1
-        return f"{path}{_BAD}{n}"
+        return f"{folder}{slash}_{name}{_BAD}{n}"
 
     def sweep(self) -> None:
         """Remove the drafts of writers that were killed; those of live writers stay."""

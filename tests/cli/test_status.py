@@ -1,17 +1,21 @@
 """`mixednuts status` in words and as JSON."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from rich.console import Console
 
+from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import Pace, RunStatus, StageStatus, print_status
 from mixednuts_dist.reports.counts import Count
-from tests.helpers.runs import Finished
+from tests.helpers.object_store import ObjectStore
+from tests.helpers.runs import Finished, tiny_content
 
 RUNNING = Pace(
     images_left=300, images_per_second=2.5, seconds_left=120.0, last_finished_seconds_ago=8.0,
@@ -22,8 +26,9 @@ ATTACK = StageStatus("attack", "rob", 9, 12, Count(700, 900), Count(450, 900), 5
 
 def status(*stages: StageStatus, failed: tuple[str, ...] = ()) -> RunStatus:
     return RunStatus(
-        "c10-3f2a1c9e", "s3://b/c10-3f2a1c9e", stages, searched=False, reported=False, failed=failed, notes=()
-    )
+        "c10-3f2a1c9e", "s3://b/c10-3f2a1c9e", stages, searched=False, reported=False, started=True, failed=failed,
+        notes=(),
+    )  # fmt: skip
 
 
 def lines(found: RunStatus, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -53,6 +58,26 @@ def test_the_json_has_the_same() -> None:
     assert stage["gpu_hours_left"] == 0.5
     assert stage["last_finished_seconds_ago"] == 8.0
     assert stage["images_per_second"] == 2.5
+
+
+def test_a_run_that_was_just_submitted_has_not_started(tmp_path: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
+    shown = CliRunner().invoke(main, ["status", str(config)])
+    assert shown.exit_code == 0
+    assert "has not started" in shown.stdout
+    assert "mixednuts attack" not in shown.stdout  # it would start a second driver
+    found = json.loads(CliRunner().invoke(main, ["status", str(config), "--json"]).stdout)
+    assert (found["started"], found["stages"]) == (False, [])
+
+
+def test_a_deleted_bucket_is_not_a_run_that_has_not_started(tmp_path: Path, object_store: ObjectStore) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump({**tiny_content(tmp_path), "storage": "s3://no-such-bucket/runs"}))
+    shown = CliRunner().invoke(main, ["status", str(config)])
+    assert shown.exit_code == 1
+    assert "s3://no-such-bucket: there is no such place" in shown.stderr
+    assert object_store.secret not in shown.stderr
 
 
 def test_a_look_at_a_finished_run_imports_neither_ray_nor_torch(tiny_run: Finished, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,8 @@ from mixednuts_dist.cli import terminal
 from mixednuts_dist.cli.terminal import LogProgress, TerminalProgress
 from mixednuts_dist.stages.progress import WatchesWorkers
 from mixednuts_dist.storage.records import Receipt
+
+TIME = len("2026-01-31 12:00:00 ")
 
 
 def receipt(start: int, stop: int) -> Receipt:
@@ -37,7 +40,8 @@ def test_a_log_file_gets_a_line_at_the_start_and_at_the_end(progress: TerminalPr
         progress.partition_done(receipt(10, 20))
         progress.partition_done(receipt(20, 40))
         progress.stage_finished("attack", "3 partitions computed")
-    first, *_, before_last, last = shown.getvalue().splitlines()
+    first, *_, before_last, last = [line[TIME:] for line in shown.getvalue().splitlines()]
+    assert time.strptime(shown.getvalue()[: TIME - 1], terminal.TIME_FORMAT)
     assert first.startswith("attack   10/40 images · rob 100.0 clean, 50.0 robust")
     assert before_last.startswith("attack   40/40 images")
     assert "done" in before_last
@@ -54,7 +58,7 @@ def test_a_stage_that_finishes_nothing_for_long_says_who_is_at_work(
     assert len(shown.getvalue().splitlines()) == lines, "a line just now is sign of life enough"
     monkeypatch.setattr(terminal, "LINE_EVERY_SECONDS", 0.0)
     progress.workers_seen(2, 8)
-    assert shown.getvalue().splitlines()[-1] == "evaluate 0/40 images · 2 of 8 workers ready"
+    assert shown.getvalue().splitlines()[-1][TIME:] == "evaluate 0/40 images · 2 of 8 workers ready"
 
 
 def test_workers_that_load_are_told_of_within_seconds_and_once(
@@ -81,8 +85,12 @@ def test_a_log_line_has_the_time_left_and_fits_into_80_columns(
     for start in (1000, 2000, 3000):
         now[0] += 10
         progress.partition_done(receipt(start, start + 1000))
-    assert shown.getvalue().splitlines()[-1].startswith("attack   4000/10000 images · 60.0 s left · rob 100.00 clean")
-    assert max(map(len, shown.getvalue().splitlines())) <= 80
+    assert (
+        shown.getvalue()
+        .splitlines()[-1][TIME:]
+        .startswith("attack   4000/10000 images · 60.0 s left · rob 100.00 clean")
+    )
+    assert max(map(len, shown.getvalue().splitlines())) <= TIME + 80
 
 
 def test_the_same_lines_are_records_with_their_stage(shown: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:

@@ -158,7 +158,7 @@ def test_a_run_yaml_that_is_far_longer_than_it_looks_is_refused_in_a_line(copied
 )
 def test_an_index_of_anything_is_not_used(copied_run: Finished, change: Any) -> None:
     expected = shown(["status"], copied_run.folder)
-    for path in copied_run.folder.parents[1].glob("*/*/index.json"):
+    for path in copied_run.folder.parents[1].glob("*/*/_index.json"):
         content = json.loads(path.read_text())
         del content["digest"]
         content["entries"] = [entry | (change or {}) for entry in content["entries"]]

@@ -16,6 +16,7 @@ from mixednuts_dist.stages.runs import open_run
 from mixednuts_dist.storage.damage import problem
 from mixednuts_dist.storage.index import IndexWriter, finished_files, with_checksum
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
+from tests.helpers.stored_rows import quarantined
 
 FACTORY = """
 from torch import nn
@@ -107,7 +108,7 @@ def test_a_run_that_an_older_release_has_poisoned_is_mended_by_the_same_command(
     writer.flush()
     again = pipeline.run(copied_run.config, executor=local_executor).to_json()
     assert again["accuracy"] == copied_run.results["accuracy"]
-    assert opened.rows.exists(f"{path}.bad-1")
+    assert opened.rows.exists(quarantined(path))
     assert bool(read_columns(opened.rows, "attack", [part], fingerprint, [column])[column].isfinite().all())
 
 

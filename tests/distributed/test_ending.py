@@ -9,8 +9,8 @@ import ray
 from ray.exceptions import RayActorError
 
 from mixednuts_dist.config.threat import ThreatModel
+from mixednuts_dist.distributed import metrics
 from mixednuts_dist.distributed.executor import PoolSettings
-from mixednuts_dist.distributed.metrics import RunMetrics
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
 from mixednuts_dist.distributed.schedule import WorkQueue
@@ -72,9 +72,9 @@ def test_a_cluster_without_room_for_any_worker_is_told_with_what_was_asked_for_a
 def test_the_variants_of_studies_and_the_rounds_share_one_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, str]] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    counter = SimpleNamespace(inc=lambda _value, tags: seen.append(tags))
-    monkeypatch.setattr("mixednuts_dist.distributed.metrics.Counter", lambda *_, **__: counter)
-    metrics = RunMetrics("run")
+    gauge = SimpleNamespace(set=lambda _value, tags: seen.append(tags))
+    monkeypatch.setattr(metrics, "_gauge", lambda _name: gauge)
+    monkeypatch.setattr(metrics, "DESCRIPTIONS", ["images"])
     for stage in ("studies/rows/1a2b3c4d", "studies/rows/5e6f7a8b", "search/round-1", "attack"):
-        metrics.count_retry(stage)
+        metrics.export("run", stage, {})
     assert [tags["stage"] for tags in seen] == ["studies", "studies", "search", "attack"]

@@ -21,3 +21,9 @@ def columns(part: Partition) -> dict[str, Tensor]:
         "broken": torch.rand(n, generator=generator) > 0.5,
         "x_adv": torch.rand(n, 1, 4, 5, generator=generator),
     }
+
+
+def quarantined(path: str, n: int = 1) -> str:
+    """Return the path of the n-th quarantined file in place of `path`."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/_{name}.bad-{n}"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.mixing.transforms import LogitTransform
@@ -49,6 +50,20 @@ class Computed:
 
     def stage_finished(self, stage: str, message: str) -> None:
         pass
+
+
+class LooksAtStatus(Computed):
+    """Also calls `mixednuts status` whenever a partition is finished."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        self._config = config
+        self.seen: set[tuple[str, int, int]] = set()
+
+    def partition_done(self, receipt: Receipt) -> None:
+        super().partition_done(receipt)
+        *_, last = run_status(self._config).stages
+        self.seen.add((last.stage, last.done, last.total))
 
 
 @pytest.fixture(scope="module")
@@ -170,10 +185,12 @@ def test_a_round_that_lost_a_partition_computes_that_one_again(
     folder = Path(config.storage) / config.place() / "search"
     (folder / "selected.json").unlink()
     (folder.parents[2] / "search/round-1" / result.rounds[0].fingerprint / "part-00001.parquet").unlink()
-    watcher = Computed()
+    watcher = LooksAtStatus(config)
     again = search.run(config, executor=local_executor, progress=watcher)
     assert again.entries == result.entries
     assert set(watcher.stages) == {"search/round-1"}
+    assert watcher.seen == {("search/round-1", 2, 2)}
+    assert [stage.stage for stage in run_status(config).stages] == ["attack", "evaluate"]
 
 
 @pytest.mark.parametrize("at", list(GRID)[::5])

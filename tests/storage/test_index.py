@@ -15,10 +15,10 @@ from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table
 from tests.helpers.object_store import ObjectStore
-from tests.helpers.stored_rows import columns, receipt
+from tests.helpers.stored_rows import columns, quarantined, receipt
 
 PARTS = split_images(20, 3)
-PATH = "attack/f0/index.json"
+PATH = "attack/f0/_index.json"
 
 
 def write(store: Store, part: Partition, finished: float = 1.0) -> Receipt:
@@ -88,7 +88,7 @@ def test_a_listing_by_stems_is_that_of_the_folder(store: Store) -> None:
     write(store, far)
     store.write("attack/f0/below/part-01000-20-21.parquet", b"below")
     every = store.sizes("attack/f0")
-    assert set(every) - {"index.json"} == {part.file_name for part in (*PARTS, far)}
+    assert set(every) - {"_index.json"} == {part.file_name for part in (*PARTS, far)}
     assert {**every, **store.sizes("attack/f0", {part.stem for part in (*PARTS, far)})} == every
     assert far.file_name in store.sizes("attack/f0", {far.stem})
     assert store.sizes("nowhere", {far.stem}) == {}
@@ -104,7 +104,7 @@ def test_files_that_came_went_or_shrank_since_are_seen(store: Store, monkeypatch
     found = finished_files(store, "attack", [*PARTS, came], "f0")
     assert [part.index for part in found] == [2, 3, 4, 5, 6, 7]
     assert len(opened) == 3, "the index and the footers of the two files that differ from it"
-    assert set_damaged_aside(store, "attack/f0", [went, shrank]) == [f"{path}.bad-1"]
+    assert set_damaged_aside(store, "attack/f0", [went, shrank]) == [quarantined(path)]
     assert shrank.file_name not in store.names("attack/f0")
 
 
@@ -152,7 +152,7 @@ def test_verify_reads_every_byte_and_repair_sets_aside(store: Store) -> None:
     path = f"attack/f0/{PARTS[2].file_name}"
     store.write(path, store.read(path)[:-1])
     bad, _ = verify(store)
-    assert repair(store, bad) == [f"{path}.bad-1"]
+    assert repair(store, bad) == [quarantined(path)]
     assert verify(store)[0] == []
 
 

@@ -123,7 +123,7 @@ def test_what_is_finished_is_seen_by_one_small_read_a_file(store: Store, monkeyp
 
     monkeypatch.setattr(store_module, "patiently", counted)
     assert finished_partitions(run, "attack", "f0") == {part: receipt(part) for part in run.partitions[1:]}
-    listings = ["/attack/f0", "/attack/f0/index.json"]
+    listings = ["/attack/f0", "/attack/f0/_index.json"]
     assert calls == Counter([*listings, *(f"/{path}" for path in contents)])
 
 

@@ -121,8 +121,8 @@ def test_what_is_set_aside_keeps_its_bytes_under_a_name_of_its_own(tmp_path: Pat
     store = Store(str(tmp_path))
     for n in (1, 2):
         store.write("file", bytes(n))
-        assert store.set_aside("file", unless=never) == f"file.bad-{n}"
-    assert [store.read(f"file.bad-{n}") for n in (1, 2)] == [bytes(1), bytes(2)]
+        assert store.set_aside("file", unless=never) == f"_file.bad-{n}"
+    assert [store.read(f"_file.bad-{n}") for n in (1, 2)] == [bytes(1), bytes(2)]
     assert store.all_files() == []
     assert store.set_aside("file", unless=never) is None
     store.write("file", b"whole")

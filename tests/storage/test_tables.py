@@ -3,22 +3,24 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import fsspec
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from mixednuts_dist.errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
 from mixednuts_dist.storage import tables
 from mixednuts_dist.storage.damage import set_aside_if_damaged
-from mixednuts_dist.storage.index import finished_files
+from mixednuts_dist.storage.index import IndexWriter, finished_files
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer, read_rows, stream_columns
-from tests.helpers.stored_rows import columns, receipt
+from tests.helpers.stored_rows import columns, quarantined, receipt
 
 
-def written(tmp_path: Path, fingerprint: str = "f0") -> tuple[Store, list[Partition]]:
-    store, parts = Store(str(tmp_path)), split_images(7, 3)
+def written(place: Path | str, fingerprint: str = "f0") -> tuple[Store, list[Partition]]:
+    store, parts = Store(str(place)), split_images(7, 3)
     for part in parts:
         store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), fingerprint, receipt(part)))
     return store, parts
@@ -41,6 +43,28 @@ def test_a_sample_is_read_without_opening_the_files_that_hold_none_of_it(tmp_pat
     every = torch.cat([columns(part)["margin"] for part in parts])
     assert torch.equal(found["sample_id"], sample)
     assert torch.equal(found["margin"], every[sample])
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_a_stage_folder_is_a_parquet_dataset_for_other_tools(
+    tmp_path: Path, request: pytest.FixtureRequest, place: str
+) -> None:
+    """The index and quarantined files begin with an underscore, which pyarrow, pandas, Spark and DuckDB ignore."""
+    bucket = place == "bucket"
+    uri = request.getfixturevalue("object_store").uri(f"tools-{tmp_path.name}") if bucket else str(tmp_path)
+    store, parts = written(uri)
+    path = f"attack/f0/{parts[1].file_name}"
+    whole = store.read(path)
+    store.write(path, whole[:-9])
+    assert set_aside_if_damaged(store, path) == quarantined(path)
+    store.write(path, whole)
+    writer = IndexWriter(store, "attack", "f0", finished_files(store, "attack", parts, "f0"))
+    writer.flush()
+    assert len(store.names("attack/f0")) == len(parts) + 2
+    fs, root = fsspec.core.url_to_fs(f"{uri}/attack/f0")
+    table = pq.read_table(root, filesystem=fs)
+    assert sorted(table["sample_id"].to_pylist()) == [*range(7)]
+    assert table["logits"].type.list_size == 10
 
 
 def test_the_same_rows_give_the_same_bytes() -> None:
@@ -74,8 +98,8 @@ def test_a_truncated_file_is_named_counts_as_missing_and_stays(tmp_path: Path) -
         read_columns(store, "attack", parts, "f0", ["margin"])
     assert told.value.address == store.address(path)
     assert store.names("attack/f0") == [part.file_name for part in parts]
-    assert set_aside_if_damaged(store, path) == f"{path}.bad-1"
-    assert store.names("attack/f0") == [f"{parts[0].file_name}.bad-1", *(part.file_name for part in parts[1:])]
+    assert set_aside_if_damaged(store, path) == quarantined(path)
+    assert store.names("attack/f0") == [f"_{parts[0].file_name}.bad-1", *(part.file_name for part in parts[1:])]
 
 
 def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:

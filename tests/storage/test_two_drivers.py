@@ -14,7 +14,7 @@ from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table
 from tests.helpers.object_store import ObjectStore
-from tests.helpers.stored_rows import columns, receipt
+from tests.helpers.stored_rows import columns, quarantined, receipt
 
 PARTS = split_images(12, 3)
 
@@ -60,7 +60,7 @@ def test_what_one_has_written_whole_is_never_renamed_by_the_other(uri: str, seed
     with ThreadPoolExecutor(2) as threads:
         one, other = threads.map(lambda driver: drive(uri, 2 * seed + driver), range(2))
     (kept,) = [f"attack/f0/{name}" for name in store.names("attack/f0") if ".bad-" in name]
-    assert kept in (f"{damaged}.bad-1", f"{damaged}.bad-2"), "the second where both drivers have copied the object"
+    assert kept in (quarantined(damaged), quarantined(damaged, 2)), "the second if both drivers copied it"
     assert [*one, *other] in ([kept], []), "where neither has, the writer found it damaged"
     assert store.read(kept) == content_of(PARTS[1])[:-9]
     for part in PARTS:
@@ -95,8 +95,8 @@ def test_of_many_that_set_one_damaged_file_aside_one_does(uri: str) -> None:
 
         with ThreadPoolExecutor(6) as threads:
             aside = [found for found in threads.map(race, range(6)) if found]
-        assert aside in ([f"{path}.bad-{n}"], [])
+        assert aside in ([quarantined(path, n)], [])
         assert store.read(path) == content_of(PARTS[0])
-        assert store.read(f"{path}.bad-{n}") == bytes(n)
+        assert store.read(quarantined(path, n)) == bytes(n)
         assert len(store.names("attack/f0")) == n + 1
         store.delete(path)
