@@ -154,7 +154,7 @@ def memory(at: Place) -> Found:
             logits_BK: Tensor = network(x_BCHW)
             return logits_BK
 
-    model = network if at.on_card else Short()
+    model = network if at.on_card else Short().eval()
     found = _robust(at, autoattack, shape, budget, ("apgd-ce",), model)
     del ballast
     differ = int((found != expected).sum())

@@ -23,6 +23,7 @@ from mixednuts_dist.attacks.image_record import ImageRecord
 from mixednuts_dist.attacks.judge import Verdicts
 from mixednuts_dist.attacks.minimum_margin import AttackResult, minimum_margin_attack
 from mixednuts_dist.attacks.scheduler import Finished, Group, Scheduler, ordered_targets
+from mixednuts_dist.attacks.square import SquareSteps
 from mixednuts_dist.attacks.stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
@@ -183,6 +184,30 @@ def test_reading_flags_rarely_changes_neither_result_nor_count(
         assert torch.equal(found.broken, prompt.broken)
         assert torch.equal(found.best, prompt.best)
         assert (found.n_forward, found.n_backward) == (prompt.n_forward, prompt.n_backward)
+
+
+@pytest.mark.parametrize("attack", ["square", "square-margin"])
+@pytest.mark.parametrize("threat", [LINF, ThreatModel("L2", 0.3)], ids=str)
+@pytest.mark.parametrize("stop", [True, False])
+def test_several_queries_per_pass_change_neither_result_nor_count(
+    victim, attack: str, threat: ThreatModel, stop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if some of the points that seem misclassified are refuted."""
+    model, x, y = victim(n=7)
+
+    def found(depth: int, subject: AttackedModel) -> Finished:
+        monkeypatch.setattr(SquareSteps, "look_ahead", depth)
+        shape, budget = BatchShape(32, fixed=True), AttackBudget(n_queries=60)
+        runs = lambda setting: ensemble_plan(setting, [attack])  # noqa: E731
+        return Scheduler(subject, runs, threat, budget, 0, shape, stop).run_one(Group(x, y, range(len(x))))
+
+    for subject in (AttackedModel.of(model), estimating(model, lambda logits: logits.clamp(max=1))):
+        one = found(1, subject)
+        for depth in (3, 8):
+            several = found(depth, subject)
+            assert torch.equal(several.best, one.best)
+            assert torch.equal(several.broken, one.broken)
+            assert (several.n_forward, several.n_backward) == (one.n_forward, 0)
 
 
 def test_groups_are_handed_back_as_they_are_decided_and_do_not_disturb_each_other(victim) -> None:

@@ -9,7 +9,7 @@ import torch
 from benchmarks import gpu
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="half an hour on a GPU")
 def test_every_step_has_a_verdict_and_a_number(tmp_path: Path, capfd) -> None:
     found = gpu.run(data=str(tmp_path))
