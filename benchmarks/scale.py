@@ -30,7 +30,7 @@ from torch import Tensor
 from mixednuts_dist.attacks.red_flags import FLAGS
 from mixednuts_dist.config.run_config import RunConfig, digest, load_config, parse_config
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.stages.evaluate import CACHED
+from mixednuts_dist.stages.evaluate import WARM_START
 from mixednuts_dist.stages.runs import Run, evaluate_fingerprint, finished_partitions, open_run, read_search_result
 from mixednuts_dist.storage.index import IndexWriter, with_checksum
 from mixednuts_dist.storage.partitions import Partition, rows_folder
@@ -145,7 +145,7 @@ def _write_attack(opened: Run) -> float:
 
 def _write_evaluate(opened: Run) -> float:
     labels_N = torch.from_numpy(open_dataset(opened.config.data.uri).labels)
-    attacks = (CACHED, *opened.config.evaluate.attacks)
+    attacks = (WARM_START, *opened.config.evaluate.attacks)
 
     def columns(part: Partition, noise: list[Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         labels_B = labels_N[part.start : part.stop]

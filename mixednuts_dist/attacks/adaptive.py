@@ -24,7 +24,7 @@ from .gradient_model import AttackedModel, AttackMode, GradientModel, shape_of
 from .judge import Judge
 from .progress import Progress, shown_or
 from .result import AttackResult
-from .scheduler import CACHED, CLEAN, Finished, Group, Scheduler
+from .scheduler import CLEAN, WARM_START, Finished, Group, Scheduler
 from .stepper import Run
 
 TRANSFER = "transfer"  # the only attack on a classifier without gradients
@@ -73,7 +73,7 @@ def autoattack(
         batch_size: rows of every pass; 64 by default, more for small networks on a CPU.
         eot: draws per image over which gradients of a random classifier are averaged; 20 in version "rand". Fresh
             draws at the final images decide (`draws.py`).
-        cached_BCHW: known adversarial examples within the same balls, tried first as the attack "cached".
+        cached_BCHW: known adversarial examples within the same balls, tried first as the attack "warm-start".
         stop_when_broken: end with an image once it is misclassified; otherwise minimize its margin to the end.
         sample_ids: B ids that key the random numbers; 0 .. B-1 by default.
         precision: of the gradients, "fp32", "tf32", "bf16" or "auto"; float32 decides in any case.
@@ -173,7 +173,7 @@ def attack_result(engine: Scheduler, attacks: Sequence[str], finished: Finished)
         broken, n_draws = share.cpu() >= 0.5, draws.n
         n_verified += -(-N_VERIFICATION // draws.n) * len(group.y)
     survived, broken_before = {}, {CLEAN}
-    for attack in ([CACHED] if group.known is not None else []) + list(attacks):
+    for attack in ([WARM_START] if group.known is not None else []) + list(attacks):
         broken_before.add(attack)
         fell = torch.tensor([broken_by in broken_before for broken_by in finished.broken_by], dtype=torch.bool)
         survived[attack] = (~fell | ~broken).to(device)

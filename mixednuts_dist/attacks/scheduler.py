@@ -47,8 +47,8 @@ from .judge import Judge, Verdicts
 from .progress import Progress
 from .stepper import Run, Stepper
 
-CLEAN, CACHED = "clean", "cached"  # what breaks an image besides the attacks
-_BESIDES = {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: CACHED, NEVER[0]: ""}
+CLEAN, WARM_START = "clean", "warm-start"  # what breaks an image besides the attacks
+_BESIDES = {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: WARM_START, NEVER[0]: ""}
 _STEP_COST = 3  # of a slot's step whose run goes on in vain, in rows of a verification
 _APART_COST = 4  # of a verification's row if float32 passes have their own, small batch shape
 
@@ -77,7 +77,7 @@ class Finished:
     best: Tensor  # where the smallest margin was verified; a broken image is misclassified there
     log1m_margin: Tensor  # float64, log(1 - margin) there
     broken: Tensor  # bool
-    broken_by: list[str]  # the attack that broke it, "clean", "cached", or "" for a robust image
+    broken_by: list[str]  # the attack that broke it, "clean", "warm-start", or "" for a robust image
     n_forward: int  # passes of real images; padding is not counted
     n_backward: int
     decided: Tensor  # bool: False for images whose attack was interrupted

@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -57,9 +57,8 @@ trust_option = click.option(
     "--trust-code", is_flag=True, help="Use the Python code, services and files that RUN references. Review them first."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-beta_option = click.option("--beta", type=float, help="Use this searched beta instead of the deployed one.")
 _verbose = click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_remember, help="Show the log.")
-_log_format = click.option(
+log_format_option = click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
@@ -71,7 +70,7 @@ _log_format = click.option(
 
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `-v` and `--log-format`, which `reported` reads."""
-    return _verbose(_log_format(command))
+    return _verbose(log_format_option(command))
 
 
 class Command(click.Command):
@@ -141,6 +140,11 @@ class Invocation:
     source: str = ""
     overrides: tuple[str, ...] = ()
 
+    def changed(self, override: str) -> "Invocation":
+        """Return the same command with one more override."""
+        overrides = (*self.overrides, override)
+        return replace(self, config=config_of(self.source, overrides, local=self.local), overrides=overrides)
+
     def typed(self, command: str, *more: str) -> str:
         """Return another command on the same configuration, with `more` overrides."""
         overrides = (*self.overrides, *more)
@@ -205,45 +209,48 @@ def _stdout_on_stderr() -> Iterator[IO[str]]:
 
 def run_command(
     *examples: str,
+    runs: bool = False,
     workers: bool = True,
+    logs: bool = True,
     as_json: bool = False,
     before: Callable[[Any], Any] | None = None,
-    short_for: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command on CONFIG or RUN: the function receives an `Invocation` and its other options.
+    """Make a command on CONFIG: the function receives an `Invocation` and its other options.
 
     The configuration is checked in a fraction of a second; the function imports what takes seconds.
 
     Args:
         examples: for its help.
+        runs: whether it also takes RUN, and --trust-code.
         workers: whether it takes --address and --local.
+        logs: whether it takes -v and --log-format.
         as_json: whether it takes --json.
-        before: an argument in front of CONFIG or RUN.
-        short_for: options that are short for a key: the option's name -> the key.
+        before: an argument in front of CONFIG.
     """
-    keys = {name.replace("-", "_"): key for name, key in (short_for or {}).items()}
 
     def make(function: Callable[..., None]) -> click.Command:
         @functools.wraps(function)
         def run(
-            config: str, overrides: tuple[str, ...], trust_code: bool, address: str | None = None, local: bool = False,
-            **options: Any,
+            config: str, overrides: tuple[str, ...], trust_code: bool = False, address: str | None = None,
+            local: bool = False, **options: Any,
         ) -> None:  # fmt: skip
             if local and address:
                 raise click.UsageError("--local does not use a Ray cluster; drop --address")
-            written = {key: options.pop(name) for name, key in keys.items()}
-            overrides += tuple(f"{key}={value}" for key, value in written.items() if value is not None)
             with reported(RESUMES) as console:
+                if not runs and is_run(config):
+                    raise ConfigError(f"{config} is a run, not a configuration file. Run: mixednuts run {config}")
                 loaded = config_of(config, overrides, trust=trust_code, local=local)
                 function(Invocation(loaded, console, address, local, trust_code, config, overrides), **options)
 
-        decorated: Any = trust_option(log_options(run))
-        if as_json:
-            decorated = json_option(decorated)
-        if workers:
-            decorated = local_option(address_option(decorated))
-        decorated = run_or_config_argument(set_option(decorated))
-        return command(*examples)(before(decorated) if before else decorated)
+        added: list[Callable[[Any], Any]] = [
+            *([trust_option] if runs else []), *([log_options] if logs else []), *([json_option] if as_json else []),
+            *([address_option, local_option] if workers else []), set_option,
+            run_or_config_argument if runs else config_argument, *([before] if before else []),
+        ]  # fmt: skip
+        decorated: Any = run
+        for option in added:
+            decorated = option(decorated)
+        return command(*examples)(decorated)
 
     return make
 

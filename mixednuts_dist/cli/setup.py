@@ -31,13 +31,10 @@ TEMPLATE, ONE_CLASSIFIER = (
 )
 
 
-@command("init mine.yaml --images folder:photos --rob py:nets.py:robust", "init mine.yaml --model torchvision:resnet18")
+@command("init mine.yaml", "init mine.yaml --model torchvision:resnet18")
 @click.argument("file", type=click.Path(dir_okay=False), default="mixednuts.yaml", metavar="[FILE]")
-@click.option("--images", default="npz:images.npz", show_default=True, metavar="URI", help="Dataset.")
-@click.option("--std", default="py:nets.py:std", show_default=True, metavar="URI", help="Accurate base classifier.")
-@click.option("--rob", default="py:nets.py:rob", show_default=True, metavar="URI", help="Robust base classifier.")
 @click.option("--model", metavar="URI", help="Attack only this classifier with AutoAttack.")
-def init(file: str, images: str, std: str, rob: str, model: str | None) -> None:
+def init(file: str, model: str | None) -> None:
     """Write a commented CONFIG to start from.
 
     Also writes nets.py, a template with one loader function per checkpoint, unless it exists.
@@ -47,11 +44,10 @@ def init(file: str, images: str, std: str, rob: str, model: str | None) -> None:
         if path.exists():
             raise ConfigError(f"{path} exists already. Choose another name, or remove it")
         name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in path.stem)[:64]
-        template = (TEMPLATE if model is None else ONE_CLASSIFIER).format(file=file, images=images, std=std, rob=rob,
-                   model=model, name=name.lstrip("-") or "mine")  # fmt: skip
-        path.write_text(template)
+        template = TEMPLATE if model is None else ONE_CLASSIFIER
+        path.write_text(template.format(file=file, model=model, name=name.lstrip("-") or "mine"))
         nets, written = path.with_name("nets.py"), str(path)
-        if nets.name in code_files(*((std, rob) if model is None else (model,))) and not nets.exists():
+        if (model is None or nets.name in code_files(model)) and not nets.exists():
             nets.write_text(TWO_CHECKPOINTS)
             written = f"{path} and {nets}"
         console.print(f"Wrote {written}. Edit, then run: {typed('check', file)}")
@@ -160,17 +156,16 @@ def _problems_of_use(config: RunConfig) -> Iterator[str]:
 
 @command("schema mine.yaml", "schema --names", "schema --markdown")
 @click.argument("config", required=False, type=click.Path(dir_okay=False), metavar="[CONFIG]")
-@set_option
 @click.option("--names", is_flag=True, help="List the attacks, datasets, stages and so on that CONFIG can name.")
 @click.option("--markdown", is_flag=True, help="Print a table of all keys.")
-def schema(config: str | None, overrides: tuple[str, ...], names: bool, markdown: bool) -> None:
+def schema(config: str | None, names: bool, markdown: bool) -> None:
     """Print the JSON schema of the configuration.
 
     With CONFIG, the keys and names that its extensions add are included.
     """
     with reported():
         if config is not None:
-            load_config(config, overrides)
+            load_config(config)
         if names:
             _print_names(Console(soft_wrap=True, highlight=False))
         else:

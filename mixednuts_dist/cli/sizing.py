@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..stages.estimate import Estimate, StageEstimate
 
 
-@run_command("estimate mine.yaml --local", "estimate jobs/configs/cifar100.yaml --sizes", as_json=True)
+@run_command("estimate mine.yaml --local", "estimate jobs/configs/cifar100.yaml --sizes", logs=False, as_json=True)
 @click.option("--sizes", is_flag=True, help="Count parameters and GFLOPs instead; needs no weights.")
 def estimate(given: Invocation, as_json: bool, sizes: bool) -> None:
     """Estimate GPU-hours and wall time from a few measured batches."""

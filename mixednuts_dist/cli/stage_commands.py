@@ -14,13 +14,13 @@ from ..errors import MissingArtifact
 from .options import Invocation, print_result, run_command
 
 _PAGE = "report/index.html"
-_GIVEN = "judge.points"  # --adv-images is short for this key
 
 
 @run_command(
     "run jobs/configs/digits.yaml",
     "run mine.yaml --set storage=s3://bucket/prefix --set compute.num_workers=8",
     "run mine.yaml --local --only certify",
+    runs=True,
     as_json=True,
 )
 @click.option("--only", metavar="STAGE", help="Run one stage; `mixednuts schema --names` lists them.")
@@ -47,41 +47,37 @@ def attack(given: Invocation) -> None:
     _stage(given, "attack")
 
 
-def _yaml_list(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
-    return f"[{text}]" if text is not None else None
-
-
-@run_command(
-    "search mine.yaml --beta 0.97",
-    "search mine.yaml --betas 0.9,0.95,0.99",
-    short_for={"beta": "search.beta", "betas": "search.betas"},
-)
-@click.option("--beta", type=float, help="Deploy this target retention (search.beta).")
-@click.option("--betas", metavar="LIST", callback=_yaml_list, help="Answer for these, comma-separated (search.betas).")
+@run_command("search mine.yaml --set search.beta=0.97", "search mine.yaml --set search.betas=[0.9,0.95,0.99]")
 def search(given: Invocation) -> None:
     """Search s, p, c and alpha for every beta, then refine the choice.
 
-    The search reads cached logits. Refinement rounds attack the choice and search again (search.rounds).
+    The search reads stored logits. Refinement rounds attack the choice and search again (search.rounds).
     """
     _search(given)
 
 
-@run_command(
-    "evaluate mine.yaml --local --set evaluate.preset=fast",
-    "evaluate mine.yaml --adv-images x_adv.pt",
-    short_for={"adv-images": _GIVEN},
-)
+@run_command("evaluate mine.yaml --local --set evaluate.preset=fast", "evaluate mine.yaml --adv-images x_adv.pt")
 @click.option("--adv-images", metavar="FILE", help="Verify adversarial images from FILE instead.")
-def evaluate(given: Invocation) -> None:
+def evaluate(given: Invocation, adv_images: str | None) -> None:
     """Attack the mixed classifier with adaptive AutoAttack.
 
     A CONFIG without `std` attacks its one classifier with AutoAttack. With --adv-images the command counts which images
     of FILE (.pt, .npy, .npz, .parquet) the classifiers misclassify, verified in float32.
     """
-    _stage(given, "judge" if any(each.startswith(f"{_GIVEN}=") for each in given.overrides) else "evaluate")
+    if adv_images is None:
+        _stage(given, "evaluate")
+    else:
+        _stage(given.changed(f"judge.points={adv_images}"), "judge")
 
 
-@run_command("report mine.yaml --json", "report runs/mine/runs/mine-0af3c2d1 --open", workers=False, as_json=True)
+@run_command(
+    "report mine.yaml --json",
+    "report runs/mine/runs/mine-0af3c2d1 --open",
+    runs=True,
+    workers=False,
+    logs=False,
+    as_json=True,
+)
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 def report(given: Invocation, as_json: bool, opened: bool) -> None:
     """Write the tables, the figures and the page of a finished run."""

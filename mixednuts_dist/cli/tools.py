@@ -16,14 +16,12 @@ from ..errors import ClusterError
 from .options import (
     RESUMES,
     Invocation,
-    address_option,
-    beta_option,
     command,
     config_argument,
     config_of,
     json_option,
+    log_format_option,
     log_is_json,
-    log_options,
     reported,
     run_argument,
     run_command,
@@ -40,7 +38,7 @@ from .options import (
 @click.option("--address", required=True, help="The cluster's dashboard, for instance http://127.0.0.1:8265.")
 @click.option("--install-deps", is_flag=True, help="Install what pyproject.toml pins on the nodes with uv.")
 @click.option("--no-wait", is_flag=True, help="Return once the job is submitted.")
-@log_options
+@log_format_option
 def submit(config: str, overrides: tuple[str, ...], address: str, install_deps: bool, no_wait: bool) -> None:
     """Run all stages as a Ray job; uploads the current folder.
 
@@ -80,6 +78,8 @@ def _travelling(config: str, storage: str) -> str:
 @run_command(
     "study margins mine.yaml",
     "study all runs/a/runs/a-0af3c2d1 --full",
+    runs=True,
+    logs=False,
     before=click.argument("name", metavar="NAME|all"),
 )
 @click.option("--rob", "robs", multiple=True, metavar="URI", help="Also compare this robust classifier. Repeatable.")
@@ -177,13 +177,10 @@ for _benchmark in (benchmark_attack, benchmark_search):
 @click.option("--to", "output", required=True, metavar="FOLDER|s3://BUCKET/PREFIX", help="Where to write.")
 @click.option("-n", "--num-images", type=click.IntRange(min=1), help="Only the first images.")
 @click.option("--part-size", type=click.IntRange(min=1), default=100, show_default=True, help="Images per part.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Shuffle seed.")
-@address_option
-@log_options
-def prepare(uri: str, output: str, num_images: int | None, part_size: int, seed: int, address: str | None) -> None:
+def prepare(uri: str, output: str, num_images: int | None, part_size: int) -> None:
     """Write a dataset as class-balanced Parquet parts.
 
-    Each worker of a cluster then reads only its own parts. Existing parts are kept.
+    Each worker of a cluster then reads only its own parts. Existing parts are kept. To use a cluster, set RAY_ADDRESS.
     """
     with reported(RESUMES) as console:
         check_dataset_uri(uri)
@@ -191,10 +188,8 @@ def prepare(uri: str, output: str, num_images: int | None, part_size: int, seed:
         from ..distributed.executor import make_executor
         from .terminal import PreparationProgress
 
-        with make_executor("ray", address) as executor, PreparationProgress(console) as progress:
-            made = stage.run(
-                uri, output, n=num_images, part_size=part_size, seed=seed, executor=executor, on_part=progress
-            )
+        with make_executor("ray") as executor, PreparationProgress(console) as progress:
+            made = stage.run(uri, output, n=num_images, part_size=part_size, executor=executor, on_part=progress)
         kept = f", {progress.n_kept} images were present already" if progress.n_kept else ""
         console.print(f"{len(made.labels)} images in {len(made.parts)} parts{kept}")
         click.echo(f"data: {{uri: parquet:{output}}}")
@@ -207,7 +202,7 @@ def prepare(uri: str, output: str, num_images: int | None, part_size: int, seed:
 @run_argument
 @click.option("--to", "output", required=True, metavar="FOLDER|hf:ORG/NAME", help="Where to write.")
 @click.option("--robustbench", is_flag=True, help="Write the adversarial images and forms for RobustBench instead.")
-@beta_option
+@click.option("--beta", type=float, help="Use this searched beta instead of the deployed one.")
 @trust_option
 def export(run: str, output: str, *, robustbench: bool, beta: float | None, trust_code: bool) -> None:
     """Export the mixed classifier of a run with a model card."""

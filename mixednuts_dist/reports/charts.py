@@ -37,8 +37,9 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
     if rule is not None:
         level = [{"y": rule[0], "words": rule[1]}]
         layers.append(layer("rule", level, {"y": up}, strokeDash=[2, 3]))
-        layers.append(layer("text", level, {"y": up, "text": {"field": "words"}, "x": {"value": PANEL}}, align="right",
-                            dy=-6))  # fmt: skip
+        layers.append(
+            layer("text", level, {"y": up, "text": {"field": "words"}, "x": {"value": 4}}, align="left", dy=8)
+        )
     return Figure([panel(*layers)])
 
 

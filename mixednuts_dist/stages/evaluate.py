@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _ROBUST_IMAGE_COSTS = 30  # times as much as a broken one
 CHECK = "check"  # the folder of the second opinion's rows
-CACHED = "cached"  # the attack stage's images, tried before anything else
+WARM_START = "warm-start"  # the stored adversarial examples, tried first
 
 
 @STAGES("evaluate", describes="the adaptive AutoAttack on the mixed classifier", order=2)
@@ -191,7 +191,7 @@ def steps_of(opened: Run) -> list[str]:
     """What the rows' columns say survived, in order."""
     evaluate = opened.config.evaluate
     warm = (evaluate.warm_start and opened.config.std is not None) or evaluate.points is not None
-    return [*([CACHED] if warm else []), *evaluate.attacks]
+    return [*([WARM_START] if warm else []), *evaluate.attacks]
 
 
 # --- where an evaluation may end early --------------------------------------------------------------------------------

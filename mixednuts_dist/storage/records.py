@@ -49,7 +49,7 @@ class EvaluateRecords:
     mixed_clean_NK: Tensor  # float32 logits of the mixed classifier on the clean image
     mixed_attacked_NK: Tensor  # float32 logits on the stored attacked image
     robust_N: Tensor  # bool: right on the clean image and on everything that any attack tried
-    survived: dict[str, Tensor]  # "cached", then each attack by name, in order -> bool (N,): still right after it
+    survived: dict[str, Tensor]  # "warm-start", then each attack by name, in order -> bool (N,): still right after it
 
 
 @dataclass(frozen=True)

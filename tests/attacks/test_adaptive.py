@@ -68,7 +68,7 @@ def test_cached_images_only_strengthen_the_adversary(mixed, pair) -> None:
     x, y = pair
     strong = autoattack(mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"))
     cached = autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=strong.x_adv)
-    assert list(cached.survived) == ["cached"]
+    assert list(cached.survived) == ["warm-start"]
     assert torch.equal(cached.robust, strong.robust)
     useless = autoattack(mixed, x, y, threat=THREAT, attacks=(), cached_BCHW=x)
     assert bool(useless.robust.all())

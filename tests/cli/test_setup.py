@@ -31,17 +31,18 @@ def mixednuts(*arguments: str) -> tuple[int, str]:
 
 def test_init_writes_a_configuration_that_is_valid_and_names_what_it_was_given(tmp_path: Path) -> None:
     file = str(tmp_path / "my photos.yaml")
-    status, shown = mixednuts("init", file, "--images", "digits", "--std", "demo:std", "--rob", "demo:rob")
+    status, shown = mixednuts("init", file)
     assert status == 0, shown
     config = load_config(file)
-    assert (config.name, config.data.uri, config.std, config.rob) == ("my-photos", "digits", "demo:std", "demo:rob")
+    assert (config.name, config.data.uri) == ("my-photos", "npz:images.npz")
+    assert (config.std, config.rob) == ("py:nets.py:std", "py:nets.py:rob")
     status, shown = mixednuts("init", file)
     assert status == 1
     assert "exists already" in shown
 
 
 def test_init_writes_the_file_of_two_checkpoints_which_loads_them_and_gives_bare_networks(tmp_path: Path) -> None:
-    status, shown = mixednuts("init", str(tmp_path / "mine.yaml"), "--images", "digits")
+    status, shown = mixednuts("init", str(tmp_path / "mine.yaml"))
     assert status == 0, shown
     assert "nets.py. Edit, then run: mixednuts check" in " ".join(shown.split())
     saved = torchvision.models.resnet18(num_classes=10).eval()
@@ -181,9 +182,17 @@ def test_a_mistyped_run_has_one_answer(command: list[str], tmp_path: Path, monke
     assert answer in " ".join(shown.split())
 
 
+@pytest.mark.parametrize("command", ["estimate", "attack", "search", "evaluate"])
+def test_a_stage_command_names_run_for_a_stored_run(command: str, tmp_path: Path) -> None:
+    (tmp_path / "mine-0af3c2d1").mkdir()
+    status, shown = mixednuts(command, str(tmp_path / "mine-0af3c2d1"))
+    assert status == 1
+    assert f"mixednuts run {tmp_path / 'mine-0af3c2d1'}" in " ".join(shown.split()).replace("- ", "-")
+
+
 def test_init_for_one_classifier_writes_no_mixture(tmp_path: Path) -> None:
     file = str(tmp_path / "mine.yaml")
-    status, shown = mixednuts("init", file, "--images", "digits", "--model", "demo:rob")
+    status, shown = mixednuts("init", file, "--model", "demo:rob")
     assert status == 0, shown
     config = load_config(file)
     assert (config.std, config.rob, config.names) == (None, "demo:rob", {"rob": "mine"})

@@ -154,7 +154,7 @@ def made_up_evaluate(attack: AttackRecords, *, alpha: float) -> EvaluateRecords:
         mixed_clean_NK=clean_NK,
         mixed_attacked_NK=attacked_NK,
         robust_N=t_N,
-        survived={"cached": cached_N, "apgd-ce": ce_N, "apgd-t": t_N, "fab-t": t_N, "square": t_N},
+        survived={"warm-start": cached_N, "apgd-ce": ce_N, "apgd-t": t_N, "fab-t": t_N, "square": t_N},
     )
 
 

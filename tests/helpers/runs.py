@@ -108,7 +108,7 @@ ATTACK = [
 ]
 
 
-EVALUATE = ["label", "mixed_clean", "mixed_attacked", "robust", "survived_cached", "survived_square", "x_adv"]
+EVALUATE = ["label", "mixed_clean", "mixed_attacked", "robust", "survived_warm-start", "survived_square", "x_adv"]
 
 
 def rows_in(folder: Path, stage: str) -> Path:

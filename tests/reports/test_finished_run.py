@@ -127,7 +127,7 @@ def test_accuracy_is_the_rows(stored: Stored, tab: Tab) -> None:
 
 def test_survival_and_splits_are_the_rows(stored: Stored, tab: Tab) -> None:
     survived = cells(tab, "survival")
-    for step in ("cached", "apgd-ce", "apgd-t", "fab-t", "square"):
+    for step in ("warm-start", "apgd-ce", "apgd-t", "fab-t", "square"):
         assert survived[step][0].endswith(f"{stored.evaluated[f'survived_{step}'].sum()}/24")
     labels, shown = stored.attacked["label"], cells(tab, "margins")
     right, wrong = (stored.attacked[f"rob_{images}"].argmax(axis=1) == labels for images in ("attacked", "clean"))

@@ -65,7 +65,7 @@ def test_accuracy_counts_equal_the_rows() -> None:
 
 def test_survival_is_what_stands_after_each_step(results: RunResults) -> None:
     standing = [step.standing.correct for step in results.survival]
-    assert [step.step for step in results.survival] == ["clean", "cached", "apgd-ce", "apgd-t", "fab-t", "square"]
+    assert [step.step for step in results.survival] == ["clean", "warm-start", "apgd-ce", "apgd-t", "fab-t", "square"]
     assert standing == sorted(standing, reverse=True)
     assert standing[0] == results.row("mixed").clean.correct
     assert standing[-1] == results.row("mixed").robust.correct

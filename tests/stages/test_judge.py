@@ -139,8 +139,8 @@ def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig
         rows[config.run_id()] = read_columns(run.rows, "evaluate", run.partitions, fingerprint, ["robust"])["robust"]
     assert torch.equal(rows[after.run_id()], rows[before.run_id()] & rows[strong.run_id()])
     steps = {step.step: step for step in results.survival}
-    assert list(steps) == ["clean", "cached", "apgd-ce"]
-    assert steps["cached"].standing.correct == int(rows[strong.run_id()].sum()), "the points went first"
+    assert list(steps) == ["clean", "warm-start", "apgd-ce"]
+    assert steps["warm-start"].standing.correct == int(rows[strong.run_id()].sum()), "the points went first"
     assert opened[after.run_id()].attack_fingerprint == opened[before.run_id()].attack_fingerprint
     next(Path(points).glob("part-*.parquet")).unlink()
     points_checksum.cache_clear()  # as another process

@@ -121,7 +121,7 @@ def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
     config, result = searched
     opened = evaluate.run(config, executor=local_executor)
     given = opened.rows, "evaluate", opened.partitions, evaluate_fingerprint(opened, result)
-    robust_N, cached_N = read_columns(*given, ["robust", "survived_cached"]).values()
+    robust_N, cached_N = read_columns(*given, ["robust", "survived_warm-start"]).values()
     broken_N = read_columns(
         opened.rows, f"search/round-{len(result.rounds)}", opened.partitions, result.rounds[-1].fingerprint,
         ["broken_0"],

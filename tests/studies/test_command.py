@@ -105,7 +105,7 @@ def test_a_variant_through_the_pool_has_the_rows_of_a_plain_worker(bench: Bench,
         budget=AttackBudget(n_iter=5, n_target_classes=2), precision="fp32",
     )  # fmt: skip
     assert pooled.robust_N.tolist() == plain.robust.tolist()
-    assert pooled.survived["cached"].tolist() == plain.survived["cached"].tolist()
+    assert pooled.survived["warm-start"].tolist() == plain.survived["warm-start"].tolist()
 
 
 def test_a_configuration_without_std_has_no_mixture_to_study(tmp_path: Path) -> None:
