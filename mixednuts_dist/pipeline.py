@@ -16,7 +16,7 @@ from .reports import report
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
 from .stages.choosing import needed_stage
-from .stages.progress import Progress, Silent
+from .stages.progress import RunProgress, Silent
 from .stages.runs import Run, open_run, reopen_run
 from .stages.stage import stages_of
 from .storage.damage import set_aside_if_damaged
@@ -32,7 +32,7 @@ def run(
     classifiers: Mapping[str, nn.Module] | None = None,
     images: Dataset | None = None,
     executor: Executor | None = None,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     drawn: bool = True,
 ) -> RunResults:
     """Attack, search, evaluate, run the stages that the configuration asks for, and report; errors as in the stages.
@@ -80,7 +80,7 @@ def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images
     return config.with_objects(objects, labels) if objects else config
 
 
-def _complete(opened: Run, executor: Executor, progress: Progress, drawn: bool) -> RunResults:
+def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: bool) -> RunResults:
     asked = stages_of(opened.config)  # before any pass: a stage may refuse its keys
     if opened.config.std is not None:
         attack.complete(opened, executor, progress)

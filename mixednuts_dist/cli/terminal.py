@@ -63,7 +63,7 @@ class _Bar:
 
 
 class TerminalProgress(_Bar):
-    """A `stages.progress.Progress` that writes to `console`; use it as a context manager."""
+    """A `stages.progress.RunProgress` that writes to `console`; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, TextColumn("{task.fields[counts]}"))

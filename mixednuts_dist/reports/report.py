@@ -21,7 +21,7 @@ from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, ReadOnlyStorage, redacted
 from ..stages.attack import ATTACKS_OF, STD_ATTACKS
 from ..stages.evaluate import CHECK, check_fingerprint, evaluated_part, steps_of
-from ..stages.progress import Progress, Silent
+from ..stages.progress import RunProgress, Silent
 from ..stages.runs import (
     Run,
     finished_partitions,
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 _LOGITS_AT_A_TIME = 1 << 21  # of each column: 8 MB; a few float64 copies are made of them
 
 
-def run(config: RunConfig, *, progress: Progress | None = None) -> RunResults:
+def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunResults:
     """Write the report of a finished run and return its results; warn if the storage is read-only.
 
     Raises:

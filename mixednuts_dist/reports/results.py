@@ -428,7 +428,7 @@ def _retention_sentence(results: RunResults) -> str:
     if kept is None or not rob.robust.correct:
         return f"The robust classifier is correct on none of {rob.robust.total} attacked images; there is no retention."
     beta = f"beta = {results.parameters.beta:g}"
-    target = f"{beta} asks for {asked(results)}" if asked(results) else f"{beta} is a share of certified images"
+    target = f"{beta} requires {asked(results)}" if asked(results) else f"{beta} is a share of certified images"
     more = f" and on {results.n_only_mixed} more images" if results.n_only_mixed else ""
     return (
         f"Under attack, the mixed classifier remains robust on {kept.correct} of the {kept.total} images on which the "

@@ -18,7 +18,7 @@ from ..config.run_config import RunConfig
 from ..config.uris import is_black_box
 from ..distributed.tasks import Columns, Summary, Task
 from ..storage.partitions import Partition
-from .progress import Progress
+from .progress import RunProgress
 from .runs import Run
 from .stage import Stage, attack_passes, budget_of, stage_of
 
@@ -58,7 +58,7 @@ class Attack(Stage):
         return {"rob": of_rob, "std": of_std}
 
 
-def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> Run:
+def run(config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
     """MMAA on every image that is not yet attacked; returns the opened run.
 
     Raises:
@@ -67,7 +67,7 @@ def run(config: RunConfig, *, executor: Executor | None = None, progress: Progre
     return stage_of(config, "attack").run(config, executor=executor, progress=progress)
 
 
-def complete(opened: Run, executor: Executor | None, progress: Progress) -> None:
+def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> None:
     """The stage on an opened run; errors as in `run`."""
     stage_of(opened.config, "attack").complete(opened, executor, progress)
 

@@ -17,7 +17,7 @@ from ..storage.partitions import Partition
 from ..storage.records import Receipt, SearchResult
 from ..storage.tables import FLAG, SURVIVED, read_columns
 from .points import StoredPoints, hardest_points, held_points, points_of_round, read_points
-from .progress import Progress, Silent
+from .progress import RunProgress, Silent
 from .runs import Run, autoattack_fingerprint, evaluate_fingerprint, finished_partitions, require_complete
 from .stage import Stage, attack_passes, budget_of, deployed_mixture, require_needs, stage_of
 
@@ -76,20 +76,20 @@ class Evaluate(Stage):
             return {}
         return finished_partitions(opened, "attack", opened.attack_fingerprint)
 
-    def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
+    def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         from .partitioned import run_partitions
 
         require_needs(self, opened)
         stop = early_stop_of(opened)
         run_partitions(opened, self.task(opened), executor, progress, self.costs(opened), early_stop=stop)
 
-    def run(self, config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> Run:
+    def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
         opened = super().run(config, executor=executor, progress=progress)
         check(opened, executor, progress or Silent())
         return opened
 
 
-def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> Run:
+def run(config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
     """Attack the mixed classifier (without std: rob) on every image not yet evaluated; returns the opened run.
 
     Raises:
@@ -99,7 +99,7 @@ def run(config: RunConfig, *, executor: Executor | None = None, progress: Progre
     return stage_of(config, "evaluate").run(config, executor=executor, progress=progress)
 
 
-def complete(opened: Run, executor: Executor | None, progress: Progress) -> None:
+def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> None:
     """The stage on an opened run; errors as in `run`."""
     stage_of(opened.config, "evaluate").complete(opened, executor, progress)
 
@@ -257,7 +257,7 @@ class CheckTask(Task):
         return columns, worker.summary(name, clean, y, tried & ~broken, n_forward, n_backward)
 
 
-def check(opened: Run, executor: Executor | None, progress: Progress) -> None:
+def check(opened: Run, executor: Executor | None, progress: RunProgress) -> None:
     """The second opinion on the images that stand after the stage, where the configuration asks for one.
 
     Raises:

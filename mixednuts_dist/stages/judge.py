@@ -15,7 +15,7 @@ from ..config.run_config import digest
 from ..config.section import Section
 from ..storage.partitions import Partition
 from .points import held_points
-from .progress import Progress
+from .progress import RunProgress
 from .runs import Run, finished_partitions, run_dataset
 from .stage import Outcome, Stage, classifier_names, stage_of
 
@@ -79,7 +79,7 @@ class JudgePoints(Stage):
 
         return digest({"stage": super().fingerprint(opened), "points": points_checksum(self.keys.points)})
 
-    def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
+    def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         """Check the points, then compute the partitions.
 
         Raises:

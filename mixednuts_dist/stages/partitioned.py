@@ -15,7 +15,7 @@ from ..storage.partitions import Partition, rows_folder
 from ..storage.records import Receipt
 from ..storage.store import Store
 from .early_stop import EarlyStop
-from .progress import Progress, WatchesWorkers
+from .progress import RunProgress, WatchesWorkers
 from .runs import Run, finished_partitions, record_current_stage, record_devices, stage_clock
 
 
@@ -23,7 +23,7 @@ def run_partitions(
     opened: Run,
     task: Task,
     executor: Executor | None,
-    progress: Progress,
+    progress: RunProgress,
     weights: Mapping[Partition, float] | None = None,
     early_stop: EarlyStop | None = None,
 ) -> None:
@@ -61,7 +61,7 @@ def run_partitions(
 
 
 def _compute(
-    pool: Pool, queue: WorkQueue, index: IndexWriter, progress: Progress, early_stop: EarlyStop | None
+    pool: Pool, queue: WorkQueue, index: IndexWriter, progress: RunProgress, early_stop: EarlyStop | None
 ) -> list[Receipt]:
     """Run the pool over the queue, with each finished partition entered into the index; returns their receipts."""
     computed: list[Receipt] = []

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from ..storage.records import Receipt
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """Called by the stages, always from the driver's main thread."""
 
     def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
@@ -21,7 +21,7 @@ class Progress(Protocol):
 
 @runtime_checkable
 class WatchesWorkers(Protocol):
-    """A `Progress` that also takes the number of workers, every few seconds."""
+    """A `RunProgress` that also takes the number of workers, every few seconds."""
 
     def workers_seen(self, ready: int, asked: int) -> None:
         """`ready` of `asked` workers are there; the others wait for room on the cluster."""

@@ -29,7 +29,7 @@ from ..storage.tables import read_columns
 from .challenge import RoundTask
 from .partitioned import run_partitions
 from .points import StoredPoints, points_of_round, round_folder
-from .progress import Progress
+from .progress import RunProgress
 from .runs import Run, evaluate_fingerprint, finished_partitions, search_sample, searched_images
 from .stage import budget_of
 
@@ -108,7 +108,7 @@ class Rounds:
         self._settled = set[tuple[float, Mixed]]()  # betas with mixtures that were attacked and chosen again
         self._done: list[SearchRound] = []
 
-    def run(self, executor: Executor | None, progress: Progress) -> SearchResult:
+    def run(self, executor: Executor | None, progress: RunProgress) -> SearchResult:
         """Round after round, until every beta to be measured is kept or `search.rounds` are done.
 
         Rounds whose files exist, also those that an evaluation has started, are only read.
@@ -121,7 +121,7 @@ class Rounds:
             result = learnt
         return result
 
-    def learn(self, result: SearchResult, executor: Executor | None, progress: Progress) -> SearchResult | None:
+    def learn(self, result: SearchResult, executor: Executor | None, progress: RunProgress) -> SearchResult | None:
         """One more round from the images that the evaluation of `result` ended on, and rounds of attack after it.
 
         None where the same mixture is chosen again: no other one keeps more, and it is evaluated already.
@@ -131,7 +131,7 @@ class Rounds:
         task = self._evaluation_task(result, evaluate_fingerprint(self._opened, result))
         return self._learnt(result, task, executor, progress)
 
-    def _attacked(self, result: SearchResult, executor: Executor | None, progress: Progress) -> SearchResult:
+    def _attacked(self, result: SearchResult, executor: Executor | None, progress: RunProgress) -> SearchResult:
         """Rounds of attack, beginning with this choice, until it keeps enough."""
         rounds, n_before = self._opened.config.search.rounds, sum(1 for done in self._done if done.evaluated)
         while len(self._done) - n_before < rounds * (1 + n_before) and (left := self._unmet(result)):
@@ -140,7 +140,7 @@ class Rounds:
         return replace(result, rounds=tuple(self._done))
 
     def _learnt(
-        self, result: SearchResult, task: RoundTask, executor: Executor | None, progress: Progress
+        self, result: SearchResult, task: RoundTask, executor: Executor | None, progress: RunProgress
     ) -> SearchResult | None:
         """The choice after the round with an evaluation's images, and those that attack it; None as `learn`."""
         evaluated = task.points[-1].fingerprint
@@ -180,7 +180,7 @@ class Rounds:
         task: RoundTask,
         attacked: Sequence[Choice],
         executor: Executor | None,
-        progress: Progress,
+        progress: RunProgress,
         *,
         evaluated: str = "",
     ) -> None:

@@ -14,7 +14,7 @@ from ..storage.damage import set_aside_if_damaged
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .choosing import CANDIDATES, Choosing, attacks_its_choice, needed_stage
-from .progress import Progress, Silent
+from .progress import RunProgress, Silent
 from .rounds import Rounds
 from .runs import (
     SELECTED,
@@ -34,7 +34,7 @@ MOST_EVALUATIONS = 2  # evaluations whose images may start another round
 _GRID_KEYS = ("clamp", "ln_k")  # rows that agree in these are from the same grid
 
 
-def run(config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> SearchResult:
+def run(config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> SearchResult:
     """Search s, p, c and alpha, unless the run has a result of the same search; returns what was selected.
 
     Raises:
@@ -45,7 +45,7 @@ def run(config: RunConfig, *, executor: Executor | None = None, progress: Progre
     return complete(opened, executor, progress or Silent())
 
 
-def complete(opened: Run, executor: Executor | None, progress: Progress) -> SearchResult:
+def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> SearchResult:
     """The stage on an opened run; errors as in `run`."""
     _ = opened.config.required_std
     require_complete(opened, "attack", opened.attack_fingerprint)
@@ -91,7 +91,7 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
     return [row for row in rows if chosen and all(row[key] == getattr(chosen, key) for key in _GRID_KEYS)]
 
 
-def _search(opened: Run, executor: Executor | None, progress: Progress) -> SearchResult:
+def _search(opened: Run, executor: Executor | None, progress: RunProgress) -> SearchResult:
     with executing(executor, opened.config.compute) as used:
         choosing = Choosing(opened, used)
         search = opened.config.search
@@ -103,7 +103,7 @@ def _search(opened: Run, executor: Executor | None, progress: Progress) -> Searc
     return read_search_result(opened)  # where two drivers search, both deploy what the first has stored
 
 
-def learn(opened: Run, executor: Executor | None, progress: Progress) -> bool:
+def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool:
     """Search once more with the images that the evaluation ended on, if it kept too few.
 
     False if it kept enough, or where the search ends in the same mixture all the same. Afterwards another choice may be

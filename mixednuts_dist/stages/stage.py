@@ -33,7 +33,7 @@ from ..errors import InvalidInputError
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
-from .progress import Progress, Silent
+from .progress import RunProgress, Silent
 from .runs import Run, open_run, read_search_result, require_complete
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Stage:
         mixture = deployed_mixture(opened, search) if search else None
         return _StageTask(stage=self.name, fingerprint=self.fingerprint(opened), mixture=mixture, of=self)
 
-    def complete(self, opened: Run, executor: Executor | None, progress: Progress) -> None:
+    def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         """Compute the partitions that are not done.
 
         Raises:
@@ -159,7 +159,7 @@ class Stage:
         require_needs(self, opened)
         run_partitions(opened, self.task(opened), executor, progress, self.costs(opened))
 
-    def run(self, config: RunConfig, *, executor: Executor | None = None, progress: Progress | None = None) -> Run:
+    def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
         """`complete` on a run that is opened for it; errors as there and in `open_run`."""
         opened = open_run(config)
         self.complete(opened, executor, progress or Silent())

@@ -36,7 +36,7 @@ from ..stages import attack as attack_stage
 from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
 from ..stages.partitioned import run_partitions
-from ..stages.progress import Progress, Silent
+from ..stages.progress import RunProgress, Silent
 from ..stages.runs import MOST_LOGITS, Run, open_run, read_search_result, searched_images
 from ..storage.partitions import split_images
 from ..storage.records import AttackRecords, Receipt, SearchResult
@@ -74,7 +74,7 @@ class Bench:
         config: RunConfig,
         *,
         executor: Executor | None = None,
-        progress: Progress | None = None,
+        progress: RunProgress | None = None,
         full: bool = False,
         robs: Sequence[str] = (),
     ) -> None:
@@ -259,9 +259,9 @@ def subset(records: AttackRecords, mask_N: Tensor) -> AttackRecords:
 
 @dataclass(frozen=True)
 class _Labelled:
-    """Progress of a variant under its own label."""
+    """RunProgress of a variant under its own label."""
 
-    inner: Progress
+    inner: RunProgress
     label: str
 
     def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:  # noqa: ARG002

@@ -22,7 +22,7 @@ from ..distributed.executor import Executor
 from ..errors import InvalidInputError
 from ..reports.drawing import Figure
 from ..reports.table import Cell, Table, print_table
-from ..stages.progress import Progress
+from ..stages.progress import RunProgress
 from .bench import Bench
 from .overview import write_overview
 
@@ -48,7 +48,7 @@ def run(
     full: bool = False,
     robs: Sequence[str] = (),
     executor: Executor | None = None,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     console: Console | None = None,
 ) -> dict[str, Outcome]:
     """The study of that name, or "all" of them, printed on the console; every outcome by name.

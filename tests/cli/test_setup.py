@@ -35,7 +35,7 @@ def test_init_writes_a_configuration_that_is_valid_and_names_what_it_was_given(t
     assert status == 0, shown
     config = load_config(file)
     assert (config.name, config.data.uri) == ("my-photos", "npz:images.npz")
-    assert (config.std, config.rob) == ("py:nets.py:std", "py:nets.py:rob")
+    assert (config.written(config.std), config.written(config.rob)) == ("py:nets.py:std", "py:nets.py:rob")
     status, shown = mixednuts("init", file)
     assert status == 1
     assert "exists already" in shown

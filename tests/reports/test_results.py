@@ -137,7 +137,7 @@ def test_kept_is_counted_among_robs_robust_images() -> None:
     assert results.n_only_mixed == int(evaluate.robust_N.sum()) - sum(kept)
     words = summary_sentence(results)
     assert f"remains robust on {sum(kept)} of the {results.kept.total} images on which the robust classifier" in words
-    assert f"asks for {math.ceil(0.95 * results.kept.total)}" in words
+    assert f"requires {math.ceil(0.95 * results.kept.total)}" in words
 
 
 def test_refuses_rows_about_other_images() -> None:
