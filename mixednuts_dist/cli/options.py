@@ -46,7 +46,6 @@ def _remember(context: click.Context, option: click.Parameter, value: Any) -> No
 
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
-run_or_config_argument = click.argument("config", metavar="CONFIG|RUN")
 run_argument = click.argument("run")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Override a key of CONFIG. Repeatable."
@@ -245,7 +244,7 @@ def run_command(
         added: list[Callable[[Any], Any]] = [
             *([trust_option] if runs else []), *([log_options] if logs else []), *([json_option] if as_json else []),
             *([address_option, local_option] if workers else []), set_option,
-            run_or_config_argument if runs else config_argument, *([before] if before else []),
+            click.argument("config", metavar="CONFIG|RUN" if runs else "CONFIG"), *([before] if before else []),
         ]  # fmt: skip
         decorated: Any = run
         for option in added:
