@@ -125,7 +125,7 @@ def _stage(given: Invocation, name: str) -> None:
         print_table(table, Console(), title)
     further = dict(stage.further())
     if name in given.config.added_stages():
-        further = {"the whole run, with this on its page": "", **further}
+        further = {"the whole run, with this table in its report": "", **further}
     for why, override in further.items():
         given.console.print(f"Next, {why}: {given.typed('run', *filter(None, [override]))}")
 

@@ -20,9 +20,9 @@ from ..config.run_config import RunConfig
 from ..config.versions import fast_notes
 from ..errors import MissingArtifact
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
+from ..reports.leaderboard import entries, summaries_by_stage, table
 from ..reports.table import Cell, Table, print_table
 from ..stages.runs import RESULTS, SELECTED, Run, current_stage, finished_partitions, reopen_run, run_store
-from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
 from ..storage.run_file import RUN
@@ -67,13 +67,11 @@ def _show(config: RunConfig, as_json: bool, watch: bool) -> None:
 
 
 def _print_runs(storage: str, as_json: bool, trust: bool) -> None:
-    from ..reports import leaderboard
-
-    found = leaderboard.entries(storage, trusted=trust)
+    found = entries(storage, trusted=trust)
     if as_json:
         click.echo(json.dumps({"format": "mixednuts-runs/1", "runs": [entry.to_json() for entry in found]}, indent=2))
     else:
-        shown, console = leaderboard.table(found), Console()
+        shown, console = table(found), Console()
         print_table(shown if console.width >= _WIDE else shown.only(_NARROW), console)
 
 
@@ -156,7 +154,10 @@ def run_status(config: RunConfig) -> RunStatus:
         return RunStatus(config.run_id(), store.uri, (), False, False, False, (), ())
     opened = reopen_run(config, FIRST_ANSWER_SECONDS)
     searched = opened.store.exists(SELECTED)
-    stages = [_stage(opened, stage, begun=searched or stage.model_name(config) == "rob") for stage in stages_of(config)]
+    stages = [
+        _stage_status(opened, stage.name, stage.model_name(config), summaries)
+        for stage, summaries in summaries_by_stage(opened)
+    ]
     return RunStatus(
         run_id=config.run_id(),
         uri=opened.store.uri,
@@ -205,22 +206,12 @@ def watch_status(config: RunConfig, console: Console, every_seconds: float = 5.0
             time.sleep(every_seconds)
 
 
-def _stage(opened: Run, stage: Stage, *, begun: bool) -> StageStatus:
-    """Read a stage's progress; a stage that attacks the mixture has no rows before the search's choice (`begun`)."""
-    receipts = _receipts(opened, stage.name, stage.fingerprint(opened)) if begun else []
-    return _stage_status(opened, stage.name, stage.model_name(opened.config), receipts)
-
-
 def _refinement_round(opened: Run, searched: bool) -> list[StageStatus]:
     """Read the progress of the refinement round that the driver works on, if any."""
     found = None if searched else current_stage(opened.store)
     if found is None or not found[0].startswith("search/"):
         return []
-    return [_stage_status(opened, found[0], "mixed", _receipts(opened, *found))]
-
-
-def _receipts(opened: Run, stage: str, content_hash: str) -> list[Receipt]:
-    return [*finished_partitions(opened, stage, content_hash).values()]
+    return [_stage_status(opened, found[0], "mixed", [*finished_partitions(opened, *found).values()])]
 
 
 def _stage_status(opened: Run, name: str, subject: str, receipts: Sequence[Receipt]) -> StageStatus:

@@ -1,4 +1,4 @@
-"""All runs under a storage as one table. Counts come from receipts alone."""
+"""All runs under a storage as one table, from the summaries of their partitions alone."""
 
 import time
 from collections.abc import Sequence
@@ -8,8 +8,9 @@ from typing import Any
 from ..config.run_config import RUNS
 from ..errors import MissingArtifact, MixedNutsError
 from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, read_search_result, stored_run
-from ..stages.stage import stages_of
+from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
+from ..storage.records import Receipt
 from ..storage.store import Store
 from .counts import Count, device_hours, outcome_counts
 from .table import Cell, Table
@@ -19,15 +20,15 @@ COLUMNS = ("run", "data", "threat", "clean", "robust", "beta", "GPU-hours", "cor
 
 @dataclass(frozen=True)
 class Entry:
-    """One run as its files say it."""
+    """One run, as its files describe it."""
 
     run: str
     data: str
     threat: str
-    clean: Count | None  # of the mixture, or of rob where there is no std; None before its evaluation has begun
+    clean: Count | None  # of the evaluated classifier; None before its evaluation has begun
     robust: Count | None
     beta: float | None
-    gpu_hours: float  # of all its stages
+    gpu_hours: float  # all stages together
     core_hours: float
     finished: float | None  # when its last partition was written, in seconds since 1970
     state: str  # "reported", "evaluate 3/9" or what is wrong with it
@@ -52,7 +53,7 @@ def entries(storage: str, *, trusted: bool = False) -> list[Entry]:
         trusted: as in `stored_run`.
 
     Raises:
-        MissingArtifact: where there is no run.
+        MissingArtifact: if there is no run.
     """
     root = Store(storage, FIRST_ANSWER_SECONDS)
     runs = [(name, run) for name in root.names("") for run in root.names(f"{name}/{RUNS}")]
@@ -62,13 +63,27 @@ def entries(storage: str, *, trusted: bool = False) -> list[Entry]:
     return sorted(found, key=lambda entry: -(entry.finished or 0.0))
 
 
+def summaries_by_stage(run: Run) -> list[tuple[Stage, list[Receipt]]]:
+    """Return the stages of a run in order, each with the summaries of its finished partitions.
+
+    A stage that attacks the mixed classifier has none before the search has chosen one.
+    """
+    searched = run.store.exists(SELECTED)
+    return [
+        (stage, [*finished_partitions(run, stage.name, stage.fingerprint(run)).values()])
+        if searched or stage.model_name(run.config) == "rob"
+        else (stage, [])
+        for stage in stages_of(run.config)
+    ]
+
+
 def table(found: Sequence[Entry]) -> Table:
     """Return the entries as a table."""
     return Table(COLUMNS, [entry.cells() for entry in found], printed=["run", "data", "clean", "robust", "beta"])
 
 
 def _entry(store: Store, name: str, trusted: bool) -> Entry | None:
-    """None for a folder that is no run."""
+    """Return None for a folder that does not hold a run."""
     try:
         return _entry_of(stored_run(store, trusted=trusted), name) if store.exists("run.yaml") else None
     except MixedNutsError as error:
@@ -76,16 +91,15 @@ def _entry(store: Store, name: str, trusted: bool) -> Entry | None:
 
 
 def _entry_of(run: Run, name: str) -> Entry:
-    searched = run.store.exists(SELECTED)
-    config, receipts, state = run.config, {}, "not begun"
-    for stage in stages_of(config):
-        if searched or stage.model_name(config) == "rob":
-            receipts[stage.name] = list(finished_partitions(run, stage.name, stage.fingerprint(run)).values())
-            if receipts[stage.name]:
-                state = f"{stage.name} {len(receipts[stage.name])}/{len(run.partitions)}"
+    config, state = run.config, "not begun"
+    receipts = {stage.name: found for stage, found in summaries_by_stage(run)}
+    for stage, found in receipts.items():
+        if found:
+            state = f"{stage} {len(found)}/{len(run.partitions)}"
     if run.store.exists(RESULTS):
         state = "reported"
     every = [receipt for found in receipts.values() for receipt in found]
+    searched = config.std is not None and run.store.exists(SELECTED)
     gpu, core = device_hours(every)
     clean, robust = outcome_counts(receipts["evaluate"]) if receipts.get("evaluate") else (None, None)
     return Entry(
@@ -94,7 +108,7 @@ def _entry_of(run: Run, name: str) -> Entry:
         threat=str(config.threat.threat_model()),
         clean=clean,
         robust=robust,
-        beta=read_search_result(run).deployed_beta if config.std is not None and searched else None,
+        beta=read_search_result(run).deployed_beta if searched else None,
         gpu_hours=gpu,
         core_hours=core,
         finished=max((receipt.finished for receipt in every), default=None),

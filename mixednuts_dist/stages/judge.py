@@ -95,7 +95,7 @@ class JudgePoints(Stage):
         return {self.model_name(opened.config): (2, 0)}
 
     def further(self) -> Mapping[str, str]:
-        return {"a run that knows these points from the start": f"evaluate.points={self.keys.points}"}
+        return {"an evaluation that tries these images first": f"evaluate.points={self.keys.points}"}
 
     def words(self) -> str:
         return f"right at the points of {self.keys.points} too"
@@ -127,9 +127,9 @@ class JudgePoints(Stage):
         n_given, threat = int(given.sum()), opened.config.threat
         largest = float(rows["distance"][given].max()) if n_given else 0.0
         about: list[list[object]] = [
-            ["given", n_given],
-            [f"in [0, 1] and within {threat.norm} {threat.eps:.5g}: they count", int(rows["counts"].sum())],
-            ["further away", int(outside.sum())],
+            ["submitted", n_given],
+            [f"valid: in [0, 1] and within {threat.norm} {threat.eps:.5g}", int(rows["counts"].sum())],
+            ["outside the ball", int(outside.sum())],
             ["outside [0, 1]", int((given & ~rows["in_range"]).sum())],
             [f"largest distance ({threat.norm})", largest],
         ]
@@ -140,11 +140,13 @@ class JudgePoints(Stage):
             border = rows["at_border"][:, column].nonzero().squeeze(1).tolist()
             judged.append([
                 name, (int(clean.sum()), len(clean)), int((clean & broken & rows["counts"]).sum()),
-                None if new is None else int(new.sum()), None if new is None else _listed(new.nonzero().squeeze(1)),
-                f"{len(border)}: {_listed(border)}" if border else "0",
+                None if new is None else _listed(new.nonzero().squeeze(1)), _listed(border),
             ])  # fmt: skip
-        columns = ["classifier", "clean", "broken", "of those robust before", "which", "at the border"]
-        return {f"points of {self.keys.points}": (["points", "count"], about), "judged in float32": (columns, judged)}
+        columns = ["classifier", "clean", "broken", "newly broken", "borderline"]
+        return {
+            f"adversarial images of {self.keys.points}": (["images", "count"], about),
+            "verified in float32": (columns, judged),
+        }
 
 
 def _at_border(logits_BK: Tensor) -> Tensor:
@@ -155,5 +157,7 @@ def _at_border(logits_BK: Tensor) -> Tensor:
 
 
 def _listed(ids: Tensor | list[int]) -> str:
+    """Return the number of images and the first sample ids, as in `2: 5, 17`."""
     shown = [str(int(each)) for each in ids]
-    return ", ".join(shown[:_MOST_NAMED]) + (", ..." if len(shown) > _MOST_NAMED else "")
+    named = ", ".join(shown[:_MOST_NAMED]) + (", ..." if len(shown) > _MOST_NAMED else "")
+    return f"{len(shown)}: {named}" if shown else "0"

@@ -19,7 +19,7 @@ from mixednuts_dist.images.datasets import open_dataset
 from tests.helpers.runs import Finished, tiny_content
 
 LOOKS = [["status"], ["report"], ["status", "--verify"], ["compare", "RUN"], ["status", ".."]]
-USES = [["export", "--to", "given"], ["run", "--local"], ["estimate"], ["study", "margins", "--local"]]
+USES = [["export", "--to", "given"], ["run", "--local"], ["study", "margins", "--local"]]
 
 
 @pytest.fixture
