@@ -22,7 +22,7 @@ from tests.helpers.real import MISSING, ZOO
 from tests.helpers.runs import MAIN_JOB, Finished, MainJob, tiny_content
 from tests.helpers.small_nets import images, small_net
 
-if TYPE_CHECKING:  # Ray takes seconds to import, and the tests of many rooms do without it
+if TYPE_CHECKING:  # importing Ray takes seconds, and most tests do not need it
     from mixednuts_dist.distributed.debug import DebugExecutor
     from mixednuts_dist.distributed.ray_executor import RayExecutor
     from tests.helpers.drivers import Undisturbed
@@ -147,7 +147,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_executor: "Debug
 
 @pytest.fixture(scope="session")
 def main_job(object_store_server: ObjectStore) -> MainJob:
-    """As a user types it, into a bucket; whoever reads it there asks for `object_store` too."""
+    """Run the README's command into a bucket; a test that reads the bucket takes `object_store` too."""
     storage = object_store_server.uri("main-job")
     arguments = MAIN_JOB.removeprefix("uv run mixednuts ").split()
     shown = subprocess.run(

@@ -58,7 +58,7 @@ def test_few_images_have_the_bits_that_they_have_in_a_full_batch(n: int) -> None
 
 
 class DiffersBelow(nn.Module):
-    """A network whose kernels round differently below so many rows."""
+    """A network whose kernels round differently below a number of rows."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ if NEWER:
 
 
 def switches() -> dict[str, object]:
-    """What can be read; torch refuses the older ones while they contradict the newer."""
+    """Read every switch; torch refuses the older ones while they contradict the newer ones."""
     found = {}
     for name, read in READS.items():
         try:

@@ -1,4 +1,4 @@
-"""Adaptive AutoAttack: the mixture decides, the surrogate shows the way, and every image's fate is recorded."""
+"""Adaptive AutoAttack on a mixed classifier: its plan, records and cached images."""
 
 from dataclasses import replace
 from typing import Any
@@ -108,7 +108,7 @@ def test_borderline_images_repeat_apgd_in_float32_from_the_same_starts(plan_of: 
 
 
 @pytest.mark.parametrize(("alpha", "temperature", "expected"), [
-    (0.5005, 0.0, [True, False, False]),  # half of what is left if std votes against the label
+    (0.5005, 0.0, [True, False, False]),  # half of the rest if `std` votes against the label
     (0.505, 0.0, [True, True, False]),
     (0.7, 0.0, [True, True, False]),  # a twentieth of the clean margin
     (0.5005, 0.5, [True, True, False]),

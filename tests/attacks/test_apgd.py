@@ -14,7 +14,7 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.norms.ball import ball_of
 from tests.helpers.stepping import iterates, one_pass, start_keys, started
 
-pytestmark = pytest.mark.filterwarnings("ignore:there are . points with zero gradient")  # of DLR, where it is constant
+pytestmark = pytest.mark.filterwarnings("ignore:there are . points with zero gradient")  # DLR can be constant
 
 LOSS = {ApgdCe: "ce", ApgdDlr: "dlr"}  # by the published name
 
@@ -56,7 +56,7 @@ def test_iterates_equal_the_published_ones(victim, norm_eps: tuple[str, float], 
 
 
 def _behind_a_constant_loss(model, points: list[Tensor], labels: Tensor) -> Tensor:
-    """(iterates, images) bool: behind one where the label is third.
+    """Mark the iterates after the first one at which the label is third, (iterates, images).
 
     DLR is 1 there whatever the logits, and the signs of its gradient are those of roundings.
     """
@@ -65,7 +65,7 @@ def _behind_a_constant_loss(model, points: list[Tensor], labels: Tensor) -> Tens
 
 
 def test_examples_at_different_iterations_do_not_disturb_each_other(victim) -> None:
-    """Images that sit down late walk the same path as images that were there from the start."""
+    """Images that start later follow the same path as images that start first."""
     model, x, y = victim(n=6)
     planned = ApgdCe(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=30), 10))
     together = iterates(planned, model, x, y)[-1]

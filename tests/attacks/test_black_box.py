@@ -1,4 +1,4 @@
-"""Black-box MMAA: real margins without a gradient, of the image and not of its company."""
+"""Black-box MMAA finds true margins without a gradient."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LINF = ThreatModel("Linf", 0.03)
 
 
 class Detached(nn.Module):
-    """Answers without a gradient, and counts the images that it is asked about."""
+    """A classifier without a gradient that counts its images."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

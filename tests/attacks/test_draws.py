@@ -31,7 +31,7 @@ class Noisy(nn.Module):
 
 
 class Seeded(Noisy):
-    """The same, which takes its seeds from whoever calls."""
+    """The same noise from seeds that the caller passes."""
 
     def forward_with_seeds(self, x: Tensor, seeds: Tensor) -> Tensor:
         noise = [torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(int(seed))) for seed in seeds]

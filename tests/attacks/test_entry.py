@@ -1,4 +1,4 @@
-"""What the library's attacks refuse or warn of before they begin, and that they change nothing of the caller's."""
+"""The attacks check their inputs before they begin, and leave the caller's tensors unchanged."""
 
 from collections.abc import Callable
 from typing import Any

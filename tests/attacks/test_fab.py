@@ -47,7 +47,7 @@ CLASSIFIERS = pytest.mark.parametrize(
 
 
 class Published(FABAttack_PT):
-    """The package's attack on one target; keeps where it linearises and which iterates it checks."""
+    """The package's attack on one target; records where it linearizes and which iterates it checks."""
 
     def __init__(self, model: nn.Module, norm: str) -> None:
         super().__init__(model, norm=norm, n_iter=N_ITER, eps=0.1, targeted=True, device=torch.device("cpu"))
@@ -79,7 +79,7 @@ def ours(classifier: Classifier, norm: str, targets: Tensor) -> list[Pass]:
 @CLASSIFIERS
 @pytest.mark.parametrize("rank", [2, 6])
 def test_iterates_equal_the_published_ones(classifier: Callable[[], Classifier], norm: str, rank: int) -> None:
-    """Both walk freely from one start. Where a network bends, rounding grows: nearly all images stay together."""
+    """Both run from one start. Rounding grows at the kinks of a network, so a few images may diverge."""
     model, x, y = made = classifier()
     published = Published(model, norm)
     published.search(x, y, rank)
@@ -111,7 +111,7 @@ def test_every_step_from_a_published_iterate_ends_on_the_next(classifier: Callab
 
 @NORMS
 def test_the_nearest_image_found_is_the_published_one(norm: str) -> None:
-    """Of the iterates that crossed, the nearest: what the published search returns."""
+    """The published search returns the nearest iterate that crosses the boundary."""
     model, x, y = made = conv_net()
     found = Published(model, norm).search(x, y, 2)
     best = torch.full((len(x),), torch.inf)
@@ -149,7 +149,7 @@ def test_linf_projections_reach_the_plane_with_the_least_step() -> None:
 
 
 def test_l2_projections_equal_the_best_of_all_faces() -> None:
-    """Quadratic programming by hand: each pixel is free, at 0 or at 1; the nearest feasible point of all 3^D cases."""
+    """Enumerate all faces: each pixel is free, at 0 or at 1; the nearest feasible point of all 3^D cases."""
     t, w, offset = planes(15, 4)
     ours = project_on_plane(t, w, offset, "L2")
     assert torch.equal(project_on_plane(t, -w, -offset, "L2"), ours)
@@ -164,7 +164,7 @@ def test_l2_projections_equal_the_best_of_all_faces() -> None:
 
 
 def face_projection(t: Tensor, w: Tensor, offset: float, sides: tuple[float | None, ...]) -> Tensor | None:
-    """The least d with <w, d> = -offset whose pixels with a side end there; None where that leaves the box."""
+    """Return the least d with <w, d> = -offset whose pixels with a side end there, or None if it leaves the box."""
     moves = [0.0 if side is None else side - float(p) for p, side in zip(t, sides, strict=True)]
     d = torch.tensor(moves, dtype=torch.float64)
     free = w * torch.tensor([float(side is None) for side in sides])
@@ -227,7 +227,7 @@ def test_untargeted_iterates_equal_the_published_ones(classifier: Callable[[], C
         pairs = zip(published.linearised, published.checked[1:], strict=True)
         theirs = without_repeats([each[b] for pair in pairs for each in pair])
         assert len(theirs) > N_ITER
-        # Its last iterate has no linearisation after it; slots that ended are stepped along.
+        # No linearization follows its last iterate; slots that ended are stepped along.
         near = [float((a - b).abs().max()) < 1e-4 for a, b in zip(mine, theirs, strict=False)]
         together += all(near) and len(near) == len(theirs)
     assert together >= len(x) - 2

@@ -1,4 +1,4 @@
-"""Float32 passes have a batch shape of their own on a card, so that they are a small part of its time."""
+"""Float32 passes have a separate batch shape on a GPU, so they take a small part of its time."""
 
 from collections import Counter
 
@@ -41,7 +41,7 @@ class Counting(nn.Module):
 
 
 def attacked_in_two_arithmetics(shape: BatchShape) -> tuple[Finished, Counting, Counting]:
-    """(result, what coarse passes went through, what float32 passes did), on images of which some stand by a hair."""
+    """Attack images of which some are borderline: (result, low-precision network, float32 network)."""
     network, x = small_net(10, SHAPE, seed=0, sharpness=3), images(40, SHAPE)
     coarse, exact = Counting(network), Counting(network)
     model = AttackedModel.of(exact)
@@ -72,7 +72,7 @@ def test_on_a_card_float32_passes_are_small_and_full_and_verdicts_stay() -> None
 
 
 def test_float32_steps_of_all_starts_come_once_at_the_end_so_that_their_passes_are_full() -> None:
-    """Counted as the command counts: in a pass of their own for each start, half of this network's rows were empty."""
+    """One pass per start would leave half of the rows empty."""
     network = small_net(10, SHAPE, seed=0, sharpness=3)
     x = images(60, SHAPE)
     attacked = Subject(network, x, network(x).argmax(dim=1), 0.012, "made up")

@@ -13,7 +13,7 @@ from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_w
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-    pytest.mark.filterwarnings("ignore"),  # of the compiler's own imports
+    pytest.mark.filterwarnings("ignore"),  # the compiler's imports warn
 ]
 
 

@@ -1,4 +1,4 @@
-"""The joint attack: its loss, and that it breaks what the surrogate's gradients leave standing."""
+"""The joint attack: its loss, its budget, and images that only it breaks."""
 
 import math
 from dataclasses import replace
@@ -16,14 +16,14 @@ from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
-from tests.helpers.stepping import started, stepped
+from tests.helpers.stepping import started
 
 THREAT = ThreatModel("Linf", 0.15)
 
 
 @pytest.fixture(scope="module")
 def mixed() -> MixedClassifier:
-    """The mixture of the digits that is hardest to climb on: its margins are close to 0 or 1."""
+    """A mixed classifier whose margins are close to 0 or 1, which is the hardest case for gradients."""
     transform = LogitTransform(50.0, 2.5, -5 / 7)
     return MixedClassifier(demo_std(), demo_rob(), transform, 0.9337, surrogate_alpha=0.977)
 
@@ -94,16 +94,6 @@ def test_it_takes_no_more_passes_than_apgd_t_and_fewer_where_it_cannot_win(mixed
     assert passes[0] < passes[3] <= 2 * len(DIGITS) * 4 * 31
 
 
-def test_all_steps_lie_in_the_ball(mixed: MixedClassifier) -> None:
-    budget = AttackBudget(n_iter=60, n_target_classes=3, joint_starts=1)
-    attack = Joint(Setting(THREAT, budget, 10, model=mixed))
-    x, y = open_dataset("digits").read(0, 6)
-    passes = list(stepped(attack.runs()[0], mixed, x, y, (y + 1) % 10))
-    assert all(float((each.x - x).abs().max()) <= THREAT.eps + 1e-6 for each in passes)
-    assert all(bool(each.done.all()) == (each is passes[-1]) for each in passes)
-    assert len(passes) == 34
-
-
 def test_all_runs_together_take_no_more_passes_than_apgd_t(mixed: MixedClassifier) -> None:
     for n_iter in (10, 30, 100):
         budget = AttackBudget(n_iter=n_iter)
@@ -112,4 +102,4 @@ def test_all_runs_together_take_no_more_passes_than_apgd_t(mixed: MixedClassifie
         assert sum(run.n_iter + 1 for run in runs) <= Joint.passes(budget, 10)[1] == 9 * (n_iter + 1)
 
 
-DIGITS = [199, 209, 236, 351, 524, 726]  # near the mixture's border
+DIGITS = [199, 209, 236, 351, 524, 726]  # borderline images

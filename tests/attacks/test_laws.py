@@ -1,4 +1,4 @@
-"""The laws of every attack: whoever registers one inherits these tests."""
+"""The laws of every registered attack."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_memory_that_ends_loses_nothing(pair, attack: str, threat: ThreatModel) 
 
 @pytest.mark.parametrize("attack", ON_ONE)
 def test_every_pass_of_a_real_image_is_counted(attack: str) -> None:
-    """One row a pass, so that none is filling. The checks before the first pass do not count as the attack's."""
+    """With one row per pass, no row is padding. The checks before the first pass do not count."""
     net, x = small_net(4, (1, 6, 9)), images(5, (1, 6, 9))
     seen = {"forward": 0, "backward": 0}
 
@@ -99,7 +99,7 @@ def test_every_pass_of_a_real_image_is_counted(attack: str) -> None:
 
 @pytest.mark.parametrize("attack", ON_ONE)
 def test_an_image_that_survives_costs_what_the_register_says(attack: str) -> None:
-    """Beside verifications: of the clean image, of each phase's end and of the result."""
+    """Verifications of the clean image, of each run's end and of the result come on top."""
     net, x = small_net(10, SHAPE), images(4, SHAPE)
     y = net(x).argmax(dim=1)
     found = autoattack(net, x, y, threat=ThreatModel("Linf", 1e-6), attacks=(attack,), budget=QUICK, precision="fp32")
@@ -226,7 +226,7 @@ def test_the_documented_example_of_an_attack_keeps_the_contract(tmp_path: Path) 
 def test_an_attack_under_another_name_has_the_same_plan_and_the_same_rows(
     pair, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keys of random numbers hold the name that the class says, so the starts are the same too."""
+    """The keys of random numbers use the class's name, so the starts are equal."""
     mixed, x, y = pair
     names = {name: f"x-{name}" for name in ("apgd-ce", "apgd-t", "square")}
     for name, other in names.items():
@@ -248,7 +248,7 @@ def test_an_attack_under_another_name_has_the_same_plan_and_the_same_rows(
 @pytest.mark.parametrize("before", [(), ("apgd-ce",)], ids=["alone", "after APGD"])
 @pytest.mark.parametrize("attack", ["fab-t", "square"])
 def test_rounding_to_bfloat16_loses_no_image(attack: str, before: tuple[str, ...], victim) -> None:
-    """After APGD images that stand near the border are attacked again in float32; alone all are, from the first."""
+    """After APGD, borderline images are attacked again in float32; alone, every image runs in float32."""
     model, x, y = victim(n=24)
     budget = AttackBudget(n_iter=10, n_target_classes=2, n_queries=60, joint_starts=0)
     options = {"threat": ThreatModel("Linf", 0.02), "attacks": (*before, attack), "budget": budget}

@@ -1,4 +1,4 @@
-"""Red flags: raised where they should be, silent where all is well, told with their numbers."""
+"""Red flags are raised for masked gradients, with counts, and for no sound classifier."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """The promises of continuous batching.
 
-Nothing is lost when memory runs out, estimates are not verdicts, and an image's result does not depend on the others.
+Nothing is lost when memory runs out, only verified points count, and an image's result does not depend on the others.
 """
 
 import math
@@ -52,7 +52,7 @@ def found_by(model: AttackedModel, x: Tensor, y: Tensor, **options: int) -> Fini
 
 @pytest.mark.parametrize("room", [1, 5, 9])
 def test_running_out_of_memory_loses_nothing(victim, room: int) -> None:
-    """What is left is another shape: equal verdicts, and margins up to rounding."""
+    """Smaller batches give the same robust images, and the same margins up to rounding."""
     model, x, y = victim(n=30)
     expected = found_by(AttackedModel.of(model), x, y)
     short = ShortOfMemory(model, room)
@@ -64,7 +64,7 @@ def test_running_out_of_memory_loses_nothing(victim, room: int) -> None:
 
 
 def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
-    """Images that are set aside go on from their iteration: their path is the one without a break."""
+    """Suspended images resume from their iteration and follow the uninterrupted path."""
     model, x, y = victim(n=20)
     short = ShortOfMemory(model, 20)
     calls = 0
@@ -107,7 +107,7 @@ def test_where_no_image_fits_the_error_gets_through(victim) -> None:
 
 
 def estimating(model: nn.Module, estimate: Callable[[Tensor], Tensor]) -> AttackedModel:
-    """A classifier whose passes report `estimate(logits)` in place of the classifier's logits."""
+    """A classifier whose passes report `estimate(logits)` instead of the classifier's logits."""
 
     def run(x: Tensor) -> Outputs:
         outputs = Outputs(model(x))
@@ -118,7 +118,7 @@ def estimating(model: nn.Module, estimate: Callable[[Tensor], Tensor]) -> Attack
 
 
 def test_an_image_that_only_seems_broken_goes_on(victim) -> None:
-    """Passes that show success everywhere break nothing that the judge does not confirm, and end no attempt early."""
+    """A success that the verification does not confirm breaks no image and ends no run early."""
     model, x, y = victim(n=16)
     found = found_by(estimating(model, torch.neg), x, y)
     with torch.no_grad():
@@ -249,7 +249,7 @@ def test_slots_are_filled_from_the_next_group(victim) -> None:
 @pytest.mark.parametrize("stop", [True, False])
 @pytest.mark.parametrize("attacks", [["apgd-t", "fab-t"], ["apgd-ce", "apgd-t"]], ids="-".join)
 def test_runs_side_by_side_come_to_what_they_do_one_after_the_other(victim, attacks: list[str], stop: bool) -> None:
-    """Bit for bit and pass for pass, of images that stand, that one phase breaks, and that several do."""
+    """Bits and passes are equal for robust images and for images that one or several runs break."""
     model, x, y = victim(n=40)
     budget, padding = AttackBudget(12, 9), {}
 
@@ -272,7 +272,7 @@ def test_runs_side_by_side_come_to_what_they_do_one_after_the_other(victim, atta
         assert torch.equal(together.log1m_margin, whole.log1m_margin[some])
         assert together.broken_by == [whole.broken_by[i] for i in some.tolist()]
         assert (together.n_forward, together.n_backward) == (alone.n_forward, alone.n_backward)
-        # Where no run of APGD ends early and there are more images than rows, no row is left over.
+        # If no run of APGD ends early and images outnumber rows, no row is empty.
         full = attacks == ["apgd-ce", "apgd-t"] and not stop and len(some) > 32
         assert padding[True] <= padding[False] if full else padding[True] < padding[False]
 
@@ -287,7 +287,7 @@ def chosen_by(engine: Scheduler, image: ImageSummary) -> int:
 def test_each_run_of_a_group_chooses_its_images(victim, side_by_side: bool) -> None:
     """An image that takes none of a group goes on to the next, and each run notes the margin that it reached."""
     model, x, y = victim(n=12)
-    taken = {1: [], 2: [0, 1, 5], 3: [1, 5, 7, 11]}  # of each target, by sample id
+    taken = {1: [], 2: [0, 1, 5], 3: [1, 5, 7, 11]}  # target -> sample ids
 
     def plan(setting: Setting) -> list[Run]:
         def by(target: int) -> Callable[[ImageSummary], bool]:
@@ -348,7 +348,7 @@ def test_a_repeat_in_float32_knows_the_margin_of_the_run_that_it_repeats(victim)
 
 
 def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victim) -> None:
-    """Later targets break at once, the first one only in the end: its point stands, and only its passes count."""
+    """Later targets break at once and the first one only at its end: its point and its passes count."""
     model, x, y = victim(n=1)
     n_iter = 6
 
@@ -390,7 +390,7 @@ def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victi
         )  # fmt: skip
         finished = engine.run_one(Group(x, y, [0]))
         assert torch.equal(finished.best, fooling[breaks_last - 1 : breaks_last])
-        # One to judge the clean image; of each phase until then its steps, and one to verify what it found.
+        # One pass for the clean image, then per run its steps and one verification.
         assert finished.n_forward == 1 + breaks_last * (n_iter + 1)
 
 
@@ -554,7 +554,7 @@ def test_targets_go_by_the_known_points_logits_and_stay_the_same_set() -> None:
 
 
 class SecondNeverWins(nn.Module):
-    """Of the label 0 and three others the runner-up does not move; brighter images go to class 2."""
+    """Brighter images go to class 2; the label 0 and the runner-up do not move."""
 
     def forward(self, x: Tensor) -> Tensor:
         brighter = 10 * (x.flatten(1).mean(dim=1) - 0.5)

@@ -1,4 +1,4 @@
-"""The bounds hold at every look together, as often as they say, and narrow as fast as they should."""
+"""The bounds hold at all looks together at their level, and narrow at the expected rate."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ def shares(name: str, draw: np.random.Generator, n: int = 40) -> np.ndarray[Any,
 
 @pytest.mark.parametrize("name", ["images", "sorted", "shuffled"])
 def test_the_mean_is_inside_at_all_times_in_95_of_100_evaluations(name: str) -> None:
-    """A miss at any of the looks counts. 0.95 less three standard errors of 200 simulations is .904."""
+    """A miss at any of the looks counts. 0.95 less three standard errors of 200 simulations is 0.904."""
     draw = np.random.default_rng(7)
     held = 0
     for _ in range(TIMES):
@@ -38,7 +38,7 @@ def test_the_mean_is_inside_at_all_times_in_95_of_100_evaluations(name: str) -> 
 
 
 def test_without_replacement_is_what_makes_the_bounds_meet() -> None:
-    """Three quarters of the partitions say more of all of them than as many of infinitely many would."""
+    """Three quarters of a finite set bound its mean more tightly than as many samples of an infinite one."""
     values = np.random.default_rng(3).permutation(shares("sorted", np.random.default_rng(3), 400)).tolist()
     few, endless = ConfidenceSequence(400), ConfidenceSequence(10**9)
     for bounds in (few, endless):
@@ -48,7 +48,7 @@ def test_without_replacement_is_what_makes_the_bounds_meet() -> None:
 
 
 def test_a_fifth_of_ten_thousand_partitions_is_enough_for_half_a_point() -> None:
-    """Of a million images in partitions of 100, shuffled; looking after each hundred costs nothing."""
+    """A million images in shuffled partitions of 100, with a look after each hundred partitions."""
     draw = np.random.default_rng(1)
     values = draw.binomial(100, 0.6, 10_000) / 100
     bounds, n = ConfidenceSequence(10_000), 0

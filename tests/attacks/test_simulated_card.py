@@ -1,4 +1,4 @@
-"""Every attack on a simulated card: no mixed devices, no step that waits for the card, the CPU's results."""
+"""Every attack on a simulated GPU mixes no devices, waits in no step, and gives the CPU's results."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def subject(kind: str, n: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
     ids=str,
 )  # fmt: skip
 def test_attacks_mix_no_devices_and_come_to_the_cpus_verdicts(attack: str, threat, precision, kind: str) -> None:
-    """In float32 to its points, in bfloat16, where a card rounds elsewhere, to verdicts that hold on the CPU."""
+    """float32 gives the CPU's points; bfloat16 rounds differently on a GPU but its results hold on the CPU."""
     model, x, y = subject(kind)
     options = {"threat": threat, "attacks": (attack,), "budget": TINY, "batch_size": 3, "precision": precision}
     expected = autoattack(model, x, y, **options)
@@ -68,7 +68,7 @@ def test_attacks_mix_no_devices_and_come_to_the_cpus_verdicts(attack: str, threa
     if precision == "fp32":
         assert torch.equal(robust, expected.robust)
         assert torch.allclose(x_adv, expected.x_adv, atol=1e-4)
-        # Counts too, though a card reads flags every fourth step.
+        # A GPU reads flags every fourth step, but the counts are equal.
         assert (found.n_forward, found.n_backward) == (expected.n_forward, expected.n_backward)
     with torch.no_grad():
         assert torch.equal(robust, subject(kind)[0](x_adv).argmax(dim=1) == y)
@@ -109,7 +109,7 @@ def test_minimum_margins_on_a_card_are_those_of_the_cpu() -> None:
 
 
 def test_a_whole_attack_waits_for_flags_and_verdicts_alone(card) -> None:
-    """Every fourth step waits for the card, to read flags; verdicts wait, and images as they come, and probes."""
+    """Only reads of flags, verifications, arriving images and probes wait for the GPU."""
     model, x, y = subject("one classifier", 12)
     n_passes = 0
 
@@ -132,14 +132,14 @@ def test_a_whole_attack_waits_for_flags_and_verdicts_alone(card) -> None:
     for line, n in waits.items():
         by_file[line.partition(":")[0]] += n
     # The checks of a call's model, images and gradients, the probe that compares the bits of a smaller shape, and what
-    # is returned, with which images stand: all once.
+    # is returned with the robust images: all once.
     once = {"attacks/entry.py", "attacks/red_flags.py", "acceleration/batch_shape.py"}
     once |= {"attacks/adaptive.py", "attacks/scheduler.py"}
     assert by_file.keys() <= {"attacks/judge.py", "attacks/batch.py", *once}
     assert sum(by_file[file] for file in once) <= 26, by_file
     assert by_file["attacks/judge.py"] < n_passes / 8, by_file
     assert by_file["attacks/batch.py"] <= n_passes / READ_EVERY, by_file
-    # Noise, which is as large as images, is made on the card; its keys go there while the host goes on.
+    # Noise is as large as images, so the GPU makes it from keys that the host sends without waiting.
     assert not [line for line in copies if line.startswith("norms/random") and "pageable" in line]
     # From the host come indices of images that arrive or leave.
     in_rounds = ("attacks/batch", "attacks/ascent", "attacks/square", "attacks/fab")
@@ -224,7 +224,7 @@ def test_memory_that_ends_on_a_gpu_loses_nothing(card) -> None:
 
 
 def test_the_state_of_all_batches_is_counted_as_rows_are_measured(card) -> None:
-    """Whole AutoAttack on a mixture, in bfloat16 with float32 after it: seven batches."""
+    """Whole AutoAttack on a mixed classifier, in bfloat16 with float32 after it: seven batches."""
     mixed, x, y = subject("mixture", 16)
     mixed, x, y = mixed.to("cuda"), x.to("cuda"), y.to("cuda")
     shape = BatchShape(16, fixed=True)

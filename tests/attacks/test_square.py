@@ -111,7 +111,7 @@ def test_queries_equal_the_published_ones(
 
 
 def projected(x: Tensor, delta: Tensor, eps: float) -> Tensor:
-    """What takes `delta` to the ball; tests/norms/test_ball.py holds it against the package's."""
+    """Return the correction of `delta` onto the ball (tests/norms/test_ball.py compares it with the package's)."""
     return ball_of(ThreatModel("L1", eps)).project(x + delta, x) - x - delta
 
 
@@ -144,7 +144,7 @@ def test_any_shape_is_searched_inside_the_ball(threat: ThreatModel, shape: tuple
         assert float(step.x.min()) >= 0
         assert float(step.x.max()) <= 1
         changed |= (step.x != x).any(dim=1).any(dim=0)
-    # A window of L1 moves few pixels, so single ones may be left after so many queries; the last rows are not.
+    # A window of L1 moves few pixels, so single ones may stay unchanged, but not the last rows.
     reached = float(changed.float().mean())
     assert reached > 0.95 if threat.norm == "L1" else reached == 1
     assert bool(changed[-1].any())

@@ -39,7 +39,7 @@ def jpeg(x: Tensor) -> Tensor:
 
 
 class Module(nn.Module):
-    """A layer of its own."""
+    """A function as a layer."""
 
     def __init__(self, function) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class InForward(nn.Module):
 
 
 class ByHand(nn.Module):
-    """A backward pass that is written by hand."""
+    """A BPDA as a user writes it."""
 
     def __init__(self, function) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_straight_through_refuses_a_function() -> None:
 
 
 class Between(nn.Module):
-    """Code that cuts behind a child: after the first layer, and once more on its way into the linear one."""
+    """Code that cuts the gradient between its children: after the first layer or before the linear one."""
 
     def __init__(self, flattened: bool) -> None:
         super().__init__()

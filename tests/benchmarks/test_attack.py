@@ -1,4 +1,4 @@
-"""The benchmark of attacks: one classifier, a mixture, an interrupt and a wrong name."""
+"""The benchmark of attacks: one classifier, a mixed classifier, an interrupt and a wrong name."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Counts beside pyautoattack's, on the digits: versions, single attacks, random defenses and masked gradients."""
+"""Counts next to pyautoattack's, on the digits: versions, single attacks and masked gradients."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ def by(column: str, rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
 
 
 def test_the_command_prints_counts_of_both_sides_and_a_table_in_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In L1 one of the 20 images is borderline: it stands with 5 of the seeds 0 to 12 here, and with 5 in the package.
+    # In L1 one of the 20 images is borderline: it remains robust with 5 of the seeds 0 to 12, here and in the package.
     # APGD-T alone leaves 6.5 images here and 6.0 in the package over the seeds 0 to 23, with a standard error of 0.3.
     # With seed 4 neither side is luckier than the other.
     monkeypatch.setattr(threats, "SEEDS", (4, 5))
@@ -48,22 +48,6 @@ def test_plus_is_beside_the_packages_plus() -> None:
     (row,) = threats.run(n_images=12, threats=["L2:0.8"], versions=["plus"], **SMALL)["versions"]
     assert row["attacks"] == "plus"
     assert 0 < row["here"] <= row["pyautoattack"] < row["clean"]
-
-
-def test_two_seeds_agree_on_a_random_defence_and_break_what_the_package_breaks() -> None:
-    rows = threats.run(behind="dropout:0.2", threats=["Linf:0.1"], versions=["rand"], n_images=16, n_iter=10)["random"]
-    first, second, package = rows
-    assert second["other verdicts than in the first row"] <= 2
-    assert first["robust"] <= package["robust"] + 1
-    assert 0 < first["robust"] < first["clean"]
-
-
-def test_cut_gradients_are_passed_as_one_written_by_hand_passes_them() -> None:
-    budget = {"n_iter": 20, "n_target_classes": 2, "n_queries": 5}
-    rows = threats.run(behind="jpeg:0.1", threats=["Linf:0.12"], n_images=32, **budget)
-    found = by("attack", rows["masked gradients"])
-    assert found["standard: here, masked"]["standing"] - found["standard: here"]["standing"] >= 2
-    assert found["standard: here"]["percent of the drop by hand"] >= 90
 
 
 @pytest.mark.soak

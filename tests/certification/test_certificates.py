@@ -33,7 +33,7 @@ def test_the_closed_radius_is_where_the_margin_meets_the_cutoff() -> None:
 def test_the_bisection_agrees_with_the_closed_form_where_the_runner_up_has_all_the_rest() -> None:
     p_top = torch.linspace(0.501, 0.9999, 50, dtype=torch.float64)
     closed = certified_radius(p_top, sigma=SIGMA, alpha=0.8)
-    # A runner-up that has a hair less than the rest: the bisection decides, a hair further out.
+    # A runner-up with slightly less than the rest, so that the bisection decides, slightly further out.
     solved = certified_radius(p_top, sigma=SIGMA, alpha=0.8, p_second_B=(1 - p_top) * (1 - 1e-9))
     assert bool((solved > closed).all())
     torch.testing.assert_close(solved, closed, atol=1e-8, rtol=0)
@@ -65,7 +65,7 @@ def test_the_published_radius_saturates_and_ours_does_not() -> None:
 
 @pytest.mark.parametrize("alpha", [0.6, 0.8, 0.95])
 def test_the_radius_is_attained_by_half_spaces_and_a_hostile_std(alpha: float) -> None:
-    """Rob votes for class 0 where z_1 <= sigma Phi^-1(p_A), for class 1 beyond; std always votes for class 1."""
+    """`rob` votes for class 0 if z_1 <= sigma Phi^-1(p_A), for class 1 beyond; `std` always votes for class 1."""
     p_top = torch.tensor([0.97], dtype=torch.float64)
     border = SIGMA * torch.special.ndtri(p_top)
     radius = certified_radius(p_top, sigma=SIGMA, alpha=alpha)
@@ -81,7 +81,7 @@ def test_the_radius_is_attained_by_half_spaces_and_a_hostile_std(alpha: float) -
 @pytest.mark.parametrize("alpha", [0.6, 0.8, 0.95])
 @pytest.mark.parametrize("lead", [1.0, -1.0])
 def test_facing_half_spaces_attain_the_radius_with_a_runner_up(alpha: float, lead: float) -> None:
-    """Rob votes for y below one border and for k above another; std answers k (lead 1) or y (lead -1) everywhere."""
+    """`rob` votes for y below one bound and for k above another; `std` votes for k (lead 1) or y (lead -1)."""
     p_top, p_second = torch.tensor([0.7]).double(), torch.tensor([0.1]).double()
     radius = certified_radius(p_top, sigma=SIGMA, alpha=alpha, p_second_B=p_second, std_lead=lead)
     assert bool(radius > certified_radius(p_top, sigma=SIGMA, alpha=alpha, std_lead=lead))

@@ -1,4 +1,4 @@
-"""Bounds from draws are wrong no more often than they say, and images stop where nothing can change."""
+"""Bounds from draws keep their error rate, and images stop when nothing can change."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ CLASSIFIERS = 500
 
 
 def _hits(votes_BK: torch.Tensor, looks: Looks, seed: int) -> torch.Tensor:
-    """Counts of made-up draws at each look, (looks, B, K): the first two classes, and the rest as a third."""
+    """Counts of random draws at each look, (looks, B, K): the first two classes, and the rest as a third."""
     generator = torch.Generator().manual_seed(seed)
     counts, before = torch.zeros(len(votes_BK), 3, dtype=torch.float64), 0
     found = []
@@ -77,7 +77,7 @@ def test_bounds_cover_both_votes_at_any_early_stop(confidence: float, votes: tup
 
 
 def test_stopping_early_changes_no_decision_beyond_its_confidence() -> None:
-    """What an early stop certifies, all draws certify too, but for the errors that the confidence allows."""
+    """All draws certify whatever an early stop certifies, except for the errors that the confidence allows."""
     votes = torch.linspace(0.5, 0.99, CLASSIFIERS, dtype=torch.float64)
     looks = Looks.of(1600, 0.99)
     counts = _hits(torch.stack([votes, 0.8 * (1 - votes)], dim=1), looks, seed=2)

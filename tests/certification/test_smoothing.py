@@ -94,7 +94,7 @@ def test_without_early_stops_every_image_takes_all_draws(network: nn.Module, ima
 
 
 def test_the_first_draws_of_a_stopped_image_are_those_of_the_full_one(network: nn.Module, images: Tensor) -> None:
-    """What stops early has seen a beginning of what the full number would have: hits can only be fewer."""
+    """An early stop sees a prefix of all draws, so it counts no more hits."""
     early, _ = votes_of(network, images, range(12))
     full, _ = votes_of(network, images, range(12), replace(PLAN, stop_when_decided=False))
     assert torch.equal(early.chosen_counts_BK, full.chosen_counts_BK)

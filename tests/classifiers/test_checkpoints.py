@@ -1,4 +1,4 @@
-"""Local weights: every usual wrapping is opened, every usual wrong file is told in words, no code is ever run."""
+"""Local weights: every usual wrapping opens, a wrong file raises a clear error, and no code runs."""
 
 import datetime
 from pathlib import Path

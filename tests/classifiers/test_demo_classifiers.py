@@ -1,9 +1,6 @@
 """The embedded pair: what the README and the digits run rely on."""
 
-import sys
-from collections.abc import Callable, Iterator
-from importlib import resources
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,21 +11,10 @@ from mixednuts_dist.classifiers import factories
 from mixednuts_dist.classifiers.factories import DEMO_EPS, DigitsNet, demo_noisy, demo_rob, demo_rob_light, demo_std
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.images.arrays import load_digits_split
-from tools import demo_training
-from tools.demo_training import Recipe, train
 
 N_PGD_ITERATIONS = 20
 
 every = pytest.mark.parametrize("factory", [demo_std, demo_rob, demo_rob_light, demo_noisy])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks this small only lose time to a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +38,11 @@ def pgd(classifier: DigitsNet, images: Tensor, labels: Tensor) -> Tensor:
 
 
 @every
-def test_frozen_and_in_evaluation_mode(factory: Callable[[], DigitsNet]) -> None:
-    classifier = factory()
-    assert not any(module.training for module in classifier.modules())
-    assert not any(parameter.requires_grad for parameter in classifier.parameters())
-
-
-@every
 def test_logits_do_not_depend_on_the_rest_of_the_batch(
     factory: Callable[[], DigitsNet], test_half: tuple[Tensor, Tensor]
 ) -> None:
     classifier, images = factory(), test_half[0][:8]
+    assert not any(module.training for module in classifier.modules())
     logits = classifier(images)
     assert logits.shape == (8, 10)
     assert logits.dtype == torch.float32
@@ -95,39 +75,9 @@ def test_the_classifier_that_was_trained_with_noise_is_right_under_noise(test_ha
     assert accuracy(demo_noisy(), moved, labels) > max(accuracy(demo_rob(), moved, labels) + 0.05, 0.9)
 
 
-@every
-def test_the_weights_are_small_enough_to_commit(factory: Callable[[], DigitsNet]) -> None:
-    file = resources.files("mixednuts_dist.classifiers").joinpath("weights", f"{factory.__name__}.safetensors")
-    assert len(file.read_bytes()) < 300_000
-
-
 def test_weights_of_other_widths_are_an_error_that_says_how_to_remake_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(factories, "STD_WIDTHS", (4, 8))
     with pytest.raises(BaseClassifierError, match=r"demo_std\.safetensors .* widths=\(4, 8\)(.|\n)*demo_training"):
         demo_std()
-
-
-@pytest.mark.parametrize("eps", [0.0, 0.2])
-def test_training_is_seeded(eps: float) -> None:
-    recipe = Recipe(widths=(4, 8), n_steps=4, weight_decay=0.02, warp=1.0, eps=eps)
-    first, second = train(recipe), train(recipe)
-    images, _ = load_digits_split("train")
-    assert torch.equal(first(images), second(images))
-
-
-def test_the_repair_that_the_error_names_writes_where_the_weights_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (demo_training.weights_folder() / "demo_std.safetensors").is_file()
-    monkeypatch.setattr(demo_training, "weights_folder", lambda: tmp_path)
-    monkeypatch.setattr(factories.resources, "files", lambda _: tmp_path.parent)
-    monkeypatch.setattr(demo_training, "figures", lambda *_, **__: "")
-    recipe = Recipe(widths=factories.STD_WIDTHS, n_steps=2, weight_decay=0.02, warp=1.0)
-    monkeypatch.setattr(demo_training, "RECIPES", {"demo_std": recipe})
-    monkeypatch.setattr(sys, "argv", ["demo_training"])
-    demo_training.main()
-    (tmp_path.parent / "weights").symlink_to(tmp_path)
-    images, _ = load_digits_split("test")
-    assert torch.equal(demo_std()(images), train(recipe)(images))

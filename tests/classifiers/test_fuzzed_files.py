@@ -21,7 +21,7 @@ from mixednuts_dist.classifiers.checkpoints import read_state_dict
 from mixednuts_dist.errors import BaseClassifierError, DatasetError
 from mixednuts_dist.images.datasets import check_images, open_dataset
 
-N_CASES = 50  # of each kind of file
+N_CASES = 50  # per kind of file
 
 
 def npz(save: Callable[..., None], dtype: type) -> bytes:
@@ -77,7 +77,7 @@ def damaged(content: bytes, seed: int) -> bytes:
 
 
 def use(path: Path) -> None:
-    """Read it as a run would; what is wrong with it is said in one line."""
+    """Read the file as a run does; an error has one line."""
     try:
         if path.suffix == ".npz":
             dataset = open_dataset(f"npz:{path}")
@@ -93,7 +93,7 @@ def use(path: Path) -> None:
         assert "\n" not in str(error).strip()
         assert len(str(error)) < 1500
     except (ValueError, TypeError, KeyError):
-        assert path.suffix == ".npy"  # told by its caller, with the service's address
+        assert path.suffix == ".npy"  # the caller adds the service's address
 
 
 @pytest.mark.filterwarnings("ignore")

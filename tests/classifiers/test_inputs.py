@@ -36,19 +36,6 @@ def factory_file(tmp_path: Path) -> Path:
     return path
 
 
-def save(path: Path, images: np.ndarray, labels: np.ndarray) -> str:
-    np.savez(path, images=images, labels=labels)
-    return f"npz:{path}"
-
-
-def test_digits_are_images_in_range() -> None:
-    data = open_dataset("digits")
-    images, labels = data.read(5, 9)
-    assert images.shape == (4, 1, 8, 8)
-    assert labels.dtype == torch.int64
-    assert data.checksum(10) != data.checksum(11)
-
-
 @pytest.mark.parametrize(
     ("shape", "read"), [((6, 4, 5, 3), (6, 3, 4, 5)), ((6, 3, 4, 5), (6, 3, 4, 5)), ((6, 4, 5), (6, 1, 4, 5))]
 )
@@ -56,27 +43,12 @@ def test_npz_images_come_channels_first_in_unit_range(
     tmp_path: Path, shape: tuple[int, ...], read: tuple[int, ...]
 ) -> None:
     pixels = np.arange(np.prod(shape)).reshape(shape).astype(np.uint8)
-    images, labels = open_dataset(save(tmp_path / "a.npz", pixels, np.arange(6))).read(0, 6)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=np.arange(6))
+    images, labels = open_dataset(f"npz:{tmp_path / 'a.npz'}").read(0, 6)
     assert images.shape == read
     assert images.dtype == torch.float32
     assert float(images.max()) <= 1
     assert labels.tolist() == list(range(6))
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "message"),
-    [
-        (np.zeros((3, 1, 2, 2), np.float32) + 2, np.arange(3), r"range over \[2, 2\]"),
-        (np.zeros((3, 1, 2, 2), np.int32), np.arange(3), "int32"),
-        (np.zeros((3, 1, 2, 2), np.uint8), np.arange(2), r"\(2,\)"),
-        (np.zeros((3, 1, 2, 2), np.uint8), np.array([0, -1, 2]), "from -1"),
-    ],
-)
-def test_arrays_that_are_no_images_are_refused(
-    tmp_path: Path, images: np.ndarray, labels: np.ndarray, message: str
-) -> None:
-    with pytest.raises(DatasetError, match=message):
-        open_dataset(save(tmp_path / "a.npz", images, labels))
 
 
 @pytest.mark.parametrize("uri", ["mnits", "npz:nowhere.npz", "s3://bucket/x"])
@@ -133,7 +105,7 @@ def test_the_checksum_follows_one_bit_of_the_weights(factory_file: Path) -> None
 
 
 class Answer(nn.Module):
-    """Says what it is told to say."""
+    """A classifier with a chosen kind of output."""
 
     def __init__(self, say: str) -> None:
         super().__init__()
@@ -210,6 +182,7 @@ def test_code_that_ends_the_process_does_not_end_ours(tmp_path: Path, where: str
         (np.zeros((2, 3, 3), bool), np.array([0, 1]), "pixels are bool"),
         (np.zeros((2, 3, 3), np.complex64), np.array([0, 1]), "pixels are complex64"),
         (np.zeros((2, 0, 3)), np.array([0, 1]), "are not N images"),
+        (np.zeros((2, 3, 3)), np.array([0]), r"\(1,\)"),
     ],
 )
 def test_arrays_that_are_no_images_with_labels_are_told(

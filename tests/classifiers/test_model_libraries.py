@@ -1,4 +1,4 @@
-"""torchvision, timm and the Hugging Face hub: real models, normalised inside, and words where they are missing."""
+"""torchvision, timm and the Hugging Face hub: real models that normalize their inputs, and errors for missing ones."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from mixednuts_dist.classifiers.base_classifiers import (
 from mixednuts_dist.classifiers.checkpoints import import_quietly
 from mixednuts_dist.errors import BaseClassifierError
 
-TINY = "test_byobnet"  # of timm: half a million parameters, made for tests
+TINY = "test_byobnet"  # half a million parameters
 
 
 def built(uri: str) -> Normalized:
@@ -61,7 +61,7 @@ def test_a_local_checkpoint_is_loaded_into_the_library_s_class(tmp_path: Path, n
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The hub's cache as a download leaves it, in a folder of its own, and no network."""
+    """The hub's cache as a download leaves it, in a separate folder and without a network."""
     constants = import_quietly("huggingface_hub").constants
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

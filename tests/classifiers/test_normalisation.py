@@ -1,4 +1,4 @@
-"""Images that are normalised twice are told; a class that holds a mean and does not use it is no reason to complain."""
+"""Double normalization warns; a class that holds an unused mean does not."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_one_normalisation_is_none_of_our_business(model: nn.Module) -> None:
 
 
 def test_robustbench_s_own_normalised_model_wrapped_again_is_told() -> None:
-    """The case that users meet: a zoo model, which normalises, given the usual wrapper once more."""
+    """A zoo model already normalizes, and the usual wrapper does it again."""
     utilities = import_robustbench("robustbench.model_zoo.architectures.utils_architectures")
     inner = load_classifier("torchvision:shufflenet_v2_x0_5?weights=none", "rob")
     wrapped = utilities.normalize_model(inner, MEAN, STD).eval()

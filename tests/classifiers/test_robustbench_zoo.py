@@ -74,7 +74,7 @@ def test_an_unknown_model_is_told_with_close_names(uri: str, message: str) -> No
 def test_the_published_std_is_loaded_as_the_published_mixture_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """BiT with the depth of 50 layers in place of 152: the class and the file are RobustBench's, the size is not."""
+    """BiT with the depth of 50 layers instead of 152: the class and the file are RobustBench's, the size is not."""
     zoo = import_robustbench("robustbench.model_zoo.architectures.bit_rn_v2").KNOWN_MODELS
     monkeypatch.setitem(zoo, "BiT-M-R152x2", zoo["BiT-M-R50x1"])
     random = load_classifier("robustbench:Bai2024MixedNUTS?part=std&weights=none&seed=4", "std")

@@ -1,4 +1,4 @@
-"""What all commands share: how a signal ends one, and that only its result goes to stdout."""
+"""All commands: a signal ends them with one line, and only the result goes to stdout."""
 
 import json
 import signal
@@ -81,7 +81,7 @@ def test_signals_that_come_at_once_end_a_command_with_one_line(number: signal.Si
 
 @pytest.mark.parametrize(("work", "puts_away"), [("swallows_at_its_end", 0), ("ordinary", 2.5)])
 def test_an_interrupt_ends_a_command_even_if_it_is_swallowed_at_the_end(work: str, puts_away: float) -> None:
-    """What is put away at the end takes its time."""
+    """Cleanup takes time."""
     with command(work, puts_away) as process:
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Speed, time left and hours, from receipts alone."""
+"""Speed, time left and hours, computed from summaries alone."""
 
 import pytest
 

@@ -1,6 +1,5 @@
 """`mixednuts status` in words and as JSON."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -42,22 +41,6 @@ def test_a_running_stage_has_age_speed_time_left_and_its_bill(capsys: pytest.Cap
     pace = "last images finished 8.0 s ago · 2.5 images/s, about 2 min 00 s to go"
     assert f"attack   {pace} · 1.5 GPU-hours, about 30 GPU-minutes to go" in shown
     assert shown[-1] == "failed   s3://b/c10-3f2a1c9e/errors/00004.txt"
-
-
-def test_a_finished_stage_has_only_its_bill_and_an_empty_one_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    over = dataclasses.replace(RUNNING, images_left=0, seconds_left=0.0, gpu_hours_left=0.0)
-    empty = Pace(900, None, None, None, 0.0, 0.0, 0.0, 0.0)
-    nothing = StageStatus("evaluate", "mixed", 0, 12, Count(0, 0), Count(0, 0), 0.0, empty)
-    shown = lines(status(dataclasses.replace(ATTACK, pace=over), nothing), capsys)
-    assert "attack   1.5 GPU-hours" in shown
-    assert "evaluate nothing finished yet" in shown
-
-
-def test_the_json_has_the_same() -> None:
-    (stage,) = status(ATTACK).to_json()["stages"]
-    assert stage["gpu_hours_left"] == 0.5
-    assert stage["last_finished_seconds_ago"] == 8.0
-    assert stage["images_per_second"] == 2.5
 
 
 def test_a_run_that_was_just_submitted_has_not_started(tmp_path: Path) -> None:

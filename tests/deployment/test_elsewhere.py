@@ -1,6 +1,5 @@
-"""A run is enough by itself: it is read, exported and served from other folders, and with its Python file gone."""
+"""A run is self-contained: it loads and exports from other folders and without its Python file."""
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from click.testing import CliRunner
 from mixednuts_dist import load_classifier, load_pretrained, load_run
 from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 from mixednuts_dist.cli import main
-from mixednuts_dist.config.register import require_extensions
 from mixednuts_dist.config.run_config import load_config
 from mixednuts_dist.config.uris import beside, placed, travelled
 from mixednuts_dist.errors import BaseClassifierError, InvalidInputError
@@ -134,13 +132,6 @@ def test_the_runs_copy_stands_for_a_file_that_was_edited(project):
     assert torch.equal(after(images), before(images))
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_a_run_is_verified_with_its_code(project):
-    home, _ = project
-    answer = CliRunner().invoke(main, ["status", "--verify", str(home / "mine.yaml")])
-    assert answer.exit_code == 0, answer.output
-
-
 def test_a_worker_finds_the_drivers_files_in_its_folder_or_where_a_job_has_brought_them(tmp_path, elsewhere):
     driver = tmp_path / "driver"
     driver.mkdir()
@@ -149,13 +140,6 @@ def test_a_worker_finds_the_drivers_files_in_its_folder_or_where_a_job_has_broug
     (driver / "nets.py").rename(elsewhere / "nets.py")
     assert placed(f"py:{driver}/nets.py:rob", travelled(str(driver))) == "py:nets.py:rob"
     assert placed("npz:a.npz", travelled(str(elsewhere))) == "npz:a.npz"
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_extensions_of_the_drivers_folder_are_found_by_a_worker_elsewhere(tmp_path):
-    content = b"# nothing is registered\n"
-    (tmp_path / "mine.py").write_bytes(content)
-    require_extensions({"mine.py": hashlib.sha256(content).hexdigest()}, travelled(str(tmp_path)))
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -193,15 +177,3 @@ def test_a_renamed_run_is_refused_with_its_name(project, tmp_path):
     answer = CliRunner().invoke(main, ["status", str(tmp_path / "other")], catch_exceptions=False)
     assert answer.exit_code == 1
     assert f"contains run {run.name}, but its address does not end in" in " ".join(answer.output.split())
-
-
-def test_watching_ends_with_the_run_and_the_page_opens(project, monkeypatch):
-    _, run = project
-    opened = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    watched = CliRunner().invoke(main, ["status", str(run), "--watch"], catch_exceptions=False)
-    assert watched.exit_code == 0, watched.output
-    assert "report   done" in watched.output
-    shown = CliRunner().invoke(main, ["report", str(run), "--open"], catch_exceptions=False)
-    assert shown.exit_code == 0, shown.output
-    assert opened == [(run / "report" / "index.html").as_uri()]

@@ -1,4 +1,4 @@
-"""A mixed classifier as files: weights, references, both; what does not fit is refused."""
+"""A mixed classifier as files: weights, references or both; files that do not fit raise."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""RobustBench's own evaluation of a mixture, in this environment and without a network."""
+"""RobustBench's own evaluation of a mixed classifier, in this environment and without a network."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from mixednuts_dist.mixing.transforms import LogitTransform
 def test_robustbenchs_benchmark_runs_on_the_bypass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All of `benchmark` but the download of CIFAR-10, in whose place stand ten digits; all four attacks run."""
+    """Run all of `benchmark` with all four attacks, on ten digits instead of CIFAR-10."""
     std, rob = load_classifier("demo:std", "std"), load_classifier("demo:rob", "rob")
     mixed = MixedClassifier(std, rob, LogitTransform(1.0, 2.5, -0.714), 0.9993)
     images, labels = open_dataset("digits").read(0, 10)

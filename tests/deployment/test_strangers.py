@@ -1,4 +1,4 @@
-"""A stranger's run folder: nothing that it names is run, asked, read or written until the user says so."""
+"""An untrusted run folder: nothing that it names runs, and no other file is read or written, without `--trust-code`."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ USES = [["export", "--to", "given"], ["run", "--local"], ["study", "margins", "-
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that the stranger's code makes; a working folder, and no browser."""
+    """The file that the untrusted code makes; a working folder, and no browser."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr("webbrowser.open", lambda _: True)
@@ -36,7 +36,7 @@ def described(at: Path, **changes: Any) -> Path:
     content = yaml.safe_load((at / "run.yaml").read_text())
     content |= changes
     (at / "run.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    if content["config"].get("extensions"):  # whose content is part of the name; they are refused before it matters
+    if content["config"].get("extensions"):  # loading refuses them before the name matters
         return at
     return at.rename(at.with_name(parse_config(content["config"]).run_id()))
 

@@ -13,38 +13,52 @@ from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.runs import open_run
-from mixednuts_dist.storage.damage import problem
 from mixednuts_dist.storage.index import IndexWriter, finished_files, with_checksum
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
+from tests.helpers.runs import Watcher
 from tests.helpers.stored_rows import quarantined
 
 FACTORY = """
+import pathlib
+
 from torch import nn
 from mixednuts_dist.classifiers.factories import {base}
+MARK = pathlib.Path(__file__).with_name("mark")
+
 
 class Changes(nn.Module):
-    calls = 0
-
     def __init__(self):
         super().__init__()
         self.base = {base}()
 
     def forward(self, x):
-        Changes.calls += 1
         logits = self.base(x)
-        if {first} <= Changes.calls < {last}:
+        if MARK.exists() and x.requires_grad:
+            MARK.write_text("in the attack")
+        if MARK.exists() and MARK.read_text():
             {change}
         return logits
 """
 NAN = "logits = logits * float('nan')"
 DROPOUT = "logits = nn.functional.dropout(logits, 0.3)"
-FIRST, NEVER = 20, 10**9  # calls: after those of the checks at the start, in the middle of the attack
 
 
-def factory(folder: Path, change: str, first: int = FIRST, last: int = NEVER, base: str = "demo_rob") -> str:
+def factory(folder: Path, change: str, base: str = "demo_rob") -> str:
     path = folder / f"{base}_changes.py"
-    path.write_text(FACTORY.format(base=base, change=change, first=first, last=last))
+    path.write_text(FACTORY.format(base=base, change=change))
     return f"py:{path}:Changes"
+
+
+class ChangesInTheAttack(Watcher):
+    """Let the classifier change at the first gradient of the attack."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.mark = folder / "mark"
+
+    def stage_started(self, *arguments: Any) -> None:
+        super().stage_started(*arguments)
+        self.mark.touch()
 
 
 @pytest.mark.parametrize(
@@ -63,18 +77,20 @@ def test_a_piece_with_unusable_answers_fails_and_names_the_classifier(
     tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any, change: str, base: str, told: str
 ) -> None:
     config = tiny(**{base.removeprefix("demo_"): factory(tmp_path, change, base=base)})
-    with pytest.raises(BaseClassifierError, match=told):  # as the pool is given it, which tries the piece again
-        attack.run(config, executor=local_executor)
-    assert all(problem(path.name, path.read_bytes()) is None for path in Path(config.storage).rglob("part-*.parquet"))
+    with pytest.raises(BaseClassifierError, match=told):
+        attack.run(config, executor=local_executor, progress=ChangesInTheAttack(tmp_path))
+    assert (tmp_path / "mark").read_text() == "in the attack"
+    assert not list(Path(config.storage).rglob("part-*.parquet"))
 
 
 def test_an_answer_that_errs_once_heals_with_the_next_try(
     tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any
 ) -> None:
     """The rows are those of a classifier that never erred."""
-    config = tiny(rob=factory(tmp_path, NAN, last=FIRST + 3))
+    config = tiny(rob=factory(tmp_path, NAN))
     with pytest.raises(BaseClassifierError, match="NaN or infinit"):
-        attack.run(config, executor=local_executor)
+        attack.run(config, executor=local_executor, progress=ChangesInTheAttack(tmp_path))
+    (tmp_path / "mark").unlink()
     attack.run(config, executor=local_executor)
     opened = open_run(config)
     found = finished_files(opened.rows, "attack", opened.partitions, opened.attack_fingerprint)
@@ -113,6 +129,7 @@ def test_a_run_that_an_older_release_has_poisoned_is_mended_by_the_same_command(
 
 
 def test_integers_are_refused_before_anything_runs(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
-    config = tiny(std=factory(tmp_path, "logits = logits.long()", first=0, base="demo_std"))
+    config = tiny(std=factory(tmp_path, "logits = logits.long()", base="demo_std"))
+    (tmp_path / "mark").write_text("from the start")
     with pytest.raises(BaseClassifierError, match=r"std: the output is torch.int64; it must be finite floating-point"):
         open_run(config)

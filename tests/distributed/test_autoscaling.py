@@ -62,13 +62,13 @@ def gpu_nodes(head: Head) -> int:
 
 
 def kill_a_machine(head: Head) -> None:
-    """SIGKILL the raylet of one GPU node, as a spot machine goes; its worker goes with it."""
+    """SIGKILL the raylet of one GPU node and its worker, as a preempted spot machine."""
     for process in psutil.process_iter(["name", "cmdline"]):
         ours = process.info["name"] == "raylet" and str(head.folder) in " ".join(process.info["cmdline"])
         if ours and process.environ()["RAY_OVERRIDE_NODE_ID_FOR_TESTING"] != HEAD_ID:
             process.kill()
             return
-    raise AssertionError("no machine of the fake provider is there")
+    raise AssertionError("the fake provider has no machine")
 
 
 def awaited(condition: Callable[[], bool], what: str, seconds: float = 240) -> None:

@@ -87,7 +87,7 @@ class Machines(Executor):
 
 
 class Stage:
-    """What a pool of `n_workers` made of `n_partitions`."""
+    """The result of a pool of `n_workers` on `n_partitions`."""
 
     def __init__(
         self, folder: Path, make: Callable[[int], Machine], n_workers: int, n_partitions: int,
@@ -227,14 +227,14 @@ def test_a_poison_partition_is_quarantined_after_two_nodes_and_the_others_finish
         def poison(partition: Partition) -> None:
             if partition.index == 7:
                 tried.append(place.node)
-                raise ValueError("image 7 is poison")
+                raise ValueError("image 7 fails")
             good(partition)
 
         return Machine(place, poison)
 
     stage = Stage(tmp_path, make, 2, 20)
     assert isinstance(stage.error, PartitionFailed)
-    assert "partition 7" in str(stage.error) and "image 7 is poison" in str(stage.error)
+    assert "partition 7" in str(stage.error) and "image 7 fails" in str(stage.error)
     assert stage.written == [index for index in range(20) if index != 7]
     assert set(tried) == {"node0", "node1"} and len(tried) >= 3
 

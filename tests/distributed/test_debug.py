@@ -1,4 +1,4 @@
-"""The `debug` executor: a run in this very thread leaves the rows of the run on Ray."""
+"""The `debug` executor: a run in this thread leaves the rows of the run on Ray."""
 
 import os
 import signal
@@ -83,7 +83,7 @@ def forking():
 def test_a_child_that_a_classifier_forks_ends_when_it_comes_back(
     tiny: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    """It would go on as a second driver, without the threads of the first."""
+    """The child would continue as a second driver without the threads of the first."""
     (tmp_path / "forks.py").write_text(FORKING)
     mark, n = tmp_path / "mark", 8
 
@@ -111,13 +111,11 @@ def usual_signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_ray", "usual_signals")
-@pytest.mark.parametrize(
-    ("number", "becomes_another_error"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
-)
+@pytest.mark.parametrize(("number", "becomes_another_error"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_a_signal_in_the_middle_of_a_piece_leaves_no_file_and_the_next_command_goes_on(
     tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, number: int, becomes_another_error: bool
 ) -> None:
-    """Some libraries make an error of their own of whatever happens in a function that they call."""
+    """Some libraries convert an exception in a function that they call."""
     from mixednuts_dist.attacks.judge import Judge
 
     verdicts, n_calls = Judge.verdicts, 0

@@ -31,7 +31,7 @@ class Failing:
         return "cpu"
 
     def process(self, piece: Partition, task: Task, *_: object) -> dict[Partition, Receipt]:  # noqa: ARG002
-        raise StoreError("nobody answers")
+        raise StoreError("no answer")
 
 
 class FailingExecutor(RayExecutor):

@@ -1,4 +1,4 @@
-"""What a worker does with its GPU, and what it is spared; one that torch cannot use is an error, not a silent run."""
+"""A worker's GPU: its share of memory, its number, and an error if torch cannot use it."""
 
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_gpus_that_a_worker_would_not_use_are_refused() -> None:
 def test_each_local_worker_sees_its_card_alone(
     share: float, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those that the command was given; a third worker shares one, or takes the next."""
+    """The command was given two cards; a third worker shares one or takes the next."""
     seen: list[str] = []
 
     class Process:
@@ -134,9 +134,3 @@ def test_check_says_so_before(tmp_path: Path) -> None:
     assert "the NVIDIA driver is 535.104.05" in shown.output
     for_cores = CliRunner().invoke(main, ["check", str(config), "--set", "compute.num_gpus=0"])
     assert "NVIDIA" not in for_cores.output
-
-
-def test_a_machine_without_a_driver_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "nowhere")
-    assert gpus.nvidia_driver() is None
-    assert "no NVIDIA driver is loaded" in gpus.unusable_gpu()

@@ -1,4 +1,4 @@
-"""The `local` executor: its lost processes are replaced as on Ray; and an executor from a file of a user's."""
+"""The `local` executor replaces lost processes as Ray does; and an executor from a user's file."""
 
 import os
 import subprocess
@@ -86,7 +86,7 @@ def test_the_processes_take_every_core_once(
     compute: dict[str, float], n_workers: int, n_threads: int,
     tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Those that the command may use: of a container's share, too."""
+    """The cores that the command may use, also in a container."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     config = tiny(compute=compute)

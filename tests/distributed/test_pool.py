@@ -1,4 +1,4 @@
-"""The pool under real trouble: killed processes, poison images, workers that cannot start; each takes new workers."""
+"""The pool on Ray: killed processes, images that crash a worker, and workers that cannot start."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class KillOnFirstReceipt:
 def test_killed_workers_cost_nothing_but_time(
     tiny: Callable[..., RunConfig], tmp_path: Path, ray_executor: Any
 ) -> None:
-    config = tiny(partition_size=2)  # so many pieces that workers begin some ahead
+    config = tiny(partition_size=2)  # enough partitions to prefetch
     killer = KillOnFirstReceipt()
     attack.run(config, executor=ray_executor, progress=killer)
     assert killer.killed >= 1
@@ -91,7 +91,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_partition_computed_again(
 def test_a_poison_partition_is_set_aside_and_named(
     tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, name: str, reason: str
 ) -> None:
-    """Among so many pieces that some are begun ahead: the poison next to innocent ones."""
+    """The failing partition is prefetched next to sound ones."""
     config = tiny(rob=f"py:{factory}:{name}", partition_size=2)
     told = rf"^partition 5 \(images 10-11\) failed 3 of 3 tries: {reason}"
     with pytest.raises(PartitionFailed, match=told) as caught:

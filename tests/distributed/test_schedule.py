@@ -11,7 +11,7 @@ from mixednuts_dist.storage.partitions import Partition, partition_size_of, spli
 
 
 def drain(queue: WorkQueue, n_workers: int, seed: int = 0) -> list[Partition]:
-    """All that a pool would hand out; up to `n_workers` partitions are out at a time and end in random order."""
+    """List what a pool hands out to `n_workers` that finish in random order."""
     order, out, running = random.Random(seed), [], {}
     while True:
         for worker in range(n_workers):

@@ -11,17 +11,12 @@ import pytest
 import torch
 
 from mixednuts_dist.config.compute_config import ComputeConfig
-from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed import tuning
-from mixednuts_dist.distributed.executor import make_executor
 from mixednuts_dist.distributed.search_inputs import SearchInputs, SearchTask
 from mixednuts_dist.errors import ClusterError
-from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.choice import Choice
 from mixednuts_dist.selection.criteria import Scores
 from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.selection import score_candidates
-from tests.helpers.runs import tiny_content
 
 GRID = Grid((0.1, 0.6, 2.0), (1.0, 2.5), (-1.2, -0.6, -0.3, 0.4), (1.0, 0.9, 0.5))
 PAIRS = (("gelu", None), ("relu", None), ("gelu", 5))
@@ -86,20 +81,3 @@ def test_a_killed_trial_is_run_again(tmp_path: Path, ray_executor: Any, monkeypa
 def test_a_search_that_no_node_takes_ends_after_start_seconds(tmp_path: Path, ray_executor: Any) -> None:
     with pytest.raises(ClusterError, match="no trial of the search could start for 2 s"):
         scored_on_tune(tmp_path, ray_executor, [GRID], num_cpus=1000, start_seconds=2)
-
-
-def test_a_search_in_this_process_has_no_tune_job() -> None:
-    task, compute = SearchTask("nowhere", "0123abcd", "exact"), ComputeConfig()
-    assert make_executor("local").scoring(inputs(), task, compute) is None
-
-
-def test_the_key_that_chooses_tune_is_no_determinant(tmp_path: Path) -> None:
-    content = tiny_content(tmp_path)
-    ids = {parse_config({**content, "search": {**content["search"], "tune": tune}}).run_id() for tune in (True, False)}
-    assert len(ids) == 1
-
-
-def test_an_entry_deploys_its_own_clamp_and_width() -> None:
-    """Those of the whole result are only for show."""
-    entry = Choice(beta=0.9, scale=0.6, power=2.0, bias=-0.5, alpha=0.75, one_minus_alpha=0.25, clamp="relu", ln_k=5)
-    assert entry.mixture().transform.settings() == LogitTransform(0.6, 2.0, -0.5, "relu", 5).settings()

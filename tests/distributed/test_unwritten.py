@@ -1,4 +1,4 @@
-"""Pieces that are computed and wait for the storage: counted once it has them, done again where their worker dies."""
+"""Computed partitions that wait for the storage count once they are stored, and run again if their worker dies."""
 
 import os
 import platform
@@ -53,11 +53,11 @@ class Hoarder:
 
 
 class OneComputed(Hoarder):
-    """It fails at all pieces but the first, which it keeps until it is asked."""
+    """It fails at all partitions but the first, which it keeps until `flush`."""
 
     def process(self, piece: Partition, task: AttackTask, *_ahead: Any) -> dict[Partition, Receipt]:
         if piece.index:
-            raise ValueError("this piece is poison")
+            raise ValueError("this partition fails")
         return super().process(piece, task)
 
     def flush(self) -> dict[Partition, Receipt]:
@@ -91,7 +91,7 @@ def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp
     assert sorted(receipt.start for receipt in receipts) == list(range(6))
     computed = [int(path.name.partition("-")[0]) for path in tmp_path.glob("*-*")]
     assert set(computed) == set(range(6))
-    assert 6 < len(computed) <= 12  # the dead worker's pieces twice; a lost one uses up none of their single try
+    assert 6 < len(computed) <= 12  # the dead worker's partitions run twice and keep their single try
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_a_piece_that_waits_for_the_storage_is_kept_where_all_others_fail(tmp_pa
     pool = pool_of(tmp_path, 1, receipts, OneComputed)
     with pytest.raises(PartitionFailed) as failed:
         pool.run(WorkQueue(partitions))
-    assert str(failed.value).count("this piece is poison") == 2, "something works, so each of the others has its try"
+    assert str(failed.value).count("this partition fails") == 2, "something works, so each of the others has its try"
     assert [receipt.start for receipt in receipts] == [0]
 
 

@@ -21,10 +21,9 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.margins import log_one_minus_signed_margin
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.stages.attack import AttackTask
-from mixednuts_dist.storage.index import verify
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import finished_receipt, read_attack_records, read_footer
+from mixednuts_dist.storage.tables import finished_receipt, read_attack_records
 from tests.helpers.worker_specs import spec_of
 
 TASK = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=2, n_target_classes=1))
@@ -76,21 +75,6 @@ def test_measurements_are_made_once_and_sent_with_the_work(worker: AttackWorker,
     assert worker.bench.arithmetic.network_copy(worker.bench.std, x).precision == "bf16"
 
 
-def test_damaged_measurements_are_made_again(worker: AttackWorker, tmp_path: Path) -> None:
-    spec, store = replace(worker.spec, batch_size="auto"), Store(str(tmp_path))
-    measured = {"rows": 64, "float32_rows": 64, "precision": {"std": "fp32", "rob": "fp32"}, "repeatable": True}
-    Measurements(store, spec).keep("cpu", measured)
-    path = tmp_path / "acceleration" / "cpu.json"
-    path.write_text(path.read_text().replace('"rows": 64', '"rows": 65', 1))  # a bit is flipped
-    (bad,) = verify(store)[0]
-    assert (bad.path, bad.reason) == ("acceleration/cpu.json", "its content has changed")
-    again = Measurements(store, spec)
-    assert again.missing("cpu")
-    again.keep("cpu", measured)
-    assert again.of("cpu") == measured
-    assert verify(store)[0] == []
-
-
 def test_a_worker_ends_with_the_process_that_started_it() -> None:
     """A child of this process starts one that would sleep for an hour, and ends."""
     told, telling = os.pipe()
@@ -106,7 +90,7 @@ def test_a_worker_ends_with_the_process_that_started_it() -> None:
     os.close(telling)
     os.waitpid(child, 0)
     ready, _, _ = select.select([told], [], [], 60)
-    assert ready and os.read(told, 1) == b""  # nobody holds the other end any more
+    assert ready and os.read(told, 1) == b""  # the other end is closed
     os.close(told)
 
 
@@ -160,22 +144,11 @@ def test_a_storage_that_stays_away_is_an_error_of_the_next_call(
 
     def create(*_: object) -> bool:
         gone.wait()
-        raise StoreError("nobody answers")
+        raise StoreError("no answer")
 
     monkeypatch.setattr("mixednuts_dist.distributed.worker._WRITE_SECONDS", 0.1)
     monkeypatch.setattr(worker.store, "create", create)
     assert worker.process(partition, TASK) == {}
     gone.set()
-    with pytest.raises(StoreError, match="nobody answers"):
+    with pytest.raises(StoreError, match="no answer"):
         worker.flush()
-
-
-def test_a_damaged_file_is_replaced(worker: AttackWorker, tmp_path: Path) -> None:
-    partition = Partition(0, 0, 4)
-    path = tmp_path / "attack" / "f0" / partition.file_name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"PAR1 and then nothing")
-    receipt = worker.process(partition, TASK)[partition]
-    footer = read_footer(Store(str(tmp_path)), f"attack/f0/{partition.file_name}")
-    assert footer is not None
-    assert footer.receipt == receipt

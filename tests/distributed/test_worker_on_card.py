@@ -1,14 +1,13 @@
-"""A worker on the simulated card, from a partition to its columns: the verdicts that it has on a CPU."""
+"""A worker on a simulated GPU writes the rows that it writes on a CPU."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.batch_shape import FLOAT32_ROWS
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.distributed.worker import AttackWorker, time_classifiers
+from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import AttackRecords, Receipt
@@ -40,23 +39,5 @@ def test_a_partition_has_the_verdicts_of_a_cpu_and_the_receipt_names_the_card(tm
     assert (receipt.device, receipt.n_devices) == ("a simulated card", 0.5)
     assert (receipt.rows, receipt.float32_rows, receipt.repeatable) == (32, FLOAT32_ROWS, True)
     assert card.fractions == [pytest.approx(0.5 - 1 / 141)]
-    # Noise is made on the card from numbers that come with the other numbers of a run.
+    # The GPU makes noise from keys that arrive with the other numbers of a run.
     assert not [line for line in (*card.copies, *card.waits) if line.startswith("norms/")]
-
-
-def test_passes_are_timed_in_the_precision_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    worker = AttackWorker(spec_of(tmp_path, batch_size=4, precision="bf16"))
-    worker.ready()
-    made = Arithmetic.network_copy
-
-    def seen(self: Arithmetic, network, x, rows):
-        copied = made(self, network, x, rows)
-        asked.append(copied.precision)
-        return copied
-
-    monkeypatch.setattr(Arithmetic, "network_copy", seen)
-    x, _ = worker.dataset.read(0, 4)
-    seconds = time_classifiers(worker.bench.networks, x, Arithmetic("bf16"))
-    assert set(seconds) == {"std", "rob", "mixed"}
-    assert set(asked) == {"bf16"}

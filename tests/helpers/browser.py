@@ -83,7 +83,7 @@ class Browser:
 
 
 class Tab:
-    """One page, opened from a file and loaded; `requests` is every address that it has asked for."""
+    """One page, opened from a file and loaded; `requests` lists every address that it requested."""
 
     def __init__(self, browser: Browser, file: Path, *, width: int = 1280, dark: bool = False) -> None:
         self._browser = browser
@@ -124,7 +124,7 @@ class Tab:
         self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
     def text(self, selector: str) -> str:
-        """What an element says."""
+        """Return the text of an element."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
 
     @property

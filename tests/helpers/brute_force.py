@@ -17,7 +17,7 @@ AXES = {"scales": GRID.scales, "powers": GRID.powers, "biases": GRID.biases, "be
 
 
 def rows(n: int = 150, n_classes: int = 10, *, seed: int = 0) -> CachedLogits:
-    """Rob is right on most images, std on most others and wrong on some that rob gets right."""
+    """`rob` is right on most images, `std` on most others and wrong on some of the first."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(n_classes, (n,), generator=generator)
     clean = torch.randn(n, n_classes, generator=generator)
@@ -30,7 +30,7 @@ def rows(n: int = 150, n_classes: int = 10, *, seed: int = 0) -> CachedLogits:
 
 
 def with_points(cached: CachedLogits, n_points: int, *, seed: int = 1) -> AttackedPoints:
-    """Up to several points of some images, on a few of which rob itself is wrong."""
+    """Several points of some images; `rob` is wrong on a few of them."""
     generator = torch.Generator().manual_seed(seed)
     image = torch.randint(len(cached.labels_B) // 2, (n_points,), generator=generator)
     logits = cached.rob_attacked_BK[image] + 0.4 * torch.randn(
@@ -48,7 +48,7 @@ def exact(cached: CachedLogits, points: AttackedPoints | None = None, **changes:
 
 
 def smallest_margins(cached: CachedLogits, points: AttackedPoints | None, transform: LogitTransform) -> Tensor:
-    """log(1 - signed margin) of each image that rob keeps, the largest over its points."""
+    """log(1 - signed margin) of each image that `rob` keeps, the largest over its points."""
     values = log_one_minus_signed_margin(transform(cached.rob_attacked_BK.double()), cached.labels_B)
     if points is not None:
         found = log_one_minus_signed_margin(
@@ -60,7 +60,7 @@ def smallest_margins(cached: CachedLogits, points: AttackedPoints | None, transf
 
 
 def outcome(cached: CachedLogits, margins: Tensor, transform: LogitTransform, log_cutoff: float) -> tuple[int, int]:
-    """(clean images right, images kept) at a cutoff."""
+    """(clean images right, images kept) at a margin threshold."""
     cutoff = -float(torch.expm1(torch.tensor(log_cutoff, dtype=torch.float64)))
     mixture = Mixture(transform, 1 / (1 + cutoff), cutoff / (1 + cutoff))
     clean = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, mixture)
@@ -68,7 +68,7 @@ def outcome(cached: CachedLogits, margins: Tensor, transform: LogitTransform, lo
 
 
 def every_outcome(cached: CachedLogits, margins: Tensor, transform: LogitTransform) -> list[tuple[int, int, float]]:
-    """Of every cutoff that differs from the others: at each margin, and just above each clean image's gap."""
+    """Evaluate every distinct margin threshold: each margin, and just above each clean image's margin."""
     mapped = transform(cached.rob_clean_BK.double())
     top, probs = mapped.argmax(dim=1), mapped.softmax(dim=1)
     index = torch.arange(len(top))

@@ -1,4 +1,4 @@
-"""What is asserted of a card, a real one (`-m gpu`) and the simulated one (by default)."""
+"""Assertions for a real GPU (`-m gpu`) and for a simulated one (by default)."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,7 +17,7 @@ AT_THE_BORDER = 2  # images that float32 may break and another arithmetic not
 
 
 def verdicts_are_those_of_float32(attack: str, arithmetic: Arithmetic, n: int, budget: AttackBudget = QUICK) -> None:
-    """No more images stand than in float32 alone, what stands does, and an image's bits do not depend on company."""
+    """No more images remain robust than in float32, they do remain robust, and bits do not depend on the batch."""
     mixed, x = mixture().to("cuda"), images(n, SHAPE).to("cuda")
     with torch.no_grad():
         y = mixed(x).argmax(dim=1)
@@ -49,7 +49,7 @@ def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[obj
 
 
 def memory_that_ends_loses_nothing() -> None:
-    """The same verdicts where a pass of more than 5 images finds no memory."""
+    """The same robust images if a pass of more than 5 images runs out of memory."""
     mixed, x = mixture().to("cuda"), images(24, SHAPE).to("cuda")
     with torch.no_grad():
         y = mixed(x).argmax(dim=1)

@@ -22,7 +22,7 @@ from tests.helpers.runs import tiny_content
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("attack", "evaluate")
-N_PARTITIONS = 16  # of the fixture `undisturbed`
+N_PARTITIONS = 16  # in the fixture `undisturbed`
 _PATIENCE_SECONDS = 300.0
 
 
@@ -69,7 +69,7 @@ class Driver:
         return self.process.wait(_PATIENCE_SECONDS)
 
     def results(self) -> dict[str, Any]:
-        """What it printed at its end, without what depends on the machine's speed."""
+        """Return the results that it printed, without values that depend on the machine's speed."""
         assert self.exit_status() == 0, self.log()
         return comparable(self._out.read_text())
 
@@ -78,7 +78,7 @@ class Driver:
 
 
 def comparable(printed: str) -> dict[str, Any]:
-    """What `--json` prints, without the machine's speed and the provenance, which names the run's folder."""
+    """Parse the output of `--json` and drop speeds and the provenance, which names the run's folder."""
     left_out = ("seconds", "costs", "provenance")
     return {key: value for key, value in json.loads(printed).items() if not key.startswith(left_out)}
 

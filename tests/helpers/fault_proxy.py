@@ -1,7 +1,7 @@
-"""Throttled, broken and silent connections in front of a real server, as many as asked for; then it steps aside.
+"""Proxies in front of a real server that disturb its connections.
 
-`CorruptingProxy` lets all of them through and flips a byte of some answers, or cuts them; `RefusingProxy` answers with
-an error from a moment on, and takes its time.
+`FaultProxy` throttles, resets or silences a number of connections, `CorruptingProxy` flips a byte of some answers or
+cuts them, and `RefusingProxy` delays requests and returns an error from a chosen moment on.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 class CorruptingProxy(FaultProxy):
-    """Of the files that are read a share comes with a flipped byte or is cut; listings and writes pass as they are."""
+    """Flip a byte of a share of the files that are read, or cut them; pass listings and writes unchanged."""
 
     def __init__(self, endpoint: str, share: float, seed: int = 0) -> None:
         self._share, self._draw, self.n_corrupted = share, random.Random(seed), 0
@@ -112,16 +112,12 @@ class CorruptingProxy(FaultProxy):
 
 
 class RefusingProxy(FaultProxy):
-    """Answers with an error of S3's from the moment that `refuse` is called, and waits before it passes a request on.
-
-    Args:
-        delay: seconds a request.
-    """
+    """Return an S3 error once `refuse` has been called, and wait `delay` seconds before every request."""
 
     def __init__(self, endpoint: str, delay: float = 0.0) -> None:
         self.delay, self._answer, self.n_requests, self.listings, self._refuse_at = delay, b"", 0, 0, 1 << 60
         self._refuse_at_write = b""
-        self.refused_key = b""  # requests that are signed with it are refused too
+        self.refused_key = b""  # it also refuses requests that this key signs
         self._counting = threading.Lock()
         super().__init__(endpoint, "refusal", 0)
 

@@ -1,9 +1,9 @@
-"""Float32's share of an attack's work on a card, counted in passes on any machine.
+"""Float32's share of an attack's work on a GPU, counted in passes on any machine.
 
 On tensor cores a float32 row costs about `DEARER` times a bfloat16 one, and a backward pass about as much as a forward
-one. So the cost of a pass is its rows, doubled with a gradient, times `DEARER` in float32. MMAA runs as on a card, in
-passes of 256 rows, once with the same rows for float32 and once with those that a card has; only the scheduling of
-passes matters, so that a CPU that emulates bfloat16 counts what a card would.
+one. So the cost of a pass is its rows, doubled with a gradient, times `DEARER` in float32. MMAA runs as on a GPU, in
+passes of 256 rows, once with the same rows for float32 and once with those of a GPU. Only the scheduling of passes
+matters, so a CPU that emulates bfloat16 counts what a GPU would.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def _unfilled(n_images: int, like_BCHW: Tensor) -> int:  # noqa: ARG001 - of `Pa
 
 
 def watch(scheduler: Scheduler, around: Callable[[Act, str, Batch | None], Act]) -> None:
-    """Have the judge's verdicts and each batch's steps go through what `around` makes of them, by their names."""
+    """Wrap the verifications and each batch's steps with `around`, which gets their names."""
     scheduler.judge.verdicts = around(scheduler.judge.verdicts, "judge, float32", None)  # type: ignore[method-assign]
     make = scheduler._make_plan
 

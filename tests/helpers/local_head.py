@@ -1,4 +1,4 @@
-"""A real Ray head as `ray start` makes it, and nodes: loopback, ports and a folder of its own, ended by process ids."""
+"""A real Ray head and nodes as `ray start` makes them: on loopback, with separate ports and folder, ended by pid."""
 
 import json
 import os
@@ -32,7 +32,7 @@ _STARTS = 6  # on a busy machine most fail
 
 @dataclass
 class Head:
-    """Where it listens, the environment that its clients need, and the processes that were started for it."""
+    """A head's addresses, the environment that its clients need, and its processes."""
 
     address: str
     dashboard: str
@@ -112,7 +112,7 @@ class Head:
     def _blocking(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes] | None":
-        """None where it ends."""
+        """Return None if it ends."""
         process = self.begin(command, log, environment)
         while process.poll() is None and "will now block" not in log.read_text():
             time.sleep(0.2)
@@ -140,7 +140,7 @@ def local_head(
         finally:
             if head.process is not None:
                 head.process.send_signal(signal.SIGTERM)
-                head.process.send_signal(signal.SIGCONT)  # of a test that has stopped it
+                head.process.send_signal(signal.SIGCONT)  # a test may have stopped it
                 with suppress(subprocess.TimeoutExpired):
                     head.process.wait(timeout=60)
             head.end()
@@ -183,7 +183,7 @@ def awaited(condition: Callable[[], bool], what: str, seconds: float = 300) -> N
 
 
 def stop(head: Head, job: str) -> None:
-    """What `ray job stop` asks for, at once: that command takes seconds to start, in which the attack may end."""
+    """Stop a job over HTTP: `ray job stop` takes seconds to start, in which the attack may end."""
     request = urllib.request.Request(f"{head.dashboard}/api/jobs/{job}/stop", method="POST")
     with urllib.request.urlopen(request, timeout=30) as answer:
         assert json.load(answer) == {"stopped": True}

@@ -1,4 +1,4 @@
-"""A run that never happened, with statistics as a real one has them: rob unsure where wrong, std fooled by all."""
+"""A synthetic run with realistic statistics: `rob` is unsure when wrong, and every attack fools `std`."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def logits_of(generator: torch.Generator, labels_N: Tensor, *, accuracy: float, 
 
 
 def made_up_attack(n_images: int = 300, *, seed: int = 0) -> AttackRecords:
-    """Attack rows: std 95 % clean and 0 robust, rob 78 % clean and about 60 % robust."""
+    """Attack rows: `std` has 95% clean and 0 robust accuracy, `rob` 78% clean and about 60% robust."""
     generator = torch.Generator().manual_seed(seed)
     labels_N = torch.randint(N_CLASSES, (n_images,), generator=generator)
     rob_clean_NK = logits_of(generator, labels_N, accuracy=0.70, confidence=5.0)
@@ -65,7 +65,7 @@ def made_up_attack(n_images: int = 300, *, seed: int = 0) -> AttackRecords:
 
 
 def mixed_logits(attack: AttackRecords, *, alpha: float, attacked: bool) -> Tensor:
-    """The mixture with T = 0; under attack std answers with rob's runner-up, the worst it can do."""
+    """The mixed classifier with T = 0; under attack `std` votes for the runner-up of `rob`, its worst vote."""
     rob_NK = attack.rob_attacked_NK if attacked else attack.rob_clean_NK
     std_N = rob_NK.topk(2, dim=1).indices[:, 1] if attacked else attack.std_clean_NK.argmax(dim=1)
     std_NK = torch.nn.functional.one_hot(std_N, N_CLASSES)
@@ -74,7 +74,7 @@ def mixed_logits(attack: AttackRecords, *, alpha: float, attacked: bool) -> Tens
 
 
 def made_up_search(attack: AttackRecords, *, betas: tuple[float, ...] = BETAS) -> SearchResult:
-    """One (s, p, c) for all betas, alpha from the order statistic; predictions counted from the mixture itself."""
+    """One (s, p, c) for all betas, alpha from the order statistic, and predictions from the mixed classifier."""
     mapped = LogitTransform(SCALE, POWER, BIAS)
     margins_N = -torch.expm1(log_one_minus_signed_margin(mapped(attack.rob_attacked_NK), attack.labels_N))
     standing = margins_N[(margins_N > 0) & ~attack.rob_broken_N].sort().values
@@ -178,7 +178,7 @@ def made_up_receipts(stage: str) -> list[Receipt]:
 
 
 def made_up_costs(seconds: dict[str, float]) -> tuple[StageCost, ...]:
-    """The evaluate stage by this run, the attack stage taken over from another."""
+    """The evaluate stage of this run and the attack stage of another."""
     return stage_costs({stage: made_up_receipts(stage) for stage in ("attack", "evaluate")}, seconds)
 
 

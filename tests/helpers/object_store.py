@@ -1,4 +1,4 @@
-"""A real object store for the tests: SeaweedFS's server from PyPI, on loopback, with a folder and ports of its own."""
+"""A real object store for the tests: SeaweedFS's server from PyPI, on loopback, with a separate folder and ports."""
 
 import contextlib
 import http.client
@@ -16,7 +16,7 @@ _READY_SECONDS = 60.0
 
 
 class ObjectStore:
-    """One server process; what it has acknowledged is still there after `kill` and `restart`."""
+    """One server process; acknowledged writes survive `kill` and `restart`."""
 
     bucket = "bucket"
 
@@ -79,7 +79,7 @@ class ObjectStore:
         ]  # fmt: skip
 
     def _serves(self) -> bool:
-        """An unsigned request is refused (403) once requests are answered; the bucket is made a moment later."""
+        """Wait for the server: it first refuses unsigned requests (403) and makes the bucket a moment later."""
         connection = http.client.HTTPConnection(self.endpoint.removeprefix("http://"), timeout=5)
         try:
             connection.request("HEAD", f"/{self.bucket}")

@@ -20,7 +20,7 @@ class Block(NamedTuple):
 
 
 def without_directives(page: Path) -> str:
-    """The page less the directives of the site, which test_site.py builds."""
+    """Return the page without the site's directives (test_site.py builds those)."""
     return re.sub(r"^```\{.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 

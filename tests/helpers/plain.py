@@ -1,4 +1,4 @@
-"""The formulas once more, in numpy, straight from the paper: what the studies' numbers are held against."""
+"""The paper's formulas in NumPy, to check the studies' numbers."""
 
 import math
 from typing import Any
@@ -50,6 +50,6 @@ def cutoff(margins: Array, beta: float) -> float:
 
 
 def mixed_classes(std_NK: Array, mapped_NK: Array, alpha: float, temperature: float = 0.0) -> Array:
-    """The argmax of (1 - alpha) p_std + alpha p_rob, with a one-hot std at temperature 0."""
+    """The argmax of (1 - alpha) p_std + alpha p_rob, with one-hot p_std at temperature 0."""
     std = np.eye(std_NK.shape[1])[std_NK.argmax(axis=1)] if temperature == 0 else softmax(std_NK / temperature)
     return np.asarray(((1 - alpha) * std + alpha * softmax(mapped_NK)).argmax(axis=1))

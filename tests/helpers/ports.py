@@ -3,11 +3,11 @@
 import random
 import socket
 
-_RANGE = range(20_000, 32_000)  # below the ports that systems hand out by themselves, above those of Ray's workers
+_RANGE = range(20_000, 32_000)  # below the ephemeral ports, above those of Ray's workers
 
 
 def free_ports(n: int) -> list[int]:
-    """Ports on loopback that nobody listens on, all different; nobody gets one of them without asking for it."""
+    """Return distinct free ports on loopback, outside the range that systems assign."""
     found: list[int] = []
     for port in random.SystemRandom().sample(_RANGE, len(_RANGE)):
         with socket.socket() as candidate:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 mpmath.mp.dps = 50
-Row = list[Any]  # of mpmath.mpf
+Row = list[Any]  # mpmath.mpf values
 
 
 def layer_norm(logits: Sequence[float], ln_k: int | None = None) -> Row:
@@ -78,7 +78,7 @@ class Answer:
     log_cutoff: Any
     objective: float
     usable: bool
-    kept: int = 0  # counts only where the best cutoff is looked for
+    kept: int = 0  # only counted if the best threshold is searched
 
 
 def kth_largest_margin(log_gaps: Row, beta: float) -> Any:
@@ -94,7 +94,7 @@ def deployable(log_cutoff: Any, rows: list[Row]) -> bool:
 
 
 def paper_answers(attacked: Tensor, wrong: Tensor, grid: Grid, name: str) -> list[list[Answer]]:
-    """One list a beta, one answer a candidate in the order of `grid.candidates()`."""
+    """One list per beta, one answer per candidate in the order of `grid.candidates()`."""
     normed = [[layer_norm(row) for row in rows.double().tolist()] for rows in (attacked, wrong)]
     answers: list[list[Answer]] = [[] for _ in grid.betas]
     for scale, power, bias in grid.candidates():
@@ -110,7 +110,7 @@ def paper_answers(attacked: Tensor, wrong: Tensor, grid: Grid, name: str) -> lis
 def exact_answers(
     attacked: Tensor, attacked_labels: Tensor, clean: Tensor, labels: Tensor, std_pred: Tensor, grid: Grid
 ) -> list[list[Answer]]:
-    """As `paper_answers` for the exact criterion with the GELU clamp; the mixture's classes are its argmax."""
+    """As `paper_answers` for the exact criterion with the GELU clamp; the mixed classifier's classes are its argmax."""
     kept = [
         (layer_norm(row), label)
         for row, label in zip(attacked.double().tolist(), attacked_labels.tolist(), strict=True)
@@ -149,7 +149,7 @@ def thresholds(gaps: Row, clean_rows: list[Row], std_pred: list[int]) -> Row:
 
 
 def clean_count(probs: list[Row], labels: Tensor, std_pred: Tensor, log_cutoff: Any) -> int:
-    """Images that the mixture with this cutoff gets right."""
+    """Count the images that the mixed classifier with this threshold gets right."""
     cutoff = -mpmath.expm1(log_cutoff)
     classes = [mixed_class(row, std, cutoff) for row, std in zip(probs, std_pred.tolist(), strict=True)]
     return sum(a == b for a, b in zip(classes, labels.tolist(), strict=True))
@@ -163,7 +163,7 @@ def softmax(row: Row) -> Row:
 
 
 def mixed_class(probs: Row, std: int, cutoff: Any) -> int:
-    """The argmax of `alpha p + (1 - alpha) onehot(std)` with alpha = 1 / (1 + cutoff)."""
+    """The argmax of `alpha p + (1 - alpha) onehot(std)` with alpha = 1 / (1 + threshold)."""
     alpha = 1 / (1 + cutoff)
     return top([alpha * p + (1 - alpha) * (j == std) for j, p in enumerate(probs)])
 

@@ -1,16 +1,16 @@
-"""Simulated CUDA cards for a machine without one: tensors that say `cuda:0` or `cuda:1`, computed on the CPU.
+"""Simulated GPUs for a machine without one: tensors on `cuda:0` or `cuda:1` that the CPU computes.
 
-A tensor is on a card if its storage is registered as such; views share it, and what is computed from tensors on a card
-is on that card. Two modes of torch see every call: one answers questions about devices and moves tensors, the other
-sees every operation and refuses what a card refuses.
+A tensor is on a GPU if its storage is registered there; views share the storage, and results are on the device of their
+inputs. Two torch modes: one overrides device queries and moves tensors; the other sees every operation and raises
+where CUDA would.
 
-It shows operations that mix devices, waits of the host for the card, counted by the line of the package that waits, and
-memory that ends at chosen passes. It cannot show kernels, speed, CUDA graphs, races or the size of memory.
+The simulation shows operations that mix devices, waits of the host for the GPU by line of the package, and memory that
+ends at chosen passes. It cannot show kernels, speed, CUDA graphs, races or the size of memory.
 
     with SimulatedCard() as card:
         net.to("cuda"); attack(...)
     card.waits  # Counter of "file:line what"
-    card.copies  # of copies to a card from memory that is not pinned, and of indices on the host
+    card.copies  # Counter of copies from unpinned memory and of host indices
 """
 
 import collections
@@ -53,7 +53,7 @@ class SimulatedCard(contextlib.ExitStack):
         self.recorded: list[torch.device] = []  # the devices on whose streams events were recorded
         self._there: dict[int, tuple[StorageWeakRef, torch.device]] = {}
         self._pinned: dict[int, StorageWeakRef] = {}
-        self.fractions: list[float] = []  # of its memory, as processes are bounded to
+        self.fractions: list[float] = []  # the memory limits that processes set
         self.ignoring = False
 
     def __enter__(self) -> "SimulatedCard":
@@ -64,7 +64,7 @@ class SimulatedCard(contextlib.ExitStack):
             def record(self, stream: torch.device = CARD) -> None:
                 card.recorded.append(stream)
 
-            def synchronize(self) -> None: ...  # of a step that is over: no wait
+            def synchronize(self) -> None: ...  # the step is over: no wait
 
         for name, value in {
             "is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: 0, "Event": Event,
@@ -97,7 +97,7 @@ class SimulatedCard(contextlib.ExitStack):
         return tensor.untyped_storage()._cdata in self._pinned
 
     def put(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """Say where a new tensor is. The weak reference keeps the storage's address from being given away."""
+        """Register the device of a new tensor. The weak reference keeps the storage's address from being given away."""
         storage = tensor.untyped_storage()
         if device != HOST:
             self._there[storage._cdata] = StorageWeakRef(storage), device
@@ -126,7 +126,7 @@ class SimulatedCard(contextlib.ExitStack):
         return self.put(copied, device)
 
     def came(self, tensor: Tensor, non_blocking: bool) -> None:
-        """Note a copy from the host to a card."""
+        """Note a copy from the host to a GPU."""
         if tensor.dim() and not self.is_pinned(tensor):
             self.copies[f"{_line()} pageable"] += 1
         if tensor.dim() and not non_blocking:
@@ -215,8 +215,8 @@ class _Operations(TorchDispatchMode):
         if func in _INDEXING:
             self._indexed(func, args)
         elif func is aten.scatter.src and not args[0].any():
-            # The backward pass of `sort` in torch 2.6: its zeros have the gradient's options, a card's on a card, and
-            # are made without a tensor from which this could be seen.
+            # The backward pass of `sort` in torch 2.6: its zeros have the gradient's device, and
+            # no tensor argument shows it.
             pass
         elif len(devices) > 1 or not all(card.holds(each) or not each.dim() for each in tensors):
             shapes = [(tuple(each.shape), str(card.where(each))) for each in tensors]

@@ -1,4 +1,4 @@
-"""An attack's runs stepped by hand, as the golden tests compare them with the published code."""
+"""Step an attack's runs one pass at a time, to compare them with the published code."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from mixednuts_dist.norms.random import key_number
 
 @dataclass
 class Pass:
-    """What one pass over all slots was asked and has shown."""
+    """The images and outputs of one pass over all slots."""
 
     x: Tensor
     took_gradient: bool
@@ -46,7 +46,7 @@ def one_pass(
     *,
     gradient: bool = True,
 ) -> Pass:
-    """One step of all slots by hand."""
+    """Step all slots once."""
     x = stepper.ask(state)
     leaf = x.clone().requires_grad_(gradient)
     outputs = AttackedModel.of(model).fast.run(leaf)

@@ -1,4 +1,4 @@
-"""Small made-up rows of a partition, and their receipt."""
+"""Small synthetic rows of a partition, and their summary."""
 
 import torch
 from torch import Tensor
@@ -24,6 +24,6 @@ def columns(part: Partition) -> dict[str, Tensor]:
 
 
 def quarantined(path: str, n: int = 1) -> str:
-    """Return the path of the n-th quarantined file in place of `path`."""
+    """Return the path of the n-th quarantined copy of `path`."""
     folder, _, name = path.rpartition("/")
     return f"{folder}/_{name}.bad-{n}"

@@ -10,7 +10,7 @@ from mixednuts_dist.images.datasets import labels_checksum, open_dataset
 
 
 def spec_of(folder: Path, **changes) -> WorkerSpec:
-    """Of a run on the digits in this folder, which has what a driver leaves there."""
+    """Return the spec of a run on the digits in this folder, with a driver's files."""
     uris = {name: f"demo:{name}" for name in ("std", "rob")}
     checksums = {name: classifier_checksum(load_classifier(uri, name), uri) for name, uri in uris.items()}
     checksums["labels"] = labels_checksum(open_dataset("digits"))

@@ -73,11 +73,6 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         open_npz(npz(tmp_path / "a.npz"))
 
 
-def test_a_pixel_a_hair_above_1_is_told_with_enough_digits() -> None:
-    with pytest.raises(DatasetError, match=r"range over \[0, 1\.000000001\]"):
-        ArrayImages("x", np.array([[[0.0, 1 + 1e-9]]]), np.array([0]))
-
-
 @pytest.mark.parametrize(
     ("images", "told"),
     [

@@ -1,4 +1,4 @@
-"""Image folders and RobustBench's ImageNet subset, held against RobustBench's own loader and transforms."""
+"""Image folders and RobustBench's ImageNet subset, compared with RobustBench's own loader and transforms."""
 
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def test_a_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
 
 
 def test_imagenet_is_robustbench_s_list_in_its_order_with_its_labels(tmp_path: Path) -> None:
-    """All 5000 names and labels, and the pixels of the images that are there, against RobustBench's own loader."""
+    """All 5000 names and labels, and the pixels of the present images, against RobustBench's own loader."""
     for name in class_labels():
         (tmp_path / "val" / name).mkdir(parents=True)
     present = [evaluation_names()[i] for i in (4, 17, 4999)]

@@ -57,7 +57,7 @@ def test_logits_and_gradients_are_finite(alpha: float, temperature: float, dtype
 
 @pytest.mark.parametrize("n_classes", [2, 3, 10, 50])
 def test_rob_wins_against_any_std_where_its_margin_suffices(n_classes: int) -> None:
-    """The lemma: a top-2 margin above (1 - alpha) / alpha decides, and below it some std wins."""
+    """The lemma: a top-2 margin above (1 - alpha) / alpha decides, and below it some `std` wins."""
     alpha = 0.7
     rob = torch.randn(200, n_classes, generator=torch.Generator().manual_seed(4), dtype=torch.float64) * 2
     model = mixed(alpha, transform=IdentityTransform())

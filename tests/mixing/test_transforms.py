@@ -139,7 +139,3 @@ def test_bad_settings_are_errors(arguments: tuple[float, ...], message: str) -> 
 def test_layer_norm_needs_2_to_k_classes(ln_k: int | None, n_classes: int) -> None:
     with pytest.raises(InvalidInputError, match=f"K={n_classes}"):
         layer_norm_logits(torch.zeros(2, n_classes), ln_k)
-
-
-def test_a_transform_prints_its_parameters() -> None:
-    assert "scale=5.0, power=4.0, bias=-1.1, clamp='gelu', ln_k=None" in repr(LogitTransform(5, 4, -1.1))

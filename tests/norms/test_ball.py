@@ -12,11 +12,9 @@ from torch import Tensor
 
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.fab import MOVES
 from mixednuts_dist.attacks.minimum_margin import black_box_margin_attack, minimum_margin_attack
-from mixednuts_dist.attacks.windows import WINDOWS
 from mixednuts_dist.cli import main
-from mixednuts_dist.config.register import ATTACKS, NORMS, load_extensions
+from mixednuts_dist.config.register import NORMS, load_extensions
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import ConfigError, ThreatModelError
@@ -87,7 +85,7 @@ def test_a_sparse_step_moves_the_pixels_with_the_largest_gradients_by_the_same()
 
 @pytest.mark.parametrize("eps", [0.5, 3.0, 40.0])
 def test_l1_projections_are_the_nearest_points_of_ball_and_box(eps: float) -> None:
-    """Beside the published projection, and by the condition of optimality: no feasible direction comes nearer."""
+    """Compare with the published projection and with the condition of optimality."""
     generator, ball = torch.Generator().manual_seed(0), L1(eps)
     x = torch.rand(16, 3, 8, 8, generator=generator)
     x[0, 0], x[1, 0] = 0, 1
@@ -116,18 +114,6 @@ def test_random_starts_do_not_touch_the_global_generator(threat: ThreatModel) ->
     state = torch.random.get_rng_state()
     ball_of(threat).random_start(images(2, (1, 8, 8)), start_keys("a", 2))
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_attacks_declare_the_norms_that_they_have_mathematics_for() -> None:
-    declared = {name: entry.facts.get("norms") for name, entry in ATTACKS.entries().items()}
-    assert {name for name, norms in declared.items() if norms is not None} == {
-        "fab",
-        "fab-t",
-        "square",
-        "square-margin",
-    }
-    assert set(declared["fab-t"]) == set(MOVES)
-    assert set(declared["square"]) == set(declared["square-margin"]) == set(WINDOWS)
 
 
 L4 = """

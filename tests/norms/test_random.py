@@ -24,7 +24,7 @@ def test_hashes_are_splitmix64() -> None:
         sequence = splitmix64(key & ((1 << 64) - 1))
         assert row == [next(sequence) & 0x7FFFFFFFFFFFFFFF for _ in range(6)]
     assert torch.equal(hashed(keys, torch.tensor([4, 4, 4]), 2), hashed(keys, 0, 6)[:, 4:])
-    assert int(next(splitmix64(1234567))) == 6457827717110365317  # of the reference implementation
+    assert int(next(splitmix64(1234567))) == 6457827717110365317  # by the reference implementation
 
 
 def test_integers_are_uniform() -> None:

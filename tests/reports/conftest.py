@@ -49,7 +49,7 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], 
 
 @pytest.fixture
 def open_tab(browsers: Callable[[], Browser], tmp_path: Path) -> Iterator[Callable[..., Tab]]:
-    """Open a page as a file that lies in a folder of its own; closed again after the test."""
+    """Open a page as a file in an empty folder, and close it after the test."""
     tabs: list[Tab] = []
 
     def opened(page: bytes, **options: Any) -> Tab:

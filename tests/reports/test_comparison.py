@@ -19,7 +19,7 @@ from tests.helpers.runs import Finished, rows_in, tiny_content
 
 @pytest.fixture(scope="session")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A mixture and rob alone, on the same images."""
+    """A mixed classifier and its `rob` alone, on the same images."""
     from mixednuts_dist import pipeline
     from mixednuts_dist.config.run_config import parse_config
     from mixednuts_dist.distributed.debug import DebugExecutor
@@ -64,12 +64,6 @@ def test_pairs_count_the_stored_rows(two_runs: tuple[Path, Path]) -> None:
     assert "McNemar" in text
 
 
-def test_a_run_compared_with_itself_differs_nowhere(two_runs: tuple[Path, Path]) -> None:
-    run = stored_run(Store(str(two_runs[0])))
-    for pair in comparison.compare([run, run]).pairs:
-        assert (pair.only_first, pair.only_second, pair.p_value, pair.difference) == (0, 0, 1.0, 0.0)
-
-
 def test_what_cannot_be_compared_is_refused_with_the_reason(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = stored_run(Store(str(two_runs[0])))
     with pytest.raises(InvalidInputError, match="two runs or more"):
@@ -107,7 +101,7 @@ def test_an_unreadable_and_an_unfinished_run_are_listed_as_such(copied_run: Fini
     _, folder, _ = copied_run
     for path in rows_in(folder, "evaluate").glob("part-0000[12].parquet"):
         path.unlink()
-    (folder / "report/results.json").unlink()  # the page alone is there while a run goes
+    (folder / "report/results.json").unlink()  # an unfinished run has only the page
     (folder.parent / "broken-1234").mkdir()
     (folder.parent / "broken-1234" / "run.yaml").write_text("name: [")
     found = {entry.run: entry for entry in leaderboard.entries(str(folder.parents[2]))}

@@ -1,4 +1,4 @@
-"""Receipts added up."""
+"""Costs are sums of summaries."""
 
 import pytest
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from mixednuts_dist.config.register import CHARTS, load_extensions
-from mixednuts_dist.reports.charts import RIGHT_AND_WRONG
-from mixednuts_dist.reports.drawing import CLASSIFIER_COLORS, Figure
+from mixednuts_dist.reports.drawing import Figure
 from mixednuts_dist.reports.figures import caption, figures
 from mixednuts_dist.reports.margins import EDGES
 from mixednuts_dist.reports.results import RunResults
@@ -32,7 +31,7 @@ def figure_of(results: RunResults, name: str) -> Figure:
 
 @pytest.fixture(scope="module")
 def charts(results: RunResults) -> dict[str, Figure]:
-    """Every chart: certificates are made up beside the run."""
+    """Every chart, with synthetic certificates."""
     betas = [entry.beta for entry in results.search.entries]
     certified = Certified(
         claim="made up", norm="Linf", radii={0.01: "0.01", 0.02: "0.02"}, by_beta=dict.fromkeys(betas, (90, 40)),
@@ -96,7 +95,7 @@ def test_sensitivity_shows_every_usable_candidate_and_marks_the_selected(results
 
 
 def test_the_maps_of_a_criterion_under_another_name_are_the_same(results: RunResults, tmp_path: Path) -> None:
-    """No colour and no label is decided by the name: a user's maximised criterion is drawn as one."""
+    """The name decides neither color nor label."""
     file = tmp_path / "renamed_criterion.py"
     file.write_text(
         "from mixednuts_dist.config.register import CRITERIA\n"
@@ -121,10 +120,6 @@ def test_sensitivity_of_a_fine_grid_keeps_the_selected_slice(results: RunResults
     assert "p = 18" in titles
 
 
-def test_a_run_without_candidates_has_no_maps(results: RunResults) -> None:
-    assert "sensitivity" not in figures(dataclasses.replace(results, candidates=()))
-
-
 def test_histograms_count_every_image_once(results: RunResults) -> None:
     for group in results.margins:
         assert sum(group.counts) == group.n
@@ -133,22 +128,3 @@ def test_histograms_count_every_image_once(results: RunResults) -> None:
         row["share"] for row in rows_of(figure_of(results, "margins")) if "share" in row and row["right"] > row["left"]
     ]
     assert sum(shares) == pytest.approx(100 * 2 * len(results.splits))
-
-
-def test_one_round_needs_no_figure(results: RunResults) -> None:
-    assert "rounds" in figures(results)
-    once = dataclasses.replace(results.search, rounds=results.search.rounds[-1:])
-    assert "rounds" not in figures(dataclasses.replace(results, found=once))
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("background", ["#ffffff", "#15181c"])
-def test_mark_colors_stand_out_from_both_backgrounds(background: str) -> None:
-    for color in [*CLASSIFIER_COLORS.values(), *RIGHT_AND_WRONG.values()]:
-        low, high = sorted((luminance(background), luminance(color)))
-        assert (high + 0.05) / (low + 0.05) >= 3

@@ -40,7 +40,7 @@ class Stored(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> Stored:
-    """24 digits at beta .9; a run at beta .5 finished before, which has the same attack rows."""
+    """24 digits at beta 0.9; an earlier run at beta 0.5 has the same attack rows."""
     content = tiny_content(tmp_path_factory.mktemp("reported"))
     content["search"]["rounds"] = 0  # so that both choose from the same rows
     evaluated(parse_config({**content, "search": {**content["search"], "beta": 0.5}}), local_executor)
@@ -87,7 +87,7 @@ def gap(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def predicted(stored: Stored, chosen: dict[str, Any]) -> tuple[int, int]:
-    """Clean images that the mixture gets right, mixed by hand, and the attacked ones that no std can turn."""
+    """(clean images that the mixed classifier gets right, attacked images that it keeps whatever `std` votes)."""
     labels = stored.attacked["label"]
     std = np.eye(10)[stored.attacked["std_clean"].argmax(axis=1)]
     mixture = chosen["one_minus_alpha"] * std + chosen["alpha"] * softmax(mapped(stored.attacked["rob_clean"], chosen))

@@ -13,7 +13,6 @@ from mixednuts_dist.reports.counts import interval_text, percent_text
 from mixednuts_dist.reports.figures import figures
 from mixednuts_dist.reports.page import report_files
 from mixednuts_dist.reports.results import RunResults
-from mixednuts_dist.reports.tables import table_files
 from tests.helpers.browser import Tab
 from tests.helpers.made_up_run import made_up_results
 
@@ -60,20 +59,6 @@ def page_data(page: bytes) -> dict[str, Any]:
     found = re.search(rb'<script type="application/json" id="page-data">(.*?)</script>', page, re.DOTALL)
     assert found
     return json.loads(found[1])
-
-
-def test_leaves_few_small_files(page: dict[str, bytes], results: RunResults) -> None:
-    figure_files = {"tradeoff.svg", *(f"{name}.pdf" for name in figures(results))}
-    assert set(page) == {"index.html", "results.json"} | figure_files | set(table_files(results))
-    assert len(page) < 15
-    assert sum(map(len, page.values())) < 1_000_000
-
-
-def test_costs_are_the_receipts(page: dict[str, bytes]) -> None:
-    outline = Outline(page["index.html"])
-    numbers = "300 3 2 24 min 00 s 22 min 30 s"
-    assert outline.row("attack") == f"attack {numbers} – 11,700 9,600"
-    assert outline.row("evaluate") == f"evaluate {numbers} 6 min 53 s 11,700 9,600"
 
 
 def test_numbers_are_the_results(page: dict[str, bytes], results: RunResults) -> None:
@@ -214,8 +199,7 @@ def test_rest_of_the_slider_is_told_to_who_cannot_see(page: dict[str, bytes], op
         assert tab.text(f"#at-{name}") in told
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_fits_the_screen_in_the_readers_colors(
     page: dict[str, bytes], open_tab: Callable[..., Tab], width: int, dark: bool
 ) -> None:

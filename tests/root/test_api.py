@@ -15,8 +15,7 @@ import torch
 
 import mixednuts_dist as mn
 from mixednuts_dist.api import MixReport, MixResult
-from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.config.search_config import SearchConfig
+from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.errors import DatasetError, InvalidInputError
 from tests.helpers.runs import tiny_content
 
@@ -50,7 +49,7 @@ def test_the_mixture_and_its_report_are_those_of_the_run(mixed_in_one_call: tupl
     result, folder = mixed_in_one_call
     mixed, report = result.classifier, result.report
     assert isinstance(report, MixReport)
-    assert not list(folder.glob("*/report/*.svg"))  # figures are drawn when they are asked for
+    assert not list(folder.glob("*/report/*.svg"))  # figures are drawn on demand
     chosen = report.results.search.deployed()
     assert mixed.mixture.settings() == chosen.settings()
     images, labels = mn.open_dataset("digits").read(0, 24)
@@ -96,12 +95,6 @@ def test_what_cannot_be_mixed_is_refused_in_a_line() -> None:
             mn.mix(std, rob, *given, threat=THREAT)
 
 
-def test_the_defaults_are_those_of_a_configuration() -> None:
-    defaults = {name: value.default for name, value in inspect.signature(mn.mix).parameters.items()}
-    assert defaults["beta"] == SearchConfig().beta == 0.985
-    assert defaults["preset"] == RunConfig.model_fields["preset"].default == "standard"
-
-
 def test_the_classifier_pickles_without_the_report(mixed_in_one_call: tuple[MixResult, Path]) -> None:
     result, _ = mixed_in_one_call
     images, _ = mn.open_dataset("digits").read(0, 4)
@@ -120,7 +113,7 @@ def test_a_stored_run_of_modules_says_that_they_are_not_in_it(mixed_in_one_call:
 
 
 def test_run_takes_modules_and_images_in_place_of_uris(tmp_path: Path) -> None:
-    """The same rows as of a run whose URIs name them, under an id of their own."""
+    """The rows equal those of a run whose URIs name the modules; the run id differs."""
     std, rob = networks()
     content = tiny_content(tmp_path / "runs", compute={"executor": "debug", "batch_size": 8})
     named = parse_config(content)

@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of the code is true: its walk's functions exist in order, and its extensions run."""
+"""docs/architecture.md is true: the functions of its walk exist in order, and its extensions run."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def test_the_walk_has_at_most_eight_functions_and_each_is_there() -> None:
 def test_extensions_of_every_kind_run_from_the_attack_to_a_study(
     tmp_path: Path, ray_executor: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page's blocks as they stand there, in the workers and in the trials of the search."""
+    """Run the page's blocks unchanged, in the workers and in the trials of the search."""
     files = [tmp_path / f"mine_{i}.py" for i in range(len(SHOWN))]
     for file, text in zip(files, SHOWN, strict=True):
         file.write_text(text)

@@ -56,12 +56,6 @@ def test_a_bad_configuration_fails_before_anything_heavy_is_imported(
     assert shown.stdout.strip() == "[]"
 
 
-def test_a_missing_file_is_named() -> None:
-    shown = command("run", "nowhere.yaml")
-    assert shown.returncode == 1
-    assert "nowhere.yaml: no such configuration file" in shown.stderr
-
-
 @pytest.mark.soak
 def test_the_search_benchmark_compares_the_same_numbers() -> None:
     found = json.loads(command("benchmark", "search").stdout)

@@ -49,12 +49,6 @@ def test_the_head_runs_no_attack_and_workers_start_from_none(content: dict[str, 
     assert worker["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
 
 
-def test_what_is_to_edit_is_there_as_plain_values(content: dict[str, Any]) -> None:
-    assert re.fullmatch(r"[a-z]{2}-[a-z]+-\d", content["provider"]["region"])
-    assert sum("export STORAGE=s3://YOUR-BUCKET/runs" in command for command in content["setup_commands"]) == 1
-    assert not re.search(r"(?i)secret|access_key|password|token", PATH.read_text())
-
-
 def test_ray_and_its_jobs_find_the_environment_that_the_set_up_makes(content: dict[str, Any]) -> None:
     assert any("uv sync" in command for command in content["setup_commands"])
     for start in (content["head_start_ray_commands"], content["worker_start_ray_commands"]):
@@ -70,10 +64,6 @@ def test_the_head_may_start_workers(content: dict[str, Any]) -> None:
     assert install.startswith("PIP_BREAK_SYSTEM_PACKAGES=1 ") and "--break-system-packages" not in install
     assert any("--extra aws" in command for command in content["setup_commands"])
     assert 'aws = ["boto3' in (ROOT / "pyproject.toml").read_text()
-
-
-def test_an_image_of_this_folder_holds_neither_environment_nor_runs() -> None:
-    assert {".venv", ".git", "runs"} <= set((ROOT / ".dockerignore").read_text().split())
 
 
 @pytest.fixture

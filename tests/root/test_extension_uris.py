@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, load_classifier
 from mixednuts_dist.config.register import CLASSIFIERS, DATASETS, load_extensions
@@ -44,7 +43,7 @@ def load_means(uri):
 
 @pytest.fixture
 def scheme(tmp_path: Path) -> Iterator[str]:
-    """What this test's schemes end in; they are taken out of the registers afterwards."""
+    """Return the suffix of this test's schemes, and unregister them afterwards."""
     suffix = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:8]
     (tmp_path / "mine.py").write_text(MINE.replace("@:", f"{suffix}:").replace('@"', f'{suffix}"'))
     load_extensions([str(tmp_path / "mine.py")])
@@ -77,18 +76,3 @@ def test_mistakes_in_them_are_told_as_in_our_own(scheme: str) -> None:
         open_dataset(f"stripes{scheme}:0")
     with pytest.raises(BaseClassifierError, match="is not one of 3, 4"):
         check_classifier_uri(f"means{scheme}:5", "rob")
-
-
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (torch.full((2, 1, 3, 3), torch.nan), "NaN"),
-        (torch.full((2, 1, 3, 3), 1.5), r"\[1.5, 1.5\]"),
-        (torch.zeros(2, 3, 3), "float32 "),
-        (torch.zeros(2, 1, 3, 3, dtype=torch.float64), "float64"),
-        (torch.zeros(3, 1, 3, 3), "one label per image"),
-    ],
-)
-def test_what_a_data_set_reads_is_looked_at(images: torch.Tensor, message: str) -> None:
-    with pytest.raises(DatasetError, match=message):
-        check_images(images, torch.zeros(2, dtype=torch.int64), "mine:1")

@@ -1,4 +1,4 @@
-"""JSON lines: one object a record, with whatever the call gave."""
+"""JSON lines: one object per record, with the extras of the call."""
 
 import io
 import json
@@ -21,7 +21,7 @@ def test_a_record_becomes_one_object_with_its_extras_and_traceback() -> None:
     logger.addHandler(handler)
     logger.info("partition %d\nwritten", 7, extra={"run": "c10-3f2a1c9e", "partition": 7, "node": "gpu-3"})
     try:
-        raise ValueError("poison")
+        raise ValueError("bad image")
     except ValueError:
         logger.exception("failed", extra={"path": Path("x")})
     first, second = (json.loads(line) for line in stream.getvalue().splitlines())
@@ -30,7 +30,7 @@ def test_a_record_becomes_one_object_with_its_extras_and_traceback() -> None:
         "level": "INFO", "logger": "mixednuts_dist.test", "message": "partition 7\nwritten",
         "run": "c10-3f2a1c9e", "partition": 7, "node": "gpu-3",
     }  # fmt: skip
-    assert "ValueError: poison" in second["traceback"]
+    assert "ValueError: bad image" in second["traceback"]
     assert second["path"] == "x"
 
 

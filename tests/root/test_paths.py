@@ -1,4 +1,4 @@
-"""What a newcomer types first: the file of two checkpoints and the student's page."""
+"""The first steps of a newcomer: the file of two checkpoints and the student's page."""
 
 import re
 import subprocess

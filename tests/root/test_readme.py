@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ do what they say: every block is run by a test, or says why not."""
+"""The README and docs/ are true: a test runs every block, or the block gives the reason why none does."""
 
 import re
 import shlex
@@ -32,9 +32,9 @@ def test_the_first_screen_has_the_two_commands() -> None:
 @pytest.mark.alone
 @pytest.mark.timeout(420)
 def test_the_main_job_meets_its_bars(main_job: MainJob) -> None:
-    """At beta = .95: 3 points more accurate than rob when clean, and beta times rob's robust accuracy but 2 points.
+    """At beta = 0.95, clean accuracy rises by 3 points and robust accuracy is beta times that of `rob`, less 2 points.
 
-    Two images less are allowed: another processor may end in another choice.
+    Two images less are allowed, because another processor may choose other parameters.
     """
     results = main_job.results
     std, rob, mixed = (results["accuracy"][name] for name in ("std", "rob", "mixed"))
@@ -91,7 +91,7 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.timeout(420)
 @pytest.mark.usefixtures("object_store")
 def test_the_commands_of_the_pages_run(main_job: MainJob) -> None:
-    """Each as it stands there, on what the main job has left."""
+    """Run each command unchanged on the run of the demo."""
     commands = [line for block in run_here("sh") for line in block.text.splitlines()]
     assert len(commands) >= 7
     for command in commands:
@@ -99,7 +99,7 @@ def test_the_commands_of_the_pages_run(main_job: MainJob) -> None:
         if "jobs/configs/digits.yaml" in arguments:
             arguments += ["--set", f"storage={main_job.storage}"]
         if arguments[0] == "search":
-            arguments += ["--set", "search.rounds=0"]  # the main job has shown its rounds, which take minutes
+            arguments += ["--set", "search.rounds=0"]  # refinement rounds take minutes
         program = str(Path(sys.executable).with_name("mixednuts"))
         shown = subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
         assert shown.returncode == 0, f"{command}\n{shown.stderr}"

@@ -159,7 +159,7 @@ def module_name(path: Path) -> str:
 
 
 def names_imported(path: Path, module: str) -> set[str]:
-    """What `from module import ...` names in the file: some are modules themselves."""
+    """Return the names that `from module import ...` imports in the file; some are modules."""
     last = module.rpartition(".")[2]
     return {
         alias.name

@@ -1,4 +1,4 @@
-"""The examples end in their pictures, and the site builds without a warning."""
+"""The examples draw their figures, and the site builds without a warning."""
 
 import json
 import os

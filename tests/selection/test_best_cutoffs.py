@@ -1,4 +1,4 @@
-"""The best cutoff that keeps at least beta, and points sets, against a plain loop over every cutoff that differs."""
+"""The best margin threshold that keeps at least beta, against a plain loop over every distinct one."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_a_point_on_which_rob_is_wrong_loses_its_image_and_stays_in_the_denomina
     broken[torch.arange(3), cached.labels_B[kept[:3]]] = -9
     selection = exact(cached, AttackedPoints(broken, kept[:3]), clamp="linear")
     assert selection.n_attacked == len(kept)
-    assert bool(selection.infeasible[0].all())  # beta = 1 cannot be had
+    assert bool(selection.infeasible[0].all())  # beta = 1 is infeasible
     assert int(selection.kept[2].max()) <= len(kept) - 3
 
 

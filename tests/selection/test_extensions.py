@@ -1,4 +1,4 @@
-"""A clamp and a criterion from a user's file work in the whole search; a clamp that breaks the rules is refused."""
+"""A clamp and a criterion from a user's file work in the whole search; a clamp that breaks the rules raises."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 N_IMAGES, N_CLASSES, N_VALUES, N_BIASES = 750, 1000, 64, 2
-BYTES_A_RESULT = 8 + 8 + 8 + 1 + 1  # log cutoff, count, objective, infeasible, undeployable
+BYTES_A_RESULT = 8 + 8 + 8 + 1 + 1  # log threshold, count, objective, infeasible, undeployable
 SEARCH = f"""
 import resource
 import torch

@@ -22,7 +22,7 @@ def rows(n: int, n_classes: int, seed: int) -> Tensor:
 
 
 def cached(n: int = 200, n_classes: int = 10) -> CachedLogits:
-    """Rob is right on most images, a little less under attack; std on most of the others."""
+    """`rob` is right on most images, a little less under attack; `std` on most of the others."""
     labels = torch.arange(n) % n_classes
     clean, attacked = rows(n, n_classes, 1), rows(n, n_classes, 2)
     clean[torch.arange(n), labels] += 4

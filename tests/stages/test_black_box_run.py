@@ -1,4 +1,4 @@
-"""A run whose std only answers: the same parameters as with its gradients, and words for what was not measured."""
+"""A run with a black-box `std` has the parameters of a run with its gradients, and notes what it did not measure."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +27,10 @@ def results(
     local_executor: Any,
     no_pictures: None,  # noqa: ARG001
 ) -> dict[str, dict[str, Any]]:
-    """The same small run with std as a module and as a function that answers with classes."""
+    """The same small run with `std` as a module and as a function that returns classes."""
     (tmp_path / "answers.py").write_text(ANSWERING_STD)
     stds = {"module": "demo:std", "black box": f"callable:{tmp_path / 'answers.py'}:classes#classes=10"}
-    # The paper's search: a round follows std's gradient, and a black box has none, so that it finds other points.
+    # The paper's search: a round follows the gradient of `std`, and a black box has none.
     search = {**tiny_content(tmp_path)["search"], "rounds": 0}
     return {
         name: pipeline.run(tiny(name=name.replace(" ", "-"), std=uri, search=search), executor=local_executor).to_json()

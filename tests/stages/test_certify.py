@@ -31,7 +31,6 @@ from mixednuts_dist.stages.certify import Certify
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.stage import stage_of
 from tests.helpers.certified_runs import SMOOTHING, content
-from tests.helpers.runs import rows_in
 
 
 def certified(folder: Path, **changes: Any) -> tuple[Certify, Any]:
@@ -84,25 +83,6 @@ def test_a_run_reports_what_is_certified(tmp_path: Path) -> None:
         assert said in page
 
 
-def test_a_lost_partition_comes_back_with_the_same_rows(tmp_path: Path) -> None:
-    certified(tmp_path)
-    (folder,) = tmp_path.glob("*/runs/certified-*")
-    lost = rows_in(folder, "certify") / "part-00001.parquet"
-    before = pq.read_table(lost)
-    lost.unlink()
-    certified(tmp_path)
-    assert pq.read_table(lost).equals(before)
-
-
-def test_rows_do_not_depend_on_the_partitions(tmp_path: Path) -> None:
-    stage, opened = certified(tmp_path / "a")
-    other, reopened = certified(tmp_path / "b", partition_size=7)
-    ours, theirs = stage.answers(opened), other.answers(reopened)
-    assert isinstance(ours, SmoothedAnswers) and isinstance(theirs, SmoothedAnswers)
-    assert torch.equal(ours.counts_NK, theirs.counts_NK)
-    assert torch.equal(ours.n_drawn_N, theirs.n_drawn_N)
-
-
 def test_any_alpha_and_radius_is_answered_later(tmp_path: Path) -> None:
     stage, opened = certified(tmp_path)
     answers = stage.answers(opened)
@@ -134,7 +114,7 @@ class Averaged(nn.Module):
 
 
 def test_the_whole_autoattack_contradicts_no_certificate_of_smoothing(tmp_path: Path) -> None:
-    """In L2 at the certified radius, against an average over draws mixed with std; then judged by 2,000 other draws."""
+    """Attack an average over draws in L2 at the certified radius, then count 2,000 other draws."""
     stage, opened = certified(tmp_path, rob="demo:noisy")
     answers, radius = stage.answers(opened), 0.25
     assert isinstance(answers, SmoothedAnswers)
@@ -155,7 +135,7 @@ def test_the_whole_autoattack_contradicts_no_certificate_of_smoothing(tmp_path: 
     shares = votes.counts_BK.double() / votes.n_drawn_B[:, None]
     own = shares.gather(1, y[:, None]).squeeze(1)
     others = shares.scatter(1, y[:, None], -1).amax(dim=1)
-    assert bool((0.8 * own > 0.2 + 0.8 * others).all())  # whatever std answers there
+    assert bool((0.8 * own > 0.2 + 0.8 * others).all())  # for any vote of `std`
 
 
 @pytest.mark.parametrize(
@@ -174,7 +154,7 @@ def test_bad_keys_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -
 
 
 def test_estimate_knows_the_stage(tmp_path: Path) -> None:
-    """Its passes are those of the costliest image, of rob alone and forward, and it is in the command's numbers."""
+    """It counts forward passes of `rob` for the costliest image."""
     found = estimate_json(estimate.run(parse_config(content(tmp_path)), executor=DebugExecutor()))
     (row,) = (row for row in found["stages"] if row["stage"] == "certify")
     assert (row["forward_passes"], row["backward_passes"], row["images_left"]) == (420, 0, 24)
@@ -250,7 +230,7 @@ def test_a_killed_certification_goes_on_to_the_same_rows(tmp_path: Path) -> None
 
 
 def test_a_run_deploys_the_choice_of_its_certificates(tmp_path: Path) -> None:
-    """Certified before it is searched, and the mixture that comes out is the best of those that keep enough."""
+    """The stage runs before the search, which chooses the best parameters that keep enough certificates."""
     found = {**content(tmp_path)["search"], "rounds": 8, "criterion": "certified", "beta": 0.9}
     config = parse_config(content(tmp_path, certify={**SMOOTHING, "radius": 0.25}, search=found))
     results = pipeline.run(config, executor=DebugExecutor(), drawn=False)

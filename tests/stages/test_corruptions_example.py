@@ -58,7 +58,7 @@ def test_the_example_equals_plain_forward_passes(
     assert results.to_json()["stages"]["mixed, corrupted"]["robust"]["correct"] == int(every.sum())
     (table,) = (table for title, table in results.tables.items() if title == "common corruptions")
     assert [row[0] for row in table.rows] == ["std", "rob", "mixed"]
-    assert table.rows[0][-1] in (100.0, None)  # std relative to itself; None if std makes no mistake
+    assert table.rows[0][-1] in (100.0, None)  # relative to itself; None without a mistake
 
 
 def test_the_example_rejects_files_in_another_format(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Classifiers that round their pixels: a run refuses rob, reports std, and attacks through `straight_through`."""
+"""Classifiers that round pixels: a run rejects such a `rob`, reports such a `std`, and takes `straight_through`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The individual stage: what each attack alone leaves, beside pyautoattack's own, resumed and reported."""
+"""The individual stage: the robust images of each single attack, compared with pyautoattack's."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,6 @@ from pyautoattack import AutoAttack
 from mixednuts_dist import load_classifier, open_dataset, pipeline
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.stages.stage import stage_of
 from tests.helpers.runs import rows_in
 
 EPS, N, ATTACKS = 0.12, 40, ["apgd-ce", "apgd-dlr", "fab", "square"]
@@ -21,7 +20,7 @@ SEED = 4
 
 
 def content(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Rob alone on a few digits."""
+    """One classifier on a few digits."""
     return {
         "name": "alone", "data": {"uri": "digits", "n": N}, "rob": "demo:rob", "seed": SEED,
         "threat": {"norm": "Linf", "eps": EPS},
@@ -60,14 +59,3 @@ def test_each_attack_alone_leaves_what_the_package_says(tmp_path: Path) -> None:
     assert next((folder / "report").glob("individual.csv")).read_text().count("\n") == len(ATTACKS) + 2
     assert "all of them" in (folder / "report" / "index.html").read_text()
     assert "individual attacks" in json.dumps(results.to_json())
-
-
-def test_a_lost_partition_comes_back_with_the_same_rows(tmp_path: Path) -> None:
-    config = parse_config(content(tmp_path, evaluate={"attacks": ["apgd-ce"], "n_iter": 5}, individual={}))
-    stage_of(config, "individual").run(config, executor=DebugExecutor())
-    (folder,) = tmp_path.glob("*/runs/alone-*")
-    lost = rows_in(folder, "individual") / "part-00001.parquet"
-    before = pq.read_table(lost)
-    lost.unlink()
-    stage_of(config, "individual").run(config, executor=DebugExecutor())
-    assert pq.read_table(lost).equals(before)

@@ -1,4 +1,4 @@
-"""Odd pairs: std that is rob, constant logits, one class, dropout left on; 1,000 classes, equal images."""
+"""Odd pairs: the same classifier twice, constant logits, one class, active dropout, 1,000 classes, equal images."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_a_std_that_is_rob_or_is_constant_keeps_every_image_of_rob_s(
 def test_1000_classes_and_equal_images(
     tiny: Callable[..., RunConfig], odd: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """Two images four times each, of the classes that rob gives them."""
+    """Two images four times each, labeled with the classes that `rob` predicts."""
     images = open_dataset("digits").read(0, 2)[0].repeat(4, 1, 1, 1)
     std, rob = (load_classifier(odd(name), "rob")(images).argmax(dim=1) for name in ("wide_std", "wide_rob"))
     np.savez(tmp_path / "equal.npz", images=images.numpy(), labels=rob.numpy())

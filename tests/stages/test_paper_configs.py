@@ -113,7 +113,7 @@ def test_the_classes_answer_one_image_with_random_weights(name: str, role: str) 
 
 @pytest.fixture
 def small_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RobustBench's builder of the mixture with smaller members of the same families in the large ones' places."""
+    """RobustBench's builder of the mixed classifier with smaller networks of the same families."""
     composite = import_robustbench(f"{ZOO}.comp_model")
     wide: Any = import_robustbench(f"{ZOO}.dm_wide_resnet").DMWideResNet
     zoo, swish = composite.bit_rn_v2.KNOWN_MODELS, nn.SiLU

@@ -1,4 +1,4 @@
-"""Points that rounds of the search store: exactly, in fewer bytes, and passed only where there are any."""
+"""Refinement rounds store adversarial examples exactly and in fewer bytes."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +50,7 @@ def test_what_is_stored_is_the_very_point_in_fewer_bytes(norm: str, eps: float, 
 
 
 class Worker:
-    """Of one piece, whose stored columns it is given; counts what the model passes."""
+    """A worker of one partition with given columns that counts the model's images."""
 
     def __init__(self, x: Tensor, y: Tensor, columns: dict[str, Tensor]) -> None:
         self._images, self._columns, self.n_passed = (x, y), columns, 0

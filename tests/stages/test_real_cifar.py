@@ -1,4 +1,4 @@
-"""CIFAR-10 with classifiers that nobody here made, where they are at hand."""
+"""CIFAR-10 with published classifiers, if they are installed."""
 
 from collections.abc import Callable
 from typing import Any

@@ -37,7 +37,7 @@ WIDE = {
 
 
 class Computed:
-    """Remembers in which stages pieces were computed."""
+    """Records the stages of computed partitions."""
 
     def __init__(self) -> None:
         self.stages: list[str] = []
@@ -84,7 +84,7 @@ def test_the_last_choice_keeps_its_share_under_the_attack_of_the_rounds(
 
 @pytest.fixture
 def no_new_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds that find nothing: what they measure is what std answers at the attack stage's points."""
+    """Rounds without an attack: they only measure `std` at the attack stage's points."""
     monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ())
 
 
@@ -92,7 +92,7 @@ def no_new_points(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_choice_that_comes_back_as_it_was_is_not_attacked_again(
     deployed: float, searched: tuple[RunConfig, SearchResult], local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a large beta asks for more images than rob itself keeps at all points."""
+    """A large beta may ask for more images than `rob` keeps."""
 
     def wanted(beta: float, n_robust: int) -> int:
         return n_robust + 1 if beta == 0.99 else wanted_images(beta, n_robust)
@@ -106,7 +106,7 @@ def test_a_choice_that_comes_back_as_it_was_is_not_attacked_again(
 def test_an_evaluation_after_which_the_same_mixture_is_chosen_is_not_repeated(
     tmp_path: Path, local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten images, of which the evaluation is said to keep none: its points change no choice."""
+    """The evaluation is made to report that it keeps none of ten images."""
     config = parse_config(tiny_content(tmp_path, search={**WIDE, "rounds": 1}))
     monkeypatch.setattr(search, "kept_by_evaluation", lambda *_: (0, 10))
     watcher = Computed()
@@ -217,36 +217,10 @@ def test_a_choice_is_predicted_by_the_rule_that_the_search_counts_by(at: tuple[f
 
 
 def targeted(config: RunConfig, **target: Any) -> RunConfig:
-    """The same run, one round, with another target; its attack is taken over."""
+    """The same run with one round and another target; it reuses the attack."""
     content = config.model_dump(mode="json")
     del content["search"]["beta"]
     return parse_config({**content, "search": {**content["search"], "rounds": 1, **target}})
-
-
-def test_keep_is_another_word_for_beta(searched: tuple[RunConfig, SearchResult]) -> None:
-    kept, plain = targeted(searched[0], keep=0.9), targeted(searched[0], beta=0.9)
-    assert kept.search.beta == 0.9
-    assert kept.run_id() == plain.run_id()
-
-
-def test_the_papers_criterion_says_that_it_has_no_rounds(
-    searched: tuple[RunConfig, SearchResult], local_executor: Any
-) -> None:
-    found = search.run(targeted(searched[0], beta=0.9, criterion="paper"), executor=local_executor)
-    assert found.rounds == ()
-    assert any("search.rounds" in note for note in found.notes)
-
-
-def test_rounds_0_is_the_papers_search(searched: tuple[RunConfig, SearchResult], local_executor: Any) -> None:
-    config, result = searched
-    content = config.model_dump(mode="json")
-    content["search"]["rounds"] = 0
-    plain = parse_config(content)
-    watcher = Computed()
-    found = search.run(plain, executor=local_executor, progress=watcher)
-    assert watcher.stages == []
-    assert found.rounds == ()
-    assert found.deployed().clean_correct >= result.deployed().clean_correct
 
 
 def evaluated_to_the_end(config: RunConfig, executor: Any, progress: Computed) -> None:

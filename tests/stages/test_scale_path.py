@@ -76,7 +76,7 @@ def test_real_pictures_go_through_a_bucket_with_two_workers(
     assert told.strip() == f"data: {{uri: parquet:{prepared}}}"
     originals, _ = open_dataset(source).read(0, N_CLASSES)
     images, labels = open_dataset(f"parquet:{prepared}").read(0, N_CLASSES)
-    assert torch.equal(images, originals[labels])  # one picture a class, so that its label is its place
+    assert torch.equal(images, originals[labels])  # one picture per class, so the label is the position
     for picture in tree.glob("*/*"):
         picture.unlink()  # no worker may need the original tree
     config = {

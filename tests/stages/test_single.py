@@ -1,4 +1,4 @@
-"""One classifier and no std: AutoAttack over partitions, resumable, with a report of its own; black-box margins."""
+"""One classifier alone: AutoAttack over partitions, resumable, with its own report; black-box margins."""
 
 import json
 import re
@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
-from click.testing import CliRunner
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.factories import demo_rob
-from mixednuts_dist.cli import main
 from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.config.threat import ThreatModel
@@ -114,34 +111,6 @@ def test_a_fast_run_is_never_called_autoattack_and_says_what_it_misses(tmp_path:
             assert not [word for word in ("autoattack", "fab", "square", "quer") if word in said], path.name
 
 
-def test_survivors_keep_an_attacked_image(finished) -> None:
-    _, folder, _, _ = finished
-    x, _ = open_dataset("digits").read(0, 24)
-    for sample_id, (robust, x_adv) in rows(folder, "evaluate", ["robust", "x_adv"]).items():
-        moved = (torch.tensor(x_adv) - x[sample_id].flatten()).abs().max()
-        assert float(moved) <= 0.15 + 1e-6
-        assert not robust or float(moved) > 0
-
-
-def test_a_lost_partition_alone_is_computed_again(finished, local_executor: Any) -> None:
-    config, folder, results, _ = finished
-    before = rows(folder, "evaluate", ["robust", "x_adv"])
-    (rows_in(folder, "evaluate") / "part-00001.parquet").unlink()
-    watcher = Watcher()
-    again = pipeline.run(config, executor=local_executor, progress=watcher)
-    assert watcher.computed == [("evaluate", 1)]
-    assert rows(folder, "evaluate", ["robust", "x_adv"]) == before
-    assert again.to_json()["accuracy"] == results.to_json()["accuracy"]
-
-
-def test_the_status_names_the_classifier(finished) -> None:
-    status = run_status(finished[0])
-    assert status.searched is None  # without std nothing is searched, so "not done" would be wrong
-    stages = {stage.stage: stage for stage in status.stages}
-    assert stages["evaluate"].subject == "rob"
-    assert (stages["evaluate"].done, stages["evaluate"].total) == (3, 3)
-
-
 def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finished, local_executor: Any) -> None:
     config, folder, results, _ = finished
     asked = load_config(
@@ -180,15 +149,6 @@ def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, loca
     assert len(rows(folder, "attack", ["margin", "rob_attacked"])) == 24
     with pytest.raises(ConfigError, match=r"digits-autoattack: `std` is missing"):
         search.run(config, executor=NoRay())
-
-
-def test_the_command_prints_the_table(finished) -> None:
-    config = finished[0]
-    options = [part for setting in (*SMALL, f"storage={config.storage}") for part in ("--set", setting)]
-    shown = CliRunner().invoke(main, ["report", str(EXAMPLE), *options])
-    assert shown.exit_code == 0, shown.output
-    assert "square" in shown.stdout
-    assert "std" not in shown.stdout
 
 
 NO_GRADIENT = """

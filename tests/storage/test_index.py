@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mixednuts_dist.errors import FingerprintMismatch
 from mixednuts_dist.storage import index
 from mixednuts_dist.storage.index import IndexWriter, finished_files, repair, set_damaged_aside, verify, with_checksum
 from mixednuts_dist.storage.partitions import Partition, split_images
@@ -118,24 +117,12 @@ def test_two_drivers_at_a_time_lose_no_entry(store: Store) -> None:
     assert entries(store) == list(range(len(PARTS) + 2))
 
 
-def test_a_session_without_news_writes_nothing(store: Store) -> None:
-    before = store.all_files()
-    IndexWriter(store, "attack", "f0", finished_files(store, "attack", PARTS, "f0")).flush()
-    assert store.all_files() == before
-
-
 def test_a_file_that_another_driver_replaced_is_not_damaged(store: Store) -> None:
     """The second file has the same size and other seconds, and the index still has the entry of the first one."""
     before = store.read(PATH)
     write(store, PARTS[0], finished=2.0)
     assert store.read(PATH) == before
     assert verify(store)[0] == []
-
-
-def test_rows_of_another_run_are_refused(store: Store) -> None:
-    store.write(f"attack/f1/{PARTS[0].file_name}", store.read(f"attack/f0/{PARTS[0].file_name}"))
-    with pytest.raises(FingerprintMismatch, match="has the content hash f0, this run has f1"):
-        finished_files(store, "attack", PARTS, "f1")
 
 
 def test_verify_reads_every_byte_and_repair_sets_aside(store: Store) -> None:

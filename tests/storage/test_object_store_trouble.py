@@ -1,4 +1,4 @@
-"""What an S3 server does to a run: tokens that expire, clocks, slow answers, a crowd of other objects."""
+"""A run against an S3 server with expiring tokens, wrong clocks, slow answers and many other objects."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from tests.helpers.object_store import ObjectStore
 
 @pytest.fixture
 def proxy(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[RefusingProxy]:
-    """In front of the server; fsspec's connections are made anew before and after."""
+    """In front of the server; fsspec reconnects before and after."""
     made = RefusingProxy(object_store.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
     s3fs.S3FileSystem.clear_instance_cache()
@@ -83,7 +83,7 @@ def test_a_token_that_its_profile_renews_is_renewed_before_it_expires(
 def test_a_token_whose_file_is_written_anew_is_read_again_in_mid_run(
     object_store: ObjectStore, proxy: RefusingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
 ) -> None:
-    """As tools outside do that renew what stands in `~/.aws/credentials`; botocore itself reads that file once."""
+    """External tools renew `~/.aws/credentials`, which botocore reads only once."""
 
     def give(key: str) -> None:
         file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {object_store.secret}\n")
@@ -113,7 +113,7 @@ def test_a_token_whose_file_is_written_anew_is_read_again_in_mid_run(
 def test_a_run_on_a_slow_server_sends_few_requests_and_ends_in_the_same_rows(
     object_store: ObjectStore, proxy: RefusingProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig]
 ) -> None:
-    """A piece takes nine requests, which other workers' overlap; everything else is a fixed number."""
+    """A partition takes nine requests; everything else is a fixed number."""
     here = pipeline.run(tiny(), executor=local_executor).to_json()
     sent = {}
     for size in (8, 3):  # 3 partitions, then 8
@@ -122,7 +122,7 @@ def test_a_run_on_a_slow_server_sends_few_requests_and_ends_in_the_same_rows(
         there = pipeline.run(config.with_changes(storage=object_store.uri("slow")), executor=local_executor).to_json()
         proxy.delay, sent[size] = 0.0, proxy.n_requests - before
         assert there["accuracy"] == here["accuracy"]
-    assert sent[8] < 165  # of which a caller waits for 120, where nothing else keeps the machine busy
+    assert sent[8] < 165
     assert sent[3] - sent[8] <= 9 * (8 - 3)
 
 
@@ -132,7 +132,7 @@ def test_objects_beside_a_run_cost_it_no_listing(
     object_store: ObjectStore, proxy: RefusingProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """More than a listing's thousand, under the very prefix: neither `run` nor `status` sends one request more."""
+    """With more than a listing's thousand objects under the prefix, `run` and `status` send no more requests."""
     root = Store(object_store.uri("crowd"))
     config = tiny().with_changes(storage=root.uri)
     file = tmp_path / "crowd.yaml"

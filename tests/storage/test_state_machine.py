@@ -1,6 +1,6 @@
-"""Drivers that begin, die, meet and go on in any order, and files damaged in between, as Hypothesis draws them.
+"""Hypothesis starts, kills, overlaps and resumes drivers in any order and damages files in between.
 
-After each step: a finished piece is there once and whole, and nothing that was valid has been renamed.
+After each step, every finished partition exists once and whole, and no valid file was renamed.
 """
 
 import shutil
@@ -152,7 +152,7 @@ class Run(RuleBasedStateMachine):
     def _is_read(self, part: Partition) -> bool:
         try:
             read_columns(self.store, STAGE, [part], FINGERPRINT, list(columns(part)))
-        except DamagedFile:  # what `run` sets aside and computes again
+        except DamagedFile:  # `run` quarantines and recomputes it
             return False
         except FingerprintMismatch:  # a page's header is flipped and the index lost: named, and left to the user
             return False

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mixednuts_dist.errors import MissingArtifact, ReadOnlyStorage, StoreError
-from mixednuts_dist.storage.outages import patiently
+from mixednuts_dist.errors import StoreError
 from mixednuts_dist.storage.store import Store, concurrently
 
 
@@ -72,13 +71,12 @@ def test_sweep_removes_the_drafts_of_dead_writers_only(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.ESTALE, errno.EIO])
-def test_a_shared_folder_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_shared_folder_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, fsync, failures = Store(str(tmp_path)), os.fsync, iter(range(2))
 
     def flaky(descriptor: int) -> None:
         if next(failures, None) is not None:
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         fsync(descriptor)
 
     monkeypatch.setattr("mixednuts_dist.storage.store.os.fsync", flaky)
@@ -130,14 +128,6 @@ def test_what_is_set_aside_keeps_its_bytes_under_a_name_of_its_own(tmp_path: Pat
     assert store.read("file") == b"whole"
 
 
-def test_a_bug_is_not_called_an_error_of_the_storage() -> None:
-    def bug() -> None:
-        raise TypeError("an argument too many")
-
-    with pytest.raises(TypeError, match="an argument too many"):
-        patiently(bug, "s3://bucket/a", 0)
-
-
 def test_sizes_come_with_one_listing(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.write("a/one", b"1")
@@ -154,23 +144,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Store(str(tmp_path / "file" / "run")).write("a", b"")
 
 
-def test_folders_that_are_not_there_are_empty(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    assert store.names("nothing") == []
-    store.delete("nothing/here")
-    with pytest.raises(MissingArtifact, match="nothing/here does not exist"):
-        store.read("nothing/here")
-
-
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../outside", ""])
 def test_no_path_leads_out_of_the_root(tmp_path: Path, path: str) -> None:
     with pytest.raises(StoreError, match="leads out of the storage root"):
         Store(str(tmp_path)).read(path)
-
-
-def test_an_unknown_protocol_is_named() -> None:
-    with pytest.raises(StoreError, match="nope://bucket"):
-        Store("nope://bucket")
 
 
 def test_a_relative_folder_is_pinned_to_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,9 +164,3 @@ def test_whether_a_storage_takes_files_is_tried_and_nothing_of_it_is_left(tmp_pa
     Store("memory://writable/run-1").require_writable()
     assert not list(tmp_path.iterdir())
     assert not Store("memory://writable").all_files()
-
-
-def test_a_file_in_a_folders_place_takes_none(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("notes")
-    with pytest.raises(ReadOnlyStorage, match=r"runs/run-1: the storage refused .*Not a directory"):
-        Store(str(tmp_path / "runs" / "run-1")).require_writable()

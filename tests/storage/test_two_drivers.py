@@ -32,7 +32,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def drive(uri: str, seed: int) -> list[str]:
-    """What a stage does with its partitions, with delays in between; returns what it has set aside."""
+    """Write a stage's partitions with delays in between; return the quarantined files."""
     draw, store = random.Random(seed), Store(uri)
 
     def pause() -> None:
@@ -54,7 +54,7 @@ def drive(uri: str, seed: int) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_one_has_written_whole_is_never_renamed_by_the_other(uri: str, seed: int) -> None:
-    """One partition is damaged from the start: only its first bytes are set aside, by one of the drivers."""
+    """One partition is damaged from the start; one driver quarantines it."""
     damaged, store = f"attack/f0/{PARTS[1].file_name}", Store(uri)
     store.write(damaged, content_of(PARTS[1])[:-9])
     with ThreadPoolExecutor(2) as threads:

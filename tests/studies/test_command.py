@@ -1,4 +1,4 @@
-"""The command: what it lists, what it leaves, and the paper's numbers beside ours or apart."""
+"""`mixednuts study`: its names, its files, and the paper's numbers next to ours."""
 
 import csv
 import io

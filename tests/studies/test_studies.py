@@ -130,7 +130,7 @@ def test_three_forms_of_rob(bench: Bench, rows: Rows) -> None:
     chosen = bench.search.deployed()
     mapped = plain.transformed(rows.clean, chosen.scale, chosen.power, chosen.bias)
     assert correct(table.row("h-M")["clean"]) == int((mapped.argmax(axis=1) == rows.labels).sum())
-    # The raw form's attack, judged again on its own images by the classifier itself.
+    # The raw form's attack, evaluated again on its own images by the classifier itself.
     records = bench.attacked("MMAA on h", IdentityTransform())
     assert correct(table.row("h")["attacked"]) == int((records.rob_attacked_NK.argmax(1) == records.labels_N).sum())
     assert not torch.equal(records.rob_attacked_NK, bench.rows.rob_attacked_NK)

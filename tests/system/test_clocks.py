@@ -33,7 +33,7 @@ botocore.compat.get_current_datetime = lambda *a, **k: now(*a, **k) + datetime.t
 
 @pytest.fixture
 def driver(tmp_path: Path, object_store: ObjectStore) -> Callable[[Path, float], Driver]:
-    """Of a configuration, in a process whose clock is so many seconds off."""
+    """Start a driver of a configuration in a process whose clock is wrong by some seconds."""
     (tmp_path / "clock").mkdir()
     (tmp_path / "clock" / "sitecustomize.py").write_text(ANOTHER_CLOCK)
 

@@ -1,4 +1,4 @@
-"""Ray's own fault tolerance under a run: leaks, random signals, a killed GCS and a killed head. Run by hand."""
+"""Ray's own fault tolerance under a run: leaks, random signals, a killed GCS and a killed head. Run with `-m soak`."""
 
 import random
 import signal
@@ -51,7 +51,7 @@ class Leaks(torch.nn.Module):
 def test_a_classifier_that_leaks_until_ray_s_memory_monitor_ends_its_worker(
     cluster: Head, tmp_path: Path, local_executor: Any, object_store: ObjectStore
 ) -> None:
-    """Each worker computes some pieces before it is ended, and the next one goes on."""
+    """Each worker computes some partitions before it is killed, and the next one continues."""
     (tmp_path / "leaks.py").write_text(LEAKS)
     leaking = undisturbed_run(tmp_path, local_executor, rob=f"py:{tmp_path / 'leaks.py'}:Leaks")
     # The driver, the node and a worker that does not leak take about 2.5 GiB.
@@ -84,7 +84,7 @@ def test_twelve_signals_at_random_moments(
         return drivers[-1]
 
     def victim(driver: Driver, wanted: int, of_the_driver: bool) -> psutil.Process:
-        """Once so many pieces are written, the driver has begun, and there are workers."""
+        """Wait for `wanted` partitions, a running driver and workers; then choose a process."""
         found = list[psutil.Process]()
 
         def ready() -> bool:
@@ -140,7 +140,7 @@ def require_given_up(driver: Driver) -> None:
 def test_a_killed_gcs_without_fault_tolerance(
     object_store_server: ObjectStore, undisturbed: Undisturbed, tmp_path: Path, object_store: ObjectStore
 ) -> None:
-    """The head ends at once and its node when its patience does; on new ones the same command goes on."""
+    """The head ends at once and its node when its patience does; the same command resumes on new ones."""
     environment = {**object_store_server.environment, RECONNECTS: "15"}
     with local_head("--num-cpus=0", *LEAN, environment=environment) as head:
         storage, node = object_store.uri("gcs"), head.join()

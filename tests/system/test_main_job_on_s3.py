@@ -1,4 +1,4 @@
-"""What the README's main job leaves in a real object store."""
+"""The files of the README's demo in a real object store."""
 
 import pytest
 

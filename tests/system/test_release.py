@@ -23,7 +23,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.soak)])
 def test_what_is_built_installs_and_runs(kind: str, tmp_path: Path) -> None:
-    """The dependencies are those of this environment, which the new one finds behind its own: torch alone is 5 GB."""
+    """The new environment uses the dependencies of this one, because torch alone is 5 GB."""
     run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", tmp_path / "dist", cwd=ROOT)
     (built,) = (tmp_path / "dist").iterdir()
     assert mixednuts_dist.__version__ in built.name
@@ -44,7 +44,7 @@ def test_what_is_built_installs_and_runs(kind: str, tmp_path: Path) -> None:
 
 
 def test_no_message_advises_a_package_that_no_index_has() -> None:
-    """The package is installed from its repository: what an error names must be somebody's published package."""
+    """The package is installed from its repository, so an error may only name published packages."""
     advised = {
         name
         for path in (ROOT / "mixednuts_dist").rglob("*.py")

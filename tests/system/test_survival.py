@@ -61,7 +61,7 @@ def restart_the_gcs(cluster: Head, driver: Driver) -> None:
 def test_a_run_survives_every_fault(
     cluster: Head, undisturbed: Undisturbed, tmp_path: Path, object_store: ObjectStore
 ) -> None:
-    """One attack loses a worker, a node, the storage for some seconds and the GCS, and ends in the same rows."""
+    """One attack loses a worker, a node, the storage for some seconds and the GCS, and has the same rows."""
     storage = object_store.uri("faults")
     driver = driver_on(cluster, undisturbed.config, storage, tmp_path / "log")
 
