@@ -90,7 +90,7 @@ def test_what_cannot_be_folded_stays_as_it_is() -> None:
     assert folded(dense, x) is dense, "nothing to gain"
 
 
-def test_convolutions_without_batch_normalization_are_copied_in_channels_last_on_a_cpu() -> None:
+def test_folded_copies_convolutions_in_channels_last() -> None:
     network, x = small_net(10, SHAPE), images(6, SHAPE)
     copied = folded(network, x)
     assert torch.allclose(copied(x), network(x), atol=1e-5)
@@ -191,7 +191,7 @@ def test_a_network_that_bfloat16_breaks_stays_in_float32(caplog) -> None:
     assert "Fine does not work in bfloat16" in caplog.text
 
 
-def test_a_network_whose_gradients_bfloat16_breaks_stays_in_float32(caplog) -> None:
+def test_network_with_bad_bfloat16_gradients_stays_in_float32(caplog) -> None:
     """Its logits agree, and an attack along such gradients would go nowhere."""
 
     class Rough(nn.Module):
@@ -254,7 +254,7 @@ def layer_seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[torch.dtype,
     arithmetic_module._has_bfloat16_units.cache_clear()
 
 
-def test_on_a_cpu_without_bfloat16_units_auto_takes_float32_without_timing_a_pass(
+def test_auto_takes_float32_without_bfloat16_units(
     layer_seconds: dict[torch.dtype, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, x, timed = small_net(10, SHAPE), images(8, SHAPE), []
@@ -358,7 +358,7 @@ def test_compiled_copies_find_the_same() -> None:
     assert abs(float(compiled.margin.mean() - plain.margin.mean())) < 1e-3
 
 
-def test_a_precision_that_was_decided_for_a_freed_network_is_not_used_for_another_one() -> None:
+def test_decided_precision_ends_with_its_network() -> None:
     """A freed network's address is given to the next one."""
     arithmetic = Arithmetic("fp32")
     for _ in range(20):

@@ -34,7 +34,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("role", ["std", "rob"])
 @pytest.mark.parametrize("rows", [7, 32])
-def test_an_image_has_the_same_bits_at_any_position_and_in_any_company(role: str, rows: int) -> None:
+def test_image_bits_ignore_position_and_batch(role: str, rows: int) -> None:
     probe = AttackedModel.of(load_classifier(f"demo:{role}", role)).fast.probe
     x = load_digits_split("test")[0][: 2 * rows]
     logits, grads = probe(x[:rows])
@@ -72,7 +72,7 @@ class DiffersBelow(nn.Module):
 @pytest.mark.parametrize(
     ("differs_below", "n", "passed"), [(0, 1, 4), (0, 9, 12), (16, 3, 16), (16, 40, 40), (48, 41, 48), (61, 50, 64)]
 )
-def test_a_smaller_shape_is_used_only_where_it_gives_the_same_bits(differs_below: int, n: int, passed: int) -> None:
+def test_smaller_shape_needs_the_same_bits(differs_below: int, n: int, passed: int) -> None:
     model, x = DiffersBelow(differs_below), images(64, (1, 4, 4))
     passes = Passes(BatchShape(64), lambda images: (model(images),))
     for _ in range(30):
@@ -83,7 +83,7 @@ def test_a_smaller_shape_is_used_only_where_it_gives_the_same_bits(differs_below
 
 
 @pytest.mark.parametrize("row", [0, 20, 39])
-def test_one_row_of_a_smaller_shape_that_rounds_differently_forbids_it(row: int) -> None:
+def test_smaller_shape_needs_equal_bits_in_every_row(row: int) -> None:
     net, x, sizes = small_net(3, (1, 4, 4)), images(64, (1, 4, 4)), []
 
     def model(images: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def test_a_fixed_shape_tries_no_other() -> None:
     assert model.sizes == [64]
 
 
-def test_after_memory_has_ended_the_rest_goes_on_with_half_of_the_rows(caplog: pytest.LogCaptureFixture) -> None:
+def test_out_of_memory_halves_the_rows(caplog: pytest.LogCaptureFixture) -> None:
     net, x, sizes = small_net(3, (1, 4, 4)), images(40, (1, 4, 4)), []
 
     def short(images: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def test_the_largest_shape_fits_and_twice_of_it_does_not(room: int) -> None:
         torch.OutOfMemoryError("CUDA out of memory"),
     ],
 )
-def test_every_failed_allocation_halves_the_rows_and_other_errors_do_not(error: RuntimeError) -> None:
+def test_failed_allocations_halve_the_rows(error: RuntimeError) -> None:
     def short(x: Tensor) -> Tensor:
         if len(x) > 10:
             raise error
@@ -160,7 +160,7 @@ def test_every_failed_allocation_halves_the_rows_and_other_errors_do_not(error: 
         raise RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM")
 
 
-def test_the_smallest_rows_are_taken_that_are_nearly_as_fast_as_any() -> None:
+def test_efficient_rows_takes_the_smallest_fast_enough() -> None:
     assert efficient_rows(lambda rows: max(1.0, rows / 128), most=4096) == 128, "full from 128 rows on"
     assert efficient_rows(lambda rows: rows / 100, most=512) == 4, "no fixed part: rows gain nothing"
     assert efficient_rows(lambda rows: float(rows > 0), most=2) == 2
@@ -205,7 +205,7 @@ def same_bits_of_an_attack() -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_attacks_give_the_same_bits_in_any_order_and_partition_under_other_kernels(kernels: str) -> None:
+def test_attack_bits_ignore_order_under_other_kernels(kernels: str) -> None:
     """The nearest thing to another CPU that one machine can give."""
     code = "from tests.acceleration.test_batch_shape import same_bits_of_an_attack as run; run()"
     environment = {**os.environ, **KERNELS[kernels]}

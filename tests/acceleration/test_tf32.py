@@ -81,7 +81,7 @@ def test_every_switch_is_set_inside_and_as_before_after_it(prepare: Callable[[],
         torch.nn.functional.conv2d(torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3)) @ torch.rand(6, 5)
 
 
-def test_float32_is_float32_on_a_cpu_whose_user_has_asked_for_less() -> None:
+def test_tf32_allowed_false_gives_full_float32() -> None:
     """With torch's "medium" products of matrices are bfloat16 on a CPU that has units for it."""
     x, y = (torch.rand(256, 256, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     exact = x @ y

@@ -52,7 +52,7 @@ def test_an_image_once_misclassified_stays_so_in_the_record(mixed, pair, mode: s
 
 
 @pytest.mark.slow
-def test_bypass_works_with_unmodified_autoattack_and_transfer_is_as_strong(mixed, pair) -> None:
+def test_transfer_is_as_strong_as_pyautoattack_on_the_bypass(mixed, pair) -> None:
     x, y = pair
     published = AutoAttack(
         mixed.as_bypass(), norm="Linf", eps=THREAT.eps, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0,
@@ -74,7 +74,7 @@ def test_cached_images_only_strengthen_the_adversary(mixed, pair) -> None:
     assert bool(useless.robust.all())
 
 
-def test_square_and_fab_are_in_low_precision_only_after_apgd_has_measured_margins() -> None:
+def test_square_and_fab_use_low_precision_only_after_apgd() -> None:
     plan = ensemble_plan(Setting(THREAT, QUICK, 10, low_precision=True), ["square", "apgd-ce", "fab-t"])
     assert [run.float32 for run in plan if run.attack == "square"] == [True]
     assert all(run.wanted is None for run in plan if run.attack == "square")
@@ -82,7 +82,7 @@ def test_square_and_fab_are_in_low_precision_only_after_apgd_has_measured_margin
 
 
 @pytest.mark.parametrize("plan_of", ["autoattack", "minimum margin"])
-def test_borderline_images_repeat_apgd_in_float32_from_the_same_starts(plan_of: str, victim) -> None:
+def test_borderline_images_repeat_apgd_in_float32(plan_of: str, victim) -> None:
     if plan_of == "autoattack":
         plan = ensemble_plan(Setting(THREAT, QUICK, 10, low_precision=True), ["apgd-ce", "apgd-t"])
     else:
@@ -113,7 +113,7 @@ def test_borderline_images_repeat_apgd_in_float32_from_the_same_starts(plan_of: 
     (0.7, 0.0, [True, True, False]),  # a twentieth of the clean margin
     (0.5005, 0.5, [True, True, False]),
 ])  # fmt: skip
-def test_borderline_images_of_a_mixture_are_those_that_rob_nearly_gives_up(
+def test_borderline_depends_on_alpha_and_temperature(
     alpha: float, temperature: float, expected: list[bool], mixed
 ) -> None:
     model = MixedClassifier(mixed.std, mixed.rob, mixed.transform, alpha, temperature=temperature)

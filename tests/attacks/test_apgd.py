@@ -64,7 +64,7 @@ def _behind_a_constant_loss(model, points: list[Tensor], labels: Tensor) -> Tens
     return third.cumsum(dim=0) - third.long() > 0
 
 
-def test_examples_at_different_iterations_do_not_disturb_each_other(victim) -> None:
+def test_apgd_slots_are_independent(victim) -> None:
     """Images that start later follow the same path as images that start first."""
     model, x, y = victim(n=6)
     planned = ApgdCe(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=30), 10))

@@ -42,7 +42,7 @@ def test_margins_are_true_at_the_returned_images(victim, threat: ThreatModel, st
     assert (found.n_backward, found.n_forward) == (0, asked.asked)
 
 
-def test_it_comes_close_to_the_gradients_and_going_on_lowers_margins_further(victim) -> None:
+def test_black_box_margins_approach_gradient_margins(victim) -> None:
     model, x, y = victim()
     stopped = black_box_margin_attack(Detached(model), x, y, threat=LINF, n_queries=150)
     onward = black_box_margin_attack(Detached(model), x, y, threat=LINF, n_queries=150, stop_when_broken=False)

@@ -135,7 +135,7 @@ def test_draws_that_are_none_are_refused(noisy, eot, attacks, words: str) -> Non
         autoattack(model, x, y, threat=THREAT, attacks=attacks, eot=eot)
 
 
-def test_draws_of_a_deterministic_classifier_change_nothing_and_say_so(noisy) -> None:
+def test_eot_of_a_deterministic_classifier_warns(noisy) -> None:
     model, x, y = noisy
     options = {"threat": THREAT, "attacks": ("apgd-ce",), "budget": QUICK}
     with pytest.warns(UserWarning, match="eot=3 changes nothing and costs 3 times the passes; leave it out"):

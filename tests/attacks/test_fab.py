@@ -233,7 +233,7 @@ def test_untargeted_iterates_equal_the_published_ones(classifier: Callable[[], C
     assert together >= len(x) - 2
 
 
-def test_untargeted_restarts_begin_at_random_points_in_half_of_the_ball() -> None:
+def test_untargeted_fab_restarts_in_half_of_the_ball() -> None:
     model, x, y = conv_net()
     attack = UntargetedFab(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=2, n_restarts=3), 10))
     starts = [next(stepped(run, model, x, y)).x for run in attack.runs()]

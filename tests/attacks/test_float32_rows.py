@@ -59,7 +59,7 @@ def attacked_in_two_arithmetics(shape: BatchShape) -> tuple[Finished, Counting, 
     return found, coarse, exact
 
 
-def test_on_a_card_float32_passes_are_small_and_full_and_verdicts_stay() -> None:
+def test_float32_passes_on_a_gpu_are_small_and_full() -> None:
     one, coarse, exact = attacked_in_two_arithmetics(BatchShape(128, fixed=True))
     before = exact.cost()
     found, coarse, exact = attacked_in_two_arithmetics(BatchShape(128, fixed=True, float32_rows=8))
@@ -71,7 +71,7 @@ def test_on_a_card_float32_passes_are_small_and_full_and_verdicts_stay() -> None
     assert (found.n_forward, found.n_backward) == (one.n_forward, one.n_backward)
 
 
-def test_float32_steps_of_all_starts_come_once_at_the_end_so_that_their_passes_are_full() -> None:
+def test_float32_steps_run_at_the_end_in_full_passes() -> None:
     """One pass per start would leave half of the rows empty."""
     network = small_net(10, SHAPE, seed=0, sharpness=3)
     x = images(60, SHAPE)

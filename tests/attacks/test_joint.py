@@ -43,7 +43,7 @@ def test_the_loss_is_what_decides_the_mixture() -> None:
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
-def test_the_loss_is_finite_with_finite_gradients_where_everything_saturates(n_classes: int) -> None:
+def test_joint_loss_is_finite_on_saturated_logits(n_classes: int) -> None:
     certain = (1e6 * torch.eye(n_classes)[:1]).double().requires_grad_()
     loss = joint_loss(certain, certain, torch.tensor([0]), torch.tensor([1]), torch.tensor([256.0]))
     (grad,) = torch.autograd.grad(loss.sum(), certain)
@@ -81,7 +81,7 @@ def test_a_run_begins_at_the_best_point_if_it_says_so(mixed: MixedClassifier) ->
         assert torch.equal(run.stepper.ask(state), begun.best) == from_best
 
 
-def test_it_takes_no_more_passes_than_apgd_t_and_fewer_where_it_cannot_win(mixed: MixedClassifier) -> None:
+def test_joint_attack_takes_no_more_passes_than_apgd_t(mixed: MixedClassifier) -> None:
     x, y = open_dataset("digits").read(0, 899)
     x, y = x[DIGITS], y[DIGITS]
     passes = {}

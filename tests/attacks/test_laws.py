@@ -41,7 +41,7 @@ def attacked(pair: tuple[MixedClassifier, Tensor, Tensor], attack: str, order: l
 @every_attack
 @pytest.mark.parametrize("threat", [LINF, L2, L1], ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_points_lie_in_the_ball_and_in_the_pixel_range_and_the_judge_confirms_them(
+def test_adversarial_examples_lie_in_the_ball_and_are_verified(
     pair, attack: str, threat: ThreatModel, precision
 ) -> None:
     mixed, x, y = pair
@@ -223,9 +223,7 @@ def test_the_documented_example_of_an_attack_keeps_the_contract(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_an_attack_under_another_name_has_the_same_plan_and_the_same_rows(
-    pair, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renamed_attack_has_the_same_plan_and_results(pair, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys of random numbers use the class's name, so the starts are equal."""
     mixed, x, y = pair
     names = {name: f"x-{name}" for name in ("apgd-ce", "apgd-t", "square")}

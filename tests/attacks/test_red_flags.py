@@ -45,7 +45,7 @@ def test_gradients_that_vanish_are_counted_image_by_image() -> None:
     assert "only Square's verdict counts" in second
 
 
-def test_a_mixture_that_hides_its_own_gradient_is_told_apart_from_its_surrogate() -> None:
+def test_masked_mixture_differs_from_its_surrogate() -> None:
     std, x = small_net(5, SHAPE, seed=1), images(4, SHAPE)
     hidden = torch.nn.Sequential(torch.nn.Flatten(), Constant())
     mixed = MixedClassifier(std, hidden, LogitTransform(1.0, 1.0, 0.0), 0.4)

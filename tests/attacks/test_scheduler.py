@@ -83,7 +83,7 @@ def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
     assert abs(found.n_backward - expected.n_backward) <= 3
 
 
-def test_memory_that_ends_in_the_judge_leaves_batches_with_fewer_slots(victim) -> None:
+def test_out_of_memory_in_verification_shrinks_batches(victim) -> None:
     model, x, y = victim(n=20)
     verdicts = []
 
@@ -128,7 +128,7 @@ def test_an_image_that_only_seems_broken_goes_on(victim) -> None:
     assert found.n_backward >= standing * 3 * 13
 
 
-def test_an_image_that_seems_broken_again_and_again_keeps_its_slot(victim) -> None:
+def test_image_that_seems_broken_keeps_its_slot(victim) -> None:
     """It is verified again where its margin is twice as deep, and as its phase ends; not after every step."""
     model, x, y = victim(n=60)
     label = y.mode().values
@@ -148,7 +148,7 @@ def test_an_image_that_seems_broken_again_and_again_keeps_its_slot(victim) -> No
     assert looks < 6 * 3 * len(x)
 
 
-def test_an_image_that_never_seems_broken_is_judged_as_its_phases_end(victim) -> None:
+def test_image_that_seems_robust_is_verified_after_each_run(victim) -> None:
     model, x, y = victim(n=60)
     label = y.mode().values
     x, y = x[y == label], y[y == label]
@@ -189,7 +189,7 @@ def test_reading_flags_rarely_changes_neither_result_nor_count(
 @pytest.mark.parametrize("attack", ["square", "square-margin"])
 @pytest.mark.parametrize("threat", [LINF, ThreatModel("L2", 0.3)], ids=str)
 @pytest.mark.parametrize("stop", [True, False])
-def test_several_queries_per_pass_change_neither_result_nor_count(
+def test_several_queries_per_pass_change_no_result(
     victim, attack: str, threat: ThreatModel, stop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if some of the points that seem misclassified are refuted."""
@@ -210,7 +210,7 @@ def test_several_queries_per_pass_change_neither_result_nor_count(
             assert (several.n_forward, several.n_backward) == (one.n_forward, 0)
 
 
-def test_groups_are_handed_back_as_they_are_decided_and_do_not_disturb_each_other(victim) -> None:
+def test_groups_return_once_decided_with_unchanged_bits(victim) -> None:
     """Slots stay full across groups; every image has the bits that it has alone."""
     model, x, y = victim(n=50)
     whole = found_by(AttackedModel.of(model), x, y)
@@ -248,7 +248,7 @@ def test_slots_are_filled_from_the_next_group(victim) -> None:
 
 @pytest.mark.parametrize("stop", [True, False])
 @pytest.mark.parametrize("attacks", [["apgd-t", "fab-t"], ["apgd-ce", "apgd-t"]], ids="-".join)
-def test_runs_side_by_side_come_to_what_they_do_one_after_the_other(victim, attacks: list[str], stop: bool) -> None:
+def test_parallel_runs_equal_sequential_runs(victim, attacks: list[str], stop: bool) -> None:
     """Bits and passes are equal for robust images and for images that one or several runs break."""
     model, x, y = victim(n=40)
     budget, padding = AttackBudget(12, 9), {}
@@ -322,7 +322,7 @@ def records_of(engine: Scheduler) -> list[ImageRecord]:
     return admitted
 
 
-def test_a_repeat_in_float32_knows_the_margin_of_the_run_that_it_repeats(victim) -> None:
+def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
     model, x, y = victim(n=12)
     told: dict[tuple[int, int], float] = {}
 
@@ -347,7 +347,7 @@ def test_a_repeat_in_float32_knows_the_margin_of_the_run_that_it_repeats(victim)
         assert image.n_passes.get(3 + best, 0) > 0 or image.log1m_margin > image.reached[best]
 
 
-def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victim) -> None:
+def test_first_target_that_breaks_an_image_counts(victim) -> None:
     """Later targets break at once and the first one only at its end: its point and its passes count."""
     model, x, y = victim(n=1)
     n_iter = 6
@@ -394,7 +394,7 @@ def test_the_first_target_that_breaks_an_image_counts_however_late_it_does(victi
         assert finished.n_forward == 1 + breaks_last * (n_iter + 1)
 
 
-def test_prefetched_groups_fill_the_slots_and_have_the_bits_that_they_have_alone(victim) -> None:
+def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
     model, x, y = victim(n=80)
     whole = found_by(AttackedModel.of(model), x, y)
     firsts, made = list(range(0, 80, 8)), []
@@ -419,7 +419,7 @@ def test_prefetched_groups_fill_the_slots_and_have_the_bits_that_they_have_alone
     assert padding[2] < padding[0] / 2
 
 
-def test_a_prefetched_group_that_fails_is_made_in_its_turn_and_one_that_is_not_wanted_again_is_dropped(victim) -> None:
+def test_stream_recreates_failed_groups_and_drops_unwanted_ones(victim) -> None:
     model, x, y = victim(n=12)
     broken = True
 
@@ -541,7 +541,7 @@ def test_margins_on_cifar_are_not_above_those_of_a_plain_loop() -> None:
     as_small_as_the_plain_loop(model, x[right], y[right], ThreatModel("Linf", 2 / 255))
 
 
-def test_targets_go_by_the_known_points_logits_and_stay_the_same_set() -> None:
+def test_known_points_reorder_targets() -> None:
     clean, there = torch.randn(6, 10), torch.randn(6, 10)
     by_rank, ranks = ordered_targets(clean, 4, None)
     assert torch.equal(by_rank, clean.argsort(dim=1, descending=True)[:, 1:5])
@@ -562,7 +562,7 @@ class SecondNeverWins(nn.Module):
         return torch.stack([still, still - 0.2, brighter - 0.9, still - 5], dim=1)
 
 
-def test_a_broken_image_leaves_sooner_where_a_known_point_names_its_target() -> None:
+def test_known_point_orders_the_targets() -> None:
     x, y = torch.full((5, 1, 4, 4), 0.5), torch.zeros(5, dtype=torch.long)
 
     def found_by(known: Tensor | None) -> Finished:

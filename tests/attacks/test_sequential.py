@@ -21,7 +21,7 @@ def shares(name: str, draw: np.random.Generator, n: int = 40) -> np.ndarray[Any,
 
 
 @pytest.mark.parametrize("name", ["images", "sorted", "shuffled"])
-def test_the_mean_is_inside_at_all_times_in_95_of_100_evaluations(name: str) -> None:
+def test_confidence_sequence_covers_the_mean_at_all_times(name: str) -> None:
     """A miss at any of the looks counts. 0.95 less three standard errors of 200 simulations is 0.904."""
     draw = np.random.default_rng(7)
     held = 0
@@ -47,7 +47,7 @@ def test_without_replacement_is_what_makes_the_bounds_meet() -> None:
     assert widths[0] < 0.8 * widths[1]
 
 
-def test_a_fifth_of_ten_thousand_partitions_is_enough_for_half_a_point() -> None:
+def test_fifth_of_ten_thousand_partitions_bounds_half_a_point() -> None:
     """A million images in shuffled partitions of 100, with a look after each hundred partitions."""
     draw = np.random.default_rng(1)
     values = draw.binomial(100, 0.6, 10_000) / 100

@@ -56,7 +56,7 @@ def subject(kind: str, n: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
     ],
     ids=str,
 )  # fmt: skip
-def test_attacks_mix_no_devices_and_come_to_the_cpus_verdicts(attack: str, threat, precision, kind: str) -> None:
+def test_attacks_on_a_simulated_gpu_equal_the_cpu(attack: str, threat, precision, kind: str) -> None:
     """float32 gives the CPU's points; bfloat16 rounds differently on a GPU but its results hold on the CPU."""
     model, x, y = subject(kind)
     options = {"threat": threat, "attacks": (attack,), "budget": TINY, "batch_size": 3, "precision": precision}
@@ -108,7 +108,7 @@ def test_minimum_margins_on_a_card_are_those_of_the_cpu() -> None:
     assert (found.n_forward, found.n_backward) == (expected.n_forward, expected.n_backward)
 
 
-def test_a_whole_attack_waits_for_flags_and_verdicts_alone(card) -> None:
+def test_attack_waits_only_for_flags_and_verifications(card) -> None:
     """Only reads of flags, verifications, arriving images and probes wait for the GPU."""
     model, x, y = subject("one classifier", 12)
     n_passes = 0
@@ -148,7 +148,7 @@ def test_a_whole_attack_waits_for_flags_and_verdicts_alone(card) -> None:
 
 @pytest.mark.usefixtures("card")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_second_card_of_the_process_is_used_alone_and_comes_to_the_same_bits(precision: str) -> None:
+def test_second_gpu_gives_the_same_bits(precision: str) -> None:
     """The first one is torch's current device, which a library call on the second one must not touch."""
     model, x, y = subject("mixture", 6)
     options = {"threat": LINF, "attacks": ("apgd-ce", "fab-t", "square"), "budget": TINY, "precision": precision}
@@ -160,7 +160,7 @@ def test_a_second_card_of_the_process_is_used_alone_and_comes_to_the_same_bits(p
     assert torch.equal(*found)
 
 
-def test_passes_in_bfloat16_are_in_bfloat16_on_a_card_but_for_the_first_layer(card) -> None:
+def test_bfloat16_copy_keeps_the_first_layer_in_float32(card) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -223,7 +223,7 @@ def test_memory_that_ends_on_a_gpu_loses_nothing(card) -> None:
     assert card.waits
 
 
-def test_the_state_of_all_batches_is_counted_as_rows_are_measured(card) -> None:
+def test_state_images_counts_the_state_of_all_batches(card) -> None:
     """Whole AutoAttack on a mixed classifier, in bfloat16 with float32 after it: seven batches."""
     mixed, x, y = subject("mixture", 16)
     mixed, x, y = mixed.to("cuda"), x.to("cuda"), y.to("cuda")
@@ -247,7 +247,7 @@ def test_the_state_of_all_batches_is_counted_as_rows_are_measured(card) -> None:
     assert card.waits
 
 
-def test_rows_are_measured_and_what_does_not_repeat_its_bits_is_found(card) -> None:
+def test_measured_rows_and_repeats_its_bits_work_on_a_gpu(card) -> None:
     model, x, _ = subject("one classifier", 12)
     model.to("cuda")
     assert measured_rows(model, x.to("cuda"), "fp32") >= 4

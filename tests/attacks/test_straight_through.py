@@ -73,7 +73,7 @@ class ByHand(nn.Module):
 
 @pytest.mark.parametrize("function", [rounded, jpeg], ids=["rounded pixels", "JPEG-like"])
 @pytest.mark.parametrize("written", ["module", "forward"])
-def test_straight_through_reaches_nine_tenths_of_a_hand_written_bpda(function, written: str) -> None:
+def test_straight_through_reaches_90_percent_of_a_manual_bpda(function, written: str) -> None:
     model = nn.Sequential(Module(function), small_net(10, SHAPE)) if written == "module" else InForward(function)
     x = images(24, SHAPE)
     y = model(x).argmax(dim=1)
@@ -99,7 +99,7 @@ def test_straight_through_changes_nothing_without_cuts(victim) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_straight_through_finds_several_cuts_and_keeps_the_logits() -> None:
+def test_straight_through_finds_several_cuts() -> None:
     net = small_net(10, SHAPE)
     model = nn.Sequential(Module(rounded), net[:2], Module(lambda x: (8 * x).round().div(8).detach()), net[2:])
     x, opened = images(3, SHAPE), straight_through(model)
@@ -112,7 +112,7 @@ def test_straight_through_finds_several_cuts_and_keeps_the_logits() -> None:
     assert bool(grad.flatten(1).any(dim=1).all())
 
 
-def test_straight_through_opens_both_base_classifiers_of_a_mixture() -> None:
+def test_straight_through_opens_both_base_classifiers() -> None:
     std, rob = InForward(rounded), nn.Sequential(Module(rounded), small_net(10, SHAPE, seed=2))
     mixed = MixedClassifier(std.eval(), rob.eval(), LogitTransform(1.0, 1.0, 0.0), alpha=0.6, temperature=1.0)
     x, opened = images(3, SHAPE), straight_through(mixed)

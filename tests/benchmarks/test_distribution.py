@@ -10,7 +10,7 @@ from mixednuts_dist.attacks.budget import AttackBudget
 PASSES = [1012, 2, 2, 107, 1012, 4, 1012, 2, 2, 1012, 1012, 1012]
 
 
-def test_the_tail_of_64_gpus_shrinks_with_more_images_and_smaller_partitions() -> None:
+def test_tail_shrinks_with_smaller_partitions() -> None:
     found = distribution.tail(PASSES)
     unknown = {name: case["costs_unknown"] for name, case in found.items() if "partitions" in name}
     assert list(unknown) == [f"{n} images, partitions of {size}" for n in (5000, 10000, 50000) for size in (32, 16)]

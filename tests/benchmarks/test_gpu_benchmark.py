@@ -19,7 +19,7 @@ def test_every_step_has_a_verdict_and_a_number(tmp_path: Path, capfd) -> None:
     assert "| mixture in three orders |" in capfd.readouterr().err
 
 
-def test_what_is_done_stays_what_failed_is_repeated_and_another_torch_begins_anew(tmp_path: Path, monkeypatch) -> None:
+def test_gpu_benchmark_resumes_with_the_same_torch(tmp_path: Path, monkeypatch) -> None:
     taken: list[str] = []
 
     def step(name: str, *, fails: bool = False) -> gpu.Step:

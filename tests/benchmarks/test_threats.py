@@ -21,7 +21,7 @@ def by(column: str, rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     return {row[column]: row for row in rows}
 
 
-def test_the_command_prints_counts_of_both_sides_and_a_table_in_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threats_prints_counts_and_a_markdown_table(monkeypatch: pytest.MonkeyPatch) -> None:
     # In L1 one of the 20 images is borderline: it remains robust with 5 of the seeds 0 to 12, here and in the package.
     # APGD-T alone leaves 6.5 images here and 6.0 in the package over the seeds 0 to 23, with a standard error of 0.3.
     # With seed 4 neither side is luckier than the other.

@@ -30,7 +30,7 @@ def test_the_closed_radius_is_where_the_margin_meets_the_cutoff() -> None:
         )
 
 
-def test_the_bisection_agrees_with_the_closed_form_where_the_runner_up_has_all_the_rest() -> None:
+def test_certified_radius_by_bisection_equals_the_closed_form() -> None:
     p_top = torch.linspace(0.501, 0.9999, 50, dtype=torch.float64)
     closed = certified_radius(p_top, sigma=SIGMA, alpha=0.8)
     # A runner-up with slightly less than the rest, so that the bisection decides, slightly further out.

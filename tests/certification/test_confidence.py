@@ -76,7 +76,7 @@ def test_bounds_cover_both_votes_at_any_early_stop(confidence: float, votes: tup
     assert int((smoothed_margin(p_top, p_second, 0.3) > true).sum()) <= allowed
 
 
-def test_stopping_early_changes_no_decision_beyond_its_confidence() -> None:
+def test_early_stops_change_no_decision_beyond_confidence() -> None:
     """All draws certify whatever an early stop certifies, except for the errors that the confidence allows."""
     votes = torch.linspace(0.5, 0.99, CLASSIFIERS, dtype=torch.float64)
     looks = Looks.of(1600, 0.99)

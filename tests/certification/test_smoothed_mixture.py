@@ -67,7 +67,7 @@ def test_a_run_without_smoothing_is_asked_for_the_noise(tmp_path: Path) -> None:
     assert load_smoothed(str(folder), sigma=0.1).plan.sigma == 0.1
 
 
-def test_an_answer_depends_on_the_seed_and_the_number_of_the_image(digits: tuple[Tensor, Tensor]) -> None:
+def test_certificate_depends_on_seed_and_sample_id(digits: tuple[Tensor, Tensor]) -> None:
     model, (x, _) = smoothed(), digits
     together = model.certify(x, n=200, seed=0)
     alone = model.certify(x[5:6], n=200, seed=0, sample_ids=[5])
@@ -107,7 +107,7 @@ def test_a_certified_std_is_used_up_to_its_own_radius() -> None:
     assert 0.1 < float(found.radii[2]) < 5.0
 
 
-def test_the_clean_count_of_predictions_takes_abstentions_as_errors() -> None:
+def test_predicted_counts_abstentions_as_errors() -> None:
     counts = torch.tensor([[990, 10], [520, 480], [480, 520], [10, 990]], dtype=torch.int32)
     plan = SmoothingPlan(0.25, 1000, 0.999, 100, (1.0,), (0.1,), stop_when_decided=False)
     answers = SmoothedAnswers(
@@ -117,7 +117,7 @@ def test_the_clean_count_of_predictions_takes_abstentions_as_errors() -> None:
     assert answers.predicted(ROB_ALONE).tolist() == [True, False, False, False]
 
 
-def test_it_predicts_what_the_votes_say_and_abstains_where_they_do_not(digits: tuple[Tensor, Tensor]) -> None:
+def test_predict_follows_the_votes_or_abstains(digits: tuple[Tensor, Tensor]) -> None:
     x, y = digits
     model = smoothed()
     classes = model.predict(x, n=1000)

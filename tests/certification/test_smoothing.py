@@ -93,7 +93,7 @@ def test_without_early_stops_every_image_takes_all_draws(network: nn.Module, ima
     assert votes.chosen_counts_BK.sum(dim=1).tolist() == [40] * 12
 
 
-def test_the_first_draws_of_a_stopped_image_are_those_of_the_full_one(network: nn.Module, images: Tensor) -> None:
+def test_stopped_image_shares_the_first_draws(network: nn.Module, images: Tensor) -> None:
     """An early stop sees a prefix of all draws, so it counts no more hits."""
     early, _ = votes_of(network, images, range(12))
     full, _ = votes_of(network, images, range(12), replace(PLAN, stop_when_decided=False))
@@ -101,7 +101,7 @@ def test_the_first_draws_of_a_stopped_image_are_those_of_the_full_one(network: n
     assert bool((early.counts_BK <= full.counts_BK).all())
 
 
-def test_an_image_whose_chosen_class_is_wrong_stops_at_its_first_look(network: nn.Module, images: Tensor) -> None:
+def test_image_with_a_wrong_class_stops_at_once(network: nn.Module, images: Tensor) -> None:
     wrong = (_labels(network, images) + 1) % N_CLASSES
     votes = smoothed_votes(
         Batches(network), images, wrong, PLAN, n_classes=N_CLASSES, sample_ids=range(12), seed=0, rows=ROWS

@@ -140,7 +140,7 @@ def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
         load_classifier("http://127.0.0.1:9/x", "std")(torch.rand(1, 3, 4, 4))
 
 
-def test_a_function_takes_options_and_its_source_is_in_the_checksum(functions: str, tmp_path: Path) -> None:
+def test_callable_takes_options_and_hashes_its_source(functions: str, tmp_path: Path) -> None:
     x = torch.rand(4, 3, 5, 5)
     uri = f"{functions}:brightest?flip=true"
     model = load_classifier(uri, "std")

@@ -69,13 +69,13 @@ def test_the_second_robust_classifier_is_another_one(test_half: tuple[Tensor, Te
     assert accuracy(light, pgd(light, images, labels), labels) > 0.50
 
 
-def test_the_classifier_that_was_trained_with_noise_is_right_under_noise(test_half: tuple[Tensor, Tensor]) -> None:
+def test_demo_noisy_is_accurate_under_noise(test_half: tuple[Tensor, Tensor]) -> None:
     images, labels = test_half
     moved = images + 0.25 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     assert accuracy(demo_noisy(), moved, labels) > max(accuracy(demo_rob(), moved, labels) + 0.05, 0.9)
 
 
-def test_weights_of_other_widths_are_an_error_that_says_how_to_remake_them(
+def test_weights_of_other_widths_name_the_training_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(factories, "STD_WIDTHS", (4, 8))

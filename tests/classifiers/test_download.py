@@ -131,9 +131,7 @@ def test_an_archive_that_leads_out_of_its_folder_is_refused(server: Server, tmp_
     assert not (tmp_path / "outside").exists()
 
 
-def test_the_command_fetches_what_is_missing_and_says_what_it_could_not(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_fetch_downloads_missing_files(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
     by_hand = Missing("file", str(tmp_path / "rob.pt"), "copy it there")
     wanted = [("std", missing(server, tmp_path / "std.pt", SHA256)), ("rob", by_hand)]

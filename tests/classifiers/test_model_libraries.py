@@ -68,7 +68,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_hub_model_comes_from_the_cache_with_its_own_normalisation(hub: Path) -> None:
+def test_hub_model_has_its_own_normalization(hub: Path) -> None:
     timm = import_quietly("timm")
     net = timm.create_model(TINY, num_classes=5).eval()
     revision = "0123456789abcdef0123456789abcdef01234567"

@@ -44,7 +44,7 @@ def test_one_normalisation_is_none_of_our_business(model: nn.Module) -> None:
     check_classifier(model.eval(), images(), "rob")
 
 
-def test_robustbench_s_own_normalised_model_wrapped_again_is_told() -> None:
+def test_wrapped_robustbench_model_warns_of_normalization() -> None:
     """A zoo model already normalizes, and the usual wrapper does it again."""
     utilities = import_robustbench("robustbench.model_zoo.architectures.utils_architectures")
     inner = load_classifier("torchvision:shufflenet_v2_x0_5?weights=none", "rob")

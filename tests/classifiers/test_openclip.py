@@ -81,7 +81,7 @@ def test_what_cannot_be_built_is_told(classes: Path, uri: str, told: str) -> Non
         load_classifier(uri.replace("CLASSES", str(classes)), "rob")
 
 
-def test_images_of_another_size_are_told_with_the_option_that_gives_the_right_one(classes: Path) -> None:
+def test_other_image_size_names_the_preprocessing(classes: Path) -> None:
     model = load_classifier(f"openclip:tiny-clip?pretrained=none&classes={classes}", "rob")
     with pytest.raises(InvalidInputError, match=r"32 x 32, not 64 x 64.*preprocess=BicubicRes32Crop32"):
         model(torch.rand(1, 3, 64, 64))

@@ -39,7 +39,7 @@ def test_a_zoo_model_equals_robustbench_s_own_loader(tmp_path: Path) -> None:
     assert classifier_checksum(load_classifier(uri, "rob"), uri) != before
 
 
-def test_missing_weights_are_named_with_their_place_and_the_command(tmp_path: Path) -> None:
+def test_missing_weights_name_path_and_command(tmp_path: Path) -> None:
     with pytest.raises(BaseClassifierError) as caught:
         load_classifier(f"robustbench:{SMALL}?model_dir={tmp_path}", "rob")
     place, message = tmp_path / "cifar10" / "Linf" / f"{SMALL}.pt", str(caught.value)
@@ -71,9 +71,7 @@ def test_an_unknown_model_is_told_with_close_names(uri: str, message: str) -> No
         load_classifier(uri, "rob")
 
 
-def test_the_published_std_is_loaded_as_the_published_mixture_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_std_loads_as_in_its_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """BiT with the depth of 50 layers instead of 152: the class and the file are RobustBench's, the size is not."""
     zoo = import_robustbench("robustbench.model_zoo.architectures.bit_rn_v2").KNOWN_MODELS
     monkeypatch.setitem(zoo, "BiT-M-R152x2", zoo["BiT-M-R50x1"])

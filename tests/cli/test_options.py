@@ -80,7 +80,7 @@ def test_signals_that_come_at_once_end_a_command_with_one_line(number: signal.Si
 
 
 @pytest.mark.parametrize(("work", "puts_away"), [("swallows_at_its_end", 0), ("ordinary", 2.5)])
-def test_an_interrupt_ends_a_command_even_if_it_is_swallowed_at_the_end(work: str, puts_away: float) -> None:
+def test_swallowed_interrupt_ends_a_command(work: str, puts_away: float) -> None:
     """Cleanup takes time."""
     with command(work, puts_away) as process:
         process.send_signal(signal.SIGTERM)
@@ -92,7 +92,7 @@ def test_an_interrupt_ends_a_command_even_if_it_is_swallowed_at_the_end(work: st
     assert time.monotonic() - began >= puts_away
 
 
-def test_a_second_signal_ends_a_command_that_goes_on_after_the_first() -> None:
+def test_second_signal_ends_a_running_command() -> None:
     with command("swallows", 0) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
@@ -102,7 +102,7 @@ def test_a_second_signal_ends_a_command_that_goes_on_after_the_first() -> None:
         assert process.wait(PATIENCE_SECONDS) == -signal.SIGTERM
 
 
-def test_a_command_under_nohup_goes_on_after_its_terminal_is_closed() -> None:
+def test_nohup_command_survives_its_terminal() -> None:
     ignoring = LISTENING + "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     code = ignoring + COMMAND.replace("WORK", "ordinary").replace("PUTS_AWAY", "0.1")
     command = [sys.executable, "-c", code]

@@ -11,7 +11,7 @@ def receipt(start: int, stop: int, finished: float, seconds: float, **changes: o
     return Receipt(stage="attack", partition=0, start=start, stop=stop, seconds=seconds, finished=finished, **fields)
 
 
-def test_speed_counts_what_was_finished_lately_by_the_time_since_the_first_began() -> None:
+def test_pace_counts_recent_images() -> None:
     now = 10_000.0
     old = receipt(0, 100, now - WINDOW_SECONDS - 1, 50.0)
     lately = [receipt(100, 110, now - 60, 40.0), receipt(110, 120, now - 20, 30.0)]
@@ -43,7 +43,7 @@ def test_a_run_that_nobody_works_on_has_an_age_and_no_speed() -> None:
     )  # written by an older release
 
 
-def test_a_worker_whose_clock_is_ahead_does_not_make_the_run_fast() -> None:
+def test_pace_ignores_clocks_that_are_ahead() -> None:
     ahead = [receipt(0, 10, 1000.0 + 1190.0, 5.0), receipt(10, 20, 1000.0 + 1200.0, 5.0)]
     pace = pace_of(ahead, 40, 1000.0)
     assert pace.images_per_second == pytest.approx(20 / 15)

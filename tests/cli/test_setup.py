@@ -25,7 +25,7 @@ def mixednuts(*arguments: str) -> tuple[int, str]:
     return shown.exit_code, shown.output
 
 
-def test_init_writes_a_configuration_that_is_valid_and_names_what_it_was_given(tmp_path: Path) -> None:
+def test_init_writes_a_valid_configuration(tmp_path: Path) -> None:
     file = str(tmp_path / "my photos.yaml")
     status, shown = mixednuts("init", file)
     assert status == 0, shown
@@ -37,13 +37,13 @@ def test_init_writes_a_configuration_that_is_valid_and_names_what_it_was_given(t
     assert "exists already" in shown
 
 
-def test_a_file_of_weights_is_answered_with_the_function_that_it_lacks() -> None:
+def test_file_of_weights_names_the_missing_function() -> None:
     with pytest.raises(BaseClassifierError, match=r"give std: py:nets\.py:std") as refused:
         check_classifier_uri("std.pth", "std")
     assert TWO_CHECKPOINTS in str(refused.value)
 
 
-def test_check_names_everything_that_is_missing_with_a_command_and_imports_no_torch(tmp_path: Path) -> None:
+def test_check_lists_missing_files_without_torch(tmp_path: Path) -> None:
     content = tiny_content(
         tmp_path / "runs", data={"uri": "npz:nowhere.npz"}, std="timm:resnet18?checkpoint=gone.pt",
         rob="robustbench:Carmon2019Unlabeled?dataset=cifar10",
@@ -61,7 +61,7 @@ def test_check_names_everything_that_is_missing_with_a_command_and_imports_no_to
     assert not (tmp_path / "runs").exists()
 
 
-def test_check_tells_a_wrong_uri_and_a_storage_that_is_no_folder_together(tmp_path: Path) -> None:
+def test_check_reports_all_problems_together(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     content = tiny_content(tmp_path / "file" / "runs", rob="demo:bor")
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
@@ -83,7 +83,7 @@ def test_check_asks_for_the_bucket_before_anything_is_loaded(tmp_path: Path, obj
     assert status == 0, shown
 
 
-def test_check_of_a_sound_configuration_says_what_it_saw_and_writes_nothing(tmp_path: Path) -> None:
+def test_check_reports_a_valid_configuration_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
     status, shown = mixednuts("check", str(tmp_path / "mine.yaml"), "--local", "--set", "seed=3")
     assert status == 0, shown
@@ -115,7 +115,7 @@ EXAMPLES = [
 ]
 
 
-def test_the_help_has_sixteen_commands_on_one_screen_and_cuts_no_line() -> None:
+def test_help_lists_the_commands_on_one_screen() -> None:
     status, shown = mixednuts("--help")
     assert (status, len(COMMANDS)) == (0, 16)
     assert len(shown.splitlines()) <= 40
@@ -191,7 +191,7 @@ def test_local_changes_what_check_checks(tmp_path: Path, monkeypatch: pytest.Mon
     assert "compute: 100000 workers on this machine" in shown
 
 
-def test_local_and_a_cluster_exclude_each_other_and_every_stage_offers_both(tmp_path: Path) -> None:
+def test_local_excludes_address(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
     status, shown = mixednuts("run", str(tmp_path / "mine.yaml"), "--local", "--address", "127.0.0.1:6379")
     assert status == 2

@@ -47,7 +47,7 @@ def test_a_log_file_gets_a_line_at_the_start_and_at_the_end(progress: TerminalPr
     assert last == "attack   3 partitions computed"
 
 
-def test_a_stage_that_finishes_nothing_for_long_says_who_is_at_work(
+def test_idle_stage_reports_ready_workers(
     progress: TerminalProgress, shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(progress, WatchesWorkers)

@@ -68,7 +68,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_paths_are_relative_to_the_configurations_file_and_the_run_id_does_not_say_where_it_lay(project, monkeypatch):
+def test_paths_are_relative_to_the_configuration_file(project, monkeypatch):
     home, run = project
     from_elsewhere = load_config(home / "mine.yaml")
     assert from_elsewhere.rob == f"py:{home}/nets.py:rob"
@@ -100,7 +100,7 @@ def test_a_run_is_loaded_and_exported_from_any_folder(project, elsewhere):
     assert torch.equal(loaded(images), mixed(images))
 
 
-def test_a_file_that_imports_another_of_its_folder_is_told_the_way_out(project, tmp_path, monkeypatch):
+def test_import_of_a_sibling_file_names_pythonpath(project, tmp_path, monkeypatch):
     (tmp_path / "sibling_nets.py").write_text(NETS)
     (tmp_path / "both.py").write_text("from sibling_nets import rob, std\n")
     (tmp_path / "absent.py").write_text("import no_such_module_anywhere\n")
@@ -132,7 +132,7 @@ def test_the_runs_copy_stands_for_a_file_that_was_edited(project):
     assert torch.equal(after(images), before(images))
 
 
-def test_a_worker_finds_the_drivers_files_in_its_folder_or_where_a_job_has_brought_them(tmp_path, elsewhere):
+def test_placed_finds_files_of_the_driver_or_the_job(tmp_path, elsewhere):
     driver = tmp_path / "driver"
     driver.mkdir()
     (driver / "nets.py").write_text(NETS)
@@ -155,14 +155,14 @@ def test_a_worker_finds_the_drivers_files_in_its_folder_or_where_a_job_has_broug
         ("npz:not-there.npz", "npz:not-there.npz"),
     ],
 )
-def test_a_uris_files_are_placed_beside_the_configuration_and_nothing_else(uri, there, tmp_path):
+def test_placed_resolves_only_existing_files(uri, there, tmp_path):
     for name in ("a.pth", "a.npz", "a.py"):
         Path(tmp_path, name).touch()
     assert placed(uri, beside(tmp_path)) == there.format(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["status", "report"])
-def test_a_command_takes_the_runs_folder_in_place_of_its_configuration(project, command):
+def test_command_takes_a_run_folder(project, command):
     _, run = project
     answer = CliRunner().invoke(main, [command, str(run)], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output

@@ -82,7 +82,7 @@ def test_what_cannot_be_exported_is_told_in_a_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_robustbench_gets_the_stored_images_in_the_order_of_the_test_set(run_folder: Path, tmp_path: Path) -> None:
+def test_robustbench_export_keeps_the_order_of_the_test_set(run_folder: Path, tmp_path: Path) -> None:
     shown = export(str(run_folder), "--to", str(tmp_path), "--robustbench")
     assert shown.exit_code == 0, shown.output
     x_adv = torch.load(tmp_path / "x_adv.pt", weights_only=True)

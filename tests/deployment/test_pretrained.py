@@ -57,7 +57,7 @@ def test_references_are_resolved_without_being_told_how(tmp_path: Path) -> None:
     assert torch.equal(load_pretrained(str(tmp_path))(digits), model(digits))
 
 
-def test_saved_weights_go_into_the_architecture_that_the_uri_names(tmp_path: Path) -> None:
+def test_saved_weights_load_into_the_architecture_of_the_uri(tmp_path: Path) -> None:
     """Without the checkpoint that the URI names: it may not exist where the folder is loaded."""
     weights = tmp_path / "resnet.pt"
     net = load_classifier("torchvision:resnet18?weights=none&num_classes=10&seed=3", "std")

@@ -52,7 +52,7 @@ def shown(command: list[str], run: Path) -> tuple[int, str]:
 
 @pytest.mark.parametrize("command", [*LOOKS, *USES], ids=lambda command: command[0])
 @pytest.mark.parametrize("place", ["the run's copy", "an absolute path", "a path below the working folder"])
-def test_an_extension_of_a_run_is_run_only_where_the_run_is_trusted(
+def test_extension_of_an_untrusted_run_is_not_run(
     copied_run: Finished, canary: Path, place: str, command: list[str]
 ) -> None:
     code = f"from pathlib import Path\nPath({str(canary)!r}).touch()\n".encode()
@@ -75,7 +75,7 @@ def test_an_extension_of_a_run_is_run_only_where_the_run_is_trusted(
 
 @pytest.mark.parametrize("command", USES, ids=lambda command: command[0])
 @pytest.mark.parametrize("role", ["std", "rob"])
-def test_a_function_that_a_run_names_is_called_only_where_the_run_is_trusted(
+def test_function_of_an_untrusted_run_is_not_called(
     copied_run: Finished, canary: Path, role: str, command: list[str]
 ) -> None:
     config = {**copied_run.config.as_written(), role: f"py:os:system?command=touch+{canary}"}
@@ -99,7 +99,7 @@ def test_a_service_that_a_run_names_is_not_asked(copied_run: Finished, canary: P
 
 
 @pytest.mark.slow
-def test_images_that_a_run_names_are_shown_only_where_the_run_is_trusted(
+def test_images_of_an_untrusted_run_are_not_shown(
     tmp_path: Path, canary: Path, local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, labels = open_dataset("digits").read(0, 8)
@@ -142,7 +142,7 @@ BOMB = "x0: &x0 [a, a, a, a, a, a, a, a, a]\n" + "".join(
 
 
 @pytest.mark.parametrize("head", ["a: " + "[" * 3000 + "\n", BOMB], ids=["brackets", "shared values"])
-def test_a_run_yaml_that_is_far_longer_than_it_looks_is_refused_in_a_line(copied_run: Finished, head: str) -> None:
+def test_nested_run_yaml_raises_in_one_line(copied_run: Finished, head: str) -> None:
     path = copied_run.folder / "run.yaml"
     path.write_text(head + path.read_text().replace("names: {}", "names: *x11" if head == BOMB else "names: {}"))
     for command in (["status"], ["report"], ["export", "--to", "given"]):

@@ -73,7 +73,7 @@ class ChangesInTheAttack(Watcher):
         ("logits = 2 * logits", "demo_rob", r"rob='py:.*:Changes' gives 8 images other logits .* random, or changed"),
     ],
 )
-def test_a_piece_with_unusable_answers_fails_and_names_the_classifier(
+def test_unusable_output_names_the_classifier(
     tiny: Callable[..., RunConfig], tmp_path: Path, local_executor: Any, change: str, base: str, told: str
 ) -> None:
     config = tiny(**{base.removeprefix("demo_"): factory(tmp_path, change, base=base)})
@@ -105,9 +105,7 @@ def test_an_answer_that_errs_once_heals_with_the_next_try(
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("column", ["rob_clean", "std_clean", "log_one_minus_margin"])
-def test_a_run_that_an_older_release_has_poisoned_is_mended_by_the_same_command(
-    copied_run: Any, local_executor: Any, column: str
-) -> None:
+def test_run_recomputes_rows_with_nan(copied_run: Any, local_executor: Any, column: str) -> None:
     """NaN among the rows of a file that is whole, with its entry in the index."""
     opened = open_run(copied_run.config)
     part, fingerprint = opened.partitions[1], opened.attack_fingerprint

@@ -80,7 +80,7 @@ def awaited(condition: Callable[[], bool], what: str, seconds: float = 240) -> N
 
 @pytest.mark.alone
 @pytest.mark.timeout(420)
-def test_machines_come_for_waiting_workers_may_be_lost_and_go_when_idle(tmp_path: Path) -> None:
+def test_autoscaler_adds_replaces_and_removes_nodes(tmp_path: Path) -> None:
     """A single try a partition is allowed: a lost machine must not use it up."""
     config = tmp_path / "tiny.yaml"
     long_enough = {"partition_size": 2, "attack": {"n_iter": 60, "n_target_classes": 9}}

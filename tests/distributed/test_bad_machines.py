@@ -218,7 +218,7 @@ def test_each_exception_is_followed_by_a_fresh_worker(tmp_path: Path) -> None:
     assert len(stage.executor.started) == 3
 
 
-def test_a_poison_partition_is_quarantined_after_two_nodes_and_the_others_finish(tmp_path: Path) -> None:
+def test_failing_partition_is_quarantined_after_two_nodes(tmp_path: Path) -> None:
     tried = list[str]()
 
     def make(i: int) -> Machine:
@@ -239,7 +239,7 @@ def test_a_poison_partition_is_quarantined_after_two_nodes_and_the_others_finish
     assert set(tried) == {"node0", "node1"} and len(tried) >= 3
 
 
-def test_one_node_whose_storage_fails_ends_nothing_and_a_dead_storage_ends_the_stage(tmp_path: Path) -> None:
+def test_storage_failure_of_one_node_does_not_end_the_stage(tmp_path: Path) -> None:
     def no_storage(_: Partition) -> None:
         raise StoreError("the mount is gone")
 
@@ -270,7 +270,7 @@ def test_a_written_partition_is_never_reported_as_failed(tmp_path: Path, monkeyp
     assert sum(4 in machine.done for machine in stage.executor.started) == 1
 
 
-def test_a_stage_that_loses_all_its_workers_waits_only_for_start_seconds(tmp_path: Path) -> None:
+def test_stage_without_workers_waits_for_start_seconds(tmp_path: Path) -> None:
     """Also after workers were ready: the machines of a whole market may be gone for a day."""
     gone = threading.Event()
 
@@ -290,7 +290,7 @@ def test_a_stage_that_loses_all_its_workers_waits_only_for_start_seconds(tmp_pat
     gone.set()
 
 
-def test_the_first_ready_worker_of_a_device_type_measures_for_all(tmp_path: Path) -> None:
+def test_first_ready_worker_measures_for_its_device_type(tmp_path: Path) -> None:
     stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i}"), good), 6, 30, batch_size="auto")
     stage.require_complete()
     sent = [measured for machine in stage.executor.started for measured in machine.measured]

@@ -61,9 +61,7 @@ time.sleep(600)  # as in a call of Ray's
         ("head:6379", "the head of the Ray cluster at head:6379 is gone .*resumes once the head is back"),
     ],
 )
-def test_a_head_that_is_gone_ends_the_command_with_a_line_and_the_processes_of_its_ray(
-    address: str | None, told: str
-) -> None:
+def test_head_watch_ends_the_command_and_its_processes(address: str | None, told: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HEAD_ENDS.replace("ADDRESS", repr(address))],
         capture_output=True, text=True, check=False, timeout=300,
@@ -74,7 +72,7 @@ def test_a_head_that_is_gone_ends_the_command_with_a_line_and_the_processes_of_i
     assert not psutil.pid_exists(agent) or psutil.Process(agent).status() == psutil.STATUS_ZOMBIE
 
 
-def test_what_a_slow_start_of_ray_has_begun_is_ended_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_ray_start_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the agents of a raylet that Ray has ended itself."""
     begun, daemons = list[psutil.Process](), list["subprocess.Popen[bytes]"]()
 
@@ -97,7 +95,7 @@ def test_what_a_slow_start_of_ray_has_begun_is_ended_before_the_next(monkeypatch
 
 
 @pytest.mark.alone
-def test_a_killed_head_of_a_private_ray_ends_a_run_with_a_line_of_ours(tmp_path: Path) -> None:
+def test_killed_private_head_ends_a_run_in_one_line(tmp_path: Path) -> None:
     """Ray's own end comes after a minute, with a stack; its agents outlive it."""
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", partition_size=3)))
@@ -121,7 +119,7 @@ def test_what_is_no_address_is_refused_at_once(address: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_an_address_where_nothing_or_something_else_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_answer_rejects_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_ANSWER_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -31,9 +31,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "init", start)
 
 
-def test_a_run_on_ray_has_the_rows_and_the_choice_of_a_run_in_this_process(
-    tiny_run: Finished, tiny: Callable[..., RunConfig], ray_executor: Any
-) -> None:
+def test_run_on_ray_equals_the_debug_run(tiny_run: Finished, tiny: Callable[..., RunConfig], ray_executor: Any) -> None:
     _, here, content = tiny_run
     config, watcher = tiny(), Watcher()
     found = pipeline.run(config, executor=ray_executor, progress=watcher).to_json()
@@ -112,7 +110,7 @@ def usual_signals() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_ray", "usual_signals")
 @pytest.mark.parametrize(("number", "becomes_another_error"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
-def test_a_signal_in_the_middle_of_a_piece_leaves_no_file_and_the_next_command_goes_on(
+def test_signal_in_a_partition_leaves_no_file(
     tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, number: int, becomes_another_error: bool
 ) -> None:
     """Some libraries convert an exception in a function that they call."""

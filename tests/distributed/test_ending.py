@@ -58,7 +58,7 @@ def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("ray_executor")
-def test_a_cluster_without_room_for_any_worker_is_told_with_what_was_asked_for_and_what_it_has(tmp_path: Path) -> None:
+def test_pool_names_requested_and_present_resources(tmp_path: Path) -> None:
     spec = WorkerSpec(
         store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,

@@ -34,7 +34,7 @@ def test_lost_machines_use_up_no_try_but_have_a_bound(failures: Failures, tmp_pa
     assert "the log" in (tmp_path / "errors" / "attack-00004.txt").read_text()
 
 
-def test_each_partition_has_its_own_tries_and_the_message_names_them_in_order(failures: Failures) -> None:
+def test_each_partition_has_its_own_tries(failures: Failures) -> None:
     for partition in (PART, Partition(1, 10, 20)):
         assert failures.failed(partition, "ValueError: bad", "log", "a", 1)
         assert not failures.failed(partition, "ValueError: bad", "log", "a", 1)
@@ -67,7 +67,7 @@ def test_where_nothing_works_the_rest_is_not_tried(failures: Failures, tmp_path:
 
 
 @pytest.mark.usefixtures("ray_executor")
-def test_a_process_that_dies_alone_is_told_from_a_machine_that_is_gone() -> None:
+def test_dead_process_differs_from_a_lost_machine() -> None:
     assert not RayExecutor().is_gone(ray.get_runtime_context().get_node_id())
     assert RayExecutor().is_gone("0" * 56)
     died, unreachable = ActorDiedError(), ActorUnavailableError("Socket closed", None)
@@ -84,7 +84,7 @@ def _lost(error: Exception) -> WorkerLost:
 
 
 @pytest.mark.usefixtures("ray_executor")
-def test_a_cluster_without_room_asks_for_the_size_that_it_may_grow_to() -> None:
+def test_cluster_without_room_asks_for_its_final_size() -> None:
     with pytest.raises(ClusterError, match=r"0 GPUs, and a worker wants 1 and 1: .*set compute\.num_workers"):
         pool_settings(ComputeConfig(num_gpus=1))
     assert pool_settings(ComputeConfig(num_workers=8, num_gpus=1)).n_workers == 8
@@ -92,7 +92,7 @@ def test_a_cluster_without_room_asks_for_the_size_that_it_may_grow_to() -> None:
 
 
 @pytest.mark.usefixtures("ray_executor")
-def test_workers_of_a_growing_cluster_without_a_gpu_are_not_silently_on_cpus(caplog: pytest.LogCaptureFixture) -> None:
+def test_growing_cluster_warns_of_workers_without_gpus(caplog: pytest.LogCaptureFixture) -> None:
     assert pool_settings(ComputeConfig(num_workers=8), may_grow=True).num_gpus == 0
     assert "set compute.num_gpus=1" in caplog.text
     caplog.clear()

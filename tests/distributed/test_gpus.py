@@ -40,14 +40,14 @@ def old_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("old_driver")
-def test_a_worker_with_a_gpu_that_torch_cannot_use_refuses_to_start(tmp_path: Path) -> None:
+def test_worker_with_an_unusable_gpu_raises(tmp_path: Path) -> None:
     with pytest.raises(
         ClusterError, match=r"built for CUDA 13\.2 .*the NVIDIA driver is 535\.104\.05: install a newer"
     ):
         AttackWorker(a_spec(tmp_path), n_gpus=1.0).ready()
 
 
-def test_a_part_of_a_gpu_bounds_the_memory_and_a_whole_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_of_a_gpu_limits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)

@@ -90,9 +90,7 @@ def test_a_job_that_fails_says_so(cluster: Head, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(420)
-def test_a_driver_elsewhere_on_the_heads_machine_finds_what_lies_beside_its_configuration(
-    cluster: Head, tmp_path: Path
-) -> None:
+def test_driver_finds_files_next_to_its_configuration(cluster: Head, tmp_path: Path) -> None:
     """Classifiers and images are named relative to the configuration, the run relative to where one types."""
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
@@ -138,7 +136,7 @@ def test_the_package_travels_where_the_folder_does_not_hold_it(tmp_path: Path) -
     assert "env_vars" not in declared
 
 
-def test_a_folder_that_is_too_large_for_a_job_is_refused_with_its_largest_files(tmp_path: Path) -> None:
+def test_submit_rejects_a_large_folder_with_its_largest_files(tmp_path: Path) -> None:
     for name, n_mib in (("std.pth", 90), ("images.npz", 20), (".venv/big", 500)):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

@@ -61,9 +61,7 @@ def children() -> list[psutil.Process]:
     return [one for one in running(psutil.Process()) if "local import serve" in " ".join(one.cmdline())]
 
 
-def test_a_whole_run_imports_no_ray_and_has_the_rows_and_the_choice_of_the_run_on_ray(
-    tiny_run: Finished, tmp_path: Path
-) -> None:
+def test_local_run_equals_the_debug_run_without_ray(tiny_run: Finished, tmp_path: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
     done = subprocess.run(
@@ -101,7 +99,7 @@ def test_the_processes_take_every_core_once(
         ("exiting", "RuntimeError: SystemExit: 3", "in act"),
     ],
 )
-def test_a_piece_that_fails_is_tried_again_set_aside_and_named(
+def test_failing_partition_is_retried_and_named(
     tiny: Callable[..., RunConfig], factory: Path, name: str, reason: str, log: str
 ) -> None:
     config = tiny(rob=f"py:{factory}:{name}", partition_size=2, compute={"max_tries": 2, "num_workers": 2})
@@ -125,7 +123,7 @@ def test_a_child_that_a_classifier_forks_ends_when_it_comes_back(tiny: Callable[
     assert sorted(table(config)["sample_id"]) == [*range(16)]
 
 
-def test_a_worker_is_kept_for_the_next_stage_and_ends_with_the_executor(tiny: Callable[..., RunConfig]) -> None:
+def test_worker_is_kept_until_the_executor_closes(tiny: Callable[..., RunConfig]) -> None:
     config = tiny()
     spec, settings = worker_spec(open_run(config)), PoolSettings(1, 1, 0)
     with make_executor("local") as made, executing(made, config.compute) as executor:

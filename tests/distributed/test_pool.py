@@ -68,7 +68,7 @@ def test_a_process_that_dies_at_one_image_once_is_replaced(
 
 
 @pytest.mark.alone
-def test_a_worker_that_hangs_is_replaced_and_its_partition_computed_again(
+def test_hanging_worker_is_replaced(
     tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -88,7 +88,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_partition_computed_again(
         pytest.param("dying", "the worker died", marks=pytest.mark.alone),
     ],
 )
-def test_a_poison_partition_is_set_aside_and_named(
+def test_failing_partition_is_quarantined_and_named(
     tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, name: str, reason: str
 ) -> None:
     """The failing partition is prefetched next to sound ones."""

@@ -82,7 +82,7 @@ def test_a_failed_partition_is_neither_prefetched_nor_prefetches() -> None:
         assert bad not in queue.reserve("a", 1, partition)
 
 
-def test_reserved_partitions_go_out_last_and_those_of_a_lost_worker_come_back() -> None:
+def test_reserved_partitions_go_last_and_return_after_a_loss() -> None:
     partitions = split_images(100, 10)
     queue = WorkQueue(partitions)
     reserved = queue.reserve("slow", 1, partitions[0])
@@ -100,7 +100,7 @@ def test_reserved_partitions_go_out_last_and_those_of_a_lost_worker_come_back() 
     assert queue.take("other") is None
 
 
-def test_nothing_is_reserved_if_too_little_is_left_for_all_workers() -> None:
+def test_queue_reserves_nothing_near_its_end() -> None:
     partitions = split_images(100, 10)
     assert WorkQueue(partitions).reserve("a", 8, partitions[0]) == ()
     assert len(WorkQueue(partitions).reserve("a", 1, partitions[0])) == PREFETCHED

@@ -85,7 +85,7 @@ def pool_of(tmp_path: Path, n_workers: int, receipts: list[Receipt], kind: type[
 @pytest.mark.alone
 @pytest.mark.usefixtures("ray_executor")
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp_path: Path, n_workers: int) -> None:
+def test_unwritten_partitions_count_once_stored(tmp_path: Path, n_workers: int) -> None:
     partitions, receipts = [Partition(i, i, i + 1) for i in range(6)], list[Receipt]()
     pool_of(tmp_path, n_workers, receipts).run(WorkQueue(partitions))
     assert sorted(receipt.start for receipt in receipts) == list(range(6))
@@ -96,7 +96,7 @@ def test_what_waits_for_the_storage_is_counted_once_and_lost_with_its_worker(tmp
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_executor")
-def test_a_piece_that_waits_for_the_storage_is_kept_where_all_others_fail(tmp_path: Path) -> None:
+def test_unwritten_partition_is_kept_if_all_others_fail(tmp_path: Path) -> None:
     partitions, receipts = [Partition(i, i, i + 1) for i in range(3)], list[Receipt]()
     pool = pool_of(tmp_path, 1, receipts, OneComputed)
     with pytest.raises(PartitionFailed) as failed:
@@ -114,9 +114,7 @@ class Doomed(Hoarder):
 
 @pytest.mark.alone
 @pytest.mark.usefixtures("ray_executor")
-def test_a_piece_whose_workers_always_die_while_they_wait_for_the_storage_is_set_aside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partition_whose_workers_die_waiting_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mixednuts_dist.distributed.schedule.MAX_LOST_MACHINES", 3)
     pool = pool_of(tmp_path, 1, [], Doomed)
     with pytest.raises(PartitionFailed, match=r"partition 0 .*lost 3 "):

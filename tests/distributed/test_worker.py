@@ -36,7 +36,7 @@ def worker(tmp_path: Path) -> AttackWorker:
     return made
 
 
-def test_a_partition_becomes_a_file_whose_rows_agree_with_each_other(worker: AttackWorker, tmp_path: Path) -> None:
+def test_worker_writes_consistent_rows(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
     task = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=10, n_target_classes=2))
     receipt = worker.process(partition, task)[partition]
@@ -103,7 +103,7 @@ def test_other_images_than_the_driver_saw_are_refused(worker: AttackWorker, tmp_
         other.ready()
 
 
-def test_what_another_worker_has_written_is_reported_and_not_computed_again(
+def test_worker_reports_existing_partitions(
     worker: AttackWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = Partition(0, 0, 4)

@@ -27,7 +27,7 @@ def attacked(folder: Path, n_gpus: float) -> tuple[Receipt, AttackRecords]:
     return receipt, read_attack_records(Store(str(folder)), [PIECE], "f0")
 
 
-def test_a_partition_has_the_verdicts_of_a_cpu_and_the_receipt_names_the_card(tmp_path: Path) -> None:
+def test_partition_on_a_gpu_equals_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     _, expected = attacked(tmp_path / "here", 0.0)

@@ -91,7 +91,7 @@ def test_a_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
         open_dataset(f"folder:{tmp_path}")
 
 
-def test_imagenet_is_robustbench_s_list_in_its_order_with_its_labels(tmp_path: Path) -> None:
+def test_imagenet_equals_robustbench_names_and_labels(tmp_path: Path) -> None:
     """All 5000 names and labels, and the pixels of the present images, against RobustBench's own loader."""
     for name in class_labels():
         (tmp_path / "val" / name).mkdir(parents=True)

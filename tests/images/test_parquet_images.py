@@ -48,7 +48,7 @@ def test_any_slice_across_the_parts_is_what_was_written(prepared: tuple[str, np.
             assert labels.tolist() == list(range(start, stop))
 
 
-def test_the_checksum_needs_the_manifest_alone_and_follows_the_parts(prepared: tuple[str, np.ndarray]) -> None:
+def test_checksum_reads_only_the_manifest(prepared: tuple[str, np.ndarray]) -> None:
     data = open_dataset(prepared[0])
     sums = [data.checksum(n) for n in (5, 6, 13)]
     assert len(set(sums)) == 3
@@ -119,7 +119,7 @@ def test_a_set_without_a_usable_manifest_says_how_to_make_one(
 
 
 @pytest.mark.parametrize("counts", [[100] * 10, [1, 5, 300, 44], [50] * 1000])
-def test_every_stretch_of_a_balanced_order_has_each_class_in_its_share(counts: list[int]) -> None:
+def test_balanced_order_mixes_classes_everywhere(counts: list[int]) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     order = np.array(balanced_order(labels, seed=3))
     n, width = len(labels), max(len(labels) // 7, 1)

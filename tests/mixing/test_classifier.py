@@ -90,7 +90,7 @@ def test_one_pass_of_each_base_classifier_serves_both_outputs() -> None:
     assert torch.equal(surrogate, model.surrogate_logits(x))
 
 
-def test_bypass_has_the_value_of_the_mixture_and_the_gradient_of_the_surrogate() -> None:
+def test_bypass_has_the_surrogate_gradient() -> None:
     model = mixed()
     x = images().requires_grad_()
     labels = torch.arange(16) % 10

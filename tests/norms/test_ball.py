@@ -32,7 +32,7 @@ every_threat = pytest.mark.parametrize("threat", THREATS, ids=str)
 
 
 @pytest.mark.parametrize("levels", [0.5, 1, 2, 4, 8])
-def test_at_small_radii_the_rounding_of_a_pixel_puts_no_point_outside(levels: float) -> None:
+def test_rounding_leaves_no_point_outside_small_balls(levels: float) -> None:
     """8-bit images moved by the whole radius in float32, as every attack moves them, and a point that is too far."""
     x = torch.arange(256).div(255).view(1, 1, 16, 16).repeat(2, 3, 1, 1)
     ball, sign = ball_of(ThreatModel("Linf", levels / 255)), keyed_sign(x)
@@ -73,7 +73,7 @@ def test_the_steepest_direction_has_length_1_and_gains_most(threat: ThreatModel)
     assert not bool(ball.steepest(torch.zeros(1, 3, 4, 4)).any())
 
 
-def test_a_sparse_step_moves_the_pixels_with_the_largest_gradients_by_the_same() -> None:
+def test_sparse_signs_moves_the_largest_gradients_equally() -> None:
     grad = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     for share, n_moved in ((0.05, 10), (0.5, 96), (1.0, 192)):
         step = sparse_signs(grad, torch.full((5,), share)).flatten(1)
@@ -142,7 +142,7 @@ def l4(tmp_path: Path) -> str:
 
 
 @pytest.mark.usefixtures("l4")
-def test_a_norm_from_a_users_file_goes_through_apgd_mmaa_and_the_joint_attack() -> None:
+def test_user_norm_works_in_gradient_attacks() -> None:
     threat, budget = ThreatModel("L4", 0.15), AttackBudget(n_iter=15, n_target_classes=2)
     net, x = small_net(10, (3, 8, 8)), images(20, (3, 8, 8))
     y = net(x).argmax(dim=1)
@@ -165,7 +165,7 @@ def assert_inside(x_adv: Tensor, x: Tensor, eps: float) -> None:
 
 
 @pytest.mark.usefixtures("l4")
-def test_attacks_without_mathematics_for_a_norm_are_refused_before_anything_runs() -> None:
+def test_attack_that_lacks_a_norm_raises_before_any_pass() -> None:
     x, y, threat = images(1, (1, 6, 6)), torch.zeros(1).long(), ThreatModel("L4", 0.1)
     message = r"attack 'fab-t' supports the norms Linf, L2.*, not 'L4'\. Attacks in 'L4': apgd-ce, apgd-t, .*joint"
     with pytest.raises(ThreatModelError, match=message):
@@ -186,7 +186,7 @@ def l4_content(tmp_path: Path, l4: str, attacks: list[str]) -> dict[str, object]
     return content
 
 
-def test_a_norm_from_a_users_file_is_checked_with_the_configuration(tmp_path: Path, l4: str) -> None:
+def test_user_norm_is_checked_with_the_configuration(tmp_path: Path, l4: str) -> None:
     with pytest.raises(ConfigError, match="attack 'square' supports the norms Linf, L2"):
         parse_config(l4_content(tmp_path, l4, ["apgd-ce", "square"]))
     content = l4_content(tmp_path, l4, ["apgd-ce"])

@@ -79,7 +79,7 @@ def test_tradeoff_shows_every_beta_and_the_measured_counts(results: RunResults) 
     assert measured == {row.classifier: (row.clean.percent, row.robust.percent) for row in results.accuracy}
 
 
-def test_sensitivity_shows_every_usable_candidate_and_marks_the_selected(results: RunResults) -> None:
+def test_sensitivity_shows_candidates_and_marks_the_selected(results: RunResults) -> None:
     rows = [row for row in rows_of(figure_of(results, "sensitivity")) if "objective" in row]
     shown = {(row["s"], row["p"], row["c"]): row["objective"] for row in rows}
     assert shown == {

@@ -163,7 +163,7 @@ def test_cost_is_the_footers(stored: Stored, tab: Tab) -> None:
     assert shown["attack"][5] == "–"
 
 
-def test_the_summary_counts_what_std_decides_and_the_paired_difference(stored: Stored) -> None:
+def test_summary_counts_decisions_of_std(stored: Stored) -> None:
     content = json.loads((stored.folder / "report/results.json").read_text())
     (chosen,) = (
         entry

@@ -127,7 +127,7 @@ def test_is_readable_without_seeing_it(page: dict[str, bytes]) -> None:
     assert ("html", {"lang": "en"}) in outline.tags
 
 
-def test_classifiers_and_classes_have_the_names_that_people_gave_them(results: RunResults) -> None:
+def test_report_uses_given_names(results: RunResults) -> None:
     cat, names = ("airplane", "car", "bird", "cat", *"efghij"), {"std": "ConvNeXt", "mixed": "MixedNUTS"}
     named = report_files(dataclasses.replace(results, class_names=cat, names=names))
     rows = Outline(named["index.html"]).rows

@@ -194,7 +194,7 @@ def test_surprises_become_notes() -> None:
     assert "The search predicted" in notes_of(dataclasses.replace(search, entries=other))
 
 
-def test_a_split_counts_both_groups_at_the_deployed_cutoff_and_at_one_that_keeps_as_many(results: RunResults) -> None:
+def test_splits_count_both_groups_at_equal_retention(results: RunResults) -> None:
     attack, chosen = made_up_attack(), results.parameters
     maps = {"rob": lambda h: h, "rob+LN": layer_norm_logits, "rob+M": chosen.transform()}
     kept = [split.kept.correct for split in results.splits]

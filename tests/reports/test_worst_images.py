@@ -47,7 +47,7 @@ def test_no_change_is_grey() -> None:
     assert set(pixels(content).ravel()) == {128}
 
 
-def test_large_images_are_reduced_and_their_noise_is_not_averaged_away() -> None:
+def test_large_images_are_reduced_without_averaging_noise() -> None:
     clean_CHW = torch.full((3, 448, 224), 0.5)
     signs_CHW = torch.randint(2, clean_CHW.shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
     content, _ = perturbation_png(clean_CHW, clean_CHW + signs_CHW * 4 / 255)
@@ -56,7 +56,7 @@ def test_large_images_are_reduced_and_their_noise_is_not_averaged_away() -> None
     assert pixels(png(clean_CHW)).shape == (LARGEST_SIDE, LARGEST_SIDE // 2, 3)
 
 
-def test_the_same_images_stand_out_however_they_are_cut_into_batches() -> None:
+def test_worst_images_ignore_batches() -> None:
     attack = made_up_attack()
     evaluate = made_up_evaluate(attack, alpha=0.9)
     found = []

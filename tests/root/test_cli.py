@@ -40,9 +40,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
         ("std=resnet50", "valid forms: demo:std, demo:rob, demo:rob_light, demo:noisy, robustbench:"),
     ],
 )
-def test_a_bad_configuration_fails_before_anything_heavy_is_imported(
-    written: Callable[..., str], override: str, message: str
-) -> None:
+def test_bad_configuration_fails_without_torch(written: Callable[..., str], override: str, message: str) -> None:
     config = written()
     code = (
         "import sys\nfrom mixednuts_dist.cli import main\n"

@@ -49,7 +49,7 @@ def test_the_head_runs_no_attack_and_workers_start_from_none(content: dict[str, 
     assert worker["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
 
 
-def test_ray_and_its_jobs_find_the_environment_that_the_set_up_makes(content: dict[str, Any]) -> None:
+def test_start_commands_use_the_installed_environment(content: dict[str, Any]) -> None:
     assert any("uv sync" in command for command in content["setup_commands"])
     for start in (content["head_start_ray_commands"], content["worker_start_ray_commands"]):
         assert start[-1].startswith("export PATH=~/mixednuts/.venv/bin:$PATH; ")

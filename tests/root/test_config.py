@@ -85,14 +85,14 @@ NAMES = ["a" * 65, "", "..", "../other", "-rf", "\u00e9"]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
-def test_a_name_that_could_be_no_folder_is_told_its_limit_in_one_line(name: str) -> None:
+def test_invalid_name_raises_with_its_limit(name: str) -> None:
     limit = rf"^configuration: name: takes 1 to 64 letters .* this has {len(name)} characters \(value '[^\n]*'\)\Z"
     with pytest.raises(ConfigError, match=limit):
         parse_config(changed("name", name))
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\nb", "a\n", "\u202ea"])
-def test_a_name_with_characters_that_cannot_be_printed_is_told_so_in_one_line(name: str) -> None:
+def test_unprintable_name_raises_in_one_line(name: str) -> None:
     with pytest.raises(ConfigError, match=r"^configuration: name: holds characters that cannot be printed [^\n\0]*\Z"):
         parse_config(changed("name", name))
 
@@ -179,7 +179,7 @@ def test_the_run_id_follows_the_results_and_nothing_else() -> None:
     assert len({base.run_id(), *(parse_config(content).run_id() for content in other)}) == 5
 
 
-def test_a_preset_is_what_it_says_of_the_other_keys_and_they_override_it() -> None:
+def test_preset_sets_keys_that_others_override() -> None:
     fast = parse_config(changed("evaluate.preset", "fast"))
     chosen = fast.evaluate.model_dump(mode="json")
     assert {key: chosen[key] for key in FAST} == FAST
@@ -221,7 +221,7 @@ def test_threat_models_are_checked(norm: Any, eps: Any) -> None:
         ThreatModel(norm, eps)
 
 
-def test_the_default_criterion_is_exact_and_all_betas_hold_the_deployed_one() -> None:
+def test_all_betas_contain_the_deployed_one() -> None:
     config = parse_config(changed("search.beta", 0.123))
     assert config.search.criterion == "exact"
     assert 0.123 in config.search.all_betas()
@@ -238,9 +238,7 @@ def test_the_default_criterion_is_exact_and_all_betas_hold_the_deployed_one() ->
         (" ", "storage: names no place"),
     ],
 )
-def test_a_storage_with_a_secret_or_without_a_place_is_refused_with_the_file_and_not_repeated(
-    tmp_path: Path, storage: str, told: str
-) -> None:
+def test_storage_with_a_secret_or_without_a_place_raises(tmp_path: Path, storage: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
         parse_config({**tiny_content(tmp_path), "storage": storage})
     assert "sekret" not in str(caught.value)
@@ -263,7 +261,7 @@ def test_the_fast_preset_of_a_run_is_that_of_its_attacks() -> None:
     assert parse_config(config.model_dump(mode="json")).run_id() == config.run_id()
 
 
-def test_the_preset_paper_sets_every_key_that_differs_from_the_paper() -> None:
+def test_paper_preset_sets_the_paper_keys() -> None:
     config = parse_config({**MINIMAL, "preset": "paper"})
     assert (config.search.criterion, config.search.rounds) == ("paper-interpolated", 0)
     assert (config.attack.border_restarts, config.evaluate.joint_starts) == (0, 0)

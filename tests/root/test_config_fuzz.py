@@ -106,7 +106,7 @@ def told(content: bytes, folder: Path) -> str | None:
 
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
-def test_a_file_that_is_no_configuration_is_one_line_and_exit_status_1(
+def test_invalid_configuration_file_exits_with_one_line(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert told(content, tmp_path) is not None

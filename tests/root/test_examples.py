@@ -28,7 +28,7 @@ def npy(images: object) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_serve_answers_as_the_classifier_does_and_refuses_other_images(tiny_run: Finished) -> None:
+def test_serve_example_equals_the_classifier(tiny_run: Finished) -> None:
     (port,) = free_ports(1)
     url, run = f"http://127.0.0.1:{port}/", str(tiny_run.folder)
     with subprocess.Popen([sys.executable, str(EXAMPLES / "serve.py"), run, str(port)]) as server:

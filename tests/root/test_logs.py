@@ -13,7 +13,7 @@ from mixednuts_dist.errors import JsonFormatter
 from tests.helpers.runs import tiny_content
 
 
-def test_a_record_becomes_one_object_with_its_extras_and_traceback() -> None:
+def test_log_record_becomes_one_object() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())

@@ -55,7 +55,7 @@ def test_an_edited_file_takes_the_place_of_what_it_was(tmp_path: Path, toys: Reg
     assert (toys.names(), toys.entries()["ball"].describes, toys.get("ball")()) == (("ball",), "oval", "oval")
 
 
-def test_an_extension_may_define_dataclasses_and_be_pickled_by_name(tmp_path: Path, toys: Register[Any]) -> None:
+def test_extension_dataclasses_pickle(tmp_path: Path, toys: Register[Any]) -> None:
     text = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
         '@TOYS("box", describes="square")\n@dataclass\nclass Box:\n    side: int\n'

@@ -39,9 +39,7 @@ def test_every_page_is_in_the_sites_contents() -> None:
     assert pages <= set((ROOT / "docs" / "index.md").read_text().split())
 
 
-def test_the_gallery_has_every_study_and_the_pictures_of_those_that_the_run_has_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gallery_has_every_study_and_the_finished_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "studies" / "margins").mkdir(parents=True)
     study = {"title": "Margins <of rob>", "findings": ["rob is surer where it is right."]}
     (tmp_path / "studies" / "margins" / "study.json").write_text(json.dumps(study))
@@ -69,7 +67,7 @@ def test_an_example_ends_in_a_picture(example: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_the_site_builds_without_a_warning_and_holds_the_page_of_a_run(tiny_run: Finished, tmp_path: Path) -> None:
+def test_site_builds_without_warnings(tiny_run: Finished, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", tmp_path / "site"]
     environment = {**os.environ, "MIXEDNUTS_DEMO": str(tiny_run.folder)}
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -41,7 +41,7 @@ def test_every_candidate_has_the_best_cutoff_of_a_plain_loop(n_classes: int, see
 
 
 @pytest.mark.parametrize("n_points", [1, 200])
-def test_the_papers_criterion_takes_the_smallest_margin_of_each_image(n_points: int) -> None:
+def test_paper_criterion_takes_the_smallest_margin(n_points: int) -> None:
     cached = rows()
     right = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
     wrong = cached.rob_clean_BK.argmax(dim=1) != cached.labels_B
@@ -66,7 +66,7 @@ def test_repeated_points_change_nothing() -> None:
     assert torch.equal(one.kept, other.kept)
 
 
-def test_a_point_on_which_rob_is_wrong_loses_its_image_and_stays_in_the_denominator() -> None:
+def test_point_on_which_rob_is_wrong_loses_its_image() -> None:
     cached = rows()
     kept = (cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B).nonzero().squeeze(1)
     broken = cached.rob_attacked_BK[kept[:3]].clone()

@@ -6,7 +6,7 @@ from mixednuts_dist import select_parameters, select_parameters_exact
 from mixednuts_dist.config.search_config import SearchConfig, grid_values
 
 
-def test_select_parameters_defaults_to_the_grid_of_a_configuration() -> None:
+def test_select_parameters_defaults_to_the_configured_grid() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.zeros(60, dtype=torch.int64)
     clean, attacked = (torch.randn(60, 3, generator=generator) for _ in range(2))

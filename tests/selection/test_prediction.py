@@ -58,7 +58,7 @@ def test_closed_form_equals_the_classifier(n_classes: int, alpha: float) -> None
     assert torch.equal(found, expected == labels)
 
 
-def test_every_candidate_of_a_selection_has_the_accuracy_it_claims() -> None:
+def test_every_candidate_has_its_accuracy() -> None:
     inputs = cached()
     selection = exact_selection(inputs)
     for i, beta in enumerate(selection.betas):

@@ -58,7 +58,7 @@ def test_paper_criterion_equals_50_digit_arithmetic(n_classes: int, n: int) -> N
 
 
 @pytest.mark.parametrize(("n_classes", "n"), [(100, 9), (1000, 4)])
-def test_paper_criterion_equals_50_digit_arithmetic_for_many_classes(n_classes: int, n: int) -> None:
+def test_paper_criterion_equals_50_digits_for_many_classes(n_classes: int, n: int) -> None:
     attacked, wrong = rows(n, n_classes, seed=1, lift=6), rows(n, n_classes, seed=2, lift=3)
     selection = select_parameters(attacked, wrong, **SMALL_GRID.as_arguments())
     assert_same(selection, reference.paper_answers(attacked, wrong, SMALL_GRID, "gelu"), SMALL_GRID)
@@ -92,7 +92,7 @@ def test_exact_criterion_equals_50_digit_arithmetic(n_classes: int, n: int) -> N
 
 
 @pytest.mark.parametrize(("n_classes", "n"), [(100, 6), (1000, 3)])
-def test_exact_criterion_equals_50_digit_arithmetic_for_many_classes(n_classes: int, n: int) -> None:
+def test_exact_criterion_equals_50_digits_for_many_classes(n_classes: int, n: int) -> None:
     attacked, clean = rows(n, n_classes, seed=5, lift=6), rows(n, n_classes, seed=6, lift=3)
     labels, std_pred = clean.argmax(1), clean.roll(1, 0).argmax(1)
     labels[::3] = std_pred[::3]
@@ -192,7 +192,7 @@ def test_an_optimum_on_the_edge_is_reported() -> None:
     assert any("grid's edge in scale" in note for note in selection.notes)
 
 
-def test_class_changes_of_gelu_are_counted_and_make_candidates_infeasible() -> None:
+def test_gelu_class_changes_make_candidates_infeasible() -> None:
     """With a bias this low even the top logit is in GELU's falling part, so that the bottom class wins."""
     attacked = rows(30, 10, seed=3)
     labels = attacked.argmax(1)
@@ -209,7 +209,7 @@ def test_class_changes_of_gelu_are_counted_and_make_candidates_infeasible() -> N
     assert any("changes the class of 60 of 60 images" in note for note in paper.notes)
 
 
-def test_the_relaxed_objective_counts_only_images_that_std_gets_right() -> None:
+def test_relaxed_objective_counts_images_that_std_gets_right() -> None:
     attacked, wrong = rows(40, 10, seed=1), rows(20, 10, seed=2)
     std_correct = torch.arange(20) % 3 == 0
     relaxed = select_parameters(attacked, wrong, **GRID.as_arguments(), std_correct_B=std_correct)
@@ -289,7 +289,7 @@ def test_a_gpu_answers_as_the_cpu_does(n_classes: int) -> None:
         assert (mine.scale, mine.power, mine.bias) == (theirs.scale, theirs.power, theirs.bias)
 
 
-def test_where_std_and_rob_are_right_on_the_same_images_every_candidate_has_their_count() -> None:
+def test_equal_classifiers_give_every_candidate_their_count() -> None:
     logits_BK = torch.randn(6, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     classes_B = logits_BK.argmax(dim=1)
     found = select_parameters_exact(

@@ -67,7 +67,7 @@ def test_remarks_name_the_whole_search() -> None:
     assert all(remark.beta == BETA for remark in others)
 
 
-def test_a_grid_widens_where_its_optimum_lies_on_an_edge_until_it_is_inside_or_the_limit_is_reached() -> None:
+def test_grid_widens_until_the_optimum_is_inside_or_at_a_limit() -> None:
     narrow = Grid((0.1, 0.2), (1.0, 1.5), (-0.1, 0.0), (1.0, BETA))
     plain, widened = (explored(narrow, GELU, n) for n in (0, 16))
     assert chosen(plain).on_grid_edge
@@ -85,7 +85,7 @@ def test_a_grid_widens_where_its_optimum_lies_on_an_edge_until_it_is_inside_or_t
             assert any(limit in str(remark) for remark in widened.remarks([beta]))
 
 
-def test_a_grid_grows_at_the_edges_of_a_candidate_alone_and_not_beyond_the_limits() -> None:
+def test_grid_wider_grows_at_edges_within_the_limits() -> None:
     wider = GRID.wider((10.0, 2.0, -2.0))
     assert wider is not None and wider.widenings == 1
     assert wider.scales == (0.1, 1.0, 10.0, pytest.approx(100.0))

@@ -38,7 +38,7 @@ def results(
     }
 
 
-def test_a_black_box_std_gives_the_same_mixture_and_says_what_is_not_known(results: dict[str, dict[str, Any]]) -> None:
+def test_black_box_std_gives_the_same_parameters(results: dict[str, dict[str, Any]]) -> None:
     module, black_box = results["module"], results["black box"]
     assert black_box["parameters"] == module["parameters"]
     for name in ("std", "rob", "mixed"):

@@ -113,7 +113,7 @@ class Averaged(nn.Module):
         return logits
 
 
-def test_the_whole_autoattack_contradicts_no_certificate_of_smoothing(tmp_path: Path) -> None:
+def test_autoattack_contradicts_no_smoothing_certificate(tmp_path: Path) -> None:
     """Attack an average over draws in L2 at the certified radius, then count 2,000 other draws."""
     stage, opened = certified(tmp_path, rob="demo:noisy")
     answers, radius = stage.answers(opened), 0.25

@@ -89,9 +89,7 @@ def test_an_estimate_gets_closer_with_what_is_finished(
     assert "what rob keeps" in after["stages"][1]["basis"]
 
 
-def test_the_rounds_of_the_search_are_estimated_until_it_has_chosen(
-    tiny: Callable[..., RunConfig], local_executor: Any
-) -> None:
+def test_estimate_contains_rounds_until_the_choice(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
     base = tiny()
     config = base.with_changes(search=base.search.with_changes(rounds=4))
     before = estimate.run(config, executor=local_executor)

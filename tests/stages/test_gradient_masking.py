@@ -64,7 +64,7 @@ def test_a_masked_rob_is_refused_with_the_next_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_straight_through_runs_break_what_a_hand_written_bpda_breaks(tmp_path: Path) -> None:
+def test_straight_through_runs_match_a_manual_bpda(tmp_path: Path) -> None:
     through, by_hand = (
         pipeline.run(parse_config(content(tmp_path, std=f"std_{how}", rob=f"rob_{how}")), executor=DebugExecutor())
         for how in ("through", "by_hand")

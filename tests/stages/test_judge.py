@@ -47,9 +47,7 @@ def judged(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
     return stage.outcomes(opened), {"about": dict(about[1]), "judged": {row[0]: row[1:] for row in verdicts[1]}}
 
 
-def test_the_runs_own_points_break_what_the_evaluation_says_and_nothing_new(
-    finished: RunConfig, tmp_path: Path
-) -> None:
+def test_own_adversarial_examples_break_nothing_new(finished: RunConfig, tmp_path: Path) -> None:
     rows = evaluated(finished)
     torch.save({"adv_complete": rows["x_adv"]}, tmp_path / "x_adv.pt")
     outcomes, found = judged(finished, tmp_path / "x_adv.pt")
@@ -64,7 +62,7 @@ def test_the_runs_own_points_break_what_the_evaluation_says_and_nothing_new(
     assert 0 < found["about"]["largest distance (Linf)"] <= EPS * (1 + 1e-6)
 
 
-def test_points_outside_the_ball_or_the_pixel_range_change_no_count(finished: RunConfig, tmp_path: Path) -> None:
+def test_points_outside_the_threat_model_change_no_count(finished: RunConfig, tmp_path: Path) -> None:
     """Two submitted images are too far away, and one is also outside the pixel range."""
     rows = evaluated(finished)
     x, y = open_dataset("digits").read(0, N)
@@ -78,9 +76,7 @@ def test_points_outside_the_ball_or_the_pixel_range_change_no_count(finished: Ru
     assert (about["submitted"], about["outside the ball"], about["outside [0, 1]"]) == (3, 2, 1)
 
 
-def test_a_submitted_adversarial_example_that_breaks_an_image_is_named(
-    tiny: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_adversarial_example_that_breaks_an_image_is_named(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
     """One image that a weak evaluation leaves robust is broken by an example of a stronger attack, in the ball."""
     weak = tiny(std=None, attack={"n_iter": 1}, evaluate={"n_iter": 1, "attacks": ["apgd-ce"]})
     results = pipeline.run(weak, executor=DebugExecutor()).to_json()

@@ -74,7 +74,7 @@ def odd(tmp_path: Path) -> Callable[[str], str]:
     ("name", "told"),
     [("constant", "constant|gradient"), ("one_class", "class"), ("dropping", "random")],
 )
-def test_a_rob_of_this_kind_is_refused_in_one_line_before_anything_runs(
+def test_unusable_rob_raises_in_one_line(
     tiny: Callable[..., RunConfig], odd: Callable[[str], str], name: str, told: str
 ) -> None:
     config = tiny(rob=odd(name))
@@ -90,7 +90,7 @@ def results(config: RunConfig) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("std", ["demo:rob", "constant"])
-def test_a_std_that_is_rob_or_is_constant_keeps_every_image_of_rob_s(
+def test_equal_or_constant_std_keeps_robust_images(
     tiny: Callable[..., RunConfig], odd: Callable[[str], str], std: str
 ) -> None:
     found = results(tiny(std=std if ":" in std else odd(std), data={"uri": "digits", "n": 8}))["accuracy"]

@@ -56,7 +56,7 @@ def test_the_settings_are_the_paper_s(name: str, tmp_path: Path) -> None:
     check_dataset_uri(config.data.uri.replace("data/imagenet", str(tmp_path)))
 
 
-def test_the_surrogate_s_betas_and_parameters_are_those_that_robustbench_ships() -> None:
+def test_published_parameters_equal_robustbench() -> None:
     """robustbench's `optimal_spca.yaml` is the published classifiers' own file of settings."""
     import yaml
 
@@ -124,7 +124,7 @@ def small_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_zoo")
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_our_mixture_has_the_logits_of_robustbench_s_bai2024mixednuts(name: str) -> None:
+def test_mixed_classifier_equals_bai2024mixednuts(name: str) -> None:
     with quietly(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         theirs = import_robustbench("robustbench.model_zoo").model_dicts
@@ -170,7 +170,7 @@ def test_the_published_mixture_loads_as_a_mixed_classifier(name: str, monkeypatc
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_check_names_the_weights_of_both_parts_of_a_published_mixture(name: str, tmp_path: Path) -> None:
+def test_missing_input_names_both_weights_of_a_mixture(name: str, tmp_path: Path) -> None:
     config = config_of(f"published-{name}")
     missing = list(missing_input("rob", f"{config.rob}&model_dir={tmp_path}"))
     assert [Path(item.path).name for item in missing] == [

@@ -33,7 +33,7 @@ def test_the_run_leaves_what_the_design_says(tiny_run) -> None:
     assert not (folder / "errors").exists()
 
 
-def test_the_json_has_every_field_and_its_counts_are_those_of_the_rows(tiny_run) -> None:
+def test_results_json_counts_the_rows(tiny_run) -> None:
     _, folder, content = tiny_run
     assert json.loads(json.dumps(content, allow_nan=False)) == content
     attacked, evaluated = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
@@ -66,7 +66,7 @@ def test_run_yaml_says_what_was_run(tiny_run) -> None:
     assert set(content["inputs"]["checksums"]) == {"data", "labels", "std", "rob"}
 
 
-def test_run_yaml_and_every_receipt_say_the_rows_and_the_precision_of_the_device(tiny_run) -> None:
+def test_run_yaml_and_summaries_name_rows_and_precision(tiny_run) -> None:
     folder = tiny_run[1]
     store = Store(str(folder.parents[1]))
     receipts = [footer.receipt for stage in ("attack", "evaluate") for footer in footers(store, stage)]
@@ -162,9 +162,7 @@ def test_stages_out_of_order_say_what_to_run_first(tiny: Callable[..., RunConfig
         evaluate.run(config, executor=NoRay())
 
 
-def test_a_rob_that_nothing_survives_is_told_before_the_search_starts(
-    tiny: Callable[..., RunConfig], local_executor: Any
-) -> None:
+def test_search_rejects_a_rob_without_robust_images(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
     config = tiny(threat={"eps": 0.9}, data={"uri": "digits", "n": 8})
     attack.run(config, executor=local_executor)
     with pytest.raises(InvalidInputError, match="no attacked image is classified correctly by `rob`"):

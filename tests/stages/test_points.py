@@ -67,7 +67,7 @@ class Worker:
         return logits
 
 
-def test_rows_of_older_releases_and_of_this_one_are_the_same_points_and_the_hardest_is_found(clean) -> None:
+def test_read_points_finds_the_hardest_in_both_formats(clean) -> None:
     x, y = clean
     noise = [(x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(i))).clamp(0, 1) for i in range(3)]
     some = torch.arange(N) % 4 == 1

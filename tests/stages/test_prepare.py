@@ -75,9 +75,7 @@ def test_a_second_run_writes_only_what_is_missing_or_damaged(source: str, write:
     assert {path.name: path.read_bytes() for path in parts} == before
 
 
-def test_another_source_order_or_cut_does_not_mix_with_what_is_there(
-    source: str, write: Prepare, tmp_path: Path
-) -> None:
+def test_prepare_rejects_another_source_or_order(source: str, write: Prepare, tmp_path: Path) -> None:
     write(source, n=20)
     for other in ({"n": 30}, {"n": 20, "seed": 1}):
         with pytest.raises(DatasetError, match=r"already holds other images or another order \(20 images of npz:"):
@@ -86,7 +84,7 @@ def test_another_source_order_or_cut_does_not_mix_with_what_is_there(
 
 
 @pytest.mark.parametrize("write", ["ray_executor"], indirect=True)
-def test_an_image_that_cannot_be_read_is_named_across_the_cluster(write: Prepare, tmp_path: Path) -> None:
+def test_unreadable_image_is_named_across_the_cluster(write: Prepare, tmp_path: Path) -> None:
     for i in range(12):
         path = tmp_path / "tree" / f"class{i % 2}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ def test_a_lost_partition_of_a_random_run_comes_back(tmp_path: Path) -> None:
     assert pq.read_table(lost).select(columns).equals(before.select(columns))
 
 
-def test_a_mixture_with_a_random_rob_goes_through_search_rounds_and_evaluation(tmp_path: Path) -> None:
+def test_run_takes_a_random_rob(tmp_path: Path) -> None:
     search = {"beta": 0.5, "betas": [0.5], "scales": [1.0, 5.0], "powers": [1.0], "biases": [0.0], "rounds": 1}
     evaluate = {"attacks": ["apgd-ce"], "n_iter": 3, "eot": 3, "joint_starts": 0}
     given = content(
@@ -72,7 +72,7 @@ def test_a_mixture_with_a_random_rob_goes_through_search_rounds_and_evaluation(t
     assert results.row("mixed").clean.correct >= robust
 
 
-def test_without_draws_a_random_classifier_is_refused_and_sent_to_them(tmp_path: Path) -> None:
+def test_random_rob_without_eot_raises(tmp_path: Path) -> None:
     config = parse_config(content(tmp_path, evaluate={"attacks": ["apgd-ce"], "n_iter": 4}))
     with pytest.raises(BaseClassifierError, match=r"average over its draws with evaluate\.eot=20"):
         pipeline.run(config, executor=DebugExecutor())

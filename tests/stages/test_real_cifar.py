@@ -41,7 +41,7 @@ def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., Ru
     assert mixed["robust"]["correct"] <= mixed["clean"]["correct"]
 
 
-def test_rob_is_not_more_robust_under_mmaa_than_under_the_published_pair() -> None:
+def test_mmaa_is_as_strong_as_apgd_on_real_cifar() -> None:
     rob = load_classifier(f"py:{ZOO}:rob_c10_resnet4b", "rob")
     x, y = open_dataset(CIFAR10).read(200, 248)
 

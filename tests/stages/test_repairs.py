@@ -81,9 +81,7 @@ def test_a_flipped_bit_in_what_a_stage_reads_is_found(copied_run, local_executor
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_images_that_only_a_worker_reads_are_repaired_when_it_finds_them_damaged(
-    copied_run, local_executor: Any
-) -> None:
+def test_worker_repairs_damaged_images(copied_run, local_executor: Any) -> None:
     config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
     (rows_in(folder, "evaluate") / "part-00001.parquet").unlink()
@@ -109,7 +107,7 @@ class WorkerDies(Watcher):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_what_a_killed_worker_was_writing_is_gone_when_the_run_ends(copied_run, local_executor: Any) -> None:
+def test_drafts_of_killed_workers_are_removed(copied_run, local_executor: Any) -> None:
     config, folder, content = copied_run
     (rows_in(folder, "evaluate") / "part-00001.parquet").unlink()
     watcher = WorkerDies(str(folder.parents[1] / f".tmp-{_boot_id()}-%d"))
@@ -130,7 +128,7 @@ def test_a_look_at_a_run_with_damaged_files_changes_none_of_them(copied_run) -> 
     assert {path: path.read_bytes() for path in folder.parents[1].rglob("*") if path.is_file()} == before
 
 
-def test_verify_lists_what_no_stage_notices_and_repair_sets_it_aside(copied_run, tmp_path: Path) -> None:
+def test_verify_lists_and_repair_quarantines_damage(copied_run, tmp_path: Path) -> None:
     config, folder, _ = copied_run
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
 
@@ -170,7 +168,7 @@ def test_changed_parameters_are_not_deployed(copied_run, local_executor: Any) ->
     assert path.read_text() == original
 
 
-def test_of_a_finished_run_on_read_only_storage_the_table_is_shown(
+def test_finished_run_on_read_only_storage_is_reported(
     copied_run: Finished, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = {path: path.read_bytes() for path in copied_run.folder.parents[1].rglob("*") if path.is_file()}
@@ -183,7 +181,7 @@ def test_of_a_finished_run_on_read_only_storage_the_table_is_shown(
     assert {path: path.read_bytes() for path in copied_run.folder.parents[1].rglob("*") if path.is_file()} == before
 
 
-def test_an_unfinished_run_on_read_only_storage_is_refused_before_anything_is_loaded(
+def test_unfinished_run_on_read_only_storage_raises_at_once(
     copied_run: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next(rows_in(copied_run.folder, "evaluate").glob("*.parquet")).unlink()

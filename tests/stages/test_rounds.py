@@ -74,7 +74,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> t
     return config, search.run(config, executor=local_executor)
 
 
-def test_the_last_choice_keeps_its_share_under_the_attack_of_the_rounds(
+def test_last_choice_keeps_beta_under_attack(
     searched: tuple[RunConfig, SearchResult],
 ) -> None:
     _, result = searched
@@ -89,7 +89,7 @@ def no_new_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("deployed", [0.8, 0.99])
-def test_a_choice_that_comes_back_as_it_was_is_not_attacked_again(
+def test_returning_choice_is_not_attacked_again(
     deployed: float, searched: tuple[RunConfig, SearchResult], local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large beta may ask for more images than `rob` keeps."""
@@ -103,7 +103,7 @@ def test_a_choice_that_comes_back_as_it_was_is_not_attacked_again(
     assert 1 <= len(set(mixtures)) == len(mixtures) < 6
 
 
-def test_an_evaluation_after_which_the_same_mixture_is_chosen_is_not_repeated(
+def test_unchanged_choice_is_not_evaluated_again(
     tmp_path: Path, local_executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The evaluation is made to report that it keeps none of ten images."""
@@ -115,7 +115,7 @@ def test_an_evaluation_after_which_the_same_mixture_is_chosen_is_not_repeated(
     assert evaluated == learnt == len(reopen_run(config).partitions)
 
 
-def test_the_evaluation_finds_no_more_robust_images_than_the_rounds_tell(
+def test_evaluation_starts_from_the_points_of_the_rounds(
     searched: tuple[RunConfig, SearchResult], local_executor: Any
 ) -> None:
     config, result = searched
@@ -139,9 +139,7 @@ class Reporting(DebugExecutor):
         self.report = self.said.append
 
 
-def test_a_round_says_what_it_will_attack_and_takes_over_what_another_run_has_attacked(
-    tmp_path: Path, local_executor: Any
-) -> None:
+def test_round_reports_its_images_and_reuses_rows(tmp_path: Path, local_executor: Any) -> None:
     content = tiny_content(tmp_path, search=WIDE, data={"uri": "digits", "n": N_IMAGES})
     config = parse_config({**content, "partition_size": 16})
     attack.run(config, executor=local_executor)
@@ -194,7 +192,7 @@ def test_a_round_that_lost_a_partition_computes_that_one_again(
 
 
 @pytest.mark.parametrize("at", list(GRID)[::5])
-def test_a_choice_is_predicted_by_the_rule_that_the_search_counts_by(at: tuple[float, float, float]) -> None:
+def test_prediction_uses_the_rule_of_the_search(at: tuple[float, float, float]) -> None:
     cached = rows()
     further = with_points(cached, 90)
     std_pred = torch.randint(10, (90,), generator=torch.Generator().manual_seed(3))
@@ -233,9 +231,7 @@ def evaluated_to_the_end(config: RunConfig, executor: Any, progress: Computed) -
 
 
 @pytest.mark.usefixtures("no_new_points")
-def test_an_evaluation_that_falls_short_starts_one_more_round_which_is_found_again(
-    tmp_path: Path, local_executor: Any
-) -> None:
+def test_low_evaluation_starts_one_more_round(tmp_path: Path, local_executor: Any) -> None:
     content = tiny_content(
         tmp_path, search={**WIDE, "rounds": 1}, data={"uri": "digits", "n": N_IMAGES},
         evaluate={"n_iter": 20, "n_target_classes": 4, "n_queries": 20},

@@ -75,9 +75,7 @@ def test_every_clamp_and_width_is_tried_and_recorded(configured: Configured, loc
     assert all((row["clamp"], row["ln_k"]) == (result.clamp, result.ln_k) for row in shown)
 
 
-def test_a_criterion_under_another_name_chooses_the_same_with_the_same_rows_rounds_and_notes(
-    tmp_path: Path, local_executor: Any
-) -> None:
+def test_renamed_criterion_gives_the_same_search(tmp_path: Path, local_executor: Any) -> None:
     (tmp_path / "renamed.py").write_text(RENAMED)
     content = tiny_content(
         tmp_path, data={"uri": "digits", "n": 16}, attack={"n_iter": 3, "n_target_classes": 1},
@@ -94,9 +92,7 @@ def test_a_criterion_under_another_name_chooses_the_same_with_the_same_rows_roun
     assert found[1].to_json() == {**found[0].to_json(), "criterion": "clean-images"}
 
 
-def test_predictions_are_those_of_the_entrys_own_clamp_and_carry_intervals(
-    configured: Configured, local_executor: Any
-) -> None:
+def test_predictions_use_the_clamp_of_their_entry(configured: Configured, local_executor: Any) -> None:
     config = configured(clamp="linear", clamps=["softplus"])
     result = search.run(config, executor=local_executor)
     opened = reopen_run(config)
@@ -152,7 +148,7 @@ def test_only_the_default_grid_widens_itself_and_says_how_far(configured: Config
     assert result.deployed().clean_correct >= narrow.deployed().clean_correct
 
 
-def test_a_grid_that_grows_scores_each_candidate_once_and_ends_as_if_scored_whole() -> None:
+def test_growing_grid_scores_each_candidate_once() -> None:
     generator = torch.Generator().manual_seed(4)
     labels = torch.randint(10, (200,), generator=generator)
     clean = torch.randn(200, 10, generator=generator)

@@ -93,7 +93,7 @@ def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, lo
     assert not any("evaluate.until" in note for note in every.notes)
 
 
-def test_a_fast_run_is_never_called_autoattack_and_says_what_it_misses(tmp_path: Path, local_executor: Any) -> None:
+def test_fast_run_is_not_called_autoattack(tmp_path: Path, local_executor: Any) -> None:
     fast = ["evaluate.preset=fast", "data.n=8", "partition_size=8", "name=first-look", f"storage={tmp_path}"]
     config = load_config(EXAMPLE, fast)
     results = pipeline.run(config, executor=local_executor)
@@ -111,7 +111,7 @@ def test_a_fast_run_is_never_called_autoattack_and_says_what_it_misses(tmp_path:
             assert not [word for word in ("autoattack", "fab", "square", "quer") if word in said], path.name
 
 
-def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finished, local_executor: Any) -> None:
+def test_check_stage_attacks_robust_images_again(finished, local_executor: Any) -> None:
     config, folder, results, _ = finished
     asked = load_config(
         EXAMPLE, [*SMALL, f"storage={config.storage}", "evaluate.check=pyautoattack", "evaluate.check_n=7"]
@@ -131,7 +131,7 @@ def test_a_second_opinion_attacks_those_who_stand_and_has_rows_of_its_own(finish
     assert told.to_json()["accuracy"] == results.to_json()["accuracy"]
 
 
-def test_a_second_opinion_on_too_few_classes_is_refused_with_the_inputs(tmp_path: Path) -> None:
+def test_check_stage_rejects_too_few_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "three.npz", images=np.zeros((8, 8, 8, 1), np.uint8), labels=np.arange(8) % 3)
     (tmp_path / "zoo.py").write_text(
         "import torch\n\ndef rob():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))\n"
@@ -143,7 +143,7 @@ def test_a_second_opinion_on_too_few_classes_is_refused_with_the_inputs(tmp_path
     assert not list(tmp_path.rglob("part-*"))
 
 
-def test_attack_still_gives_margins_and_search_says_what_it_needs(finished, local_executor: Any) -> None:
+def test_search_without_std_raises(finished, local_executor: Any) -> None:
     config, folder, _, _ = finished
     attack.run(config, executor=local_executor)
     assert len(rows(folder, "attack", ["margin", "rob_attacked"])) == 24

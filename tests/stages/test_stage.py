@@ -61,7 +61,7 @@ def asking(tiny: Callable[..., RunConfig], flip: Path) -> Callable[..., RunConfi
     return lambda **changes: tiny(**{"extensions": [str(flip)], "flip": {}, **changes})
 
 
-def test_a_stage_from_outside_runs_on_the_pool_and_shows_wherever_a_run_does(
+def test_user_stage_runs_on_the_pool_and_is_reported(
     asking: Callable[..., RunConfig], ray_executor: Any, local_executor: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = asking()
@@ -112,9 +112,7 @@ def test_a_killed_stage_goes_on_from_what_it_has_written(tmp_path: Path) -> None
     assert (folder / "part-00000.parquet").stat().st_mtime_ns == first.st_mtime_ns
 
 
-def test_a_stage_is_added_to_a_finished_run_and_other_keys_are_no_part_of_its_rows(
-    asking: Callable[..., RunConfig], local_executor: Any
-) -> None:
+def test_stage_is_added_to_a_finished_run(asking: Callable[..., RunConfig], local_executor: Any) -> None:
     without, config = asking(std=None, flip=None), asking(std=None)
     assert without.run_id() == config.run_id()
     watcher = Watcher()
@@ -148,7 +146,7 @@ def test_the_name_decides_nothing(tiny: Callable[..., RunConfig], tmp_path: Path
     assert torch.equal(*(row["mirrored_class"] for row in rows))
 
 
-def test_other_columns_than_it_says_and_wrong_keys_and_names_are_refused(
+def test_stage_rejects_other_columns_keys_and_names(
     tiny: Callable[..., RunConfig], tmp_path: Path, flip: Path, local_executor: Any
 ) -> None:
     with pytest.raises(ConfigError, match=r"flip\.axes: unknown key .* Did you mean 'axis'"):

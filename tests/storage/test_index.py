@@ -143,7 +143,7 @@ def test_verify_reads_every_byte_and_repair_sets_aside(store: Store) -> None:
     assert verify(store)[0] == []
 
 
-def test_a_table_without_an_index_is_held_against_its_own_checksums(tmp_path: Path) -> None:
+def test_verify_checks_tables_without_an_index(tmp_path: Path) -> None:
     store, part = Store(str(tmp_path)), PARTS[0]
     write(store, part)
     path = tmp_path / "attack" / "f0" / part.file_name

@@ -77,9 +77,7 @@ def test_a_file_above_one_put_is_whole_too(store: Store, monkeypatch: pytest.Mon
     assert store.read("large") == content
 
 
-def test_rows_come_back_and_only_the_columns_that_are_asked_for_travel(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_columns_transfers_only_those_columns(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = split_images(40, 20)
     for part in parts:
         images = {"images": torch.rand(len(part), 3, 64, 64)}
@@ -140,7 +138,7 @@ def test_throttling_and_broken_connections_pass(
 
 
 @pytest.mark.usefixtures("fresh_connections", "no_pictures")
-def test_a_run_ends_as_ever_though_a_third_of_what_is_read_comes_damaged(
+def test_run_tolerates_damaged_answers(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tiny_run: Finished, local_executor: Any
 ) -> None:
     """Answers are damaged on the way, but the files in the bucket are whole and none is quarantined."""
@@ -181,7 +179,7 @@ def test_a_killed_server_is_waited_for(store: Store, object_store: ObjectStore) 
     assert store.read("after") == b"2"
 
 
-def test_after_its_patience_the_store_names_the_place_and_the_way_on(object_store: ObjectStore) -> None:
+def test_store_raises_after_its_patience(object_store: ObjectStore) -> None:
     store = Store(object_store.uri("patience"), patience_seconds=1)
     part = split_images(3, 3)[0]
     store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
@@ -241,7 +239,7 @@ def test_credentials_in_the_address_are_refused_and_not_repeated() -> None:
     assert "hidden" not in str(caught.value)
 
 
-def test_a_command_that_cannot_write_says_so_before_any_ray_starts(object_store: ObjectStore) -> None:
+def test_read_only_storage_raises_before_ray_starts(object_store: ObjectStore) -> None:
     code = (
         "import sys\nfrom mixednuts_dist.cli import main\n"
         "sys.argv = ['mixednuts', 'run', 'jobs/configs/digits.yaml', '--set', 'storage=s3://no-such-bucket/x']\n"

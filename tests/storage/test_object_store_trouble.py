@@ -41,7 +41,7 @@ SKEWED = (403, "RequestTimeTooSkewed", r"this machine's clock or the server's is
     ("call", "status", "code", "message"),
     [("read", *SKEWED), *((call, *EXPIRED) for call in ("exists", "read", "write", "create", "names", "delete"))],
 )
-def test_an_expired_token_and_a_wrong_clock_are_told_at_once_in_words(
+def test_expired_token_and_wrong_clock_raise_at_once(
     object_store: ObjectStore, proxy: RefusingProxy, monkeypatch: pytest.MonkeyPatch, call: str, status: int,
     code: str, message: str,
 ) -> None:  # fmt: skip
@@ -55,7 +55,7 @@ def test_an_expired_token_and_a_wrong_clock_are_told_at_once_in_words(
 
 
 @pytest.mark.usefixtures("proxy")
-def test_a_token_that_its_profile_renews_is_renewed_before_it_expires(
+def test_profile_token_is_renewed_in_time(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As those of `credential_process`, a sign-on, a web identity or a machine's role are, by botocore."""
@@ -80,7 +80,7 @@ def test_a_token_that_its_profile_renews_is_renewed_before_it_expires(
 
 
 @pytest.mark.parametrize("call", ["read", "create"])
-def test_a_token_whose_file_is_written_anew_is_read_again_in_mid_run(
+def test_rewritten_token_file_is_read_again(
     object_store: ObjectStore, proxy: RefusingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
 ) -> None:
     """External tools renew `~/.aws/credentials`, which botocore reads only once."""
@@ -110,7 +110,7 @@ def test_a_token_whose_file_is_written_anew_is_read_again_in_mid_run(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-def test_a_run_on_a_slow_server_sends_few_requests_and_ends_in_the_same_rows(
+def test_run_sends_few_requests_to_a_slow_server(
     object_store: ObjectStore, proxy: RefusingProxy, local_executor: DebugExecutor, tiny: Callable[..., RunConfig]
 ) -> None:
     """A partition takes nine requests; everything else is a fixed number."""
@@ -162,7 +162,7 @@ GONE = (404, "NoSuchBucket", r"there is no such place .*Create the bucket")
     ids=["start", "attack", "evaluation"],
 )
 @pytest.mark.parametrize("refusal", [EXPIRED, GONE], ids=["expired token", "deleted bucket"])
-def test_what_goes_in_mid_run_ends_it_in_one_line_and_the_same_command_goes_on(
+def test_storage_error_in_mid_run_ends_it_resumably(
     object_store: ObjectStore, proxy: RefusingProxy, tmp_path: Path, tiny: Callable[..., RunConfig],
     refusal: tuple[int, str, str], at: str, written: tuple[int, int],
 ) -> None:  # fmt: skip

@@ -115,7 +115,7 @@ def never(_content: bytes) -> bool:
     return False
 
 
-def test_what_is_set_aside_keeps_its_bytes_under_a_name_of_its_own(tmp_path: Path) -> None:
+def test_set_aside_keeps_bytes_under_a_new_name(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     for n in (1, 2):
         store.write("file", bytes(n))
@@ -159,7 +159,7 @@ def test_a_relative_folder_is_pinned_to_where_it_was_opened(tmp_path: Path, monk
     assert Store(store.uri).read("x") == b"1"
 
 
-def test_whether_a_storage_takes_files_is_tried_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+def test_require_writable_leaves_no_file(tmp_path: Path) -> None:
     Store(str(tmp_path / "runs" / "run-1")).require_writable()
     Store("memory://writable/run-1").require_writable()
     assert not list(tmp_path.iterdir())

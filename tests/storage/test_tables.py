@@ -35,7 +35,7 @@ def test_bits_and_shapes_round_trip(tmp_path: Path) -> None:
         assert torch.equal(values, expected)
 
 
-def test_a_sample_is_read_without_opening_the_files_that_hold_none_of_it(tmp_path: Path) -> None:
+def test_sample_opens_only_the_files_that_hold_it(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
     store.write(f"attack/f0/{parts[1].file_name}", b"damaged")
     sample = torch.tensor([0, 2, 6])

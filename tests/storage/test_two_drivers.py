@@ -53,7 +53,7 @@ def drive(uri: str, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_one_has_written_whole_is_never_renamed_by_the_other(uri: str, seed: int) -> None:
+def test_whole_files_are_never_renamed_by_another_driver(uri: str, seed: int) -> None:
     """One partition is damaged from the start; one driver quarantines it."""
     damaged, store = f"attack/f0/{PARTS[1].file_name}", Store(uri)
     store.write(damaged, content_of(PARTS[1])[:-9])

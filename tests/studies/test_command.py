@@ -58,7 +58,7 @@ def test_every_study_leaves_its_files(
         assert name in shown
 
 
-def test_a_study_that_cannot_be_done_is_named_and_the_others_end_well(
+def test_failed_study_does_not_end_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuses(_bench: Bench) -> Outcome:
@@ -89,7 +89,7 @@ def test_the_files_say_what_the_rows_say(bench: Bench, monkeypatch: pytest.Monke
     assert float(line["robust_low"]) == pytest.approx(robust.interval[0])
 
 
-def test_a_variant_through_the_pool_has_the_rows_of_a_plain_worker(bench: Bench, ray_executor: Any) -> None:
+def test_pooled_variant_equals_a_plain_attack(bench: Bench, ray_executor: Any) -> None:
     pooled = Bench(bench.config, executor=ray_executor).measured("through the pool", attacks=("apgd-ce",))
     x, y = open_dataset("digits").read(0, 24)
     chosen = bench.deployed()
@@ -123,7 +123,7 @@ def cifar100(tmp_path: Path, **changes: Any) -> RunConfig:
     return parse_config(tiny_content(tmp_path, **{**content, **changes}))
 
 
-def test_the_papers_numbers_stand_beside_ours_in_the_same_set_up_only(bench: Bench, tmp_path: Path) -> None:
+def test_paper_numbers_are_shown_for_the_same_settings_only(bench: Bench, tmp_path: Path) -> None:
     outcome = STUDIES.get("temperature")(bench)
     same = studies.study_files("temperature", outcome, cifar100(tmp_path))["study.json"]
     content = json.loads(same)

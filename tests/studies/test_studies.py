@@ -76,9 +76,7 @@ def test_main_counts_what_the_files_hold(bench: Bench) -> None:
     assert correct(table.row("mixed")["robust"]) == evaluated.row("mixed").robust.correct
 
 
-def test_of_very_many_images_a_study_reads_those_that_the_search_did(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_study_reads_the_sample_of_the_search(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     config = bench.config
     sampled = Bench(
         config.with_changes(search=config.search.model_copy(update={"sample": 12})), executor=bench.executor, full=True
@@ -372,7 +370,7 @@ def test_the_simplex_has_the_papers_vectors_and_needs_no_run(tmp_path: Path) -> 
         assert number(table.row(f"A preferred, {name}, A at 0.9")["A"]) == pytest.approx(0.9)
 
 
-def test_a_study_that_differs_from_the_paper_shows_no_paper_numbers(bench: Bench) -> None:
+def test_different_study_shows_no_paper_numbers(bench: Bench) -> None:
     found = outcome(bench, "seen-unseen")
     assert "saw 12 of 24" in found.differs
     assert printed_for("seen-unseen", found) == ()

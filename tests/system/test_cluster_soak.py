@@ -48,7 +48,7 @@ class Leaks(torch.nn.Module):
 """
 
 
-def test_a_classifier_that_leaks_until_ray_s_memory_monitor_ends_its_worker(
+def test_run_survives_a_memory_leak(
     cluster: Head, tmp_path: Path, local_executor: Any, object_store: ObjectStore
 ) -> None:
     """Each worker computes some partitions before it is killed, and the next one continues."""
