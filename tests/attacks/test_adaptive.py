@@ -1,7 +1,6 @@
 """Adaptive AutoAttack on a mixed classifier: its plan, records and cached images."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from pyautoattack import AutoAttack
 from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import autoattack, ensemble_plan
 from mixednuts_dist.attacks.attack import Setting, borderline
-from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget, attack_words
+from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.minimum_margin import margin_engine
 from mixednuts_dist.attacks.stepper import ImageSummary
 from mixednuts_dist.config.threat import ThreatModel
@@ -139,21 +138,3 @@ def test_unknown_attacks_and_modes_are_named(mixed, pair) -> None:
         autoattack(mixed, *pair, threat=THREAT, attacks=("fabt",))
     with pytest.raises(InvalidInputError, match=r"'transfre'.*transfer, bypass"):
         autoattack(mixed, *pair, threat=THREAT, mode="transfre")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, "AutoAttack"),
-        (
-            {"attacks": (*STANDARD_ATTACKS, "apgd-dlr")},
-            "apgd-ce, apgd-t, fab-t, square, apgd-dlr (100 iterations, 9 targets, 5000 queries)",
-        ),
-        ({"attacks": STANDARD_ATTACKS[:3]}, "apgd-ce, apgd-t, fab-t (100 iterations, 9 targets)"),
-        ({"n_queries": 1}, "apgd-ce, apgd-t, fab-t, square (100 iterations, 9 targets, 1 query)"),
-        ({"attacks": ("square",), "n_queries": 300}, "square (300 queries)"),
-    ],
-)
-def test_only_what_leaves_nothing_out_is_called_autoattack(changes: dict[str, Any], words: str) -> None:
-    evaluate = {"attacks": STANDARD_ATTACKS, "n_iter": 100, "n_target_classes": 9, "n_queries": 5000, **changes}
-    assert attack_words(evaluate, "Linf") == words

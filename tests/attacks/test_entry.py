@@ -184,9 +184,3 @@ def test_the_name_of_one_attack_is_no_list() -> None:
     x = images(6, SHAPE)
     with pytest.raises(InvalidInputError, match=r"attacks='apgd-ce' is one string; give a list .*: \['apgd-ce'\]"):
         by_autoattack(small_net(10, SHAPE), x, labels(x), attacks="apgd-ce")
-
-
-def test_a_function_is_attacked_in_float32() -> None:
-    model, x = small_net(10, SHAPE), images(6, SHAPE)
-    found = by_autoattack(model.forward, x, labels(x), precision="fp32")
-    assert torch.equal(found.x_adv, by_autoattack(model.forward, x, labels(x)).x_adv)

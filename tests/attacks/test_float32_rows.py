@@ -8,15 +8,11 @@ from torch import Tensor, nn
 
 from mixednuts_dist.acceleration.batch_shape import FLOAT32_ROWS, BatchShape
 from mixednuts_dist.attacks.adaptive import ensemble_plan
-from mixednuts_dist.attacks.apgd import POLISH_ROUNDS
-from mixednuts_dist.attacks.attack import Setting
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel
-from mixednuts_dist.attacks.minimum_margin import margin_plan, minimum_margin_attack
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.attacks.scheduler import Finished, Group, Scheduler
-from mixednuts_dist.benchmarks.attack_subjects import Subject
 from mixednuts_dist.config.threat import ThreatModel
-from tests.helpers.float32_counts import counted
 from tests.helpers.simulated_card import SimulatedCard
 from tests.helpers.small_nets import images, small_net
 
@@ -69,30 +65,6 @@ def test_float32_passes_on_a_gpu_are_small_and_full() -> None:
     assert torch.equal(found.broken, one.broken)
     assert torch.allclose(found.log1m_margin, one.log1m_margin, atol=1e-5)
     assert (found.n_forward, found.n_backward) == (one.n_forward, one.n_backward)
-
-
-def test_float32_steps_run_at_the_end_in_full_passes() -> None:
-    """One pass per start would leave half of the rows empty."""
-    network = small_net(10, SHAPE, seed=0, sharpness=3)
-    x = images(60, SHAPE)
-    attacked = Subject(network, x, network(x).argmax(dim=1), 0.012, "made up")
-    shape = BatchShape(128, float32_rows=8)
-    found = counted(attacked, shape, AttackBudget(10, 3))
-    plan = margin_plan(Setting(ThreatModel("Linf", 0.012), AttackBudget(10, 3), 10, low_precision=True))
-    kinds = [run.float32 for run in plan]
-    assert kinds == sorted(kinds)
-    assert len([run for run in plan if run.name == "polish"]) == POLISH_ROUNDS
-    assert found["useful_rows"] > 4
-    assert 0 < found["robust"] < 60
-    # The count is of passes as they are: a float32 row ten times, a gradient twice.
-    passes, useful, cost = found["tally"]["apgd, float32"]
-    assert passes * 8 >= useful
-    assert cost == passes * 8 * 2 * 10
-    assert found["tally"]["apgd"][2] == found["passes"] * 128 * 2
-    assert found["cost"] == sum(of[2] for of in found["tally"].values())
-    one = counted(attacked, BatchShape(128, float32_rows=128), AttackBudget(10, 3))
-    assert one["share"] > found["share"]
-    assert one["robust"] == found["robust"]
 
 
 def test_on_a_cpu_there_is_one_shape_and_on_a_card_two() -> None:

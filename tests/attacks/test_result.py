@@ -38,10 +38,6 @@ def test_result_html_escapes_attack_names() -> None:
     assert "&lt;b&gt;toy" in found._repr_html_()
 
 
-def test_result_accuracies_are_shares() -> None:
-    assert (outcome().clean_accuracy, outcome().robust_accuracy) == (0.75, 0.25)
-
-
 def test_both_attacks_return_one_type() -> None:
     rob = mn.load_classifier("demo:rob", "rob")
     images, labels = mn.open_dataset("digits").read(0, 12)

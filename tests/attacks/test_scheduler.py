@@ -173,10 +173,7 @@ def test_reading_flags_rarely_changes_neither_result_nor_count(
         self._read_every = every
 
     monkeypatch.setattr(Batch, "__init__", made)
-    for doubted in (
-        AttackedModel.of(model),
-        estimating(model, lambda logits: logits.clamp(max=1)),
-    ):
+    for doubted in (AttackedModel.of(model), estimating(model, lambda logits: logits.clamp(max=1))):
         monkeypatch.setattr(Batch, "__init__", make)
         prompt = found_by(doubted, x, y, rows=8)
         monkeypatch.setattr(Batch, "__init__", made)

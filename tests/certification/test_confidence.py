@@ -5,13 +5,7 @@ import torch
 from scipy.stats import beta
 
 from mixednuts_dist.certification.certificates import smoothed_margin
-from mixednuts_dist.certification.confidence import (
-    Looks,
-    lower_bound,
-    most_false,
-    require_enough_draws,
-    upper_bound,
-)
+from mixednuts_dist.certification.confidence import Looks, lower_bound, most_false, require_enough_draws, upper_bound
 from mixednuts_dist.certification.smoothing import SmoothingPlan
 from mixednuts_dist.errors import InvalidInputError
 

@@ -75,9 +75,7 @@ def test_demo_noisy_is_accurate_under_noise(test_half: tuple[Tensor, Tensor]) ->
     assert accuracy(demo_noisy(), moved, labels) > max(accuracy(demo_rob(), moved, labels) + 0.05, 0.9)
 
 
-def test_weights_of_other_widths_name_the_training_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_weights_of_other_widths_name_the_training_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factories, "STD_WIDTHS", (4, 8))
     with pytest.raises(BaseClassifierError, match=r"demo_std\.safetensors .* widths=\(4, 8\)(.|\n)*demo_training"):
         demo_std()

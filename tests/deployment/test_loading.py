@@ -10,13 +10,12 @@ import yaml
 
 from mixednuts_dist import load_run
 from mixednuts_dist.cli.options import config_of
-from mixednuts_dist.deployment.loading import loading_line
 from mixednuts_dist.errors import ConfigError, DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_columns
-from tests.helpers.runs import Finished, rows_in
+from tests.helpers.runs import rows_in
 
 
 def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Path) -> None:
@@ -28,15 +27,6 @@ def test_the_loaded_mixture_gives_the_logits_that_the_run_stored(run_folder: Pat
     with torch.no_grad():
         torch.testing.assert_close(mixed(images), stored["mixed_clean"], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(mixed(stored["x_adv"]), stored["mixed_attacked"], rtol=1e-4, atol=1e-4)
-
-
-def test_the_line_that_is_printed_loads_the_run(tiny_run: Finished) -> None:
-    run_folder = tiny_run.folder
-    loaded = eval(loading_line(tiny_run.config, str(run_folder)), {"load_run": load_run})
-    selected = json.loads((run_folder / "search/selected.json").read_text())["result"]
-    assert loaded.mixture.surrogate_alpha == selected["surrogate_alpha"]
-    chosen = next(entry for entry in selected["entries"] if entry["beta"] == selected["deployed_beta"])
-    assert (loaded.transform.scale, loaded.alpha) == (chosen["scale"], chosen["alpha"])
 
 
 def test_another_beta_gives_its_own_parameters(run_folder: Path) -> None:

@@ -109,10 +109,7 @@ def test_killed_private_head_ends_a_run_in_one_line(tmp_path: Path) -> None:
     assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["head", ":6379", "head:port", "head:99999", "http://head:8265", "x" * 999],
-)
+@pytest.mark.parametrize("address", ["head", ":6379", "head:port", "head:99999", "http://head:8265", "x" * 999])
 def test_what_is_no_address_is_refused_at_once(address: str) -> None:
     with pytest.raises(ClusterError, match="is not an address of a Ray cluster; give host:port") as caught:
         cluster.require_answer(address)

@@ -102,7 +102,7 @@ def test_the_processes_take_every_core_once(
 def test_failing_partition_is_retried_and_named(
     tiny: Callable[..., RunConfig], factory: Path, name: str, reason: str, log: str
 ) -> None:
-    config = tiny(rob=f"py:{factory}:{name}", partition_size=2, compute={"max_tries": 2, "num_workers": 2})
+    config = tiny(rob=f"py:{factory}:{name}", partition_size=2, compute={"max_tries": 2, "num_workers": 1})
     with LocalExecutor() as executor, pytest.raises(PartitionFailed) as failed:
         attack.run(config, executor=executor)
     assert str(failed.value).startswith("partition 5 (images 10-11) failed 2 of 2 tries: ")

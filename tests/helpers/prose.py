@@ -1,6 +1,6 @@
 """Find unidiomatic English in the README, the guides, docstrings, comments, messages and help texts.
 
-The number of findings per folder is a ratchet: `tests/root/test_prose.py` fails if a folder has more findings than
+The number of findings per folder is a ratchet: CI fails if a folder has more findings than
 `prose_budget.json` allows, and the budget only falls.
 
     python -m tests.helpers.prose                      # compare the repository with its budget, as CI does

@@ -6,7 +6,6 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from mixednuts_dist.errors import DatasetError
 from mixednuts_dist.images.arrays import N_TRAIN, load_digits_split
 
 
@@ -29,9 +28,3 @@ def test_the_halves_are_the_rows_in_their_order() -> None:
     assert torch.equal(images[:, 0] * 16, torch.tensor(digits.images, dtype=torch.float32))
     assert torch.equal(labels, torch.tensor(digits.target, dtype=torch.int64))
     assert len(train_labels) == N_TRAIN
-
-
-def test_another_split_is_an_error_that_names_the_valid_ones() -> None:
-    split: Any = "validation"
-    with pytest.raises(DatasetError, match="no split 'validation'; valid splits: train, test"):
-        load_digits_split(split)

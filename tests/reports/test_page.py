@@ -187,18 +187,6 @@ def test_keyboard_moves_the_slider_and_the_dot(
     assert "Measured" in tab.text(".slider .measured")
 
 
-def test_rest_of_the_slider_is_told_to_who_cannot_see(page: dict[str, bytes], open_tab: Callable[..., Tab]) -> None:
-    tab = open_tab(page["index.html"])
-    tab.evaluate("document.getElementById('beta').focus()")
-    tab.press("End")
-    told = tab.evaluate(
-        "new Promise((done) => { (function look() { const text = document.getElementById('at-all').textContent;"
-        "text ? done(text) : setTimeout(look, 20); })(); })"
-    )
-    for name in ("clean", "kept_predicted", "s", "alpha"):
-        assert tab.text(f"#at-{name}") in told
-
-
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_fits_the_screen_in_the_readers_colors(
     page: dict[str, bytes], open_tab: Callable[..., Tab], width: int, dark: bool

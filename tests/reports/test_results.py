@@ -15,23 +15,12 @@ from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import top2_margin
 from mixednuts_dist.mixing.transforms import LogitTransform, layer_norm_logits
 from mixednuts_dist.reports.counts import Count
-from mixednuts_dist.reports.margins import (
-    EDGES,
-    MarginTally,
-    margin_gap,
-    margin_ratio,
-)
+from mixednuts_dist.reports.margins import EDGES, MarginTally, margin_gap, margin_ratio
 from mixednuts_dist.reports.report import attacks_said
 from mixednuts_dist.reports.results import RunResults, gather_results, summary_sentence
 from mixednuts_dist.reports.results_file import ResultsFile
 from mixednuts_dist.storage.records import SearchResult
-from tests.helpers.made_up_run import (
-    ATTACKS,
-    in_batches,
-    made_up_attack,
-    made_up_evaluate,
-    made_up_search,
-)
+from tests.helpers.made_up_run import ATTACKS, in_batches, made_up_attack, made_up_evaluate, made_up_search
 
 
 def gather(attack, search, evaluate, **changes) -> RunResults:
@@ -112,12 +101,7 @@ def test_the_cut_into_batches_changes_nothing(size: int) -> None:
     described = {"name": "r", "dataset": "digits", "std": "demo:std", "rob": "demo:rob", "seconds": {"attack": 1.0}}
     parts = in_batches(attack, evaluate, size)
     cut = gather_results(
-        parts,
-        search=search,
-        run_id="r-00000000",
-        threat=ThreatModel("Linf", 0.1),
-        attacks=ATTACKS,
-        **described,
+        parts, search=search, run_id="r-00000000", threat=ThreatModel("Linf", 0.1), attacks=ATTACKS, **described
     )
     assert cut.to_json() == gather(attack, search, evaluate).to_json()
 

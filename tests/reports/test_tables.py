@@ -6,13 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mixednuts_dist.reports.counts import (
-    Count,
-    interval_text,
-    percent_text,
-    seconds_text,
-    weight_text,
-)
+from mixednuts_dist.reports.counts import Count, interval_text, percent_text, seconds_text, weight_text
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.reports.table import Table, latex_text
 from mixednuts_dist.reports.tables import TABLES, print_results, table_files

@@ -7,12 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mixednuts_dist.reports.worst_images import (
-    LARGEST_SIDE,
-    WorstTally,
-    perturbation_png,
-    png,
-)
+from mixednuts_dist.reports.worst_images import LARGEST_SIDE, WorstTally, perturbation_png, png
 from tests.helpers.made_up_run import in_batches, made_up_attack, made_up_evaluate
 
 

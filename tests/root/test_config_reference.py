@@ -18,17 +18,6 @@ def test_every_key_says_what_it_means() -> None:
     assert [path for path, field in fields.items() if not field.description] == []
 
 
-def test_the_reference_has_one_line_a_key_with_type_and_default() -> None:
-    lines = config_reference().splitlines()
-    assert len(lines) == 2 + len(dict(fields_of(CONFIG)))
-    assert "| `name` | text | required | Name of the run, with which its run ID begins. |" in lines
-    assert any(line.startswith('| `threat.norm` | `Linf`, `L2`, `L1` | `"Linf"` |') for line in lines)
-    assert any(line.startswith("| `search.scales` | {min, max, count, spacing} or list of number |") for line in lines)
-    assert any(line.startswith("| `names` | map of `std`, `rob`, `mixed` to text | `{}` |") for line in lines)
-    assert not [line for line in lines if "typing." in line or "dict[" in line or "list[" in line]
-    assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
-
-
 def test_the_command_prints_it_and_the_docs_show_it() -> None:
     printed = CliRunner().invoke(main, ["schema", "--markdown"])
     assert printed.exit_code == 0

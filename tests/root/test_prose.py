@@ -5,11 +5,6 @@ from pathlib import Path
 from tests.helpers import prose
 
 
-def test_no_folder_exceeds_its_budget() -> None:
-    over = prose.over_budget(prose.findings())
-    assert not over, "\n\n".join(over.values())
-
-
 def test_a_new_phrase_is_found_with_its_line(tmp_path: Path, monkeypatch) -> None:
     page = tmp_path / "page.md"
     page.write_text("A sentence.\n\nThe report tells whoever reads it.\n")

@@ -48,14 +48,7 @@ ALLOWED_THIRD_PARTY = {
     "storage": {"aiobotocore", "botocore", "torch", "numpy", "fsspec", "psutil", "s3fs", "pyarrow", "urllib3"},
     "distributed": {"torch", "numpy", "safetensors", "ray", "psutil", "pynvml"},
     "stages": {"pydantic", "torch", "numpy", "yaml", "pyarrow"},
-    "deployment": {
-        "torch",
-        "numpy",
-        "safetensors",
-        "yaml",
-        "fsspec",
-        "huggingface_hub",
-    },
+    "deployment": {"torch", "numpy", "safetensors", "yaml", "fsspec", "huggingface_hub"},
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

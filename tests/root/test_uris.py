@@ -46,10 +46,7 @@ def test_a_wrong_dataset_is_refused_with_the_valid_forms(uri: str, message: str)
         ("robustbench:", "valid forms: robustbench:MODEL"),
         ("robustbench:X?dataset=mnist", "dataset='mnist' is not one of cifar10, cifar100, imagenet"),
         ("robustbench:X?threat=linf", "threat='linf' is not one of Linf, L2"),
-        (
-            "robustbench:X?treat=Linf",
-            r"unknown option 'treat'; valid options: dataset.*; did you mean 'threat'\?",
-        ),
+        ("robustbench:X?treat=Linf", r"unknown option 'treat'; valid options: dataset.*; did you mean 'threat'\?"),
         ("timm:x?checkpoint=nowhere.pt", "no file .*nowhere.pt"),
         ("timm:x?weights=none&seed=first", "seed='first' is not a whole number"),
         ("torchvision:x?num_classes=-1", "num_classes='-1'"),

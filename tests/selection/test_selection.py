@@ -9,12 +9,7 @@ from torch import Tensor
 from mixednuts_dist.errors import InvalidInputError
 from mixednuts_dist.mixing.margins import log_one_minus_top2_margin
 from mixednuts_dist.mixing.transforms import LogitTransform
-from mixednuts_dist.selection.selection import (
-    Selection,
-    select_parameters,
-    select_parameters_exact,
-    surrogate_alpha,
-)
+from mixednuts_dist.selection.selection import Selection, select_parameters, select_parameters_exact, surrogate_alpha
 from tests.helpers import reference
 from tests.helpers.reference import Answer, Grid
 

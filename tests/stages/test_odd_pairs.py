@@ -71,8 +71,7 @@ def odd(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
-    [("constant", "constant|gradient"), ("one_class", "class"), ("dropping", "random")],
+    ("name", "told"), [("constant", "constant|gradient"), ("one_class", "class"), ("dropping", "random")]
 )
 def test_unusable_rob_raises_in_one_line(
     tiny: Callable[..., RunConfig], odd: Callable[[str], str], name: str, told: str

@@ -123,7 +123,7 @@ def small_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_zoo")
-@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("name", ["cifar100"])
 def test_mixed_classifier_equals_bai2024mixednuts(name: str) -> None:
     with quietly(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -148,7 +148,7 @@ SMALL_ROBUST = {"cifar10": "Sehwag2021Proxy_R18", "cifar100": "Addepalli2022Effi
 
 
 @pytest.mark.usefixtures("small_zoo")
-@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("name", ["cifar10"])
 def test_the_published_mixture_loads_as_a_mixed_classifier(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robustbench_zoo, "_ROBUST_PARTS", SMALL_ROBUST)
     uri = f"robustbench:Bai2024MixedNUTS?dataset={name}"

@@ -18,11 +18,7 @@ from tests.helpers.real import CIFAR10, ZOO
 
 EPS = 2 / 255
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(420),
-    pytest.mark.real,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.real]
 
 
 def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], ray_executor: Any) -> None:

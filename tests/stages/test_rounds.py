@@ -74,9 +74,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory, local_executor: Any) -> t
     return config, search.run(config, executor=local_executor)
 
 
-def test_last_choice_keeps_beta_under_attack(
-    searched: tuple[RunConfig, SearchResult],
-) -> None:
+def test_last_choice_keeps_beta_under_attack(searched: tuple[RunConfig, SearchResult]) -> None:
     _, result = searched
     last = next(done for done in reversed(result.rounds) if done.attacked == (result.deployed(),))
     assert last.kept[0] >= kept_images(0.9, last.of)

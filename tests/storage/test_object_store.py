@@ -4,10 +4,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +13,15 @@ import s3fs
 import torch
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.errors import MissingArtifact, StoreError
-from mixednuts_dist.stages.runs import Inputs, Run, finished_partitions
 from mixednuts_dist.storage import outages
 from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.partitions import split_images
-from mixednuts_dist.storage.store import Store, concurrently
+from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
 from tests.helpers.fault_proxy import CorruptingProxy, FaultProxy
 from tests.helpers.object_store import ObjectStore
-from tests.helpers.runs import Finished, tiny_content
+from tests.helpers.runs import Finished
 from tests.helpers.stored_rows import columns, receipt
 
 
@@ -99,24 +95,6 @@ def test_read_columns_transfers_only_those_columns(store: Store, monkeypatch: py
     found = read_columns(store, "attack", parts, "f0", ["sample_id", "margin"])
     assert torch.equal(found["margin"], torch.cat([columns(part)["margin"] for part in parts]))
     assert travelled < 400_000 < 2 * 20 * 3 * 64 * 64 * 4
-
-
-def test_what_is_finished_is_seen_by_one_small_read_a_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = parse_config(tiny_content(Path("nowhere"), partition_size=1))
-    run = Run(config, store, store, Inputs(150, 10, (1, 4, 5), {}))
-    contents = {f"attack/f0/{p.file_name}": encode_table(columns(p), "f0", receipt(p)) for p in run.partitions[1:]}
-    concurrently(lambda path: store.write(path, contents[path]), contents)
-    calls: Counter[str] = Counter()
-    patiently = outages.patiently
-
-    def counted(call: Callable[[], Any], address: str, patience_seconds: float) -> Any:
-        calls[address.removeprefix(store.uri)] += 1
-        return patiently(call, address, patience_seconds)
-
-    monkeypatch.setattr(store_module, "patiently", counted)
-    assert finished_partitions(run, "attack", "f0") == {part: receipt(part) for part in run.partitions[1:]}
-    listings = ["/attack/f0", "/attack/f0/_index.json"]
-    assert calls == Counter([*listings, *(f"/{path}" for path in contents)])
 
 
 @pytest.mark.parametrize("fault", ["slow down", "reset", "silence"])
