@@ -6,7 +6,8 @@
 
 The body is an .npy file of floats in [0, 1] with shape (B, C, H, W). The response is {"classes": [3, 8, ...]}. Requests
 that arrive together are computed as one batch, and the standard classifier sees only the images that the robust
-classifier leaves open. Ray Serve's own documentation covers replicas, GPUs and autoscaling.
+classifier leaves open. Ray Serve's own documentation covers replicas, GPUs and autoscaling. Under `uv run`, set
+RAY_ENABLE_UV_RUN_RUNTIME_ENV=0, because Ray otherwise builds another environment for each of its processes.
 """
 
 import io

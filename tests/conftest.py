@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # importing Ray takes seconds, and most tests do not need it
 
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for subprocesses, whose threads would wait for each other
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

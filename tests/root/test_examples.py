@@ -1,6 +1,7 @@
 """The examples that other tests do not run."""
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -31,7 +32,9 @@ def npy(images: object) -> bytes:
 def test_serve_example_equals_the_classifier(tiny_run: Finished) -> None:
     (port,) = free_ports(1)
     url, run = f"http://127.0.0.1:{port}/", str(tiny_run.folder)
-    with subprocess.Popen([sys.executable, str(EXAMPLES / "serve.py"), run, str(port)]) as server:
+    command = [sys.executable, str(EXAMPLES / "serve.py"), run, str(port)]
+    without_uv = {**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    with subprocess.Popen(command, env=without_uv) as server:
         try:
             images, _ = open_dataset("digits").read(0, 24)
             answer = answered(url, npy(images), server)

@@ -78,5 +78,5 @@ def test_site_builds_without_warnings(tiny_run: Finished, tmp_path: Path) -> Non
     assert not [
         name for name in STUDIES.names() if f"mixednuts study {name} CONFIG" not in re.sub("<[^>]+>", "", gallery)
     ]
-    reference = (tmp_path / "site" / "reference.html").read_text()
+    reference = (tmp_path / "site" / "api.html").read_text()
     assert not [name for name in mixednuts_dist.__all__ if f'id="mixednuts_dist.{name}"' not in reference]

@@ -21,14 +21,14 @@ EPS = 2 / 255
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.real]
 
 
-def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], ray_executor: Any) -> None:
+def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., RunConfig], local_executor: Any) -> None:
     config = tiny(
         data={"uri": CIFAR10, "n": 12},
         std=f"py:{ZOO}:std_c10_resnet56",
         rob=f"py:{ZOO}:rob_c10_resnet4b",
         threat={"eps": "2/255"},
     )
-    results = pipeline.run(config, executor=ray_executor).to_json()
+    results = pipeline.run(config, executor=local_executor).to_json()
     rob, std, mixed = (results["accuracy"][name] for name in ("rob", "std", "mixed"))
     assert results["n_images"] == 12
     assert std["clean"]["correct"] >= rob["clean"]["correct"]
@@ -39,16 +39,16 @@ def test_the_pipeline_runs_on_real_images_and_classifiers(tiny: Callable[..., Ru
 
 def test_mmaa_is_as_strong_as_apgd_on_real_cifar() -> None:
     rob = load_classifier(f"py:{ZOO}:rob_c10_resnet4b", "rob")
-    x, y = open_dataset(CIFAR10).read(200, 248)
+    x, y = open_dataset(CIFAR10).read(200, 224)
 
     def normed(images: torch.Tensor) -> torch.Tensor:
         return layer_norm_logits(rob(images))
 
-    ours = minimum_margin_attack(normed, x, y, threat=ThreatModel("Linf", EPS), batch_size=48)
+    ours = minimum_margin_attack(normed, x, y, threat=ThreatModel("Linf", EPS), batch_size=24)
     published = AutoAttack(
         rob, norm="Linf", eps=EPS, attacks=["apgd-ce", "apgd-t"], version="custom", seed=0, device="cpu"
     )
-    x_adv = published.run_standard_evaluation(x, y, batch_size=48)[0]
+    x_adv = published.run_standard_evaluation(x, y, batch_size=24)[0]
     theirs = int((rob(x_adv).argmax(dim=1) == y).sum())
     assert int((~ours.broken).sum()) <= theirs
     assert 0 < theirs < len(y)

@@ -157,11 +157,13 @@ GONE = (404, "NoSuchBucket", r"there is no such place .*Create the bucket")
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("at", "written"),
-    [("run.yaml", (0, 0)), ("attack/.*part-00001", (1, 0)), ("evaluate/.*part-", (3, 0))],
-    ids=["start", "attack", "evaluation"],
-)
-@pytest.mark.parametrize("refusal", [EXPIRED, GONE], ids=["expired token", "deleted bucket"])
+    ("refusal", "at", "written"),
+    [
+        (EXPIRED, "run.yaml", (0, 0)), (EXPIRED, "attack/.*part-00001", (1, 0)), (EXPIRED, "evaluate/.*part-", (3, 0)),
+        (GONE, "attack/.*part-00001", (1, 0)),
+    ],
+    ids=["token at the start", "token in the attack", "token in the evaluation", "bucket in the attack"],
+)  # fmt: skip
 def test_storage_error_in_mid_run_ends_it_resumably(
     object_store: ObjectStore, proxy: RefusingProxy, tmp_path: Path, tiny: Callable[..., RunConfig],
     refusal: tuple[int, str, str], at: str, written: tuple[int, int],

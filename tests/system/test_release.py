@@ -1,5 +1,6 @@
 """A wheel and a source distribution of this tree, installed by plain pip, run the pipeline."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,10 @@ ROOT = Path(mixednuts_dist.__file__).parents[1]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    shown = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    shown = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     assert shown.returncode == 0, shown.stdout[-3000:] + shown.stderr[-3000:]
     return shown.stdout
 
@@ -40,7 +44,7 @@ def test_what_is_built_installs_and_runs(kind: str, tmp_path: Path) -> None:
     small = ("data.n=8", "partition_size=8", "attack.n_iter=2", "evaluate.n_iter=2", "evaluate.n_queries=2")
     changed = [part for value in small for part in ("--set", value)]
     run(command, "run", "--local", ROOT / "jobs" / "configs" / "digits.yaml", *changed, cwd=tmp_path)
-    assert list(tmp_path.glob("runs/*/report/index.html"))
+    assert list(tmp_path.glob("runs/*/runs/*/report/index.html"))
 
 
 def test_no_message_advises_a_package_that_no_index_has() -> None:
