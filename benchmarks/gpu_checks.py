@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.acceleration.arithmetic import PrecisionChoice
 from mixednuts_dist.acceleration.batch_shape import BatchShape, repeated
 from mixednuts_dist.acceleration.gradient_copy import folded
+from mixednuts_dist.acceleration.precision import PrecisionChoice
 from mixednuts_dist.acceleration.tf32 import tf32_allowed
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, repeats_its_bits
-from mixednuts_dist.attacks.judge import Judge
+from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.benchmarks.attack_benchmark import PUBLISHED_BUDGET
 from mixednuts_dist.benchmarks.attack_subjects import MODELS, Subject, subject
 from mixednuts_dist.config.threat import ThreatModel
@@ -125,12 +125,12 @@ def repeated_bits(at: Place) -> Found:
     precisions: list[PrecisionChoice] = ["fp32", "bf16"]
     model, x = at.attacked.network, at.attacked.x
     same = [precision for precision in precisions if repeats_its_bits(model, x, at.rows, precision)]
-    return len(same) == len(precisions), f"passes repeat their bits in {', '.join(same) or 'no arithmetic'}"
+    return len(same) == len(precisions), f"passes repeat their bits in {', '.join(same) or 'no precision'}"
 
 
 def judge(at: Place) -> Found:
     model, x = at.attacked.network, at.attacked.x
-    found = Judge(model, BatchShape.of(at.rows, at.device)).logits(x).cpu()
+    found = Verifier(model, BatchShape.of(at.rows, at.device)).logits(x).cpu()
     with torch.no_grad():
         exact = model.cpu().double()(x.cpu().double())
     model.float().to(at.device)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu_checks import WARM_UP, Found, Place, made_up
-from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.batch_shape import BatchShape, fastest_of_three, repeated
 from mixednuts_dist.acceleration.gradient_copy import input_gradient
+from mixednuts_dist.acceleration.precision import FastCopies
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
-from mixednuts_dist.attacks.judge import Judge
 from mixednuts_dist.attacks.published import pyautoattack_images
+from mixednuts_dist.attacks.verification import Verifier
 
 # What is aimed at on a card.
 _LEAST_SPEEDUP, _LEAST_SHARE = 4.0, 0.4
@@ -29,7 +29,7 @@ def rate(at: Place, make: Callable[[], nn.Module], size: int) -> Found:
     """Images a second of forward and backward, as a share of the rate of a matrix product; bfloat16 on a GPU."""
     network = make().eval().requires_grad_(False).to(at.device)
     x = made_up(8, (3, size, size), at)
-    made = Arithmetic(at.precision).network_copy(network, x, 64).made
+    made = FastCopies(at.precision).of_network(network, x, 64).fast
     per_second = {}
     for rows in (64, 128, 256, 512) if at.on_card else (4, 8):
         batch = repeated(x, rows)
@@ -63,16 +63,16 @@ def _both_ways(network: nn.Module, x_BCHW: Tensor) -> Tensor:
 
 def against_pyautoattack(at: Place, attacks: tuple[str, ...]) -> Found:
     attacked = at.attacked
-    arithmetic, seconds, standing = Arithmetic("auto"), {}, {}
+    copies, seconds, standing = FastCopies("auto"), {}, {}
     settings: dict[str, Any] = {"threat": at.threat, "budget": at.budget, "attacks": attacks, "batch_size": at.rows}
-    autoattack(attacked.network, attacked.x, attacked.y, arithmetic=arithmetic, **{**settings, "budget": WARM_UP})
+    autoattack(attacked.network, attacked.x, attacked.y, copies=copies, **{**settings, "budget": WARM_UP})
     for name, strict in (("TF32 as torch has it", False), ("TF32 off", True)):
         started = time.perf_counter()
         x_adv, _, _ = pyautoattack_images(attacked.network, attacked.x, attacked.y, seed=0, strict=strict, **settings)
-        standing[name] = int((Judge(attacked.network, BatchShape(64)).logits(x_adv).argmax(1) == attacked.y).sum())
+        standing[name] = int((Verifier(attacked.network, BatchShape(64)).logits(x_adv).argmax(1) == attacked.y).sum())
         seconds[name] = time.perf_counter() - started
     started = time.perf_counter()
-    robust = autoattack(attacked.network, attacked.x, attacked.y, arithmetic=arithmetic, **settings).robust
+    robust = autoattack(attacked.network, attacked.x, attacked.y, copies=copies, **settings).robust
     ours = time.perf_counter() - started
     told = ", ".join(f"{theirs / ours:.2f} times ({name})" for name, theirs in seconds.items())
     ok = int(robust.sum()) <= min(standing.values()) + 1

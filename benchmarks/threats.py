@@ -22,9 +22,9 @@ from benchmarks.defences import Defence, defence_named
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.draws import Draws, misclassified_share
 from mixednuts_dist.attacks.gradient_model import shape_of
-from mixednuts_dist.attacks.judge import Judge
 from mixednuts_dist.attacks.published import published, pyautoattack_images
 from mixednuts_dist.attacks.straight_through import straight_through
+from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.benchmarks.attack_benchmark import attacked_here, differentiable, say
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.section import read_fraction
@@ -61,7 +61,7 @@ class Contest:
 
     def standing(self, x_adv: Tensor) -> Tensor:
         """(B,) bool: right without an attack, and at its point too where that is in the ball."""
-        right = ~Judge(self.model, shape_of(None, self.model, self.x)).verdicts(x_adv, self.y).wrong
+        right = ~Verifier(self.model, shape_of(None, self.model, self.x)).verify(x_adv, self.y).wrong
         inside = ball_of(self.threat).contains(x_adv, self.x) & (x_adv >= 0).flatten(1).all(dim=1)
         return self.clean & (right | ~(inside & (x_adv <= 1).flatten(1).all(dim=1)))
 

@@ -1,7 +1,7 @@
 """What `import mixednuts_dist` offers; `__init__.py` reads the names from this file."""
 
-from .acceleration.arithmetic import Arithmetic as Arithmetic
 from .acceleration.batch_shape import BatchShape as BatchShape
+from .acceleration.precision import FastCopies as FastCopies
 from .api import MixReport as MixReport
 from .api import MixResult as MixResult
 from .api import mix as mix

@@ -1,10 +1,9 @@
 """One batch shape for every pass of a network in a call or a run.
 
-The last bits of an image's logits and gradients depend on the number of rows of its batch: libraries choose other
-kernels, which round differently, for other sizes. They do not depend on the image's position or on its company in a
-batch of one fixed size. So every pass has the same number of rows, short batches are filled up, and an image's result
-is the same bits in any order, partition and company. Where few images are left, a smaller shape is used if a probe has
-shown that it gives the same bits as the full one, here and for this function.
+The last bits of an image's logits and gradients depend on the number of rows of its batch, because libraries choose
+kernels by size. They do not depend on the position or on the other images. So every pass has the same number of rows,
+short batches are padded, and an image's result has the same bits in any order, partition and batch. Few images take a
+smaller shape if a trial shows that it gives the same bits.
 
 Shapes: B images of C x H x W.
 """
@@ -19,19 +18,23 @@ from torch import Tensor
 
 from ..errors import InvalidInputError
 
-ON_CPU = 64  # rows of a pass on a CPU, where more rows of a large network are hardly faster
+ON_CPU = 64  # rows of a pass on a CPU; more rows of a large network are hardly faster
 MOST_ON_CPU = 128  # rows in a library call with many images, which is faster for small networks
-SMALLEST = 4  # smaller shapes are not even tried: in float32 they differ on every CPU that was measured
+SMALLEST = 4  # smaller shapes differ in float32 on every CPU that was measured
 MOST = 4096
-ON_CARD = 256  # rows of a call on an accelerator, where 64 leave it idle; a run measures its own
-STATE_IMAGES = 64  # arrays of an image's size that the attacks keep for each row of a pass; a test counts them
-FLOAT32_ROWS = 16  # of float32 passes on an accelerator; with 32 they took twice the share of the time
+ON_CARD = 256  # rows of a call on an accelerator; a run measures its own
+STATE_IMAGES = 64  # image-sized arrays that the attacks keep per row of a pass
+FLOAT32_ROWS = 16  # rows of float32 passes on an accelerator
 
-_NEARLY = 0.95  # of the most images a second
+_NEARLY = 0.95  # share of the highest number of images per second
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
-_NOT_ALLOCATED = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED")  # of cuDNN 9 too
+_NOT_ALLOCATED = (
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "_ALLOCATION_FAILED",
+)  # the last one is cuDNN 9's
 
-Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images: all that it gives, each with the rows first
+Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images, and all its results with the rows first
 
 _logger = logging.getLogger(__name__)
 
@@ -41,13 +44,11 @@ class BatchShape:
 
     Args:
         rows: images per pass. The number is halved when memory runs out, with a warning.
-        fixed: pass no smaller shape even where one gives the same bits.
-        float32_rows: of the judge's passes, and of gradients in float32 beside coarser ones; `rows` by default.
+        fixed: use no smaller shape even if it gives the same bits.
+        float32_rows: rows of verifications and of float32 runs after low-precision ones; `rows` by default. On a GPU a
+            float32 row takes about ten times as long as a bfloat16 row, and few images need one.
 
-    On a GPU a float32 row takes about ten times a bfloat16 one, and few images need it: its passes have a shape of
-    their own there, `float32`, which is small. On a CPU both are one object.
-
-    One object serves all passes of a call, or of a worker; it may be reused from call to call.
+    One object serves all passes of a call or a worker. `float32` is the shape of float32 passes, or the object itself.
 
     Example:
         >>> shape = BatchShape(64)
@@ -65,7 +66,7 @@ class BatchShape:
 
     @classmethod
     def of(cls, rows: "int | BatchShape", device: torch.device) -> "BatchShape":
-        """The shape itself, or a new one of so many rows, with one for float32 beside it on an accelerator."""
+        """Return the shape itself, or a new one with these rows, and with fewer float32 rows on an accelerator."""
         if isinstance(rows, BatchShape):
             return rows
         return cls(rows, float32_rows=None if device.type == "cpu" else FLOAT32_ROWS)
@@ -114,10 +115,9 @@ class Passes:
         return rows
 
     def _has_same_bits(self, like_BCHW: Tensor, fewer: int) -> bool:
-        """Whether the probe gives each image among `fewer` images the bits that it has in a full batch.
+        """Return whether images have the same bits in `fewer` rows as in a full batch.
 
-        Tried on noisy copies of `like_BCHW`, drawn from all over the full batch: nearly each comes to another position,
-        and every position of the smaller batch is looked at. Memory that runs out proves nothing.
+        The images are noisy copies of `like_BCHW`, drawn from the full batch, so that nearly all change their position.
         """
         rows = self.shape.rows
         try:
@@ -137,21 +137,21 @@ class Passes:
 
 
 def filled(x_BCHW: Tensor, rows: int) -> Tensor:
-    """`x` with its last image repeated until there are `rows`; no image stays none."""
+    """Repeat the last image until there are `rows`."""
     missing = rows - len(x_BCHW) if len(x_BCHW) else 0
     return torch.cat([x_BCHW, x_BCHW[-1:].expand(missing, *x_BCHW.shape[1:])]) if missing > 0 else x_BCHW
 
 
 def repeated(x_BCHW: Tensor, rows: int) -> Tensor:
-    """So many rows of these images, which come again from the first on."""
+    """Repeat the images in order until there are `rows`."""
     return x_BCHW[torch.arange(rows) % len(x_BCHW)]
 
 
 def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes) -> Tensor:
-    """`run` over all images in passes of one shape, an eventual short one filled up; the rows of the images.
+    """Run `run` over all images in passes of one shape, padding the last one, and return one row per image.
 
     Raises:
-        torch.OutOfMemoryError: where not even one image fits.
+        torch.OutOfMemoryError: if not even one image fits.
     """
     parts: list[Tensor] = []
     done = 0
@@ -159,7 +159,7 @@ def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes
         part = x_BCHW[done : done + passes.shape.rows]
         rows = passes.rows_for(len(part), x_BCHW)
         try:
-            # A copy, because the memory of a compiled function's output is used again by its next pass.
+            # A compiled function reuses the memory of its output in its next pass.
             parts.append(run(filled(part, rows))[: len(part)].clone())
             done += len(part)
             continue
@@ -171,13 +171,10 @@ def in_one_shape(run: Callable[[Tensor], Tensor], x_BCHW: Tensor, passes: Passes
 
 
 def largest_rows(probes: Sequence[Probe], x_BCHW: Tensor, *, most: int = MOST) -> int:
-    """The largest power of two of rows in which every probe fits where the images `x_BCHW` are, by trying.
-
-    Each probe is tried, because float32 graphs take twice the memory of bfloat16 ones; so many rows of the attacks'
-    state lie beside it.
+    """Find the largest power of two of rows in which every probe fits, together with the attacks' state.
 
     Raises:
-        torch.OutOfMemoryError: where not even one image fits.
+        torch.OutOfMemoryError: if not even one image fits.
     """
     rows = SMALLEST
     while not _fits(probes, x_BCHW, rows):
@@ -205,9 +202,9 @@ def _fits(probes: Sequence[Probe], x_BCHW: Tensor, rows: int) -> bool:
 
 
 def efficient_rows(seconds: Callable[[int], float], most: int) -> int:
-    """The smallest power of two of rows, up to `most`, whose images a second are within 5 % of the best.
+    """Return the smallest power of two, up to `most`, with at least 95% of the highest number of images per second.
 
-    More rows than that fill memory, and leave more of them empty where a run's last images are attacked.
+    More rows would take memory, and more of them would be empty when a run's last images are attacked.
 
     Example:
         >>> efficient_rows(lambda rows: 1 + rows / 8, most=1024)  # a pass has a fixed part of 8 rows
@@ -219,16 +216,13 @@ def efficient_rows(seconds: Callable[[int], float], most: int) -> int:
 
 
 def fastest_of_three(act: Callable[[], Tensor]) -> float:
-    """Seconds of the fastest of three calls, after one that warms up; in CPU time where its result is on a CPU.
-
-    Reading a value of the result waits for an accelerator. Other processes may use a CPU at the same time.
-    """
+    """Return the seconds of the fastest of three calls after a warm-up; CPU time if the result is on a CPU."""
     on_cpu = act().device.type == "cpu"
     clock = time.process_time if on_cpu else time.perf_counter
 
     def timed() -> float:
         started = clock()
-        float(act().flatten()[0])
+        float(act().flatten()[0])  # waits for an accelerator
         return clock() - started
 
     return min(timed() for _ in range(3))
@@ -236,10 +230,7 @@ def fastest_of_three(act: Callable[[], Tensor]) -> float:
 
 @contextmanager
 def as_out_of_memory() -> Iterator[None]:
-    """In here an allocation that cuDNN, cuBLAS or the CUDA runtime could not make is torch.OutOfMemoryError too.
-
-    torch raises that for its own allocator alone; the libraries' statuses come as other RuntimeErrors.
-    """
+    """Raise failed allocations of cuDNN, cuBLAS and the CUDA runtime as torch.OutOfMemoryError too."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -253,6 +244,6 @@ def as_out_of_memory() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Give the accelerator's cached blocks back, after it ran out of memory."""
+    """Free the accelerator's cached blocks."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""A frozen copy of a network, made for gradients with respect to images.
+"""Frozen copies of a network for gradients with respect to images.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -15,20 +15,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .tf32 import tf32_allowed
 
-_FOLD_TOLERANCE = 1e-4  # of the largest logit
-_SAME_WAY = 0.5  # cosine between two gradients: of six networks with trained weights it was .976 at least in bfloat16
+_FOLD_TOLERANCE = 1e-4  # share of the largest logit
+_SAME_WAY = 0.5  # cosine between two gradients; at least 0.976 in bfloat16 for six trained networks
 _TINY = 1e-300
-_HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # what autocast runs in bfloat16
+_HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # autocast runs these in bfloat16
 
 _logger = logging.getLogger(__name__)
 
 
 class Bfloat16Copy(nn.Module):
-    """Float32 images in, float32 logits out; products in bfloat16 and images in channels-last between.
+    """Takes float32 images and returns float32 logits, with products in bfloat16 and channels-last format between.
 
-    It takes the network over: weights of convolutions and linear layers are stored in bfloat16, so that they are
-    rounded once and not at every pass. What sees the images, normalisation and the first layer, stays in float32:
-    bfloat16 has 8 bits, a pixel too, so that a perturbation of eps would be a few of its steps.
+    Weights of convolutions and linear layers are stored in bfloat16, so that they are rounded once. Normalization and
+    the first layer stay in float32, because a perturbation of eps is only a few steps of bfloat16's 8 bits.
     """
 
     def __init__(self, network: nn.Module, x_BCHW: Tensor) -> None:
@@ -49,7 +48,7 @@ class Bfloat16Copy(nn.Module):
 
 
 class _RoundedAfter(nn.Module):
-    """A layer in float32, its output in bfloat16: left in float32 it would keep the residual sums after it there."""
+    """Runs a layer in float32 and casts its output to bfloat16; otherwise the residual sums would stay in float32."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -63,7 +62,7 @@ class _RoundedAfter(nn.Module):
 
 @torch.no_grad()
 def _first_heavy(network: nn.Module, x_BCHW: Tensor) -> str:
-    """The name of the heavy layer that is passed first; empty where it is the network itself."""
+    """Return the name of the heavy layer that runs first; it is empty for the network itself."""
     passed: list[str] = []
     hooks = [
         layer.register_forward_pre_hook(lambda *_, name=name: passed.append(name))
@@ -77,25 +76,21 @@ def _first_heavy(network: nn.Module, x_BCHW: Tensor) -> str:
 
 
 def is_heavy(network: nn.Module) -> bool:
-    """Whether there is anything to gain: a classifier behind an interface has no layers of its own."""
+    """Return whether the network has layers that a copy makes faster."""
     return any(isinstance(layer, _HEAVY) for layer in network.modules())
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """In evaluation mode, its weights without gradients."""
+    """Return a copy in evaluation mode whose weights have no gradients."""
     return copy.deepcopy(network).eval().requires_grad_(False)
 
 
 def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
     """Return a frozen float32 copy whose passes are faster, or `network` itself if there is none.
 
-    Batch normalization is folded into the convolutions. On a CPU the weights of convolutions are in channels-last
-    format, and so is everything that passes through them: on six networks with and without batch normalization this
-    was never slower by more than a timing's noise, and up to 40% faster. The format is fixed and not timed, because
-    it decides the last bits of an image's result. On accelerators float32 keeps its format.
-
-    A network that cannot be traced as a whole is traced child by child. A copy has to give the logits of `network` for
-    many images and for one.
+    Batch normalization is folded into the convolutions. On a CPU convolutions are in channels-last format, which is up
+    to 40% faster. The format is not timed, because it decides the last bits of an image's result. A copy has to give
+    the logits of `network` for many images and for one.
     """
     folds = any(isinstance(layer, _BatchNorm) for layer in network.modules())
     channels_last = x_BCHW.device.type == "cpu" and any(isinstance(layer, nn.Conv2d) for layer in network.modules())
@@ -109,13 +104,13 @@ def folded(network: nn.Module, x_BCHW: Tensor) -> nn.Module:
             if all(agrees(made, network, x, _FOLD_TOLERANCE) for x in (x_BCHW, x_BCHW[:1])):
                 return made
             _logger.info("a copy of %s has other logits, fold=%s", type(network).__name__, fold)
-        except Exception as error:  # tracing runs foreign code: whatever it raises, the original is as good
+        except Exception as error:  # tracing runs foreign code
             _logger.info("%s cannot be copied, fold=%s: %s", type(network).__name__, fold, error)
     return network
 
 
 def _fold(module: nn.Module) -> nn.Module:
-    """The module folded as a whole or, where it cannot be traced, child by child."""
+    """Fold the module as a whole or, if it cannot be traced, child by child."""
     try:
         return fuse(module)
     except Exception:
@@ -128,20 +123,16 @@ def _fold(module: nn.Module) -> nn.Module:
 @tf32_allowed(False)
 @torch.no_grad()
 def agrees(network: nn.Module, original: nn.Module, x_BCHW: Tensor, tolerance: float) -> bool:
-    """Whether both give the same logits up to `tolerance` times the largest logit, float32 products in full.
-
-    TF32 alone, which torch allows convolutions by default, moves logits by more than folding may.
-    """
+    """Return whether both give the same logits up to `tolerance` times the largest logit, without TF32."""
     found, expected = network(x_BCHW).float(), original(x_BCHW).float()
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 @tf32_allowed(False)
 def points_alike(network: nn.Module, original: nn.Module, x_BCHW: Tensor) -> bool:
-    """Whether gradients of both point the same way, by the median of the images.
+    """Return whether the gradients of both point the same way on the median image that has a gradient.
 
-    Of the gap between the two likeliest classes, which does not vanish where the cross-entropy does. Images where the
-    original has no gradient say nothing.
+    They are gradients of the difference of the two largest logits, which does not vanish as a cross-entropy does.
     """
     with torch.no_grad():
         classes_B2 = original(x_BCHW).topk(2, dim=1).indices
@@ -151,7 +142,7 @@ def points_alike(network: nn.Module, original: nn.Module, x_BCHW: Tensor) -> boo
 
 
 def input_gradient(values: Tensor, x_BCHW: Tensor) -> Tensor:
-    """The gradient of the sum of `values`; zero where they do not depend on the images in autograd's eyes."""
+    """Return the gradient of the sum of `values`; zero if autograd sees no dependence on the images."""
     if not values.requires_grad:
         return torch.zeros_like(x_BCHW)
     (grad_BCHW,) = torch.autograd.grad(values.sum(), x_BCHW, allow_unused=True)
@@ -160,7 +151,7 @@ def input_gradient(values: Tensor, x_BCHW: Tensor) -> Tensor:
 
 @torch.enable_grad()
 def _gap_gradient(network: nn.Module, x_BCHW: Tensor, classes_B2: Tensor) -> Tensor:
-    """(B, N) float64, of the first class's logit less the second's; each image's largest entry is 1."""
+    """Return the gradient of the first class's logit minus the second's, (B, N) float64, scaled to at most 1."""
     x_BCHW = x_BCHW.detach().clone().requires_grad_()
     first_B, second_B = network(x_BCHW).float().gather(1, classes_B2).unbind(1)
     grad_BCHW = input_gradient(first_B - second_B, x_BCHW)
@@ -169,6 +160,6 @@ def _gap_gradient(network: nn.Module, x_BCHW: Tensor, classes_B2: Tensor) -> Ten
 
 
 def compiled(network: nn.Module, device: torch.device) -> Any:
-    """The network through torch.compile, for the one batch shape of the run; as CUDA graphs on a GPU."""
+    """Compile the network for one batch shape, with CUDA graphs on a GPU."""
     mode = "reduce-overhead" if device.type == "cuda" else None
     return torch.compile(network, dynamic=False, mode=mode)

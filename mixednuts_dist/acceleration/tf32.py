@@ -1,4 +1,4 @@
-"""The process's switches for the rounding of float32 products, set for a block of passes and put back."""
+"""Set torch's switches for the rounding of float32 products for a block of passes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-# Since torch 2.9 the rounding of each kind of product has a switch of its own. The older switches are set as well:
-# torch refuses to read one of them while it contradicts the newer ones, and foreign code in a pass may read it.
+# Since torch 2.9 each kind of product has a separate switch. The older switches are set as well, because torch refuses
+# to read them while they contradict the newer ones, and foreign code in a pass may read them.
 _NEWER_CUDA = ("cudnn.conv", "cudnn.rnn", "cuda.matmul")
 _NEWER_CPU = ("mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul")
 
@@ -18,10 +18,9 @@ _Switch = tuple[Callable[[], Any], Callable[[Any], None], Any, Any]  # read, wri
 
 @contextmanager
 def tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Whether CUDA may round the factors of float32 products to TF32, in here; torch's own default is: convolutions.
+    """Allow or forbid TF32 for float32 products, and use deterministic kernels that are chosen without timing.
 
-    Convolutions also keep to kernels that give the same bits each time and are chosen without timing, as an image's
-    result promises. On a CPU float32 is float32 in here, whatever `torch.set_float32_matmul_precision` says outside.
+    On a CPU float32 products are exact in the block, whatever `torch.set_float32_matmul_precision` is outside of it.
     """
     before = [(write, value) for read, write, _, _ in _switches() if (value := _readable(read)) is not None]
     for _, write, strict, tf32 in _switches():
@@ -36,7 +35,7 @@ def tf32_allowed(allowed: bool) -> Iterator[None]:
 def _readable(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except RuntimeError:  # an older switch that contradicts a newer one: there is nothing to put back
+    except RuntimeError:  # an older switch contradicts a newer one
         return None
 
 

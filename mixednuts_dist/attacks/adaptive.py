@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import BatchShape
+from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..config.register import ATTACKS
 from ..config.threat import ThreatModel, check_norm
 from ..config.versions import version_named
@@ -21,11 +21,11 @@ from .budget import AttackBudget, attacks_in, checked_budget
 from .draws import N_VERIFICATION, Draws, misclassified_share
 from .entry import checked_labels
 from .gradient_model import AttackedModel, AttackMode, GradientModel, shape_of
-from .judge import Judge
 from .progress import Progress, shown_or
 from .result import AttackResult
 from .scheduler import CLEAN, WARM_START, Finished, Group, Scheduler
 from .stepper import Run
+from .verification import Verifier
 
 TRANSFER = "transfer"  # the only attack on a classifier without gradients
 
@@ -47,7 +47,7 @@ def autoattack(
     stop_when_broken: bool = True,
     sample_ids: Sequence[int] | None = None,
     precision: PrecisionChoice = "auto",
-    arithmetic: Arithmetic | None = None,
+    copies: FastCopies | None = None,
     progress: Callable[[Progress], None] | None = None,
     verbose: bool = False,
 ) -> AttackResult:
@@ -77,7 +77,7 @@ def autoattack(
         stop_when_broken: end with an image once it is misclassified; otherwise minimize its margin to the end.
         sample_ids: B ids that key the random numbers; 0 .. B-1 by default.
         precision: of the gradients, "fp32", "tf32", "bf16" or "auto"; float32 decides in any case.
-        arithmetic: copies of the networks that were made before, instead of `precision`.
+        copies: copies of the networks that were made before, instead of `precision`.
         progress: called with a `Progress` from time to time.
         verbose: show the progress on stderr.
 
@@ -97,7 +97,7 @@ def autoattack(
     engine = ensemble_engine(
         model, x_BCHW, threat=threat, attacks=attacks, mode=mode, seed=seed, eot=eot,
         budget=checked_budget(budget).in_version(version, threat.norm), shape=shape_of(batch_size, model, x_BCHW),
-        arithmetic=arithmetic or Arithmetic(precision), stop_when_broken=stop_when_broken,
+        copies=copies or FastCopies(precision), stop_when_broken=stop_when_broken,
         progress=shown_or(progress, verbose),
     )  # fmt: skip
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids, cached_BCHW)
@@ -114,7 +114,7 @@ def ensemble_engine(
     shape: BatchShape,
     seed: int = 0,
     mode: AttackMode = "transfer",
-    arithmetic: Arithmetic | None = None,
+    copies: FastCopies | None = None,
     stop_when_broken: bool = True,
     progress: Callable[[Progress], None] | None = None,
     eot: int | None = None,
@@ -127,7 +127,7 @@ def ensemble_engine(
         ATTACKS.check(attack)
     check_norm(attacks, threat.norm)
     if eot is None:
-        attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
+        attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
     else:
         draws = Draws(model, eot, seed, mode)
         attacked = AttackedModel(draws, GradientModel(draws.climb), subject=model)
@@ -166,7 +166,7 @@ def attack_result(engine: Scheduler, attacks: Sequence[str], finished: Finished)
     Fresh draws decide about a random classifier.
     """
     group, device = finished.group, finished.group.x.device
-    verdicts = engine.judge.verdicts(finished.best, group.y)
+    verdicts = engine.verifier.verify(finished.best, group.y)
     broken, n_draws, n_verified = verdicts.wrong, 1, len(group.y)
     if isinstance(draws := engine.attacked.model, Draws):
         share = misclassified_share(draws, finished.best, group.y, rows=engine.shape.rows)
@@ -201,10 +201,10 @@ def transferred_attack(
 
     The robust accuracy is an upper bound, because an attack along the model's own gradient may break more images.
     """
-    judge = Judge(model, BatchShape.of(batch_size, x_BCHW.device))
-    clean = ~judge.verdicts(x_BCHW, y_B).wrong.to(x_BCHW.device)
+    judge = Verifier(model, BatchShape.of(batch_size, x_BCHW.device))
+    clean = ~judge.verify(x_BCHW, y_B).wrong.to(x_BCHW.device)
     tried = torch.where(clean[:, None, None, None], x_adv_BCHW, x_BCHW)
-    verdicts = judge.verdicts(tried, y_B)
+    verdicts = judge.verify(tried, y_B)
     broken = verdicts.wrong.to(x_BCHW.device)
     return AttackResult(
         clean=clean,

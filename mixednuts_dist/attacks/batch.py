@@ -20,8 +20,8 @@ from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
 from .gradient_model import GradientModel
 from .image_record import ImageRecord
-from .judge import is_smaller
 from .stepper import Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .verification import is_smaller
 
 READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the device; a CPU reads them after each step
 

@@ -20,8 +20,8 @@ from ..config.threat import ThreatModel, check_norm, check_threat
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from .draws import check_eot
-from .judge import check_images
 from .red_flags import LOGITS_TOLERANCE, are_probabilities, has_gradient
+from .verification import check_images
 
 _N_TRIED = 2  # images
 _DROPS = re.compile("drop|stochastic", re.IGNORECASE)  # timm's DropPath, torchvision's StochasticDepth, a user's own

@@ -1,9 +1,8 @@
-"""What an attack passes images through: the classifier itself, or fast copies of its networks.
+"""The passes of an attack: through the classifier itself or through fast copies of its networks.
 
-For one classifier the logits that gradients are taken of are its own. Against the mixed classifier they may differ
-(paper, appendix B.2): gradients are those of the surrogate f_aux, and only the mixture decides whether an image is
-broken. With an `Arithmetic` the passes go through fast copies; what they show of the classifier is an estimate that the
-float32 judge has to verify.
+A single classifier's gradients are those of its logits. A mixed classifier's gradients are those of the surrogate
+f_aux, and only the mixed classifier decides whether an image is broken (paper, appendix B.2). Results of fast copies
+are estimates, which are verified in float32.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -16,7 +15,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import (
     MOST_ON_CPU,
     ON_CARD,
@@ -30,6 +28,7 @@ from ..acceleration.batch_shape import (
     repeated,
 )
 from ..acceleration.gradient_copy import input_gradient
+from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..acceleration.tf32 import tf32_allowed
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
@@ -40,7 +39,7 @@ _SMALL_NETWORK = 4_000_000  # weights
 
 
 class Outputs:
-    """What one forward pass gives, each computed when it is asked for; `model_logits` never has a graph."""
+    """The results of one forward pass, computed when first used; `model_logits` never has a graph."""
 
     def __init__(self, logits_BK: Tensor) -> None:
         self.logits = logits_BK  # gradients are taken of these
@@ -48,12 +47,12 @@ class Outputs:
 
     @property
     def draws(self) -> "Sequence[Outputs]":
-        """Of a random classifier several, over which losses are averaged."""
+        """The draws of a random classifier, over which losses are averaged."""
         return (self,)
 
 
 class MixedOutputs(Outputs):
-    """The same of a mixture: beside f_aux and f_mix the logits of which both are made."""
+    """The outputs of a mixed classifier: f_aux, f_mix and the logits of its base classifiers."""
 
     def __init__(self, mixed: MixedClassifier, mode: AttackMode, std_BK: Tensor, rob_BK: Tensor) -> None:
         self._mixed, self._mode = mixed, mode
@@ -76,7 +75,7 @@ class MixedOutputs(Outputs):
 
     @cached_property
     def mapped_logits(self) -> Tensor:
-        """Rob's logits behind the transformation, float64."""
+        """The transformed logits of the robust base classifier, float64."""
         mapped_BK: Tensor = self._mixed.transform(self.rob_logits.double())
         return mapped_BK
 
@@ -90,7 +89,7 @@ class GradientModel:
     compiled: bool = False
 
     def probe(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """All that a pass gives, logits and an input gradient, to compare shapes by their bits."""
+        """Return the logits and an input gradient, to compare batch shapes by their bits."""
         with tf32_allowed(self.tf32), as_out_of_memory(), torch.enable_grad():
             x_BCHW = x_BCHW.detach().clone().requires_grad_()
             outputs = self.run(x_BCHW)
@@ -103,14 +102,14 @@ class GradientModel:
 class AttackedModel:
     """A classifier under attack."""
 
-    model: Callable[[Tensor], Tensor]  # itself: what the judge asks; images (B, C, H, W) -> logits (B, K)
-    fast: GradientModel  # what the attacks' passes go through
-    float32: GradientModel | None = None  # for the last steps, where `fast` computes below float32
-    subject: Any = None  # of a random classifier, where `model` is its mean over draws: the classifier
+    model: Callable[[Tensor], Tensor]  # verifies in float32; images (B, C, H, W) -> logits (B, K)
+    fast: GradientModel  # passes of the attacks
+    float32: GradientModel | None = None  # passes of float32 runs, if `fast` computes below float32
+    subject: Any = None  # the random classifier, if `model` is its mean over draws
 
     @property
     def in_float32(self) -> GradientModel:
-        """What phases in float32 go through."""
+        """The passes of float32 runs."""
         return self.float32 or self.fast
 
     @classmethod
@@ -118,34 +117,28 @@ class AttackedModel:
         cls,
         model: Callable[[Tensor], Tensor],
         *,
-        arithmetic: Arithmetic | None = None,
+        copies: FastCopies | None = None,
         like_BCHW: Tensor | None = None,
         rows: int = ON_CPU,
         mode: AttackMode = "transfer",
     ) -> "AttackedModel":
-        """Any classifier; a `MixedClassifier` is attacked through its surrogate, as `mode` says.
+        """Return the attacked model of any classifier; `mode` is that of a mixed classifier.
 
-        An `arithmetic` makes fast copies, and tries them on some of the images `like_BCHW`, `rows` at a time. A
-        function that is no torch module is attacked as it is, in float32, where the arithmetic may choose that.
+        `copies` makes fast copies and tries them on images like `like_BCHW`, `rows` at a time. A function that is not a
+        torch module is attacked without copies if the precision may be float32.
         """
         if mode not in get_args(AttackMode):
             raise InvalidInputError(
                 f"mode={mode!r} is not an attack mode; valid modes: {', '.join(get_args(AttackMode))}"
             )
-
-        def through(made: Any, tf32: bool = False, compiled: bool = False) -> GradientModel:
-            return GradientModel(_passes_through(made, mode), tf32, compiled)
-
-        as_it_is = (
-            not isinstance(model, nn.Module) and arithmetic is not None and arithmetic.precision in ("auto", "fp32")
-        )
-        if arithmetic is None or as_it_is:
-            return cls(model, through(model))
+        if copies is None or (not isinstance(model, nn.Module) and copies.precision in ("auto", "fp32")):
+            return cls(model, GradientModel(_passes_through(model, mode)))
         if like_BCHW is None:
-            raise InvalidInputError("an arithmetic needs images to try its copies of the networks on: give like_BCHW")
-        copied = arithmetic.copy_of(model, like_BCHW, rows)
-        fast = through(copied.model, copied.tf32, arithmetic.compile)
-        return cls(model, fast, through(copied.finer) if copied.coarse else None)
+            raise InvalidInputError("fast copies are compared with the networks on images. Give like_BCHW.")
+        copied = copies.of_model(model, like_BCHW, rows)
+        fast = GradientModel(_passes_through(copied.fast, mode), "tf32" in copied.precisions, copies.compile)
+        float32 = GradientModel(_passes_through(copied.float32, mode)) if copied.is_low_precision else None
+        return cls(model, fast, float32)
 
 
 def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]:
@@ -155,25 +148,24 @@ def _passes_through(model: Any, mode: AttackMode) -> Callable[[Tensor], Outputs]
 
 
 def measured_rows(model: Callable[[Tensor], Tensor], x_BCHW: Tensor, precision: PrecisionChoice = "auto") -> int:
-    """The fewest rows that are nearly as fast as any for which memory suffices, in every arithmetic of an attack.
+    """Return the fewest rows that are nearly as fast as any that fit into memory; on a CPU `ON_CPU`.
 
-    Tried on copies that are not compiled, so that no graphs of other shapes stay behind. On a CPU, where memory is
-    swapped before it ends, `ON_CPU`.
+    They are measured on copies that are not compiled, so that no graphs of other shapes remain.
     """
     if x_BCHW.device.type == "cpu":
         return ON_CPU
-    fast, *finer = _gradient_models(model, x_BCHW, precision)
+    fast, *float32 = _gradient_models(model, x_BCHW, precision)
     exact = GradientModel(_passes_through(model, "transfer"))
-    most = largest_rows([each.probe for each in (fast, *finer, exact)], x_BCHW)
+    most = largest_rows([each.probe for each in (fast, *float32, exact)], x_BCHW)
     return efficient_rows(lambda rows: fastest_of_three(lambda: fast.probe(repeated(x_BCHW, rows))[1]), most)
 
 
 def repeats_its_bits(
     model: Callable[[Tensor], Tensor], x_BCHW: Tensor, rows: int, precision: PrecisionChoice = "auto"
 ) -> bool:
-    """Whether two passes over the same images give the same logits and gradients in the arithmetics of an attack.
+    """Return whether two passes over the same images give the same logits and gradients; on a CPU they always do.
 
-    Some backward operations of CUDA add up in any order: bilinear resizing, fused attention. On a CPU none does.
+    Some backward operations of CUDA add up in any order: bilinear resizing, fused attention.
     """
     if x_BCHW.device.type == "cpu":
         return True
@@ -186,23 +178,19 @@ def repeats_its_bits(
 
 
 def _gradient_models(model: Callable[[Tensor], Tensor], x: Tensor, precision: PrecisionChoice) -> list[GradientModel]:
-    attacked = AttackedModel.of(model, arithmetic=Arithmetic(precision), like_BCHW=x, rows=SMALLEST)
+    attacked = AttackedModel.of(model, copies=FastCopies(precision), like_BCHW=x, rows=SMALLEST)
     return [each for each in (attacked.fast, attacked.float32) if each is not None]
 
 
 def shape_of(batch_size: int | BatchShape | None, model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> BatchShape:
-    """Return the batch shape that was asked for.
+    """Return the requested batch shape.
 
-    The default has as many rows as there are images, rounded up to a power of two, at least `ON_CPU` and at most
-    `ON_CARD` on an accelerator, `MOST_ON_CPU` for a small network on a CPU, and `ON_CPU` for any other model.
+    By default it has one row per image, rounded up to a power of two, at least `ON_CPU` and at most `ON_CARD` on an
+    accelerator, `MOST_ON_CPU` for a small network on a CPU, and `ON_CPU` for any other model.
     """
     if batch_size is None:
         needed = max(ON_CPU, 1 << (len(x_BCHW) - 1).bit_length())
+        small = isinstance(model, nn.Module) and sum(each.numel() for each in model.parameters()) < _SMALL_NETWORK
         on_cpu = x_BCHW.device.type == "cpu"
-        batch_size = min(needed, ON_CARD if not on_cpu else MOST_ON_CPU if _is_small(model) else ON_CPU)
+        batch_size = min(needed, ON_CARD if not on_cpu else MOST_ON_CPU if small else ON_CPU)
     return BatchShape.of(batch_size, x_BCHW.device)
-
-
-def _is_small(model: Callable[[Tensor], Tensor]) -> bool:
-    """Return whether so much of a pass is calls and not products that more rows make an image cheaper."""
-    return isinstance(model, nn.Module) and sum(each.numel() for each in model.parameters()) < _SMALL_NETWORK

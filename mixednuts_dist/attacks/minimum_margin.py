@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..acceleration.arithmetic import Arithmetic, PrecisionChoice
 from ..acceleration.batch_shape import ON_CPU, BatchShape
+from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..config.threat import ThreatModel, check_norm
 from .adaptive import attack_result
 from .apgd import float32_runs
@@ -17,11 +17,11 @@ from .attack import Setting, borderline, runs_of
 from .budget import AttackBudget
 from .entry import checked_labels
 from .gradient_model import AttackedModel, shape_of
-from .judge import check_images
 from .progress import Progress, shown_or
 from .result import AttackResult
 from .scheduler import Group, Scheduler
 from .stepper import ImageSummary, Run
+from .verification import check_images
 
 MMAA = ("apgd-ce", "apgd-t")
 
@@ -40,7 +40,7 @@ def minimum_margin_attack(
     sample_ids: Sequence[int] | None = None,
     batch_size: int | BatchShape | None = None,
     precision: PrecisionChoice = "auto",
-    arithmetic: Arithmetic | None = None,
+    copies: FastCopies | None = None,
     progress: Callable[[Progress], None] | None = None,
     verbose: bool = False,
 ) -> AttackResult:
@@ -65,7 +65,7 @@ def minimum_margin_attack(
             company for one batch size, and the same up to rounding for another.
         precision: of the gradients; "auto" takes the fastest that works for this model here, "fp32" stays in float32.
             Whatever it is, the margins, the logits and what counts as broken are those of `model` in float32.
-        arithmetic: in place of `precision`, copies of the networks that were made before.
+        copies: in place of `precision`, copies of the networks that were made before.
         progress: called with a `Progress` now and then.
         verbose: show the progress on stderr.
 
@@ -89,7 +89,7 @@ def minimum_margin_attack(
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
     engine = margin_engine(
         model, x_BCHW, threat=threat, budget=budget, seed=seed, stop_when_broken=stop_when_broken,
-        shape=shape_of(batch_size, model, x_BCHW), arithmetic=arithmetic or Arithmetic(precision),
+        shape=shape_of(batch_size, model, x_BCHW), copies=copies or FastCopies(precision),
         progress=shown_or(progress, verbose),
     )  # fmt: skip
     return attack_result(engine, MMAA, engine.run_one(group))
@@ -131,11 +131,11 @@ def margin_engine(
     seed: int,
     stop_when_broken: bool,
     shape: BatchShape,
-    arithmetic: Arithmetic | None = None,
+    copies: FastCopies | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Scheduler:
     """An engine with MMAA's plan; fast copies are tried on images like `like_BCHW`."""
-    attacked = AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=like_BCHW, rows=shape.rows)
+    attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows)
     return Scheduler(attacked, margin_plan, threat, budget, seed, shape, stop_when_broken, progress)
 
 

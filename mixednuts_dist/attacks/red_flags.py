@@ -12,8 +12,8 @@ from torch import Tensor
 from ..acceleration.batch_shape import BatchShape, Passes, in_one_shape
 from ..acceleration.gradient_copy import input_gradient
 from .gradient_model import AttackedModel
-from .judge import Judge
 from .losses import ce_loss
+from .verification import Verifier
 
 # The values are names of stored columns, so they stay as earlier releases wrote them.
 NO_GRADIENT, NO_SURROGATE_GRADIENT = "no_gradient", "no_climb"
@@ -33,7 +33,7 @@ def raised_flags(
         unconfirmed_B: images broken in the attack whose last verdict was right, as `AttackResult.unconfirmed`.
     """
     shape = BatchShape.of(batch_size, x_BCHW.device)
-    judge = Judge(attacked.model, shape)
+    judge = Verifier(attacked.model, shape)
     first_BK, again_BK = judge.logits(x_BCHW), judge.logits(x_BCHW)
     return {
         NO_GRADIENT: _without_gradient(attacked.model, x_BCHW, y_B, shape.float32),

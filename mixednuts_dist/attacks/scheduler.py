@@ -43,9 +43,9 @@ from .batch import Batch, Claim, Job
 from .budget import AttackBudget
 from .gradient_model import AttackedModel
 from .image_record import AS_CLEAN, AS_KNOWN, NEVER, ImageRecord, Where
-from .judge import Judge, Verdicts
 from .progress import Progress
 from .stepper import Run, Stepper
+from .verification import Verified, Verifier
 
 CLEAN, WARM_START = "clean", "warm-start"  # what breaks an image besides the attacks
 _BESIDES = {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: WARM_START, NEVER[0]: ""}
@@ -105,7 +105,7 @@ class Scheduler:
     plan: list[Run] = field(init=False, default_factory=list)  # made with the first group
 
     def __post_init__(self) -> None:
-        self.judge = Judge(self.attacked.model, self.shape)
+        self.verifier = Verifier(self.attacked.model, self.shape)
         fast, float32 = self.attacked.fast, self.attacked.float32
         self._passes = {False: Passes(self.shape, fast.probe, fixed=fast.compiled)}
         self._passes[True] = self._passes[False] if float32 is None else Passes(self.shape.float32, float32.probe)
@@ -169,9 +169,9 @@ class Scheduler:
 
     def _is_due(self) -> bool:
         """Whether the claims fill a pass, or have waited so long that a pass for them costs no more."""
-        if len(self._claims) >= self.judge.passes.shape.rows:
+        if len(self._claims) >= self.verifier.passes.shape.rows:
             return True
-        rows = self.judge.passes.rows_for(len(self._claims), self._like[: len(self._claims)])
+        rows = self.verifier.passes.rows_for(len(self._claims), self._like[: len(self._claims)])
         return self._cost_of_waiting >= rows * (_APART_COST if self.shape.float32 is not self.shape else 1)
 
     def _verify(self) -> None:
@@ -180,7 +180,7 @@ class Scheduler:
         if not claims:
             return
         images = [claim.job.image for claim in claims]
-        verdicts = self.judge.verdicts(torch.stack([claim.x for claim in claims]), _labels(images))
+        verdicts = self.verifier.verify(torch.stack([claim.x for claim in claims]), _labels(images))
         found = zip(claims, verdicts.log1m_margin.tolist(), verdicts.wrong.tolist(), strict=True)
         for claim, log1m_margin, wrong in found:
             self._take_in(claim, log1m_margin, wrong)
@@ -218,8 +218,8 @@ class Scheduler:
     # Images come, go from group to group of runs, and leave
 
     def _admit(self, group: Group) -> None:
-        clean = self.judge.verdicts(group.x, group.y)
-        known = None if group.known is None else self.judge.verdicts(group.known, group.y)
+        clean = self.verifier.verify(group.x, group.y)
+        known = None if group.known is None else self.verifier.verify(group.known, group.y)
         n_classes = clean.logits.shape[1]
         if not self._n_images:
             self._like = group.x
@@ -359,7 +359,7 @@ def _repeated(plan: Sequence[Run], at: int) -> int | None:
     return next((i for i in range(at) if not plan[i].float32 and identity(plan[i]) == identity(plan[at])), None)
 
 
-def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verdicts | None) -> tuple[Tensor, Tensor]:
+def ordered_targets(clean_BK: Tensor, n_targets: int, known: Verified | None) -> tuple[Tensor, Tensor]:
     """Return each image's targets, (B, T), and their ranks on the clean image (2 = runner-up).
 
     The targets are the classes of the clean logits' ranks 2 .. T + 1, as published. They are taken in that order or, if

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic
+from ..acceleration.precision import FastCopies
 from ..acceleration.tf32 import tf32_allowed
 from ..attacks.adaptive import autoattack
 from ..attacks.budget import STANDARD_ATTACKS, AttackBudget
@@ -38,11 +38,11 @@ def run(
     attacked = subject(model or ("wrn-70-16" if device.type == "cuda" else "resnet-18"), data, n_images, device, eps)
     where = torch.cuda.get_device_name() if attacked.x.is_cuda else f"CPU, {torch.get_num_threads()} threads"
     say(f"{attacked.description}; {where}; standard AutoAttack")
-    arithmetic = Arithmetic("auto")
+    copies = FastCopies("auto")
     _theirs(attacked, _WARM_UP)
-    _ours(attacked, arithmetic, _WARM_UP)  # network copies are made and tried before the clock runs
+    _ours(attacked, copies, _WARM_UP)  # network copies are made and tried before the clock runs
     their_seconds, theirs = _timed(partial(_theirs, attacked, PUBLISHED_BUDGET))
-    seconds, ours = _timed(partial(_ours, attacked, arithmetic, PUBLISHED_BUDGET))
+    seconds, ours = _timed(partial(_ours, attacked, copies, PUBLISHED_BUDGET))
     robust = ours.robust.to(theirs.device)
     here = {
         "seconds": seconds,
@@ -71,11 +71,11 @@ def _timed(attack: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - started, found
 
 
-def _ours(attacked: Subject, arithmetic: Arithmetic, budget: AttackBudget) -> AttackResult:
+def _ours(attacked: Subject, copies: FastCopies, budget: AttackBudget) -> AttackResult:
     rows = len(attacked.x) if attacked.x.is_cuda else None  # pyautoattack receives all images at once
     return attacked_here(
         attacked.network, attacked.x, attacked.y, threat=ThreatModel("Linf", attacked.eps), budget=budget,
-        batch_size=rows, arithmetic=arithmetic,
+        batch_size=rows, copies=copies,
     )  # fmt: skip
 
 

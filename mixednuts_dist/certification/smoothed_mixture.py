@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..acceleration.batch_shape import BatchShape
-from ..attacks.judge import Judge, check_images
+from ..attacks.verification import Verifier, check_images
 from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import tempered_log_probs
@@ -141,4 +141,4 @@ class SmoothedMixture(nn.Module):
         )  # fmt: skip
 
     def _logits(self, model: nn.Module, x_BCHW: Tensor) -> Tensor:
-        return Judge(model, BatchShape(self.rows)).logits(x_BCHW)
+        return Verifier(model, BatchShape(self.rows)).logits(x_BCHW)

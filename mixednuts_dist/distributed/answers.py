@@ -116,7 +116,7 @@ class _Watch:
     """A classifier's forward hook that remembers, on its device, whether any answer held NaN or infinity.
 
     A NaN in the middle of an attack is in no column: the attack only ends at a weaker point. Copies of the network,
-    which compute in other arithmetic, are not watched.
+    which compute in another precision, are not watched.
     """
 
     def __init__(self, network: nn.Module) -> None:

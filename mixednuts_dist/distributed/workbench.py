@@ -5,12 +5,12 @@ A stage's `compute(worker, piece)` gets a `Workbench`::
     x, y = worker.images(piece)        images (B, C, H, W) in [0, 1] and labels (B,), on the device
     worker.rob, worker.std             the run's classifiers on the device
     worker.model                       what the stage is about: the run's mixture, or rob
-    worker.logits(model, x)            (B, K) in float32, whatever arithmetic the attacks take gradients in
+    worker.logits(model, x)            (B, K) in float32, whatever the precision of the attacks' gradients
     worker.stored(piece, stage, fingerprint, column)   the piece's rows of a column of an earlier stage
     worker.attacked(piece, make)       the piece's images at the end of an engine of attacks
     worker.summary(...)                the counts of the receipt
     worker.spec                        seed, threat model, URIs of the run
-    worker.shape(x), worker.arithmetic rows of each pass, and the fast copies that gradients are taken through
+    worker.shape(x), worker.copies    rows of each pass, and the fast copies that gradients are taken through
 
 Slots that empty while a piece's last images are attacked go to images of prefetched pieces, those that the worker gets
 next: one engine for each attacked network goes from piece to piece. An image's result does not depend on its company,
@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic, Precision
 from ..acceleration.batch_shape import BatchShape
+from ..acceleration.precision import FastCopies, Precision
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
-from ..attacks.judge import Judge
 from ..attacks.scheduler import Finished, Group, Scheduler
 from ..attacks.stream import Stream
+from ..attacks.verification import Verifier
 from ..images.datasets import Dataset
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
@@ -53,7 +53,7 @@ class Workbench:
         self, spec: WorkerSpec, networks: Mapping[str, nn.Module], store: Store, dataset: Dataset, device: torch.device
     ) -> None:
         self.spec, self.networks, self.store, self.device = spec, networks, store, device
-        self.arithmetic = Arithmetic(spec.precision, compile=spec.compile)
+        self.copies = FastCopies(spec.precision, compile=spec.compile)
         self._dataset = dataset
         self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the piece at hand and prefetched ones
         self._settled: tuple[BatchShape, dict[str, Precision], bool] | None = None
@@ -105,7 +105,7 @@ class Workbench:
 
     def logits(self, model: Any, x: Tensor) -> Tensor:
         """(B, K) in float32, in passes of the run's batch shape."""
-        return Judge(model, self.shape(x)).logits(x)
+        return Verifier(model, self.shape(x)).logits(x)
 
     def shape(self, x: Tensor) -> BatchShape:
         """The batch shape of every pass of the run on this type of device; `x` are any images of it."""
@@ -196,7 +196,7 @@ class Workbench:
         """Compute with the rows and precisions that were measured on a device of this type."""
         if self._settled is None:
             for role, network in self.networks.items():
-                self.arithmetic.decide(network, measured["precision"][role])
+                self.copies.decide(network, measured["precision"][role])
             shape = BatchShape(measured["rows"], float32_rows=measured.get("float32_rows"))
             self._settled = shape, measured["precision"], measured.get("repeatable", True)
 
@@ -208,11 +208,11 @@ class Workbench:
         if rows == "auto":
             rows = measured_rows(model, x, self.spec.precision)
         # Copies of its own: those of the run are made, and perhaps compiled, once it is known in what.
-        trial = Arithmetic(self.spec.precision)
+        trial = FastCopies(self.spec.precision)
         networks = self.networks.items()
         return {
             "rows": rows,
             "float32_rows": BatchShape.of(rows, x.device).float32.rows,
-            "precision": {role: trial.network_copy(net, x, rows).precision for role, net in networks},
+            "precision": {role: trial.of_network(net, x, rows).precision for role, net in networks},
             "repeatable": repeats_its_bits(model, x, rows, self.spec.precision),
         }

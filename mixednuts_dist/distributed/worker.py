@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..acceleration.arithmetic import Arithmetic
+from ..acceleration.precision import FastCopies
 from ..acceleration.tf32 import tf32_allowed
 from ..attacks.gradient_model import AttackedModel
 from ..classifiers.base_classifiers import classifier_checksum, copied, load_classifier
@@ -62,9 +62,7 @@ class PassSeconds:
         return (n_forward - n_backward) * self.forward + n_backward * self.both
 
 
-def time_classifiers(
-    networks: Mapping[str, nn.Module], x_BCHW: Tensor, arithmetic: Arithmetic
-) -> dict[str, PassSeconds]:
+def time_classifiers(networks: Mapping[str, nn.Module], x_BCHW: Tensor, copies: FastCopies) -> dict[str, PassSeconds]:
     """The base classifiers and, of "std" and "rob", their mixture, whose parameters do not change its cost.
 
     Through the copies that attacks go through: nearly all passes of a run are theirs.
@@ -74,7 +72,7 @@ def time_classifiers(
         mixed = MixedClassifier(networks["std"], networks["rob"], LogitTransform(1.0, 1.0, 0.0), 0.9).eval()
         models["mixed"] = mixed.to(x_BCHW.device)
     return {
-        name: _time(AttackedModel.of(model, arithmetic=arithmetic, like_BCHW=x_BCHW, rows=len(x_BCHW)), x_BCHW)
+        name: _time(AttackedModel.of(model, copies=copies, like_BCHW=x_BCHW, rows=len(x_BCHW)), x_BCHW)
         for name, model in models.items()
     }
 
@@ -279,7 +277,7 @@ class AttackWorker:
         x, _ = self.dataset.read(0, min(_TIMED_IMAGES, len(self.dataset)))
         x = x.to(self.device)
         rows = self.bench.shape(x).rows  # decides the precisions too
-        return time_classifiers(self.bench.networks, x[:rows], self.bench.arithmetic)
+        return time_classifiers(self.bench.networks, x[:rows], self.bench.copies)
 
     def _held(self) -> dict[str, Any]:
         """What the worker computes on, for the bill: one accelerator's name and share, or its cores."""

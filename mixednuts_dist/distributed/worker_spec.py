@@ -10,7 +10,7 @@ from ..config.threat import ThreatModel
 from ..config.uris import placed, travelled
 
 if TYPE_CHECKING:  # what only looks at a run does without PyTorch
-    from ..acceleration.arithmetic import PrecisionChoice
+    from ..acceleration.precision import PrecisionChoice
 
 
 class Place(NamedTuple):

@@ -124,7 +124,7 @@ class AttackTask(Task):
         def make() -> Scheduler:
             return margin_engine(
                 rob, x, threat=spec.threat, budget=self.budget, seed=spec.seed,
-                stop_when_broken=self.stop_when_broken, shape=worker.shape(x), arithmetic=worker.arithmetic,
+                stop_when_broken=self.stop_when_broken, shape=worker.shape(x), copies=worker.copies,
             )  # fmt: skip
 
         engine, finished = worker.attacked(piece, make, name="rob")
@@ -148,7 +148,7 @@ class AttackTask(Task):
         def make() -> Scheduler:
             return ensemble_engine(
                 worker.std, x, threat=spec.threat, attacks=STD_ATTACKS, seed=spec.seed, budget=self.budget,
-                shape=worker.shape(x), arithmetic=worker.arithmetic,
+                shape=worker.shape(x), copies=worker.copies,
             )  # fmt: skip
 
         engine, finished = worker.attacked(piece, make, name="std")

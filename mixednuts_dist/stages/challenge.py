@@ -56,7 +56,7 @@ class RoundTask(Task):
                     mixed, x[tried], y[tried], threat=worker.spec.threat, attacks=self.attacks, mode=self.mode,
                     eot=self.eot, seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget,
                     batch_size=worker.shape(x), sample_ids=[piece.start + i for i in tried.tolist()],
-                    arithmetic=worker.arithmetic,
+                    copies=worker.copies,
                     # The next choices have other cutoffs: a point that only just fools this one says little of them.
                     stop_when_broken=False,
                 )  # fmt: skip

@@ -129,7 +129,7 @@ class EvaluateTask(Task):
         def make() -> Scheduler:
             return ensemble_engine(
                 model, x, threat=worker.spec.threat, attacks=self.attacks, mode=self.mode, seed=worker.spec.seed,
-                budget=self.budget, shape=worker.shape(x), arithmetic=worker.arithmetic, eot=self.eot,
+                budget=self.budget, shape=worker.shape(x), copies=worker.copies, eot=self.eot,
             )  # fmt: skip
 
         def with_points(piece: Partition) -> Group:

@@ -74,7 +74,7 @@ class IndividualTask(EvaluateTask):
         for attack in self.attacks:
             make = partial(
                 ensemble_engine, worker.model, x, threat=worker.spec.threat, attacks=(attack,), mode=self.mode,
-                seed=worker.spec.seed, budget=self.budget, shape=worker.shape(x), arithmetic=worker.arithmetic,
+                seed=worker.spec.seed, budget=self.budget, shape=worker.shape(x), copies=worker.copies,
                 eot=self.eot,
             )  # fmt: skip
             engine, finished = worker.attacked(piece, make, name=attack)

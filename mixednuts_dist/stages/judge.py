@@ -51,15 +51,15 @@ class JudgePoints(Stage):
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         import torch
 
-        from ..attacks.judge import Judge
+        from ..attacks.verification import Verifier
 
         x, y = worker.images(piece)
         held = held_points(worker, piece, self.keys.points)
         counts = held.counts.cpu()
         models = {**worker.networks, worker.model_name: worker.model}
-        judges = [Judge(model, worker.shape(x)) for model in models.values()]
-        clean = [judge.verdicts(x, y) for judge in judges]
-        found = [judge.verdicts(held.tried, y) for judge in judges]
+        judges = [Verifier(model, worker.shape(x)) for model in models.values()]
+        clean = [judge.verify(x, y) for judge in judges]
+        found = [judge.verify(held.tried, y) for judge in judges]
         right = torch.stack([~each.wrong for each in found], dim=1)
         columns = {
             "given": held.given.cpu(),

@@ -18,8 +18,8 @@ from mixednuts_dist.acceleration.batch_shape import (
     largest_rows,
 )
 from mixednuts_dist.attacks.gradient_model import AttackedModel, shape_of
-from mixednuts_dist.attacks.judge import Judge
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
@@ -153,7 +153,7 @@ def test_failed_allocations_halve_the_rows(error: RuntimeError) -> None:
             raise error
         return x.flatten(1)[:, :3]
 
-    judge = Judge(short, BatchShape(32))
+    judge = Verifier(short, BatchShape(32))
     assert judge.logits(images(20, (1, 4, 4))).shape == (20, 3)
     assert judge.passes.shape.rows == 8
     with pytest.raises(RuntimeError, match="CUDNN_STATUS_BAD_PARAM"), as_out_of_memory():

@@ -1,4 +1,4 @@
-"""Every attack on a GPU: in each arithmetic, compiled or not, with no round that waits for the device."""
+"""Every attack on a GPU: in each precision, compiled or not, with no round that waits for the device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from mixednuts_dist.acceleration.arithmetic import Arithmetic
+from mixednuts_dist.acceleration.precision import FastCopies
 from mixednuts_dist.config.register import ATTACKS
 from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
 
@@ -21,7 +21,7 @@ pytestmark = [
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("compile", [False, True])
 def test_verdicts_are_those_of_float32(attack: str, precision, compile: bool) -> None:
-    verdicts_are_those_of_float32(attack, Arithmetic(precision, compile=compile), n=40)
+    verdicts_are_those_of_float32(attack, FastCopies(precision, compile=compile), n=40)
 
 
 @contextmanager

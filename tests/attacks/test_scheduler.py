@@ -20,12 +20,12 @@ from mixednuts_dist.attacks.batch import Batch
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from mixednuts_dist.attacks.image_record import ImageRecord
-from mixednuts_dist.attacks.judge import Verdicts
 from mixednuts_dist.attacks.minimum_margin import AttackResult, minimum_margin_attack
 from mixednuts_dist.attacks.scheduler import Finished, Group, Scheduler, ordered_targets
 from mixednuts_dist.attacks.square import SquareSteps
 from mixednuts_dist.attacks.stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.stream import Stream
+from mixednuts_dist.attacks.verification import Verified
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
@@ -135,14 +135,14 @@ def test_image_that_seems_broken_keeps_its_slot(victim) -> None:
     x, y = x[y == label], y[y == label]
     alarm = torch.nn.functional.one_hot(label, 10) * 2.0
     engine, looks = make_scheduler(estimating(model, lambda logits: logits - alarm), n_iter=40), 0
-    verdicts = engine.judge.verdicts
+    verdicts = engine.verifier.verify
 
-    def counted(x: Tensor, y: Tensor) -> Verdicts:
+    def counted(x: Tensor, y: Tensor) -> Verified:
         nonlocal looks
         looks += len(x)
         return verdicts(x, y)
 
-    engine.judge.verdicts = counted  # type: ignore[method-assign]
+    engine.verifier.verify = counted  # type: ignore[method-assign]
     found = engine.run_one(Group(x, y, range(len(x))))
     assert not bool(found.broken.all())
     assert looks < 6 * 3 * len(x)
@@ -543,7 +543,7 @@ def test_known_points_reorder_targets() -> None:
     by_rank, ranks = ordered_targets(clean, 4, None)
     assert torch.equal(by_rank, clean.argsort(dim=1, descending=True)[:, 1:5])
     assert ranks.tolist() == [[2, 3, 4, 5]] * 6
-    targets, moved = ordered_targets(clean, 4, Verdicts(there, torch.zeros(6), torch.zeros(6) > 0))
+    targets, moved = ordered_targets(clean, 4, Verified(there, torch.zeros(6), torch.zeros(6) > 0))
     assert torch.equal(targets.sort(dim=1).values, by_rank.sort(dim=1).values)
     assert torch.equal(by_rank.gather(1, moved - 2), targets), "random starts keep the key of the clean image's rank"
     logits = there.gather(1, targets)

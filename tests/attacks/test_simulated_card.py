@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.batch_shape import STATE_IMAGES, BatchShape
+from mixednuts_dist.acceleration.precision import FastCopies
 from mixednuts_dist.attacks.adaptive import autoattack, ensemble_engine
 from mixednuts_dist.attacks.batch import READ_EVERY
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
@@ -135,9 +135,9 @@ def test_attack_waits_only_for_flags_and_verifications(card) -> None:
     # is returned with the robust images: all once.
     once = {"attacks/entry.py", "attacks/red_flags.py", "acceleration/batch_shape.py"}
     once |= {"attacks/adaptive.py", "attacks/scheduler.py"}
-    assert by_file.keys() <= {"attacks/judge.py", "attacks/batch.py", *once}
+    assert by_file.keys() <= {"attacks/verification.py", "attacks/batch.py", *once}
     assert sum(by_file[file] for file in once) <= 26, by_file
-    assert by_file["attacks/judge.py"] < n_passes / 8, by_file
+    assert by_file["attacks/verification.py"] < n_passes / 8, by_file
     assert by_file["attacks/batch.py"] <= n_passes / READ_EVERY, by_file
     # Noise is as large as images, so the GPU makes it from keys that the host sends without waiting.
     assert not [line for line in copies if line.startswith("norms/random") and "pageable" in line]
@@ -171,7 +171,7 @@ def test_bfloat16_copy_keeps_the_first_layer_in_float32(card) -> None:
             return self.head(self.third(self.second(self.first(images))).flatten(1))
 
     network, x = Net().eval().to("cuda"), images(4, SHAPE).to("cuda")
-    copied = Arithmetic("bf16").network_copy(network, x).made
+    copied = FastCopies("bf16").of_network(network, x).fast
     seen = {}
     for name, layer in copied.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -207,7 +207,7 @@ def test_memory_that_ends_at_some_passes_costs_no_verdict(card) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS.names())
 def test_the_bodies_of_the_tests_on_a_gpu_hold(attack: str, card) -> None:
-    verdicts_are_those_of_float32(attack, Arithmetic("bf16"), n=6, budget=TINY)
+    verdicts_are_those_of_float32(attack, FastCopies("bf16"), n=6, budget=TINY)
 
     @contextmanager
     def waits_are_errors() -> Iterator[None]:
@@ -229,7 +229,7 @@ def test_state_images_counts_the_state_of_all_batches(card) -> None:
     mixed, x, y = mixed.to("cuda"), x.to("cuda"), y.to("cuda")
     shape = BatchShape(16, fixed=True)
     engine = ensemble_engine(
-        mixed, x, threat=LINF, attacks=STANDARD_ATTACKS, budget=TINY, shape=shape, arithmetic=Arithmetic("bf16")
+        mixed, x, threat=LINF, attacks=STANDARD_ATTACKS, budget=TINY, shape=shape, copies=FastCopies("bf16")
     )  # fmt: skip
     engine._admit(Group(x, y, range(16)))
     for batch in engine._batches.values():

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.judge import Judge
+from mixednuts_dist.attacks.verification import Verifier
 from mixednuts_dist.benchmarks import attack_benchmark
 from mixednuts_dist.cli import main
 
@@ -43,16 +43,16 @@ def test_both_packages_attack_the_same_images(factory: Path, kind: str) -> None:
 @pytest.mark.usefixtures("factory")
 def test_an_interrupt_prints_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attacks return what they have by then, which is half of a measurement."""
-    verdicts, n_calls = Judge.verdicts, 0
+    verdicts, n_calls = Verifier.verify, 0
 
-    def interrupted(self: Judge, *arguments: Any, **options: Any) -> Any:
+    def interrupted(self: Verifier, *arguments: Any, **options: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
         if n_calls == 12:
             raise KeyboardInterrupt
         return verdicts(self, *arguments, **options)
 
-    monkeypatch.setattr(Judge, "verdicts", interrupted)
+    monkeypatch.setattr(Verifier, "verify", interrupted)
     given = ["--data", "digits", "--model", "demo:rob", "--eps", "0.1", "-n", "12"]
     result = CliRunner().invoke(main, ["benchmark", "attack", *given])
     assert n_calls >= 12

@@ -114,11 +114,11 @@ def test_signal_in_a_partition_leaves_no_file(
     tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, number: int, becomes_another_error: bool
 ) -> None:
     """Some libraries convert an exception in a function that they call."""
-    from mixednuts_dist.attacks.judge import Judge
+    from mixednuts_dist.attacks.verification import Verifier
 
-    verdicts, n_calls = Judge.verdicts, 0
+    verdicts, n_calls = Verifier.verify, 0
 
-    def interrupted(self: Judge, *arguments: Any, **options: Any) -> Any:
+    def interrupted(self: Verifier, *arguments: Any, **options: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
         if n_calls == 2:
@@ -133,7 +133,7 @@ def test_signal_in_a_partition_leaves_no_file(
     config = tiny(partition_size=24)
     folder = Path(config.storage) / config.place()
     with monkeypatch.context() as patched:
-        patched.setattr(Judge, "verdicts", interrupted)
+        patched.setattr(Verifier, "verify", interrupted)
         with click.Context(main), pytest.raises(SystemExit) as ended, reported():
             attack.run(config, executor=DebugExecutor())
     assert ended.value.code == 128 + number

@@ -72,7 +72,7 @@ def test_measurements_are_made_once_and_sent_with_the_work(worker: AttackWorker,
     x, _ = worker.dataset.read(0, 12)
     assert worker.bench.shape(x).rows == 24
     assert worker.bench.precisions(x) == "std bf16, rob fp32"
-    assert worker.bench.arithmetic.network_copy(worker.bench.std, x).precision == "bf16"
+    assert worker.bench.copies.of_network(worker.bench.std, x).precision == "bf16"
 
 
 def test_a_worker_ends_with_the_process_that_started_it() -> None:

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from mixednuts_dist.acceleration.arithmetic import Arithmetic
 from mixednuts_dist.acceleration.batch_shape import BatchShape
+from mixednuts_dist.acceleration.precision import FastCopies
 from mixednuts_dist.attacks.adaptive import autoattack, ensemble_engine
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.scheduler import Group
@@ -16,13 +16,13 @@ from tests.helpers.small_nets import ShortOfMemory, images
 AT_THE_BORDER = 2  # images that float32 may break and another arithmetic not
 
 
-def verdicts_are_those_of_float32(attack: str, arithmetic: Arithmetic, n: int, budget: AttackBudget = QUICK) -> None:
+def verdicts_are_those_of_float32(attack: str, copies: FastCopies, n: int, budget: AttackBudget = QUICK) -> None:
     """No more images remain robust than in float32, they do remain robust, and bits do not depend on the batch."""
     mixed, x = mixture().to("cuda"), images(n, SHAPE).to("cuda")
     with torch.no_grad():
         y = mixed(x).argmax(dim=1)
     options = {"threat": LINF, "attacks": (attack,), "budget": budget, "batch_size": 16}
-    found = autoattack(mixed, x, y, arithmetic=arithmetic, **options)
+    found = autoattack(mixed, x, y, copies=copies, **options)
     plain = autoattack(mixed, x, y, precision="fp32", **options)
     with torch.no_grad():
         assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
@@ -39,7 +39,7 @@ def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[obj
         y = mixed(x).argmax(dim=1)
     engine = ensemble_engine(
         mixed, x, threat=LINF, attacks=(attack,), budget=QUICK, shape=BatchShape(16, fixed=True),
-        arithmetic=Arithmetic("fp32"),
+        copies=FastCopies("fp32"),
     )  # fmt: skip
     engine._admit(Group(x, y, range(16)))
     batch = next(each for each in engine._batches.values() if each.n_ready)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixednuts_dist.acceleration import arithmetic as arithmetic_module
-from mixednuts_dist.acceleration.arithmetic import Arithmetic
+from mixednuts_dist.acceleration import precision as precision_module
 from mixednuts_dist.acceleration.gradient_copy import agrees, folded
+from mixednuts_dist.acceleration.precision import FastCopies
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel
@@ -104,9 +104,9 @@ def test_folded_copies_convolutions_in_channels_last() -> None:
 def test_claims_are_those_of_the_original_in_float32(precision, stop: bool) -> None:
     network, x = Normalized(), images(24, SHAPE)
     y = network(x).argmax(dim=1)
-    arithmetic = Arithmetic(precision)
+    copies = FastCopies(precision)
     found = minimum_margin_attack(
-        network, x, y, threat=THREAT, n_iter=15, n_target_classes=2, stop_when_broken=stop, arithmetic=arithmetic
+        network, x, y, threat=THREAT, n_iter=15, n_target_classes=2, stop_when_broken=stop, copies=copies
     )
     with torch.no_grad():
         logits = network(found.x_adv)
@@ -114,7 +114,7 @@ def test_claims_are_those_of_the_original_in_float32(precision, stop: bool) -> N
     assert torch.equal(found.broken, logits.argmax(dim=1) != y)
     assert torch.allclose(found.margin, signed_margin(logits.double().softmax(dim=1), y), atol=1e-6)
     assert 0 < int(found.broken.sum()) < len(x)
-    chosen = arithmetic.network_copy(network, x).precision
+    chosen = copies.of_network(network, x).precision
     assert chosen == precision or (precision == "auto" and chosen in ("fp32", "bf16"))
 
 
@@ -125,7 +125,7 @@ def test_fast_gradients_are_as_strong_as_exact_ones(precision) -> None:
     rob = nn.Sequential(load_classifier("demo:rob", "rob"), LayerNormTransform())
     options = {"threat": ThreatModel("Linf", 0.15), "n_iter": 20, "n_target_classes": 2}
     exact = minimum_margin_attack(rob.forward, x, y, **options)  # a function has no copies
-    fast = minimum_margin_attack(rob, x, y, arithmetic=Arithmetic(precision), **options)
+    fast = minimum_margin_attack(rob, x, y, copies=FastCopies(precision), **options)
     assert int(fast.broken.sum()) >= int(exact.broken.sum())
     assert float(fast.margin.mean()) <= float(exact.margin.mean()) + 1e-3
     if precision == "fp32":  # nothing to fold, only another memory format
@@ -142,33 +142,33 @@ def test_only_the_networks_of_a_mixture_are_copied(mode: str) -> None:
     x = images(16, SHAPE)
     with torch.no_grad():
         y = mixed(x).argmax(dim=1)
-    arithmetic = Arithmetic("bf16")
-    copied = arithmetic.copy_of(mixed, x)
-    assert copied.model.transform is mixed.transform
+    copies = FastCopies("bf16")
+    copied = copies.of_model(mixed, x)
+    assert copied.fast.transform is mixed.transform
     assert mixed.rob is rob
     with torch.no_grad():
-        logits = copied.model(x)
+        logits = copied.fast(x)
         assert logits.dtype == torch.float32
         assert float((logits.exp() - mixed(x).exp()).abs().mean()) < 0.05
     found = autoattack(
-        mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), mode=mode, arithmetic=arithmetic,
+        mixed, x, y, threat=THREAT, attacks=("apgd-ce", "apgd-t"), mode=mode, copies=copies,
         budget=AttackBudget(n_iter=15, n_target_classes=2),
     )  # fmt: skip
     with torch.no_grad():
         assert torch.equal(found.robust, mixed(found.x_adv).argmax(dim=1) == y)
     assert 0 < int(found.robust.sum()) < len(x)
-    assert arithmetic.network_copy(rob, x).made is copied.model.rob, "a network is copied once"
+    assert copies.of_network(rob, x).fast is copied.fast.rob, "a network is copied once"
 
 
 def test_tf32_where_there_is_none_is_said_and_is_float32(victim, caplog) -> None:
     model, x, y = victim(n=6)
     options = {"threat": THREAT, "n_iter": 5, "n_target_classes": 1}
-    arithmetic = Arithmetic("tf32")
+    copies = FastCopies("tf32")
     with caplog.at_level(logging.WARNING):
-        found = minimum_margin_attack(model, x, y, arithmetic=arithmetic, **options)
+        found = minimum_margin_attack(model, x, y, copies=copies, **options)
     assert "precision=tf32: the device cpu has none" in caplog.text
-    assert arithmetic.network_copy(model, x).precision == "fp32"
-    exact = minimum_margin_attack(model, x, y, arithmetic=Arithmetic("fp32"), **options)
+    assert copies.of_network(model, x).precision == "fp32"
+    exact = minimum_margin_attack(model, x, y, copies=FastCopies("fp32"), **options)
     assert torch.equal(found.x_adv, exact.x_adv)
 
 
@@ -186,8 +186,8 @@ def test_a_network_that_bfloat16_breaks_stays_in_float32(caplog) -> None:
             return self.large(self.net(x) + 1e4) - 1e4
 
     network, x = Fine().eval(), images(8, SHAPE)
-    arithmetic = Arithmetic("bf16")
-    assert arithmetic.network_copy(network, x).precision == "fp32"
+    copies = FastCopies("bf16")
+    assert copies.of_network(network, x).precision == "fp32"
     assert "Fine does not work in bfloat16" in caplog.text
 
 
@@ -207,7 +207,7 @@ def test_network_with_bad_bfloat16_gradients_stays_in_float32(caplog) -> None:
 
     torch.manual_seed(0)
     network, x = Rough().eval(), images(8, SHAPE)
-    assert Arithmetic("bf16").network_copy(network, x).precision == "fp32"
+    assert FastCopies("bf16").of_network(network, x).precision == "fp32"
     assert "Rough does not work in bfloat16" in caplog.text
 
 
@@ -215,7 +215,7 @@ def test_network_with_bad_bfloat16_gradients_stays_in_float32(caplog) -> None:
 def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool) -> None:
     """Near 1, bfloat16 has steps of 1/255 and would round such a perturbation away."""
     network, x = Normalized(branching=branching), images(8, SHAPE)
-    made, computed, taken, given_on = Arithmetic("bf16").network_copy(network, x).made, [], [], []
+    made, computed, taken, given_on = FastCopies("bf16").of_network(network, x).fast, [], [], []
 
     def note(layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
         computed.append(layer.weight.dtype)
@@ -233,13 +233,13 @@ def test_the_layer_that_sees_the_images_stays_in_float32(branching: bool) -> Non
 def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
     """The folded copy is faster, but the original decides every result."""
     network, x = Normalized(), images(8, SHAPE)
-    copied = Arithmetic("bf16").copy_of(network, x)
-    assert copied.finer is not network
-    assert n_batch_norms(copied.finer) == 0
-    assert {weight.dtype for weight in copied.finer.parameters()} == {torch.float32}
-    assert agrees(copied.finer, network, x, 1e-5)
-    assert Arithmetic("fp32").copy_of(network, x).model is not network
-    attacked = AttackedModel.of(network, arithmetic=Arithmetic("bf16"), like_BCHW=x)
+    copied = FastCopies("bf16").of_model(network, x)
+    assert copied.float32 is not network
+    assert n_batch_norms(copied.float32) == 0
+    assert {weight.dtype for weight in copied.float32.parameters()} == {torch.float32}
+    assert agrees(copied.float32, network, x, 1e-5)
+    assert FastCopies("fp32").of_model(network, x).fast is not network
+    attacked = AttackedModel.of(network, copies=FastCopies("bf16"), like_BCHW=x)
     assert attacked.float32 is not None
     assert attacked.model is network, "the judge asks the original"
 
@@ -248,37 +248,37 @@ def test_the_last_steps_are_climbed_on_a_folded_float32_copy() -> None:
 def layer_seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[torch.dtype, float]]:
     """The times that the one layer takes on a CPU made up for the test."""
     seconds = {torch.float32: 1.0, torch.bfloat16: 4.0}
-    monkeypatch.setattr(arithmetic_module, "_layer_seconds", seconds.__getitem__)
-    arithmetic_module._has_bfloat16_units.cache_clear()
+    monkeypatch.setattr(precision_module, "_layer_seconds", seconds.__getitem__)
+    precision_module._has_bfloat16_units.cache_clear()
     yield seconds
-    arithmetic_module._has_bfloat16_units.cache_clear()
+    precision_module._has_bfloat16_units.cache_clear()
 
 
 def test_auto_takes_float32_without_bfloat16_units(
     layer_seconds: dict[torch.dtype, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network, x, timed = small_net(10, SHAPE), images(8, SHAPE), []
-    monkeypatch.setattr(arithmetic_module, "_seconds", lambda *given: timed.append(given) or 1.0)
-    copied = Arithmetic("auto").network_copy(network, x)
-    assert (copied.made, copied.precision, timed) == (copied.finer, "fp32", [])
+    monkeypatch.setattr(precision_module, "_seconds", lambda *given: timed.append(given) or 1.0)
+    copied = FastCopies("auto").of_network(network, x)
+    assert (copied.fast, copied.precision, timed) == (copied.float32, "fp32", [])
     # The copy is the one that precision="fp32" makes, in channels-last format, so no timing decides an image's bits.
-    exact = Arithmetic("fp32").network_copy(network, x)
-    assert copied.made[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert {weight.dtype for weight in copied.made.parameters()} == {torch.float32}
-    assert torch.equal(copied.made(x), exact.made(x))
-    assert agrees(copied.made, network, x, 1e-5)
+    exact = FastCopies("fp32").of_network(network, x)
+    assert copied.fast[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert {weight.dtype for weight in copied.fast.parameters()} == {torch.float32}
+    assert torch.equal(copied.fast(x), exact.fast(x))
+    assert agrees(copied.fast, network, x, 1e-5)
     layer_seconds[torch.bfloat16] = 0.5
-    arithmetic_module._has_bfloat16_units.cache_clear()
-    monkeypatch.setattr(arithmetic_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 0.8}[given[2]])
-    assert Arithmetic("auto").network_copy(small_net(10, SHAPE), x).precision == "bf16"
-    monkeypatch.setattr(arithmetic_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 0.95}[given[2]])
-    assert Arithmetic("auto").network_copy(small_net(10, SHAPE), x).precision == "fp32"
+    precision_module._has_bfloat16_units.cache_clear()
+    monkeypatch.setattr(precision_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 0.8}[given[2]])
+    assert FastCopies("auto").of_network(small_net(10, SHAPE), x).precision == "bf16"
+    monkeypatch.setattr(precision_module, "_seconds", lambda *given: {"fp32": 1.0, "bf16": 0.95}[given[2]])
+    assert FastCopies("auto").of_network(small_net(10, SHAPE), x).precision == "fp32"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the restriction is of x86 CPUs")
 def test_a_restricted_cpu_is_found_out_by_one_layer() -> None:
     """Its flags still name the units that oneDNN may not use."""
-    code = "from mixednuts_dist.acceleration.arithmetic import _has_bfloat16_units as units; print(units())"
+    code = "from mixednuts_dist.acceleration.precision import _has_bfloat16_units as units; print(units())"
     restricted = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
     found = subprocess.run([sys.executable, "-c", code], env=restricted, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
@@ -310,8 +310,8 @@ def test_auto_chooses_for_a_classifier_without_gradients(
 ) -> None:
     layer_seconds[torch.bfloat16] = 0.5
     network, x = make(), images(8, SHAPE)
-    copied = Arithmetic("auto").network_copy(network, x)
-    assert agrees(copied.made, network, x, 0.1)
+    copied = FastCopies("auto").of_network(network, x)
+    assert agrees(copied.fast, network, x, 0.1)
 
 
 def test_copies_are_compared_in_full_float32_where_tf32_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,10 +339,10 @@ def test_what_is_no_module_or_no_precision_is_refused(victim) -> None:
     model, x, y = victim(n=4)
     with pytest.raises(InvalidInputError, match=r"'bf16' needs a torch module to copy, not function"):
         minimum_margin_attack(
-            lambda images: layer_norm_logits(model(images)), x, y, threat=THREAT, arithmetic=Arithmetic("bf16")
+            lambda images: layer_norm_logits(model(images)), x, y, threat=THREAT, copies=FastCopies("bf16")
         )
     with pytest.raises(InvalidInputError, match=r"'fp16' is not known; valid precisions: fp32, tf32, bf16, auto"):
-        Arithmetic("fp16")
+        FastCopies("fp16")
 
 
 @pytest.mark.slow
@@ -351,8 +351,8 @@ def test_compiled_copies_find_the_same() -> None:
     network, x = Normalized(), images(40, SHAPE)
     y = network(x).argmax(dim=1)
     options = {"threat": THREAT, "n_iter": 15, "n_target_classes": 2, "batch_size": 16}
-    plain = minimum_margin_attack(network, x, y, arithmetic=Arithmetic(), **options)
-    compiled = minimum_margin_attack(network, x, y, arithmetic=Arithmetic(compile=True), **options)
+    plain = minimum_margin_attack(network, x, y, copies=FastCopies(), **options)
+    compiled = minimum_margin_attack(network, x, y, copies=FastCopies(compile=True), **options)
     assert torch.equal(compiled.broken, plain.broken)
     assert torch.allclose(compiled.margin, plain.margin, atol=1e-2)
     assert abs(float(compiled.margin.mean() - plain.margin.mean())) < 1e-3
@@ -360,8 +360,8 @@ def test_compiled_copies_find_the_same() -> None:
 
 def test_decided_precision_ends_with_its_network() -> None:
     """A freed network's address is given to the next one."""
-    arithmetic = Arithmetic("fp32")
+    copies = FastCopies("fp32")
     for _ in range(20):
-        arithmetic.decide(nn.Linear(4, 3), "bf16")
+        copies.decide(nn.Linear(4, 3), "bf16")
     others = [nn.Linear(4, 3) for _ in range(20)]
-    assert {arithmetic.network_copy(each, torch.rand(8, 4)).precision for each in others} == {"fp32"}
+    assert {copies.of_network(each, torch.rand(8, 4)).precision for each in others} == {"fp32"}

@@ -1,7 +1,7 @@
-"""The one judge: everything that is stored or called broken is its verdict.
+"""Float32 verification, which decides every stored margin and whether an image is broken.
 
-It passes images through the classifier itself in float32, with TF32 off, in one batch shape, and goes on with half of
-the rows when memory runs out. Margins are computed from its logits in float64, on the host.
+Images pass through the classifier itself in float32, with TF32 off, in one batch shape. Margins are computed from its
+logits in float64, on the host.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -19,12 +19,12 @@ from ..mixing.margins import log_one_minus_signed_margin
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """What the judge has found at some images, on the host."""
+class Verified:
+    """Verified results of images, on the host."""
 
     logits: Tensor  # (B, K) float32
-    log1m_margin: Tensor  # (B,) float64, log(1 - signed margin): the larger, the smaller the margin
-    wrong: Tensor  # (B,) bool, the class is not the label
+    log1m_margin: Tensor  # (B,) float64, log(1 - signed margin)
+    wrong: Tensor  # (B,) bool, misclassified
 
     @property
     def margin(self) -> Tensor:
@@ -32,12 +32,12 @@ class Verdicts:
         return -torch.expm1(self.log1m_margin)
 
 
-class Judge:
-    """Verdicts on images of one classifier.
+class Verifier:
+    """Verifies images with one classifier.
 
     Example:
-        >>> judge = Judge(lambda x: x.flatten(1)[:, :3], BatchShape(8))
-        >>> judge.verdicts(torch.tensor([0.1, 0.9, 0.2]).view(1, 3, 1, 1), torch.tensor([1])).wrong
+        >>> verifier = Verifier(lambda x: x.flatten(1)[:, :3], BatchShape(8))
+        >>> verifier.verify(torch.tensor([0.1, 0.9, 0.2]).view(1, 3, 1, 1), torch.tensor([1])).wrong
         tensor([False])
     """
 
@@ -46,18 +46,18 @@ class Judge:
         self.passes = Passes(shape.float32, lambda x_BCHW: (self._pass(x_BCHW),))
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
-        """The classifier's logits in float32, (B, K), where the images are.
+        """Return the classifier's float32 logits, (B, K), on the device of the images.
 
         Raises:
-            torch.OutOfMemoryError: where not even one image fits.
+            torch.OutOfMemoryError: if not even one image fits.
         """
         return in_one_shape(self._pass, x_BCHW, self.passes)
 
-    def verdicts(self, x_BCHW: Tensor, labels_B: Tensor) -> Verdicts:
-        """Whether each image is classified as its label, and with what margin."""
+    def verify(self, x_BCHW: Tensor, labels_B: Tensor) -> Verified:
+        """Return whether each image is misclassified, and its margin."""
         logits_BK, labels_B = self.logits(x_BCHW).cpu(), labels_B.cpu()
         log1m_margin_B = log_one_minus_signed_margin(logits_BK, labels_B)
-        return Verdicts(logits_BK, log1m_margin_B, logits_BK.argmax(dim=1) != labels_B)
+        return Verified(logits_BK, log1m_margin_B, logits_BK.argmax(dim=1) != labels_B)
 
     @torch.no_grad()
     def _pass(self, x_BCHW: Tensor) -> Tensor:
@@ -66,12 +66,12 @@ class Judge:
 
 
 def is_smaller(log1m_margin: Tensor, wrong: Tensor, log1m_margin_before: Tensor, wrong_before: Tensor) -> Tensor:
-    """Whether a margin is below the one before; of two equal margins the one that fools is."""
+    """Return whether a margin is below the one before; a misclassified point counts as smaller than an equal one."""
     return (log1m_margin > log1m_margin_before) | ((log1m_margin == log1m_margin_before) & wrong & ~wrong_before)
 
 
 def check_images(x_BCHW: Tensor, y_B: Tensor) -> None:
-    """Refuse what no attack can work on, with the values."""
+    """Reject images and labels that do not fit each other, and images outside [0, 1]."""
     if x_BCHW.dim() != 4 or y_B.shape != x_BCHW.shape[:1]:
         raise InvalidInputError(
             f"images of shape {tuple(x_BCHW.shape)} and labels of shape {tuple(y_B.shape)} do not fit: "

@@ -1,0 +1,239 @@
+"""Fast copies of the base networks for the attacks' gradients: in float32, TF32 or bfloat16.
+
+Only the networks are copied. LayerNorm, the transformation, mixing and the losses stay in float64 and float32, and the
+float32 original verifies every result.
+"""
+
+import copy
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import InvalidInputError
+from ..mixing.classifier import MixedClassifier
+from ..mixing.transforms import LogitMap
+from .batch_shape import ON_CPU, as_out_of_memory, fastest_of_three, release_memory, repeated
+from .gradient_copy import (
+    Bfloat16Copy,
+    agrees,
+    compiled,
+    folded,
+    frozen_copy,
+    input_gradient,
+    is_heavy,
+    points_alike,
+)
+from .tf32 import tf32_allowed
+
+Precision = Literal["fp32", "tf32", "bf16"]
+PrecisionChoice = Literal["fp32", "tf32", "bf16", "auto"]
+
+MIN_SPEEDUP = 1.1
+"""A precision is preferred to float32 if a pass is this many times as fast. A smaller difference is timing noise."""
+
+_N_LOGITS_COMPARED, _N_GRADIENTS_COMPARED = 16, 4  # images on which a copy is compared with its original
+_BF16_TOLERANCE = 0.1  # share of the largest logit; a larger difference is not rounding
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FastCopy:
+    """A network or classifier on fast copies; the original itself if no copy is faster."""
+
+    fast: Any
+    float32: Any  # for float32 runs after runs in a lower precision
+    precisions: tuple[Precision, ...]  # one per network
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the only network."""
+        (precision,) = self.precisions
+        return precision
+
+    @property
+    def is_low_precision(self) -> bool:
+        """Whether a network computes below float32."""
+        return any(precision != "fp32" for precision in self.precisions)
+
+
+class FastCopies:
+    """Makes one copy per base network and keeps it. The weights must not change while the copies are in use.
+
+    Args:
+        precision: the gradients' precision. "auto" times what the device computes in hardware, and takes float32 unless another
+            precision is `MIN_SPEEDUP` times as fast.
+        compile: copies go through torch.compile, with CUDA graphs on a GPU.
+
+    Example:
+        >>> FastCopies("bf16").of_network(nn.Linear(4, 3), torch.rand(8, 4)).precision
+        'bf16'
+    """
+
+    def __init__(self, precision: PrecisionChoice = "auto", *, compile: bool = False) -> None:
+        if precision not in get_args(PrecisionChoice):
+            raise InvalidInputError(
+                f"precision={precision!r} is not known; valid precisions: {', '.join(get_args(PrecisionChoice))}"
+            )
+        self.precision, self.compile = precision, compile
+        self._networks: dict[int, tuple[nn.Module, FastCopy]] = {}  # by id, with the network so that its id stays taken
+        self._decided: weakref.WeakKeyDictionary[nn.Module, Precision] = weakref.WeakKeyDictionary()
+
+    def decide(self, network: nn.Module, precision: Precision) -> None:
+        """Use this precision for the network instead of measuring: a run decides once for all its workers."""
+        self._decided[network] = precision
+
+    def of_model(self, model: Callable[[Tensor], Tensor], x_BCHW: Tensor, rows: int = ON_CPU) -> FastCopy:
+        """Replace the base networks of a classifier by fast copies, which are compared on some of the images `x_BCHW`.
+
+        The base networks are those of a mixed classifier, the first part of `nn.Sequential(network, logit map)`, or
+        the module itself.
+
+        Raises:
+            InvalidInputError: if the function is not a torch module.
+        """
+        if isinstance(model, MixedClassifier):
+            children: tuple[str, ...] = ("std", "rob")
+        elif isinstance(model, nn.Sequential) and len(model) == 2 and isinstance(model[1], LogitMap):
+            children = ("0",)
+        elif isinstance(model, nn.Module):
+            return self.of_network(model, x_BCHW, rows)
+        else:
+            raise InvalidInputError(
+                f"precision={self.precision!r} needs a torch module to copy, not {type(model).__name__}; "
+                "wrap the function in an nn.Module, or leave the precision to auto"
+            )
+        copies = {child: self.of_network(model.get_submodule(child), x_BCHW, rows) for child in children}
+        return FastCopy(
+            _with_networks(model, {child: each.fast for child, each in copies.items()}),
+            _with_networks(model, {child: each.float32 for child, each in copies.items()}),
+            tuple(each.precision for each in copies.values()),
+        )
+
+    def of_network(self, network: nn.Module, x_BCHW: Tensor, rows: int = ON_CPU) -> FastCopy:
+        """Return the copy of one network."""
+        if id(network) not in self._networks:
+            self._networks[id(network)] = network, self._copied(network, x_BCHW.detach(), rows)
+        return self._networks[id(network)][1]
+
+    def _copied(self, network: nn.Module, x: Tensor, rows: int) -> FastCopy:
+        if not is_heavy(network):
+            return FastCopy(network, network, ("fp32",))
+        precision = self._decided.get(network, self.precision)
+        copied = _fastest(network, x, rows) if precision == "auto" else _made(network, x, precision)
+        if self.compile:
+            fast = frozen_copy(network) if copied.fast is network else copied.fast
+            copied = replace(copied, fast=compiled(fast, x.device))
+        return copied
+
+
+def _made(network: nn.Module, x: Tensor, precision: Precision) -> FastCopy:
+    """Return a copy that agrees with its original, in float32 if the device or the network cannot do better."""
+    x = x[:_N_LOGITS_COMPARED]
+    float32 = folded(network, x)
+    if precision == "bf16":
+        low = _bfloat16_copy(float32, network, x)
+        if low is not None:
+            return FastCopy(low, float32, ("bf16",))
+        _logger.warning("precision=bf16: %s does not work in bfloat16; float32 instead", type(network).__name__)
+    elif precision == "tf32" and not _has_tensor_cores(x.device):
+        _logger.warning("precision=tf32: the device %s has none; float32 instead", x.device)
+    elif precision == "tf32":
+        return FastCopy(float32, float32, ("tf32",))
+    return FastCopy(float32, float32, ("fp32",))
+
+
+def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor) -> Bfloat16Copy | None:
+    """Return a copy of `base` if it gives the logits of `network` and gradients in about the same direction."""
+    try:
+        made = Bfloat16Copy(frozen_copy(base), x)
+        alike = agrees(made, network, x, _BF16_TOLERANCE) and points_alike(made, network, x[:_N_GRADIENTS_COMPARED])
+        return made if alike else None
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # foreign code: a layer may insist on one dtype, or inspect another layer
+        _logger.info("%s in bfloat16: %s", type(network).__name__, error)
+        return None
+
+
+def _fastest(network: nn.Module, x: Tensor, rows: int) -> FastCopy:
+    """Return the copy in the fastest precision, which is remembered for the next copy of the network."""
+    key = (str(x.device), rows, tuple(x.shape[1:]))
+    known = _FASTEST.setdefault(network, {})
+    if key in known:
+        return _made(network, x, known[key])
+    copies = {precision: _made(network, x, precision) for precision in _in_hardware(x.device)}
+    batch = repeated(x, rows)
+    try:
+        known[key] = _faster(copies, batch)
+    except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
+        release_memory()
+        known[key] = _faster(copies, batch[:1])
+    return copies[known[key]]
+
+
+_FASTEST: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, int, tuple[int, ...]], Precision]]"
+_FASTEST = weakref.WeakKeyDictionary()
+
+
+def _faster(copies: dict[Precision, FastCopy], batch: Tensor) -> Precision:
+    if len(copies) == 1:
+        return "fp32"
+    seconds = {precision: _seconds(copied.fast, batch, precision) for precision, copied in copies.items()}
+    best = min(seconds, key=lambda precision: seconds[precision])
+    return best if MIN_SPEEDUP * seconds[best] < seconds["fp32"] else "fp32"
+
+
+@torch.enable_grad()
+def _seconds(network: nn.Module, x: Tensor, precision: Precision) -> float:
+    """Time a forward and backward pass."""
+
+    def both_ways() -> Tensor:
+        leaf = x.clone().requires_grad_()
+        return input_gradient(network(leaf).sum(), leaf)
+
+    with tf32_allowed(precision == "tf32"), as_out_of_memory():
+        return fastest_of_three(both_ways)
+
+
+def _in_hardware(device: torch.device) -> list[Precision]:
+    if device.type == "cuda":
+        return ["fp32", "bf16", "tf32"] if _has_tensor_cores(device) else ["fp32"]
+    if device.type == "cpu" and not _has_bfloat16_units():
+        return ["fp32"]
+    return ["fp32", "bf16"]
+
+
+def _has_tensor_cores(device: torch.device) -> bool:
+    """Return whether a GPU has units for TF32 and bfloat16: compute capability 8.0 (Ampere) and above."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def _has_bfloat16_units() -> bool:
+    """Return whether a small convolution takes this CPU less time in bfloat16 than in float32.
+
+    It takes half the time if the CPU has units for it, and four times the time otherwise. The CPU's flags do not
+    decide that, because oneDNN may be restricted (ONEDNN_MAX_CPU_ISA).
+    """
+    return MIN_SPEEDUP * _layer_seconds(torch.bfloat16) < _layer_seconds(torch.float32)
+
+
+def _layer_seconds(dtype: torch.dtype) -> float:
+    x_BCHW = torch.ones(1, 64, 16, 16, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    weight = torch.ones(64, 64, 3, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    return fastest_of_three(lambda: F.conv2d(x_BCHW, weight, padding=1))
+
+
+def _with_networks(model: nn.Module, networks: dict[str, nn.Module]) -> nn.Module:
+    """Return a shallow copy of the module with other children."""
+    changed = copy.copy(model)
+    changed._modules = {**model._modules, **networks}
+    return changed
