@@ -68,8 +68,8 @@ class FastCopies:
     """Makes one copy per base network and keeps it. The weights must not change while the copies are in use.
 
     Args:
-        precision: the gradients' precision. "auto" times what the device computes in hardware, and takes float32 unless another
-            precision is `MIN_SPEEDUP` times as fast.
+        precision: that of gradients. "auto" times what the device computes in hardware, and takes float32 unless
+            another precision is `MIN_SPEEDUP` times as fast.
         compile: copies go through torch.compile, with CUDA graphs on a GPU.
 
     Example:
