@@ -5,18 +5,25 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 import torch
 from pyautoattack import AutoAttack
 
 from mixednuts_dist import load_classifier, open_dataset, pipeline
+from mixednuts_dist.attacks.adaptive import autoattack
+from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.config.run_config import parse_config
+from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.debug import DebugExecutor
 from tests.helpers.runs import rows_in
 
 EPS, N, ATTACKS = 0.12, 40, ["apgd-ce", "apgd-dlr", "fab", "square"]
-# Two of the 40 images are borderline for APGD-DLR: over the seeds 0 to 23 it leaves 27 to 29 here (27.6 on average) and
-# 27 or 28 in the package (27.5). With this seed both leave 27.
-SEED = 4
+SEED = 0
+# Two of the 40 images are borderline for APGD-DLR. The difference of both packages' counts at one seed has a standard
+# deviation of 0.83 images (seeds 0 to 23). The bounds are three standard deviations. Square has other windows.
+SPREAD = 0.83
+ALLOWED = {"apgd-dlr": 3 * SPREAD, "square": 1}
+SEEDS = range(24, 36)
 
 
 def content(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -30,11 +37,11 @@ def content(folder: Path, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def theirs() -> dict[str, int]:
-    """The package's counts under the same budgets."""
+def theirs(attacks: list[str], seed: int) -> dict[str, int]:
+    """Return the package's counts under the same budgets."""
     model, (x, y) = load_classifier("demo:rob", "rob"), open_dataset("digits").read(0, N)
     with torch.random.fork_rng(devices=[]):
-        package = AutoAttack(model, norm="Linf", eps=EPS, attacks=ATTACKS, version="custom", seed=SEED, device="cpu")
+        package = AutoAttack(model, norm="Linf", eps=EPS, attacks=attacks, version="custom", seed=seed, device="cpu")
         for each in (package.apgd, package.fab):
             each.n_restarts, each.n_iter = 1, 20
         package.apgd.n_iter_2, package.apgd.n_iter_min, package.apgd.size_decr = 4, 1, 1
@@ -50,8 +57,8 @@ def test_each_attack_alone_leaves_what_the_package_says(tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("*/runs/alone-*")
     rows = pq.read_table(sorted(rows_in(folder, "individual").glob("part-*.parquet"))).to_pydict()
     ours = {name: sum(rows[f"survived_{name}"]) for name in ATTACKS}
-    for name, left in theirs().items():
-        assert 0 < ours[name] <= left + (name == "square"), (name, ours, left)  # Square's windows are other ones
+    for name, left in theirs(ATTACKS, SEED).items():
+        assert 0 < ours[name] <= left + ALLOWED.get(name, 0), (name, ours, left)
     everywhere = [all(each) for each in zip(*(rows[f"survived_{name}"] for name in ATTACKS), strict=True)]
     assert rows["robust"] == everywhere
     assert sum(everywhere) <= min(ours.values())
@@ -59,3 +66,17 @@ def test_each_attack_alone_leaves_what_the_package_says(tmp_path: Path) -> None:
     assert next((folder / "report").glob("individual.csv")).read_text().count("\n") == len(ATTACKS) + 2
     assert "all of them" in (folder / "report" / "index.html").read_text()
     assert "individual attacks" in json.dumps(results.to_json())
+
+
+@pytest.mark.parametrize("attack", ["apgd-ce", "apgd-dlr"])
+def test_counts_over_several_seeds_equal_the_packages(attack: str) -> None:
+    model, (x, y) = load_classifier("demo:rob", "rob"), open_dataset("digits").read(0, N)
+    options = {
+        "threat": ThreatModel("Linf", EPS),
+        "attacks": (attack,),
+        "budget": AttackBudget(20),
+        "precision": "fp32",
+    }
+    ours = sum(int(autoattack(model, x, y, seed=seed, **options).robust.sum()) for seed in SEEDS)
+    package = sum(theirs([attack], seed)[attack] for seed in SEEDS)
+    assert abs(ours - package) <= 3 * SPREAD * len(SEEDS) ** 0.5, (ours, package)
