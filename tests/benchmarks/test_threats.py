@@ -21,8 +21,8 @@ def by(column: str, rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     return {row[column]: row for row in rows}
 
 
-# Standard deviations of the difference of both packages' counts on 20 digits at one seed: of AutoAttack in L1 (seeds 0 to
-# 12), and of APGD-T alone (seeds 0 to 23), the largest of all attacks. The bounds are three standard deviations.
+# The difference of both packages' counts on 20 digits at one seed has a standard deviation of 0.7 images for AutoAttack
+# in L1 (seeds 0 to 12), and of 1.5 for APGD-T alone (seeds 0 to 23). The bounds are three standard deviations.
 SPREAD, SPREAD_ALONE = 0.7, 1.5
 
 
@@ -46,7 +46,7 @@ def test_threats_prints_counts_and_a_markdown_table() -> None:
 
 
 def test_counts_in_l1_over_several_seeds_equal_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds, ours, package = range(13, 19), 0, 0
+    seeds, ours, package = range(13, 17), 0, 0
     for seed in seeds:
         monkeypatch.setattr(threats, "SEEDS", (seed, seed + 1))
         (row,) = threats.run(n_images=20, threats=["L1:1"], **SMALL)["versions"]
