@@ -54,8 +54,9 @@ def autoattack(
     """Run AutoAttack (Croce & Hein 2020) on a classifier, each attack on the images that are not broken yet.
 
     Attacks on a `MixedClassifier` are adaptive: they follow the gradient of its surrogate f_aux (equation 7), and the
-    mixture itself decides what counts as broken. Its "apgd-t" ends with the joint attack (`AttackBudget.joint_starts`;
-    0 leaves it out) unless "joint" is among the attacks. A keyboard interrupt returns what is verified by then.
+    mixed classifier itself decides whether an image is broken. Its "apgd-t" ends with the joint attack
+    (`AttackBudget.joint_starts`; 0 leaves it out) unless "joint" is among the attacks. A keyboard interrupt returns
+    what is verified by then.
 
     Args:
         model: images (B, C, H, W) in [0, 1] to logits (B, K), K >= 2, in evaluation mode, with its normalization
@@ -67,7 +68,8 @@ def autoattack(
             draws, as AutoAttack has them for the norm.
         attacks: names of the register `ATTACKS`, in this order, instead of those of the standard version; or some of
             those of another version.
-        mode: of a mixture: "transfer" (loss and gradient of f_aux) or "bypass" (loss of f_mix, gradient of f_aux).
+        mode: for a mixed classifier, "transfer" (loss and gradient of f_aux) or "bypass" (loss of f_mix, gradient of
+            f_aux).
         seed: fixes the random starts, together with `sample_ids`.
         budget: iterations, targets and queries per image.
         batch_size: rows of every pass; 64 by default, more for small networks on a CPU.
@@ -76,8 +78,8 @@ def autoattack(
         cached_BCHW: known adversarial examples within the same balls, tried first as the attack "warm-start".
         stop_when_broken: end with an image once it is misclassified; otherwise minimize its margin to the end.
         sample_ids: B ids that key the random numbers; 0 .. B-1 by default.
-        precision: of the gradients, "fp32", "tf32", "bf16" or "auto"; float32 decides in any case.
-        copies: copies of the networks that were made before, instead of `precision`.
+        precision: the gradients' precision, "fp32", "tf32", "bf16" or "auto"; float32 decides in any case.
+        copies: existing copies of the networks, instead of `precision`.
         progress: called with a `Progress` from time to time.
         verbose: show the progress on stderr.
 
@@ -119,9 +121,9 @@ def ensemble_engine(
     progress: Callable[[Progress], None] | None = None,
     eot: int | None = None,
 ) -> Scheduler:
-    """An engine with the phases of `attacks`; the gradients of a `MixedClassifier` are its surrogate's.
+    """Return a scheduler with the runs of the attacks.
 
-    With `eot` a pass has so many rows of each point, and everything computes in float32.
+    With `eot` a pass has this many rows per point, and everything computes in float32.
     """
     for attack in attacks:
         ATTACKS.check(attack)

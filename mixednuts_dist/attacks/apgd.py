@@ -13,8 +13,7 @@ from .budget import AttackBudget
 from .sparse_ascent import SparseApgd
 from .stepper import ImageSummary, Run
 
-# The margin itself, from the best point so far: what float32 still gains after low-precision gradients. From half a
-# radius 10 iterations gain .83 to .92 of what 16 from a whole one do.
+# Float32 steps on the margin itself, from the best point that low-precision gradients found.
 POLISH_ITERATIONS, POLISH_STEP = 10, 0.5
 POLISH_AGAIN, POLISH_ROUNDS = 1e-2, 6  # an image whose margin fell by more is polished again, at most this often
 GROUP = "apgd"  # the runs of all APGD attacks are independent of one another

@@ -39,7 +39,7 @@ class ApgdState(SlotState):
     x_adv: Tensor  # where the next step starts from; for a new slot its start
     displacement: Tensor  # from where the last step started to x_adv
     x_new: Tensor  # where the slot wants to be evaluated
-    direction: Tensor  # of steepest ascent at x_adv, of unit length in the norm
+    direction: Tensor  # steepest ascent at x_adv, with unit length in the norm
     x_best: Tensor
     direction_best: Tensor  # at x_best
     loss_best: Tensor
@@ -47,27 +47,27 @@ class ApgdState(SlotState):
     loss_at_check: Tensor
     reduced: Tensor  # bool: the last review halved the step
     step_size: Tensor
-    n_increases: Tensor  # of the loss since the last review
+    n_increases: Tensor  # steps since the last review in which the loss rose
     review_at: Tensor  # the iteration of the next review
     check_every: Tensor  # iterations between the last and it
     min_check: Tensor
     check_decrease: Tensor
-    iteration: Tensor  # of the evaluation that is due
+    iteration: Tensor  # number of the next evaluation
     n_iter: Tensor
     loss: Tensor  # index into `losses`
     weight: Tensor
-    # Of the sparse steps alone
+    # For sparse steps only
     n_all: Tensor  # iterations in all balls of the schedule
     alone: Tensor  # bool: there is only the last ball
     n_left: Tensor  # radii of the schedule that come after the one in use
-    share: Tensor  # of the pixels, that a step moves
+    share: Tensor  # share of the pixels that a step moves
     n_moved: Tensor  # pixels in which the best point differed from the image at the last review
     losses: list[str]  # those that any slot has had
 
 
 @dataclass(frozen=True)
 class Apgd(Stepper[ApgdState]):
-    """The steps of all APGD runs except those in L1; `apgd.py` says which runs there are."""
+    """The steps of all APGD runs except those in L1; `apgd.py` plans the runs."""
 
     @property
     def start_ball(self) -> Ball:
@@ -142,7 +142,7 @@ class Apgd(Stepper[ApgdState]):
         return total
 
     def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
-        """Keep the best point, and review the step size where that is due."""
+        """Keep the best point, and review the step size if that is due."""
         loss, stepped = result.loss, state.iteration > 0
         better = ~stepped | (loss > state.loss_best)
         state.direction.copy_(self._direction(result.grad))
@@ -163,7 +163,7 @@ class Apgd(Stepper[ApgdState]):
         return self.ball.steepest(grad)
 
     def _review(self, state: ApgdState) -> None:
-        """Conditions 1 and 2: halve the step, and go back to the best point, where the loss rose seldom or stalled."""
+        """Conditions 1 and 2: if the loss rose seldom or stalled, halve the step and return to the best point."""
         due = state.iteration == state.review_at
         if not anyone(due):
             return

@@ -54,7 +54,7 @@ the run is over or a point is misclassified, counts passes, continues with fewer
 free slots to further runs.
 
 The runs of a plan come one after the other. Consecutive runs of one group do not need one another's results, so several
-of them may run on an image at once; of those that break the image the first one in the plan counts.
+of them may run on an image at once. If several break the image, the first one in the plan counts.
 """
 
 from collections.abc import Sequence
@@ -126,8 +126,8 @@ def borderline(margin: float, clean_margin: float, setting: Setting, *, slack: f
     Borderline images are attacked again: by MMAA from other starts, by the joint attack, and, if passes compute below
     float32, by repeating runs in float32, because rounding may decide whether such an image remains robust.
 
-    The margin is compared with the clean margin, which counts as a tenth at least. If a mixture's standard classifier
-    is one-hot and votes against the label, no more than 2 alpha - 1 is left, however sure the robust one is: then half
+    The margin is compared with the clean margin, which counts as a tenth at least. If a mixed classifier's standard one
+    is one-hot and votes against the label, the margin is at most 2 alpha - 1, however sure the robust one is. Then half
     of that is the limit, so that not every such image is borderline.
 
     Args:

@@ -31,7 +31,7 @@ class Job:
     """One run on one image."""
 
     image: ImageRecord
-    place: int  # of the run in the plan
+    place: int  # place of the run in the plan
     run: Run
     n_claimed: int = 0  # the iteration of its last point in the verification queue
 
@@ -57,7 +57,7 @@ class Claim:
 
     job: Job
     x: Tensor  # (C, H, W)
-    n_passes: int  # of the run, up to this point; the whole run's for its best point
+    n_passes: int  # passes of the run up to this point; for its best point those of the whole run
     ends: bool  # the run is over, and this is its best point
 
 
@@ -109,7 +109,7 @@ class Batch:
         self.n_running = 0  # slots that hold a run
         self.n_images = 0  # with runs here
         self.n_steps = 0
-        self.n_rows = 0  # of all passes
+        self.n_rows = 0  # rows of all passes
         self._like = like_BCHW
         self._read_every = READ_EVERY if like_BCHW.is_cuda else 1  # steps
         self._most_ahead = 1 if like_BCHW.is_cuda else stepper.look_ahead

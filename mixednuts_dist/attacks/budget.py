@@ -1,4 +1,4 @@
-"""The one budget of all attacks, which travels whole from the configuration to them."""
+"""The iterations, targets and queries that attacks may spend per image."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,7 +22,7 @@ class AttackBudget:
     """How much an attack may spend on an image.
 
     Iterations, targets and queries are AutoAttack's by default. `border_restarts` and `joint_starts` are additions of
-    this package to the minimum-margin attack and to attacks on mixtures; 0 leaves them out, as in the paper.
+    this package to MMAA and to attacks on mixed classifiers; 0 leaves them out, as in the paper.
 
     Example:
         >>> AttackBudget(n_iter=20).n_queries
@@ -30,11 +30,11 @@ class AttackBudget:
     """
 
     n_iter: int = 100  # iterations of APGD-CE, and of each target of APGD-T and FAB-T
-    n_target_classes: int = 9  # targets of APGD-T and FAB-T, capped to the classes less one
-    n_queries: int = 5000  # of Square
-    border_restarts: int = 2  # of MMAA: repeats on borderline images
-    joint_starts: int = 3  # random starts of the joint attack on borderline images of a mixture
-    n_restarts: int = 1  # random starts of APGD-CE and -DLR; of untargeted FAB, whose first is the clean image
+    n_target_classes: int = 9  # targets of APGD-T and FAB-T, at most the number of classes minus 1
+    n_queries: int = 5000  # queries of Square
+    border_restarts: int = 2  # repeats of MMAA on borderline images
+    joint_starts: int = 3  # random starts of the joint attack on borderline images of a mixed classifier
+    n_restarts: int = 1  # random starts of APGD-CE, APGD-DLR and untargeted FAB, whose first is the clean image
     own: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # attack -> what it alone has otherwise
 
     def __post_init__(self) -> None:
@@ -44,12 +44,12 @@ class AttackBudget:
                 raise InvalidInputError(f"{name}={value} must be at least {least}")
 
     def n_targets(self, n_classes: int) -> int:
-        """Targets that an image has among `n_classes`."""
+        """Return the number of targets per image."""
         most = max([self.n_target_classes, *(each.get("n_target_classes", 1) for each in self.own.values())])
         return min(most, n_classes - 1)
 
     def of(self, attack: str) -> "AttackBudget":
-        """What one attack may spend."""
+        """Return the budget of one attack."""
         return replace(self, own={}, **self.own.get(attack, {}))
 
     def in_version(self, version: str, norm: str) -> "AttackBudget":
@@ -98,7 +98,7 @@ def attacks_in(version: str, attacks: Sequence[str] | None) -> Sequence[str]:
 
 
 def is_autoattack(evaluate: Mapping[str, Any], norm: str) -> bool:
-    """Whether the settings in run.yaml are exactly the attacks, restarts, targets, budgets and draws of AutoAttack.
+    """Return whether settings in run.yaml are exactly the attacks, restarts, targets, budgets and draws of AutoAttack.
 
     Example:
         >>> published = {"version": "standard", "attacks": STANDARD_ATTACKS, "n_iter": 100, "n_target_classes": 9}

@@ -23,14 +23,13 @@ class AutoAttack:
     """AutoAttack with the constructor and the methods of the `autoattack` package; `autoattack` is the function.
 
     As in that package, `run_standard_evaluation` returns the adversarial example of each broken image and the clean
-    image of each robust one. `result` holds the `AttackResult` of the
-    last call.
+    image of each robust one. `result` holds the `AttackResult` of the last call.
 
     Args:
         model: images (B, C, H, W) in [0, 1] to logits (B, K), in evaluation mode, or a `MixedClassifier`.
         norm: "Linf", "L2" or "L1".
         eps: the radius in units of the pixel range.
-        seed: of the random starts; None is 0.
+        seed: seed of the random starts; None is 0.
         verbose: print the accuracies after each call.
         attacks_to_run: the attacks of version "custom"; also an attribute.
         version: "standard", "plus", "rand" or "custom".

@@ -1,4 +1,4 @@
-"""What the library's attacks refuse before they begin, as runs do: what no verdict could be trusted on.
+"""Checks of models, images and labels before the library's attacks begin.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -23,9 +23,9 @@ from .draws import check_eot
 from .red_flags import LOGITS_TOLERANCE, are_probabilities, has_gradient
 from .verification import check_images
 
-_N_TRIED = 2  # images
+_N_TRIED = 2
 _DROPS = re.compile("drop|stochastic", re.IGNORECASE)  # timm's DropPath, torchvision's StochasticDepth, a user's own
-_MOST_CHANNELS = 4  # of images whose channels may have been put last
+_MOST_CHANNELS = 4  # images with more may have their channels last
 
 
 def checked_labels(
@@ -36,16 +36,15 @@ def checked_labels(
     attacks: Sequence[str] | None = None,
     eot: int | None = None,
 ) -> Tensor:
-    """The labels as int64, once model, images, labels, threat and attacks are found fit; nothing of them is changed.
+    """Check the model, images, labels, threat model and attacks, and return the labels as int64.
 
     Warns:
         UserWarning: if an attack follows a gradient and the model has none or returns probabilities, and for a model
             in training mode.
 
     Raises:
-        InvalidInputError: for what is no tensor or `ThreatModel`; an unknown attack; labels that are no class of the
-            model; a model that is in training mode, fails, is random, returns NaN, or changes its input; a gradient
-            under `torch.inference_mode()`.
+        InvalidInputError: if an argument has the wrong type, an attack is unknown, a label is not a class of the model,
+            or the model is in training mode, fails, is random, returns NaN, changes its input or has no autograd.
     """
     _check_types(x_BCHW, y_B, threat, attacks)
     check_images(x_BCHW, y_B)
@@ -142,7 +141,7 @@ def _tried_logits(model: Callable[[Tensor], Tensor], x: Tensor, eot: int | None)
 
 
 def _warn_without_gradient(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    """Of a mixture rob is tried: what rob leaves standing decides it, and std alone may have a gradient."""
+    """Warn if the model, or the robust base classifier of a mixed classifier, has no gradient."""
     subject, tried = ("the mixture's rob", model.rob) if isinstance(model, MixedClassifier) else ("the model", model)
     if not has_gradient(tried, x):
         warnings.warn(

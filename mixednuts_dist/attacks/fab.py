@@ -1,6 +1,6 @@
 """FAB-T (Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive boundary attack").
 
-FAB looks for the nearest image of another class. At an iterate x_i it replaces the classifier by its linearisation, so
+FAB looks for the nearest image of another class. At an iterate x_i it replaces the classifier by its linearization, so
 that the border between the label y and the target k becomes the hyperplane
 
     { z : f(x_i) + <w, z - x_i> = 0 },    f = logit_k - logit_y,    w = gradient of f at x_i,
@@ -10,7 +10,7 @@ mean of the two. Whenever it has crossed into another class it goes a tenth of t
 
 One iterate takes a forward pass that shows whether it has crossed, and a pass forward and backward that linearizes: at
 the iterate itself or, if it had crossed, at the point pulled back. These two kinds of pass alternate. An iterate that
-has not crossed could be linearized by its first pass, but on robust networks 70 to 80 % of the iterates cross, and a
+has not crossed could be linearized by its first pass, but on robust networks 70% to 80% of the iterates cross, and a
 backward pass that is thrown away costs more than the forward passes saved.
 
 Shapes: S slots, images of C x H x W, K classes; B rows of D = C H W pixels.
@@ -32,19 +32,19 @@ from .gradient_model import Outputs
 from .losses import anyone
 from .stepper import Run, SlotState, StartBatch, Stepper, StepResult
 
-OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearised border
+OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearized border
 MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image
 PULL_BACK = 0.9  # beta: what is left of the way from the clean image after crossing the border
 
 _SHORTEST = 1e-8  # guards the ratio of two step lengths, as published
-# Of the projection, each six passes over the pixels. On gradients of a CIFAR-10 network 2 to 4 were enough, 10 for a
-# border thirty times as far. A CPU stops once nothing moves; an accelerator would have to wait for that, and takes 16.
+# Steps of the projection. On CIFAR-10, 2 to 4 are usually enough. A CPU stops as soon as no root moves; an accelerator
+# would have to wait for that answer.
 _NEWTON_STEPS, _STEPS_WITHOUT_ASKING = 30, 16
-_ROWS_ON_CPU = 32  # whose dozen arrays stay in the cache: of 120 images at once each takes four times as long
+_ROWS_ON_CPU = 32  # the arrays of this many images stay in the cache
 
 
 class FabState(SlotState):
-    """What FAB remembers of each slot."""
+    """FAB's state of each slot."""
 
     def __init__(self, like_SCHW: Tensor) -> None:
         self.x = torch.zeros_like(like_SCHW)  # clean image
@@ -74,13 +74,13 @@ class FabSteps(Stepper[FabState]):
         return state.x_next
 
     def loss(self, state: FabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the logit of the target minus that of the label, (S,); of a mixture the surrogate's."""
+        """Return the logit of the target minus that of the label, (S,), from the surrogate of a mixed classifier."""
         return difference(outputs.logits, labels, targets)
 
     def tell(self, state: FabState, x: Tensor, result: StepResult) -> Tensor:
         """Step to the next iterate after a pass with a gradient, otherwise pull back the iterates that have crossed.
 
-        Against a mixture the linearization has the mixture's value and the surrogate's gradient, as in the reference.
+        The linearization of a mixed classifier has its value and the surrogate's gradient, as in the reference.
         """
         if result.has_gradient:
             value = difference(result.logits, result.labels, result.targets)
@@ -108,7 +108,7 @@ class Fab(Attack):
         return 2 * n_iterates, n_iterates
 
     def runs(self) -> Sequence[Run]:
-        """Return one run per target; the iterates crowd at the border, where bfloat16 sees either side."""
+        """Return one run per target; iterates are so close to the decision boundary that bfloat16 is too coarse."""
         setting, budget = self.setting, self.setting.budget
         stepper = FabSteps(setting.threat, setting.seed, n_iter=budget.n_iter)
         targets = range(1, budget.n_targets(setting.n_classes) + 1)
@@ -205,10 +205,10 @@ MOVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def _root(gain_BD: Tensor, limit_BD: Tensor, target_B1: Tensor) -> Tensor:
-    """The lam, (B, 1), at which g(lam) = sum_j gain_j min(lam, limit_j) = target, or the largest number where none is.
+    """Return the lam, (B, 1), with g(lam) = sum_j gain_j min(lam, limit_j) = target, or the largest number.
 
     g is concave, increasing and piecewise linear. Newton's method from lam = 0 never overshoots, as each tangent lies
-    above g, and ends exactly once it has reached the right piece; unlike the published bisection it sorts nothing.
+    above g, and is exact on the right linear segment; unlike the published bisection it sorts nothing.
     Pixels that have arrived count with gain_j limit_j, the slope is the gain of the others, the free ones:
     lam = (target - sum of arrived gain limit) / (sum of free gain).
     """

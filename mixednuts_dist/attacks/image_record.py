@@ -22,7 +22,7 @@ class ImageRecord:
     label: int
     sample_id: int
     targets: list[int]  # classes to aim at, the likeliest first
-    ranks: list[int]  # of these classes on the clean image, 2 = runner-up
+    ranks: list[int]  # ranks of these classes on the clean image, 2 = runner-up
     clean_log1m_margin: float
     best: Tensor  # (C, H, W) where the smallest margin was verified
     log1m_margin: float  # log(1 - margin) at `best`: the larger, the smaller the margin
@@ -59,7 +59,7 @@ class ImageRecord:
         if stop_when_broken and (wrong or self.broken):
             better = breaks
         else:
-            # Of equal margins the misclassified point counts, and of equal points the first one.
+            # With equal margins a misclassified point counts, and otherwise the first one.
             better = (log1m_margin, wrong, self.best_at) > (self.log1m_margin, self.broken, where)
         if breaks:
             self.broken_at = where

@@ -1,13 +1,12 @@
 """The joint attack on the mixed classifier, for images that attacks along the surrogate's gradient do not break.
 
-With a one-hot std (T = 0) class k beats the label y where std's class is k and rob's gap is small: alpha (p_y - p_k) <
-1 - alpha. Both must hold at the same point. The surrogate's loss can rise by one of them at the cost of the other; the
-loss "joint" is largest only where both hold.
+If the standard classifier is one-hot (T = 0), class k beats the label y if it is the standard classifier's class and
+the robust classifier's margin is small: alpha (p_y - p_k) < 1 - alpha. The surrogate's loss can rise by one of these
+conditions at the cost of the other; the loss "joint" is largest only if both hold.
 
-Its best points lie where std's class has just changed to k. There the loss has a kink, and APGD, which halves its step
-when the loss rises too seldom, stays on one side of it. So the steps here have a fixed schedule: along the sign of a
-momentum (Dong et al. 2018), with a length that falls to 0 as half a cosine. Of 30 CIFAR-10 images next to a mixture's
-decision border such steps broke 2 or 3 with each of nine losses and weights, and APGD none with any of eight.
+Its best points are where the standard classifier's class has just changed to k. The loss has a kink there, and APGD,
+which halves its step if the loss rises too seldom, stays on one side. So the steps here have a fixed schedule: along
+the sign of a momentum (Dong et al. 2018), with a length that falls to 0 as half a cosine.
 
 Shapes: B images of C x H x W, S slots, K classes.
 """
@@ -29,9 +28,8 @@ from .stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResu
 
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
-MOST_STEPS = 33  # of an attempt: they broke what 100 did, and within APGD-T's number of passes allow several attempts
-# (weight of std's gap, whether to start from the best point so far), in the order of the attempts. No weight is best:
-# of 150 digits next to the cutoff one attempt a target broke 4 at weights 1 and 3, and 0 to 3 at .3 and less.
+MOST_STEPS = 33  # steps per run; they broke as many images as 100
+# (weight of the standard classifier's margin, whether to start from the best point so far), in the order of the runs.
 TURNS = ((1.0, False), (1.0, True), (3.0, False), (0.1, True), (0.1, False))
 
 
@@ -41,7 +39,7 @@ class JointRun(Run):
 
     n_iter: int = 100
     from_best: bool = False  # start at the best point so far, not at a random one
-    weight: float = 1.0  # of std's gap
+    weight: float = 1.0  # weight of the standard classifier's margin
 
 
 @dataclass
@@ -123,7 +121,7 @@ class Joint(Attack):
         if not isinstance(setting.model, MixedClassifier) or not budget.joint_starts:
             return []
         stepper, n_iter = JointSteps(setting.threat, setting.seed), min(budget.n_iter, MOST_STEPS)
-        # When std's class changes, the margin of the mixture falls by up to 2 (1 - alpha).
+        # If the standard classifier's class changes, the margin falls by up to 2 (1 - alpha).
         slack = 2 * float(setting.model.one_minus_alpha)
 
         def wanted(image: ImageSummary) -> bool:

@@ -1,7 +1,7 @@
-"""Adversarial losses, one value an image, each to be *maximised*. Adding a constant to all logits changes none of them.
+"""Adversarial losses to maximize, one value per image; adding a constant to all logits does not change them.
 
-A registered loss takes the outputs of a pass, the labels, the targets (the labels where an attack has no target) and
-one weight an image. An attack names its loss, so a loss registered in another file works with APGD without a change.
+A registered loss takes the outputs of a pass, the labels, the targets (the labels if there is no target) and one weight
+per image. APGD finds it by its name.
 
 Shapes: B images, K classes.
 """
@@ -85,7 +85,7 @@ def margin(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Ten
 
 @LOSSES("joint", describes="the gaps of both base classifiers to the target, for mixed classifiers")
 def joint(outputs: Outputs, labels_B: Tensor, targets_B: Tensor, weights_B: Tensor) -> Tensor:
-    """`joint_loss` of the two base classifiers; `weights_B` weighs std's gap."""
+    """`joint_loss` of the two base classifiers; `weights_B` weighs the standard classifier's margin."""
     if not isinstance(outputs, MixedOutputs):
         raise InvalidInputError("the loss 'joint' needs a mixed classifier; this classifier has no base classifiers")
     return joint_loss(outputs.std_logits.double(), outputs.mapped_logits, labels_B, targets_B, weights_B)
@@ -96,8 +96,8 @@ def joint_loss(
 ) -> Tensor:
     """`log(1 - (p_y - p_k)) + w min(0, g_k - max_{j != k} g_j)`, shape (B,), for label y, target k and weight w.
 
-    p are the probabilities of M(rob), g std's logits. 1 - (p_y - p_k) is computed as the sum of 2 p_k and the p_j of
-    all other classes but y, positive terms only, so the loss does not saturate where p_y is close to 1.
+    p are the transformed robust probabilities, g the standard logits. 1 - (p_y - p_k) is the sum of 2 p_k and the p_j
+    of all classes except y and k, positive terms only, so the loss does not saturate if p_y is close to 1.
     """
     log_probs_BK = mapped_logits_BK.log_softmax(dim=1)
     twice_BK = torch.zeros_like(log_probs_BK).scatter(1, targets_B[:, None], math.log(2))
@@ -109,7 +109,7 @@ def joint_loss(
 
 
 def anyone(mask: Tensor) -> bool:
-    """Whether any entry is true; always True on an accelerator, since the host would have to wait for the answer."""
+    """Return whether any entry is true; always True on an accelerator, where the host would have to wait."""
     return mask.device.type != "cpu" or bool(mask.any())
 
 

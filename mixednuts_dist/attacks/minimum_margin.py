@@ -1,4 +1,4 @@
-"""MMAA, the minimum-margin AutoAttack (paper, appendix B.1): APGD-CE then APGD-T, the smallest margin seen is kept.
+"""MMAA, the minimum-margin AutoAttack (paper, appendix B.1): the smallest margin of APGD-CE and APGD-T.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -56,25 +56,22 @@ def minimum_margin_attack(
         n_iter: iterations of APGD-CE and of each APGD-T target.
         n_target_classes: targets of APGD-T, capped to K - 1.
         seed: with `sample_ids` it fixes the random starts.
-        stop_when_broken: leave an image as soon as it is fooled; otherwise go on to the smallest margin.
-        border_restarts: repeats of the whole plan, from other random starts, for images that survive with less than 5 %
-            of their clean margin; which of them break is the luck of one start. 0 gives the paper's budget.
+        stop_when_broken: end with an image once it is misclassified; otherwise minimize its margin to the end.
+        border_restarts: repeats from other random starts on borderline images; 0 gives the paper's budget.
         sample_ids: the B images' ids in their split; 0 .. B-1 by default.
-        batch_size: rows of every pass, or the `BatchShape` of a run; 64 by default, and 128 for more images than that
-            of a small network on a CPU. Halved where memory ends. An image's result is the same bits in any order and
-            company for one batch size, and the same up to rounding for another.
-        precision: of the gradients; "auto" takes the fastest that works for this model here, "fp32" stays in float32.
-            Whatever it is, the margins, the logits and what counts as broken are those of `model` in float32.
-        copies: in place of `precision`, copies of the networks that were made before.
-        progress: called with a `Progress` now and then.
+        batch_size: rows of every pass; 64 by default, more for small networks on a CPU. It is halved if memory runs
+            out. Another batch size changes an image's result by rounding.
+        precision: the gradients' precision, "fp32", "tf32", "bf16" or "auto"; float32 decides in any case.
+        copies: existing copies of the networks, instead of `precision`.
+        progress: called with a `Progress` from time to time.
         verbose: show the progress on stderr.
 
     Raises:
-        InvalidInputError: where images and labels do not fit each other or the model, or the images leave [0, 1]; for
-            a model that is in training mode, fails, is random, or changes its input.
+        InvalidInputError: if images and labels do not fit each other or the model, the images leave [0, 1], or the
+            model is in training mode, fails, is random or changes its input.
 
     Warns:
-        UserWarning: where the model has no gradient.
+        UserWarning: if the model has no gradient.
 
     Example:
         >>> import torch
@@ -108,9 +105,9 @@ def black_box_margin_attack(
     batch_size: int | BatchShape = ON_CPU,
     progress: Callable[[Progress], None] | None = None,
 ) -> AttackResult:
-    """The same through the model's answers alone (paper, appendix D): Square, which keeps what lowers the margin.
+    """Search the smallest margin by Square, without gradients (paper, appendix D).
 
-    Arguments, result and errors are those of `minimum_margin_attack`; `n_queries` is Square's budget an image.
+    Arguments, result and errors are those of `minimum_margin_attack`; `n_queries` is Square's budget per image.
     """
     check_images(x_BCHW, y_B)
     check_norm(["square-margin"], threat.norm)
@@ -134,7 +131,7 @@ def margin_engine(
     copies: FastCopies | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Scheduler:
-    """An engine with MMAA's plan; fast copies are tried on images like `like_BCHW`."""
+    """Return a scheduler with MMAA's plan; fast copies are tried on images like `like_BCHW`."""
     attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows)
     return Scheduler(attacked, margin_plan, threat, budget, seed, shape, stop_when_broken, progress)
 

@@ -11,7 +11,7 @@ class Progress:
 
     n_images: int
     n_decided: int
-    n_broken: int  # of the decided
+    n_broken: int  # decided images that are broken
     n_forward: int  # passes of real images so far
     n_backward: int
 

@@ -1,4 +1,4 @@
-"""The unmodified pyautoattack, with our budgets and with its passes counted: the yardstick and the second opinion.
+"""The unmodified pyautoattack with our budgets and with its passes counted, for cross-checks.
 
 Shapes: B images of C x H x W.
 """
@@ -60,9 +60,9 @@ def published(
 ) -> Iterator[Published]:
     """The package for a classifier, in full float32; without `strict` in TF32 where torch allows it.
 
-    With a `version` its attacks, restarts, targets and draws are the package's own, else the `attacks` with one start;
-    iterations, queries and at most so many targets are those of `budget`. It differentiates the logits, so a mixture is
-    passed as `MixedClassifier.as_bypass()`. Its random numbers depend on the composition of the batch.
+    A `version` has the package's own attacks, restarts, targets and draws; otherwise the `attacks` run with one start.
+    Iterations, queries and the largest number of targets are those of `budget`. For a mixed classifier, pass
+    `MixedClassifier.as_bypass()`, because the package differentiates the logits. Random numbers depend on the batch.
     """
     from pyautoattack import AutoAttack  # here, because nothing else needs the package
 

@@ -20,7 +20,7 @@ NO_GRADIENT, NO_SURROGATE_GRADIENT = "no_gradient", "no_climb"
 UNREPEATABLE, UNCONFIRMED = "unrepeatable", "unconfirmed"
 FLAGS = (NO_GRADIENT, NO_SURROGATE_GRADIENT, UNREPEATABLE, UNCONFIRMED)
 
-LOGITS_TOLERANCE = 1e-3  # of two passes over the same images, absolute and relative: rounding alone differs by less
+LOGITS_TOLERANCE = 1e-3  # absolute and relative; two passes over the same images differ by less
 
 
 def raised_flags(
@@ -29,8 +29,8 @@ def raised_flags(
     """Flag -> (B,) bool, in the order of `FLAGS`.
 
     Args:
-        attacked: the classifier; the gradient of its own logits is tried too, though attacks use the surrogate's.
-        unconfirmed_B: images broken in the attack whose last verdict was right, as `AttackResult.unconfirmed`.
+        attacked: the classifier, whose own gradient is tried as well as the surrogate's.
+        unconfirmed_B: as `AttackResult.unconfirmed`.
     """
     shape = BatchShape.of(batch_size, x_BCHW.device)
     judge = Verifier(attacked.model, shape)
@@ -44,18 +44,18 @@ def raised_flags(
 
 
 def are_probabilities(outputs_BK: Tensor) -> bool:
-    """Whether the outputs of every image are shares that sum to 1, so behind a softmax."""
+    """Return whether the outputs of every image sum to 1, as after a softmax."""
     return bool((outputs_BK >= 0).all()) and bool(((outputs_BK.sum(dim=1) - 1).abs() < 1e-4).all())
 
 
 def has_gradient(model: Callable[[Tensor], Tensor], x_BCHW: Tensor) -> bool:
-    """Whether the gradient of the cross-entropy is nonzero somewhere, on at least one of the images."""
+    """Return whether the gradient of the cross-entropy is nonzero on at least one of the images."""
     labels_B = torch.zeros(len(x_BCHW), dtype=torch.long, device=x_BCHW.device)
     return bool(_gradient(model, x_BCHW, labels_B).any())
 
 
 def _without_gradient(logits_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, shape: BatchShape) -> Tensor:
-    """Where the input gradient of the cross-entropy is zero in every pixel, or does not exist."""
+    """Return (B,) bool: whether the input gradient of the cross-entropy is zero or does not exist."""
 
     def gradient(images: Tensor) -> Tensor:
         return _gradient(logits_of, images[:, 1:], images[:, 0].flatten(1)[:, 0].long())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, repr=False)
 class AttackResult:
-    """What `autoattack` and `minimum_margin_attack` return; the float32 verification decides every entry at `x_adv`.
+    """The result of `autoattack` and `minimum_margin_attack`; float32 verification decides every entry at `x_adv`.
 
     `x_adv` of a broken image is misclassified. `x_adv` of a robust image is not the clean image but the attacked image
     with the smallest margin. `survived` is cumulative: `survived["square"]` counts the images that are still classified

@@ -3,7 +3,7 @@
 One image's way::
 
     Group (a partition)            x, label, sample id, perhaps a known adversarial example
-      │  judge, float32            is the clean image classified correctly? the order of its targets
+      │  float32                   is the clean image classified correctly? the order of its targets
       ▼
     ImageRecord                    goes through the plan's groups of runs, for instance
       │                              [APGD-CE, APGD-T towards 9 classes] [FAB-T towards 9 classes] [Square]
@@ -16,7 +16,7 @@ One image's way::
       │                            a misclassified point is copied with its iteration number; the slot continues
       ▼
     claims                         copied points, and the best point of each run that is over
-      │  judge, float32            the only place that decides what is misclassified and what its margin is
+      │  float32 verification      the only place that decides what is misclassified and what its margin is
       ▼
     ImageRecord.offer              the first misclassified point in the order of the plan breaks the image: this cancels
       │                            the later runs, and nothing else. When no run of the group is open, the next one
@@ -49,8 +49,8 @@ from .verification import Verified, Verifier
 
 CLEAN, WARM_START = "clean", "warm-start"  # what breaks an image besides the attacks
 _BESIDES = {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: WARM_START, NEVER[0]: ""}
-_STEP_COST = 3  # of a slot's step whose run goes on in vain, in rows of a verification
-_APART_COST = 4  # of a verification's row if float32 passes have their own, small batch shape
+_STEP_COST = 3  # cost of a step of a run that should end, in rows of a verification
+_APART_COST = 4  # cost of a row of a verification if float32 passes have a separate, small batch shape
 
 _logger = logging.getLogger(__name__)
 
@@ -113,9 +113,9 @@ class Scheduler:
         self._groups_of_runs: list[range] = []  # places in the plan
         self._repeats: list[int | None] = []  # per run, the place of the low-precision run that it repeats in float32
         self._claims: list[Claim] = []  # the verification queue
-        self._cost_of_waiting = 0  # of the claims, in rows of a verification
+        self._cost_of_waiting = 0  # cost of the waiting claims, in rows of a verification
         self._present: list[tuple[Group, list[ImageRecord]]] = []
-        self._like = torch.zeros(0)  # images, to try smaller batch shapes with; of the first group
+        self._like = torch.zeros(0)  # images of the first group, to try smaller batch shapes with
         self.n_decided = 0  # images of all groups so far
         self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
 

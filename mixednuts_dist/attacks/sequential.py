@@ -21,8 +21,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-_CELLS = 4000  # of the grid over [0, 1]; the interval is rounded outwards to it, by .025 points at most
-_SHARE = 0.5  # of the largest bet that cannot lose everything: c in the paper
+_CELLS = 4000  # grid over [0, 1]; the interval is rounded outwards by at most 0.025 percentage points
+_SHARE = 0.5  # c in the paper: share of the largest bet that cannot lose everything
 
 
 class ConfidenceSequence:
@@ -59,7 +59,7 @@ class ConfidenceSequence:
 
     @property
     def mean(self) -> float:
-        """Of the values seen."""
+        """The mean of the values seen."""
         return self._sum / self.n_seen if self.n_seen else math.nan
 
     def add(self, values: Iterable[float]) -> None:

@@ -23,8 +23,8 @@ from .losses import anyone
 from .stepper import StartBatch, StepResult, copy_rows, sent
 
 SCHEDULE = ((3, 0.3), (2, 0.3), (1, 0.4))  # radii, and the share of the iterations in that ball
-_SHRINK = 1.5  # of pixels that the best point moved, a step moves the 1.5th part; by it steps shorten too
-_SPARSER = 0.95  # the best point has so much fewer pixels moved: back to it, with the longest step
+_SHRINK = 1.5  # divides the number of pixels that the best point moved, and the step size
+_SPARSER = 0.95  # share of moved pixels below which a run returns to its best point, with the longest step
 _SHORTEST = 10.0  # a step is no shorter than a radius divided by this
 
 
@@ -61,7 +61,7 @@ class SparseApgd(Apgd):
         return torch.where(starting, state.x_adv, x_new, out=state.x_new)
 
     def tell(self, state: ApgdState, x: Tensor, result: StepResult) -> Tensor:
-        """As APGD does; slots that have ended a ball go on in the next smaller one."""
+        """As APGD; slots that have ended a ball continue in the next smaller one."""
         ended = super().tell(state, x, result)
         following = ended & (state.n_left > 0)
         if anyone(following):
@@ -77,7 +77,7 @@ class SparseApgd(Apgd):
         return grad
 
     def _review(self, state: ApgdState) -> None:
-        """Back to the best point with the longest step where that became sparser, else a shorter step."""
+        """If the best point became sparser, return to it with the longest step; otherwise shorten the step."""
         stepped = state.iteration > 0
         n_moved = self._moved(state.x_best, state)
         due = stepped & (state.iteration % state.check_every.clamp(min=1) == 0)  # free slots hold zeros
@@ -91,7 +91,7 @@ class SparseApgd(Apgd):
         copy_rows(state.direction, state.direction_best, sparser)
 
     def _enter(self, state: ApgdState, chosen: Tensor) -> None:
-        """What begins anew with each ball, for the slots that are at their start in it."""
+        """Set the schedule of slots that enter a ball."""
         share = torch.tensor([share for _, share in reversed(SCHEDULE)], dtype=torch.float64, device=chosen.device)
         first = (share[1:, None] * state.n_all).ceil().long()
         parts = torch.cat([(state.n_all - first.sum(dim=0))[None], first])  # the last ball has what is left

@@ -4,9 +4,8 @@ The first point is a random one on the ball's border. Each further query changes
 point so far and keeps the change where it lowers the loss; the windows shrink by the published schedule. How a window
 changes depends on the norm (`windows.py`).
 
-The random numbers of an image are a hash of (seed, sample id, query, draw): nothing else decides its search, neither
-the batch nor its other images, and no generator has to be kept or advanced. Unlike the published code, which draws one
-window for the whole batch, every image has windows of its own.
+The random numbers of an image are a hash of (seed, sample id, query, draw), so its search does not depend on the batch.
+The published code draws one window for the whole batch; here every image has its own windows.
 
 Shapes: S slots, images of C x H x W, K classes.
 """

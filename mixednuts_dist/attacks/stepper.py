@@ -1,14 +1,14 @@
 """One step of an attack for many runs at a time: the interface between attacks and the scheduler.
 
-A `Stepper` keeps nothing itself. What it remembers of each slot of a batch is in the state that `init` returned, and
-two steppers that are equal share a batch. For all slots at once the scheduler calls
+A `Stepper` keeps nothing itself. The state of each slot of a batch is in the object that `init` returned, and two
+equal steppers share a batch. For all slots at once the scheduler calls
 
     x = ask(state)                           where each slot wants to be evaluated
     outputs = model(x)                       one forward pass in the run's batch shape
     loss(state, outputs, labels, targets)    and its gradient, one backward pass, if a gradient is due
     over = tell(state, x, result)            which runs are over
 
-What a stepper may rely on and has to keep:
+The contract:
 - Slots are independent. Nothing computed for one slot may depend on another one or on the number of slots. Slots
   without a run hold old values and are computed as well.
 - Random numbers come from `norms/random.py`, keyed by (seed, attack, restart, sample id): `StartBatch.keys` or
@@ -19,7 +19,7 @@ What a stepper may rely on and has to keep:
   the scheduler keeps only what lies inside.
 - `tell` writes in place and does not read from the device (`bool(tensor)`, `nonzero`, `.cpu()`), so that a GPU never
   waits for the host; on a CPU such shortcuts are free (`losses.anyone`). A slot whose run is over may be stepped a few
-  more times before it is freed; what it does then is ignored.
+  more times before it is freed, and these steps are ignored.
 
 Shapes: S slots, images of C x H x W, K classes.
 """
@@ -42,7 +42,7 @@ RunT = TypeVar("RunT", bound="Run")
 
 @dataclass(frozen=True)
 class ImageSummary:
-    """What is known of one image as a group of runs is about to begin; margins are signed and verified in float32."""
+    """One image before a group of runs begins; margins are signed and verified in float32."""
 
     margin: float  # the smallest so far
     clean_margin: float
@@ -145,7 +145,7 @@ class Stepper(Generic[State]):
 
     Args:
         threat: the balls around the images.
-        seed: of the run; part of the keys of random numbers.
+        seed: part of the keys of random numbers.
     """
 
     threat: ThreatModel

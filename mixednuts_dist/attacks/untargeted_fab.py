@@ -1,4 +1,4 @@
-"""Untargeted FAB (Croce & Hein 2020): towards whichever class is nearest by the linearisation at the iterate.
+"""Untargeted FAB (Croce & Hein 2020): towards whichever class is nearest by the linearization at the iterate.
 
 At an iterate the hyperplanes between the label y and each other class k are
 
@@ -6,9 +6,9 @@ At an iterate the hyperplanes between the label y and each other class k are
 
 and the step is the one of `fab.py` for the k with the smallest distance |f_k(x_i)| / ||w_k||, in the dual norm.
 
-An image linearises at its point in K - 1 passes, a class each. The first of them also shows whether the iterate has
-crossed the border: then the image is pulled back and begins there anew. So an iterate takes K - 1 passes, or K where it
-crosses, and every pass has a gradient: slots need not agree on what a pass is for.
+An image linearizes at its point in K - 1 passes, one per class. The first of them also shows whether the iterate has
+crossed the boundary: then the image is pulled back and begins again there. So an iterate takes K - 1 passes, or K if it
+crosses, and every pass has a gradient.
 
 Shapes: S slots, images of C x H x W, K classes.
 """
@@ -28,8 +28,8 @@ from .fab import PULL_BACK, difference, next_iterate
 from .gradient_model import Outputs
 from .stepper import Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
-_TINY = 1e-12  # beside the length of a gradient, as published
-_START = 0.5  # of the radius: where restarts begin
+_TINY = 1e-12  # added to the length of a gradient, as published
+_START = 0.5  # share of the radius at which restarts begin
 
 # By norm: the length of a gradient, (S,), in the dual norm.
 DUAL_LENGTHS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -46,10 +46,10 @@ class UntargetedFabState(SlotState):
         numbers_S = like_SCHW.new_zeros(len(like_SCHW))
         self.x = torch.zeros_like(like_SCHW)  # clean image
         self.x_now = torch.zeros_like(like_SCHW)  # the iterate, or the point pulled back from it
-        self.grad = torch.zeros_like(like_SCHW)  # of the nearest class so far
+        self.grad = torch.zeros_like(like_SCHW)  # gradient of the nearest class so far
         self.value = numbers_S  # its f_k
         self.distance = numbers_S.clone()
-        self.number = numbers_S.long()  # of the other class that is due: 0 .. K - 2
+        self.number = numbers_S.long()  # next other class, 0 .. K - 2
         self.checking = numbers_S.bool()  # the point is an iterate that no pass has seen
         self.left = numbers_S.long()  # iterates to check
 
@@ -80,15 +80,15 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
         return state.x_now
 
     def loss(self, state: UntargetedFabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002
-        """f_k of the class that is due, (S,); of a mixture the surrogate's."""
+        """Return f_k of the next class, (S,), from the surrogate of a mixed classifier."""
         return difference(outputs.logits, labels, _other_class(state.number, labels))
 
     def tell(self, state: UntargetedFabState, x: Tensor, result: StepResult) -> Tensor:
-        """Take in a class; step after the last one, and pull back where an iterate has crossed."""
+        """Keep the nearest class, step after the last class, and pull back iterates that have crossed."""
         crossed = state.checking & result.wrong
         state.left -= state.checking.long()
         state.checking = torch.zeros_like(crossed)
-        # The value is the classifier's own, the gradient a mixture's surrogate's, as in FAB-T.
+        # As in FAB-T, a mixed classifier's value is its own and its gradient the surrogate's.
         value = difference(result.logits, result.labels, _other_class(state.number, result.labels)).to(state.value)
         distance = value.abs() / (_TINY + DUAL_LENGTHS[self.threat.norm](result.grad))
         nearer = (distance < state.distance) & ~crossed
@@ -97,7 +97,7 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
         state.distance = torch.where(nearer, distance, state.distance)
         state.number += (~crossed).long()
         complete = state.number >= result.logits.shape[1] - 1
-        # On a CPU only rows that step; an accelerator would have to be asked which those are.
+        # On a CPU only rows that step; an accelerator would have to wait for their numbers.
         rows = complete.nonzero().squeeze(1) if complete.device.type == "cpu" else torch.arange(len(complete))
         if len(rows):
             clean, x_now, value_S, grad = (each[rows] for each in (state.x, x, state.value, state.grad))
@@ -121,7 +121,7 @@ class UntargetedFab(Attack):
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-        """Of an image that crosses the border with each iterate."""
+        """Return the passes of an image that crosses the boundary with each iterate."""
         steps = budget.n_iter * n_classes * budget.n_restarts
         return steps, steps
 

@@ -1,4 +1,4 @@
-"""The points that Square tries: its start and its windows, one class a norm.
+"""The points that Square tries: its start and its windows, one class per norm.
 
 Shapes: B images and S slots of C x H x W.
 """
@@ -22,7 +22,7 @@ _START = -(1 << 40)  # the first counter of the start's draws: below 0, where no
 
 
 class SquareState(SlotState):
-    """What Square remembers of each slot."""
+    """Square's state of each slot."""
 
     def __init__(self, like_SCHW: Tensor, windows: "Windows") -> None:
         self.windows = windows
@@ -34,7 +34,7 @@ class SquareState(SlotState):
 
 
 class Windows:
-    """What a norm's windows share; what depends on the image's shape and the budget is computed once."""
+    """Base class of a norm's windows."""
 
     def __init__(self, like_BCHW: Tensor, ball: Ball, n_queries: int) -> None:
         height, width = like_BCHW.shape[2:]
@@ -97,7 +97,7 @@ class StripesAndSquares(Windows):
 class Bumps(Windows):
     """L2: the perturbation is a sum of bumps, and the windows move its mass.
 
-    The start is a tiling of bumps scaled to the sphere. A bump falls from its centre with a power, `falls`, of the
+    The start is a tiling of bumps scaled to the sphere. A bump falls from its center with a power, `falls`, of the
     distance.
     """
 
@@ -105,7 +105,7 @@ class Bumps(Windows):
 
     @staticmethod
     def mass(delta: Tensor) -> Tensor:
-        """Of each pixel."""
+        """Return the mass of each pixel."""
         return delta.square()
 
     @staticmethod
@@ -155,7 +155,7 @@ class Bumps(Windows):
     def _moved(self, delta: Tensor, window: Tensor, source: Tensor, bump: Tensor, signs: Tensor) -> Tensor:
         """The query: mass moves from the window `source` to `window`, where it takes the shape of a bump.
 
-        In each channel the window becomes the sum of a bump of random sign and of what was there, scaled to length 1
+        In each channel the window becomes the sum of a bump of random sign and of its old content, scaled to length 1
         each; it gets the mass of both windows together, plus its share of what the radius leaves unspent.
         """
         mass = self.mass(delta)
@@ -176,9 +176,7 @@ class Bumps(Windows):
     def _tiling(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
         """Bumps side by side, (B, C, H, W), each turned or not, with a sign for each channel.
 
-        Published tiles have a fifth of the height and begin in the middle of the rest, which fits where five of them
-        fit into a square image. Here as many as fit into either side are centred: the same there, and it works
-        anywhere.
+        Tiles have a fifth of the shorter side, and as many as fit are centered, as published for square images.
         """
         n, n_channels, height, width = x_BCHW.shape
         size = max(1, min(height, width) // 5)
@@ -204,7 +202,7 @@ class Bumps(Windows):
 
     @classmethod
     def _pyramid(cls, height: int, width: int) -> Tensor:
-        """Sum of rectangles around the centre, the k-th at distance k or less with weight 1 / (k + 1)^falls, norm 1."""
+        """Sum of rectangles around the center, the k-th at distance k or less with weight 1 / (k + 1)^falls, norm 1."""
         steps = max(height, width) // 2 + 1
         weights = 1.0 / torch.arange(1, steps + 1, dtype=torch.float32).pow(cls.falls)
         height_at = weights.flip(0).cumsum(0).flip(0)  # by distance: the rectangles that reach so far
@@ -224,7 +222,7 @@ class BumpsInL1(Bumps):
 
     @staticmethod
     def mass(delta: Tensor) -> Tensor:
-        """Of each pixel."""
+        """Return the mass of each pixel."""
         return delta.abs()
 
     @staticmethod

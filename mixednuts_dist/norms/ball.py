@@ -1,7 +1,7 @@
-"""What a norm is: the ball of one radius around each image, cut at the pixel range [0, 1].
+"""Norms: the ball of one radius around each image, cut at the pixel range [0, 1].
 
-To add a norm, register a subclass of `Ball` in a file of its own, in this folder or anywhere else (then name the file
-in the configuration: `extensions: [my_norm.py]`)::
+To add a norm, register a subclass of `Ball` in a separate file, in this folder or anywhere else (then name the file in
+the configuration: `extensions: [my_norm.py]`)::
 
     @NORMS("L4", describes="fourth root of the sum of fourth powers", usual="0.1")
     class L4(Ball):
@@ -12,9 +12,9 @@ in the configuration: `extensions: [my_norm.py]`)::
             step_BCHW = grad_BCHW.sign() * grad_BCHW.abs().pow(1 / 3)
             return step_BCHW / (per_image(self.length(step_BCHW), step_BCHW) + TINY)
 
-The decorator's facts say which radii a threat model may have; they are literal, so that a configuration is checked
+The decorator's facts are the radii that a threat model may have; they are literal, so that a configuration is checked
 without torch: `usual` (text, for messages), `smallest`, `largest`, and `in_255ths`, whether a radius is a pixel's.
-APGD, PGD and the joint attack work in every norm. FAB and Square have mathematics of their own for each norm, and their
+APGD, PGD and the joint attack work in every norm. FAB and Square have separate mathematics for each norm, and their
 register entries list the norms that they support.
 
 Shapes: B images of C x H x W.
@@ -31,13 +31,13 @@ from .random import normal
 
 ULP = 2.0**-23  # twice what float32 rounds a pixel near 1 by: x + eps and its distance from x are each rounded once
 TINY = 1e-12  # guards divisions by a length, as published
-MOMENTUM = 0.75  # of APGD: the weight of the new step against the last displacement
+MOMENTUM = 0.75  # APGD's weight of the new step against the last displacement
 
 
 class Ball:
     """All `x'` with `||x' - x|| <= eps` and `x'` in [0, 1]; a subclass is a norm."""
 
-    rounding: ClassVar[float] = 1e-6  # of the radius: float32 rounds points on the sphere to both sides of it
+    rounding: ClassVar[float] = 1e-6  # share of the radius; float32 rounds points on the sphere to both sides
     sparse: ClassVar[bool] = False  # steepest directions move few pixels: APGD takes the steps of `sparse_ascent.py`
 
     def __init__(self, eps: float) -> None:
@@ -48,14 +48,14 @@ class Ball:
         raise NotImplementedError
 
     def steepest(self, grad_BCHW: Tensor) -> Tensor:
-        """The d of length 1 that maximises <grad, d>, (B, C, H, W); 0 where the gradient is 0."""
+        """The d of length 1 that maximizes <grad, d>, (B, C, H, W); 0 where the gradient is 0."""
         raise NotImplementedError
 
     def project(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
         """A point of the ball for each `x_adv`, (B, C, H, W).
 
-        Scaled back to the sphere where it is outside, then cut at the box: x is in the box, so the cut moves no pixel
-        further from x. In general this is not the nearest point; the published APGD uses it in L2.
+        Points outside are scaled back to the sphere and cut at the box, as in the published APGD. In general this is
+        not the nearest point.
         """
         delta_BCHW = x_adv_BCHW - x_BCHW
         length_B111 = per_image(self.length(delta_BCHW), delta_BCHW)
@@ -82,7 +82,7 @@ class Ball:
     # APGD's momentum step, which Linf does in place
 
     def anchors(self, x_BCHW: Tensor) -> Tensor:
-        """What `ascend` needs of the clean images, (B, n, C, H, W); by default the images, n = 1."""
+        """Return the constants of `ascend` per image, (B, n, C, H, W); by default the clean images, n = 1."""
         return x_BCHW[:, None]
 
     def settled(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:  # noqa: ARG002

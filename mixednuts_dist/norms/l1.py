@@ -9,7 +9,7 @@ from torch import Tensor
 from ..config.register import NORMS
 from .ball import Ball, per_image
 
-_STEEP_SHARE = 0.05  # of the pixels, which a step of PGD or of the joint attack moves
+_STEEP_SHARE = 0.05  # share of the pixels that a step of PGD or the joint attack moves
 
 
 @NORMS("L1", describes="sum of changes: a few pixels may move far", order=3, usual="12 on CIFAR-10", smallest=0.1)
@@ -50,7 +50,7 @@ class L1(Ball):
         a_BD = delta_BD.abs()
         r_BD = torch.minimum(a_BD, torch.where(delta_BD > 0, 1 - x_BD, x_BD))
         m_BD = torch.minimum((a_BD - self._root(a_BD, r_BD)).clamp(min=0), r_BD)
-        # In the published order, in which pixels that do not move may end a rounding beside x: APGD counts those too.
+        # In the published order, in which rounding may change pixels that do not move: APGD counts those too.
         back_BD = delta_BD.sign() * (m_BD - a_BD)
         return (x_BCHW + delta_BD.view_as(x_BCHW) + back_BD.view_as(x_BCHW)).clamp(0.0, 1.0)
 
@@ -61,9 +61,9 @@ class L1(Ball):
     def _root(self, a_BD: Tensor, r_BD: Tensor) -> Tensor:
         """The lam of `project`, (B, 1).
 
-        Between two neighbouring corners of g its slope is minus the number of pixels that shrink there. So g at each
-        corner is a cumulative sum; on the piece that holds the root, lam is solved for from the pixels' own values,
-        which keeps the digits that the cumulative sum has lost.
+        Between two neighboring corners the slope of g is minus the number of pixels that shrink there, so g at each
+        corner is a cumulative sum. On the segment with the root, lam is computed from the pixels' own values, which
+        keeps the digits that the cumulative sum has lost.
         """
         n_pixels = a_BD.shape[1]
         corner_BE, order_BE = torch.cat([a_BD - r_BD, a_BD], dim=1).sort(dim=1)
