@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed import pool as pool_module
 from mixednuts_dist.distributed.executor import Executor, PoolSettings, WorkerLost
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.schedule import Places, WorkQueue
 from mixednuts_dist.distributed.tasks import Task
-from mixednuts_dist.distributed.worker_spec import Place, WorkerSpec
+from mixednuts_dist.distributed.worker_spec import Place
 from mixednuts_dist.errors import BaseClassifierError, ClusterError, MixedNutsError, PartitionFailed, StoreError
 from mixednuts_dist.storage.partitions import Partition, split_images
 from mixednuts_dist.storage.records import Receipt
+from tests.helpers.worker_specs import unchecked_spec
 
 Act = Callable[[Partition], None]
 
@@ -95,10 +95,7 @@ class Stage:
     ) -> None:  # fmt: skip
         written = list[Receipt]()
         self.executor = Machines(make)
-        of_run = WorkerSpec(
-            store_uri=str(folder), data_uri="digits", std_uri=None, rob_uri="demo:rob", checksums={},
-            threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=batch_size, n_threads=1,
-        )  # fmt: skip
+        of_run = unchecked_spec(folder, batch_size=batch_size)
         task, asked = Task(stage="attack", fingerprint="f"), PoolSettings(n_workers, 1, 0, **settings)
         self.error: Exception | None = None
         if kept is not None:  # workers of an earlier stage, by `make`

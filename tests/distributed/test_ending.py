@@ -8,17 +8,17 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed import metrics
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
 from mixednuts_dist.distributed.schedule import WorkQueue
 from mixednuts_dist.distributed.tasks import Task
-from mixednuts_dist.distributed.worker_spec import Place, WorkerSpec
+from mixednuts_dist.distributed.worker_spec import Place
 from mixednuts_dist.errors import ClusterError, StoreError
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
+from tests.helpers.worker_specs import unchecked_spec
 
 
 class Failing:
@@ -42,10 +42,7 @@ class FailingExecutor(RayExecutor):
 
 @pytest.mark.usefixtures("ray_executor")
 def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) -> None:
-    spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
-        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
-    )  # fmt: skip
+    spec = unchecked_spec(tmp_path)
     executor = FailingExecutor()
     with pytest.raises(StoreError):
         Pool(spec, Task(stage="attack", fingerprint=""), PoolSettings(1, 0, 0), executor).run(
@@ -59,10 +56,7 @@ def test_the_worker_whose_error_ends_the_stage_is_ended_at_once(tmp_path: Path) 
 
 @pytest.mark.usefixtures("ray_executor")
 def test_pool_names_requested_and_present_resources(tmp_path: Path) -> None:
-    spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
-        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
-    )  # fmt: skip
+    spec = unchecked_spec(tmp_path)
     settings = PoolSettings(1, 10_000, 0, start_seconds=0.5)
     pool = Pool(spec, Task(stage="attack", fingerprint=""), settings, RayExecutor())
     with pytest.raises(ClusterError, match=r"1 were requested, each with 10000 CPUs.*the cluster has \d+ CPUs"):

@@ -11,24 +11,17 @@ from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.compute_config import ComputeConfig
-from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed import gpus, local, worker
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.worker import AttackWorker, load_delay
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import ClusterError
 from tests.helpers.runs import tiny_content
+from tests.helpers.worker_specs import unchecked_spec
 
 VERSION = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build  (root@host)
 GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1)
 """
-
-
-def a_spec(folder: Path) -> WorkerSpec:
-    return WorkerSpec(
-        store_uri=str(folder), data_uri="digits", std_uri=None, rob_uri="demo:rob", checksums={},
-        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -44,7 +37,7 @@ def test_worker_with_an_unusable_gpu_raises(tmp_path: Path) -> None:
     with pytest.raises(
         ClusterError, match=r"built for CUDA 13\.2 .*the NVIDIA driver is 535\.104\.05: install a newer"
     ):
-        AttackWorker(a_spec(tmp_path), n_gpus=1.0).ready()
+        AttackWorker(unchecked_spec(tmp_path), n_gpus=1.0).ready()
 
 
 def test_share_of_a_gpu_limits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +77,7 @@ def test_each_local_worker_sees_its_card_alone(
     settings = executor.workers(ComputeConfig(num_gpus=share))
     assert settings.n_workers == 2 / share
     for _ in range(3):
-        executor.begin(a_spec(tmp_path), settings)
+        executor.begin(unchecked_spec(tmp_path), settings)
     assert seen == expected
 
 
@@ -102,9 +95,9 @@ def test_the_replacement_of_an_ended_local_worker_gets_its_gpu(tmp_path: Path, m
     monkeypatch.setattr(local.subprocess, "Popen", starts)
     executor, settings = local.LocalExecutor(), PoolSettings(2, 1, 1.0)
     for _ in range(5):
-        kept, ended = (executor.begin(a_spec(tmp_path), settings) for _ in range(2))
+        kept, ended = (executor.begin(unchecked_spec(tmp_path), settings) for _ in range(2))
         ended.end()
-        replacement = executor.begin(a_spec(tmp_path), settings)
+        replacement = executor.begin(unchecked_spec(tmp_path), settings)
         assert seen[-3:] == ["0", "1", "1"]
         kept.end()
         replacement.end()
@@ -118,7 +111,7 @@ def test_of_hundreds_of_workers_few_begin_to_load_at_once(tmp_path: Path, monkey
     slept: list[float] = []
     monkeypatch.setattr(worker.time, "sleep", slept.append)
     with pytest.raises(KeyError):  # its images, which come next, have no checksum here
-        AttackWorker(replace(a_spec(tmp_path), n_workers=512)).ready()
+        AttackWorker(replace(unchecked_spec(tmp_path), n_workers=512)).ready()
     assert len(slept) == 1
     assert 0 < slept[0] < 48
 

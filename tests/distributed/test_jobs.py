@@ -25,7 +25,7 @@ pytestmark = pytest.mark.alone
 def overrides(storage: Path) -> list[str]:
     """The digits run, made tiny."""
     tiny = tiny_content(storage, name="digits")
-    settings = {"data.n": N_IMAGES, "partition_size": 1, "attack.n_iter": 200, "attack.n_target_classes": 6}
+    settings = {"data.n": N_IMAGES, "partition_size": 1, "attack.n_iter": 120, "attack.n_target_classes": 6}
     settings |= {f"search.{key}": value for key, value in tiny["search"].items()}
     settings |= {f"evaluate.{key}": value for key, value in tiny["evaluate"].items()}
     settings |= {"storage": str(storage), "compute.num_workers": 2}

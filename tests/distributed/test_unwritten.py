@@ -10,16 +10,16 @@ import pytest
 import ray
 
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import ActorWorker, RayExecutor
 from mixednuts_dist.distributed.schedule import WorkQueue
-from mixednuts_dist.distributed.worker_spec import Place, WorkerSpec
+from mixednuts_dist.distributed.worker_spec import Place
 from mixednuts_dist.errors import PartitionFailed
 from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.records import Receipt
+from tests.helpers.worker_specs import unchecked_spec
 
 TASK = AttackTask(stage="attack", fingerprint="", budget=AttackBudget(n_iter=1, n_target_classes=1))
 
@@ -74,10 +74,7 @@ class HoardingExecutor(RayExecutor):
 
 
 def pool_of(tmp_path: Path, n_workers: int, receipts: list[Receipt], kind: type[Hoarder] = Hoarder) -> Pool:
-    spec = WorkerSpec(
-        store_uri=str(tmp_path), data_uri="", std_uri="", rob_uri="", checksums={},
-        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
-    )  # fmt: skip
+    spec = unchecked_spec(tmp_path)
     settings = PoolSettings(n_workers, 0, 0, max_tries=1)
     return Pool(spec, TASK, settings, HoardingExecutor(kind, tmp_path), receipts.append)
 

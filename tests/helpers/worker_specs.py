@@ -22,3 +22,12 @@ def spec_of(folder: Path, **changes) -> WorkerSpec:
         "inputs: {n_images: 24, n_classes: 10, image_shape: [], checksums: {}}\nversions: {}\n"
     )  # the driver writes it, and every worker must see it
     return replace(spec, **changes)
+
+
+def unchecked_spec(folder: Path, **changes) -> WorkerSpec:
+    """Return a spec without checksums, for workers that load nothing."""
+    spec = WorkerSpec(
+        store_uri=str(folder), data_uri="digits", std_uri=None, rob_uri="demo:rob", checksums={},
+        threat=ThreatModel("Linf", 0.1), seed=0, ln_k=None, batch_size=1, n_threads=1,
+    )  # fmt: skip
+    return replace(spec, **changes)

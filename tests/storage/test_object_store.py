@@ -211,12 +211,6 @@ def test_what_waiting_cannot_help_is_told_at_once(
         assert secret not in str(caught.value)
 
 
-def test_credentials_in_the_address_are_refused_and_not_repeated() -> None:
-    with pytest.raises(StoreError, match="credentials belong in the environment") as caught:
-        Store("s3://key:hidden@bucket/prefix")
-    assert "hidden" not in str(caught.value)
-
-
 def test_read_only_storage_raises_before_ray_starts(object_store: ObjectStore) -> None:
     code = (
         "import sys\nfrom mixednuts_dist.cli import main\n"
