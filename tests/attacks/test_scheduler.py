@@ -475,13 +475,7 @@ def independent_of_the_batch(
     assert 0 < int(whole.broken.sum()) < len(x)
 
 
-@pytest.mark.parametrize("name", ["demo:std", "demo:rob"])
-def test_batches_of_1_7_and_64_give_the_same_margins(name: str) -> None:
-    x, y = open_dataset("digits").read(0, 20)
-    eps = {"demo:std": 0.03, "demo:rob": 0.15}[name]
-    independent_of_the_batch(load_classifier(name, name), x, y, ThreatModel("Linf", eps))
-
-
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("name", "eps", "tolerance"), [("rob_c10_resnet4b", 2, 1e-5), ("rob_c10_cnn_wide_kw", 4, 1e-4)]
@@ -530,6 +524,7 @@ def test_margins_equal_those_of_a_plain_loop(victim, threat: ThreatModel) -> Non
     assert 0 < int(found.broken.sum()) < len(x)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_margins_on_cifar_are_not_above_those_of_a_plain_loop() -> None:
     x, y = open_dataset(CIFAR10).read(0, 24)
