@@ -108,7 +108,7 @@ def test_images_of_an_untrusted_run_are_not_shown(
     config = parse_config(tiny_content(tmp_path / "runs", data=data))
     pipeline.run(config, executor=local_executor, drawn=False)
     run = tmp_path / "runs" / config.place()
-    assert "--trust-code" in shown(["estimate"], run)[1]
+    assert "--trust-code" in shown(["run", "--local"], run)[1]
     monkeypatch.setattr("mixednuts_dist.reports.report.report_files", lambda results: pages.append(results) or {})
     pages: list[Any] = []
     assert shown(["report"], run)[0] == shown(["report", "--trust-code"], run)[0] == 0

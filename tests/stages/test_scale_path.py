@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -119,8 +121,15 @@ def pooled(seed=0):
 
 @pytest.mark.slow
 def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> None:
-    """200 images of 224 pixels, 120 MB as the float32 that an attack works on; the network costs next to nothing."""
-    n_images, size = 200, 16
+    """In a fresh process, since other tests leave memory that the allocator reuses or returns."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        grown = processes.submit(grown_mebibytes, tmp_path).result()
+    assert grown < 30, f"{grown:.0f} MiB more after 160 more images"
+
+
+def grown_mebibytes(tmp_path: Path) -> float:
+    """320 images of 224 pixels, 190 MB as the float32 that an attack works on; the network costs next to nothing."""
+    n_images, size = 320, 16
     pixels = np.random.default_rng(0).integers(0, 256, (size, 3, 224, 224), np.uint8)
     store, parts = Store(str(tmp_path / "images")), []
     for part in split_images(n_images, size):
@@ -146,5 +155,5 @@ def test_a_worker_s_memory_is_flat_in_the_number_of_images(tmp_path: Path) -> No
             partition, AttackTask(stage="attack", fingerprint="f", budget=AttackBudget(n_iter=1, n_target_classes=1))
         )
         memory.append(process.memory_info().rss)
-    grown = (memory[-1] - memory[4]) / 2**20
-    assert grown < 30, f"{grown:.0f} MiB more after {n_images - 5 * size} more images"
+    half = len(memory) // 2
+    return (max(memory[half:]) - max(memory[:half])) / 2**20  # a partition's peak varies by 50 MiB
