@@ -1,4 +1,4 @@
-"""`mixednuts export`: a run's mixture as a folder that others can load, with what was measured of it."""
+"""`mixednuts export`: write the mixed classifier of a run and its results as a folder that others can load."""
 
 import json
 import re
@@ -21,10 +21,10 @@ _CURVE = "tradeoff.svg"
 
 
 def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str]:
-    """Write the weights, the parameters and the model card of a run's mixture, and return the names of the files.
+    """Write the weights, parameters and model card of a run's mixed classifier, and return the file names.
 
     Args:
-        address: what a reader will load it as, `hf:ORG/NAME` for instance; the folder itself by default.
+        address: the argument of `load_pretrained` in the model card, such as `hf:ORG/NAME`; by default the folder.
 
     Raises:
         BaseClassifierError, FingerprintMismatch: as in `DeployedRun.base`.
@@ -57,12 +57,12 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
 
 
 def _kept_code(run: DeployedRun, role: str) -> str:
-    """The path in the run of the file that builds a base classifier; empty where there is none."""
+    """Return the path in the run of the file that builds a base classifier; empty if there is none."""
     return next((run.code[file] for file in code_files(run.config[role]) if file in run.code), "")
 
 
 def _code(run: DeployedRun, role: str) -> str | None:
-    """The name of that file in the exported folder: its own, with digits of its content where std's is another one."""
+    """Return the file's name in the exported folder, with digits of its hash if `std` has another file of this name."""
     kept, std = _kept_code(run, role), _kept_code(run, "std")
     if not kept:
         return None
@@ -71,16 +71,16 @@ def _code(run: DeployedRun, role: str) -> str | None:
 
 
 def has_code(folder: Path) -> bool:
-    """Whether loading an exported folder takes Python files of its own."""
+    """Whether an exported folder contains Python files, which loading needs."""
     return any(folder.glob("*.py"))
 
 
 def require_token(name: str) -> None:
-    """Refuse to export for the hub where nothing could be uploaded afterwards.
+    """Check that an upload to the hub is possible, before anything is exported.
 
     Raises:
-        InvalidInputError: for what is no ORG/NAME.
-        StoreError: where nobody is logged in.
+        InvalidInputError: if `name` is not of the form ORG/NAME.
+        StoreError: if there is no token.
     """
     from huggingface_hub import get_token
 
@@ -91,10 +91,10 @@ def require_token(name: str) -> None:
 
 
 def upload(folder: Path, name: str) -> str:
-    """Put a folder on the Hugging Face hub as the model `name`, made if need be; returns its address.
+    """Upload a folder to the Hugging Face hub as the model `name`, and return its address.
 
     Raises:
-        StoreError: where the hub refuses or cannot be reached.
+        StoreError: if the hub rejects the upload or cannot be reached.
     """
     from huggingface_hub import HfApi
 

@@ -1,11 +1,10 @@
-"""A mixed classifier from a run's folder, and as a folder of its own.
+"""Load the mixed classifier of a run, and save and load mixed classifiers as folders.
 
-A run is read from its files alone, `run.yaml` and `search/selected.json`, without its configuration file: a folder that
-was copied elsewhere, or that the release before wrote, is read all the same.
+A run is read from `run.yaml` and `search/selected.json` alone, so its folder may have been copied elsewhere.
 
-A folder of its own holds the numbers as JSON and each base classifier as a URI, as safetensors weights, or as both.
-With both, the URI says the architecture and the file holds the weights: such a folder needs no download and no code
-beside this package and the libraries that the URI names.
+A saved folder holds the numbers as JSON and each base classifier as a URI, as safetensors weights, or as both. With
+both, the URI names the architecture and the file holds the weights, so loading needs no download and no code except
+this package and the libraries that the URI names.
 """
 
 import contextlib
@@ -44,24 +43,24 @@ from ..storage.store import Store
 ROLES = ("std", "rob")
 PARAMETERS = "mixed_classifier.json"
 HUB = "hf:"
-_VERSION = 2  # of PARAMETERS
+_VERSION = 2  # format version in PARAMETERS
 
 
 @dataclass(frozen=True)
 class DeployedRun:
-    """One run and one of its betas, as its folder says it; nothing is built yet."""
+    """One run at one beta, as its folder describes it, before any classifier is built."""
 
     store: Store
     run_id: str
-    config: dict[str, Any]  # as it was resolved, in the keys of the release that wrote it
+    config: dict[str, Any]  # as resolved when the run began
     n_images: int
     n_classes: int
     image_shape: tuple[int, ...]
     checksums: dict[str, str]  # sha256 of "std" and "rob"
     searched: SearchResult
-    chosen: Choice  # at the beta that was asked for
+    chosen: Choice  # at the requested beta
     code: dict[str, str]  # the user's Python files: as written -> path in the run
-    find: Callable[[str], str]  # from a path of the configuration to where it lies now
+    find: Callable[[str], str]  # from a path in the configuration to its current location
 
     @property
     def is_deployed(self) -> bool:
@@ -70,15 +69,15 @@ class DeployedRun:
 
     @property
     def threat(self) -> ThreatModel:
-        """What the run attacked with."""
+        """Return the threat model of the run."""
         return ThreatModel(self.config["threat"]["norm"], self.config["threat"]["eps"])
 
     def base(self, role: str) -> nn.Module:
-        """The base classifier "std" or "rob", with the weights that the run was made with.
+        """Build the base classifier "std" or "rob", with the weights that the run used.
 
         Raises:
-            BaseClassifierError: where it cannot be built here.
-            FingerprintMismatch: where its weights (or the source of its factory) are others now.
+            BaseClassifierError: if it cannot be built here.
+            FingerprintMismatch: if its weights (or the source of its factory) have changed.
         """
         uri = placed(self.config[role], self.find)
         if uri.startswith(f"{GIVEN}:"):
@@ -102,7 +101,7 @@ class DeployedRun:
 
     @property
     def mixture(self) -> Mixture:
-        """What was searched, with the surrogate that the run attacked it through."""
+        """Return the chosen parameters, with the surrogate that the run used for attacks."""
         surrogate = {"surrogate_alpha": self.searched.surrogate_alpha, "rd": self.config["evaluate"]["rd"]}
         return replace(self.chosen.mixture(), **surrogate)
 
@@ -129,7 +128,7 @@ def load_run(
 
 
 def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = False, **noise: Any) -> SmoothedMixture:
-    """Load the smoothed mixture of a run, with the noise of its certify stage.
+    """Load the smoothed mixed classifier of a run, with the noise of its certify stage.
 
     Args:
         uri, beta, trust_code: as in `load_run`, which also lists the errors.
@@ -150,21 +149,21 @@ def load_smoothed(uri: str, beta: float | None = None, *, trust_code: bool = Fal
 
 
 def loading_line(config: RunConfig, run: str) -> str:
-    """The line of Python that loads a run's mixture; `run` is its folder or URI."""
+    """Return the line of Python that loads the mixed classifier of a run; `run` is its folder or URI."""
     has_code = named_code(std=config.std, rob=config.rob, extensions=config.extensions)
     return f"load_run({json.dumps(run)}{', trust_code=True' if has_code else ''})"
 
 
 def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -> DeployedRun:
-    """What a run's folder says of the mixture at `beta`, the deployed one by default; imports the run's extensions.
+    """Read a run's folder at `beta`, by default the deployed one, and import the run's extensions.
 
-    Its Python files are those of its configuration's folder, or, where these are gone or others, the copies in the run.
+    Python files come from the folder of the configuration or, if they have changed or are gone, from the run's copies.
 
     Raises:
-        MissingArtifact: where there is no run, or its search has not been done.
+        MissingArtifact: if there is no run, or if its search has not finished.
         InvalidInputError: for a beta that was not searched, a run of one classifier alone, or one that names Python
             code or a service, without `trust_code`.
-        DamagedFile: where one of the two files is not what was written.
+        DamagedFile: if one of the two files is damaged.
     """
     store = Store(str(uri))
     described = _described(store)
@@ -205,11 +204,11 @@ def _chosen(searched: SearchResult, run_id: str, beta: float | None) -> Choice:
 
 @dataclass(frozen=True)
 class StoredBase:
-    """Where a base classifier comes from when the folder is loaded."""
+    """The source of a base classifier when the folder is loaded."""
 
-    uri: str | None  # of the classifier or, where there are weights, of its architecture
+    uri: str | None  # the classifier or, if the folder has weights, its architecture
     weights: str | None = None  # the file in the folder
-    sha256: str | None = None  # `classifier_checksum` of what must come out
+    sha256: str | None = None  # the expected `classifier_checksum`
     code: str | None = None  # the Python file in the folder that has the URI's function
 
 
@@ -256,15 +255,16 @@ def load_pretrained(
 
     Args:
         source: a folder, an fsspec URI of one, or `hf:ORG/NAME`.
-        std, rob: modules to use instead of those that the folder names; saved weights go into them.
+        std: module to use instead of the one that the folder names; it receives the saved weights.
+        rob: the same for the robust base classifier.
         resolve: makes modules of URIs; by default `load_classifier`.
         trust_code: run the Python files of `source` that build its base classifiers. Read them first.
 
     Raises:
         BaseClassifierError: if a URI cannot be built here.
-        InvalidInputError: where `source` holds no mixed classifier of a known version, or a base classifier cannot be
-            had.
-        FingerprintMismatch: where a base classifier's weights are not those that were saved.
+        InvalidInputError: if `source` does not hold a mixed classifier of a known version, or if a base classifier is
+            not available.
+        FingerprintMismatch: if the weights of a base classifier differ from the saved ones.
     """
     with local_folder(source, (".json", ".safetensors", *((".py",) if trust_code else ()))) as folder:
         content = _read_parameters(folder)
@@ -280,10 +280,10 @@ def load_pretrained(
 
 @contextlib.contextmanager
 def local_folder(source: str | Path, endings: tuple[str, ...] = (".json", ".safetensors")) -> Iterator[Path]:
-    """The folder itself; of a model of the hub or a folder in other storage the files with these endings are fetched.
+    """Yield the folder; from the hub or other storage, download the files with these endings first.
 
     Raises:
-        InvalidInputError: where it cannot be fetched.
+        InvalidInputError: if the download fails.
     """
     text = str(source)
     if text.startswith(HUB):
@@ -359,10 +359,10 @@ def _built(role: str, stored: StoredBase, resolve: Callable[[str], nn.Module] | 
 
 
 def _with_code(role: str, folder: Path, stored: StoredBase, trust_code: bool) -> StoredBase:
-    """The same with the URI's function in the file of the folder, if that may be run.
+    """Point the URI at the folder's own Python file, if the code is trusted.
 
     Raises:
-        InvalidInputError: where it may not, and the file is not where the URI says either.
+        InvalidInputError: if it is not trusted and the file that the URI names does not exist.
     """
     if stored.code is None or stored.uri is None:
         return stored

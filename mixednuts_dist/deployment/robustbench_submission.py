@@ -1,8 +1,8 @@
-"""`mixednuts export --robustbench`: the adversarial images as RobustBench takes them, and its forms filled in.
+"""`mixednuts export --robustbench`: write the adversarial images for RobustBench, and fill in its forms.
 
-RobustBench takes evaluations of others as one `.pt` tensor of the size and in the order of the test set, with a form;
-models are proposed with a second form (the templates ".github/ISSUE_TEMPLATE/new-external-evaluations.md" and
-"new-model.md" of its repository). What a run cannot know, the authors and where the files lie, stays in angle brackets.
+RobustBench accepts external evaluations as one `.pt` tensor in the order of the test set, with a form, and models with
+a second form (the templates ".github/ISSUE_TEMPLATE/new-external-evaluations.md" and "new-model.md" of its
+repository). Placeholders in angle brackets remain for the authors and the addresses of the files.
 
 Shapes: N images of the run, C x H x W each.
 """
@@ -32,12 +32,12 @@ from .loading import DeployedRun
 TENSOR = "x_adv.pt"
 EVALUATION, NEW_MODEL = "new_evaluation.md", "new_model.md"
 _TEST_SETS = {"cifar10": 10_000, "cifar100": 10_000, "imagenet": 5_000}
-_ROUNDING = 1e-6  # of float32 pixels in [0, 1]: x + eps - x is eps to 6e-8
+_ROUNDING = 1e-6  # for float32 pixels in [0, 1], x + eps - x is eps to 6e-8
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The evaluate stage's rows that a submission speaks of."""
+    """The rows of the evaluate stage that a submission contains."""
 
     x_adv_NCHW: Tensor  # float32, in the order of the source
     n_clean: int  # right on the clean image
@@ -52,8 +52,8 @@ def export_submission(run: DeployedRun, folder: Path) -> list[str]:
     """Write the tensor and both forms; returns the files' names.
 
     Raises:
-        MissingArtifact: where the evaluate stage has not finished.
-        InvalidInputError: where the images' order in the test set is not known, or a stored image breaks the threat
+        MissingArtifact: if the evaluate stage has not finished.
+        InvalidInputError: if the images' order in the test set is not known, or a stored image violates the threat
             model.
     """
     if not run.is_deployed:
@@ -74,7 +74,7 @@ def export_submission(run: DeployedRun, folder: Path) -> list[str]:
 
 
 def missing_images(run: DeployedRun) -> int:
-    """How many images of RobustBench's test set the run has left out; 0 for other data sets."""
+    """Count the images of RobustBench's test set that the run left out; 0 for other datasets."""
     scheme = _source(run).partition(":")[0]
     return max(0, _TEST_SETS.get(scheme, 0) - run.n_images)
 
@@ -90,7 +90,7 @@ def _evaluated(run: DeployedRun) -> Evaluated:
         _check_threat(run, rows["x_adv"], clean_BCHW, part)
         x_adv_NCHW[order_N[part.start : part.stop]] = rows["x_adv"].float()
         n_clean += int((rows["mixed_clean"].argmax(dim=1) == labels_B).sum())
-        # What is claimed is what the stored images show, not a flag beside them.
+        # The submission claims only what the stored logits show, whatever the stored flag is.
         right_B = (rows["mixed_clean"].argmax(dim=1) == labels_B) & (rows["mixed_attacked"].argmax(dim=1) == labels_B)
         if not torch.equal(right_B, rows["robust"]):
             raise InvalidInputError(f"{part}: the stored adversarial images do not reproduce the stored results")
@@ -107,7 +107,7 @@ def _rows(run: DeployedRun, part: Partition) -> dict[str, Tensor]:
 def _check_threat(run: DeployedRun, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partition) -> None:
     eps, norm = run.config["threat"]["eps"], run.config["threat"]["norm"]
     ball, delta_BCHW = ball_of(ThreatModel(norm, eps)), x_adv_BCHW - clean_BCHW
-    rounding = float(ball.length(torch.full_like(delta_BCHW[:1], _ROUNDING)))  # of every pixel
+    rounding = float(ball.length(torch.full_like(delta_BCHW[:1], _ROUNDING)))  # in every pixel
     worst = float(ball.length(delta_BCHW).max())
     if worst > eps + rounding or float(x_adv_BCHW.min()) < 0 or float(x_adv_BCHW.max()) > 1:
         raise InvalidInputError(
@@ -117,7 +117,7 @@ def _check_threat(run: DeployedRun, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part
 
 
 def _order(dataset: Any, n_images: int) -> Tensor:
-    """Place in the source's order of each of the run's images; only prepared sets have another order."""
+    """Return the place of each image in the source's order; only prepared datasets have another order."""
     if not isinstance(dataset, ParquetImages):
         return torch.arange(n_images)
     names = [name for part in dataset.manifest.parts for name in read_part(dataset.store, part).names][:n_images]
@@ -128,7 +128,7 @@ def _order(dataset: Any, n_images: int) -> Tensor:
             f"in the test set; run on {dataset.manifest.source!r} itself"
         )
     indices = torch.tensor([int(match[1]) for match in matches if match])
-    return indices.argsort().argsort()  # the rank among those that are there: all of them, where the set is whole
+    return indices.argsort().argsort()  # the rank among the images of the run
 
 
 def _source(run: DeployedRun) -> str:
@@ -138,7 +138,7 @@ def _source(run: DeployedRun) -> str:
 
 
 def _attacks(run: DeployedRun) -> str:
-    """What ran, and nothing else: the attacks that are named, with the budgets that they use."""
+    """Name the attacks that ran, with the budgets that they used."""
     evaluate = run.config["evaluate"]
     evaluate = {**evaluate, "n_target_classes": min(evaluate["n_target_classes"], run.n_classes - 1)}
     notes = "".join(f". {note}" for note in fast_notes(evaluate))

@@ -102,7 +102,7 @@ def accuracy_scatter(
     """Draw clean against robust accuracy in percent; the legend names each series.
 
     Args:
-        series: (name, clean, robust) of each mark, by series; a name that is not its series' stands next to the mark.
+        series: (name, clean, robust) of each mark, by series; a name that differs from its series is drawn at the mark.
         curves: (clean %, robust %) by the name of a series, drawn as lines.
     """
     names = list(dict.fromkeys([*series, *(curves or {})]))
@@ -136,7 +136,7 @@ def scatter_panel(
     """Draw one panel; marks inside the window are drawn whole even if they lie on its edge.
 
     Args:
-        stepped: True if curves are staircases: between two points, only the lower one can be had.
+        stepped: True if curves are staircases: between two points, only the lower one is available.
         layers: more of them, drawn below the marks.
     """
     (left, right), (bottom, top) = shown

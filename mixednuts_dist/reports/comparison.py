@@ -20,7 +20,7 @@ from .table import Cell, Table
 
 @dataclass(frozen=True)
 class Answers:
-    """What one run's mixture (or rob alone) got right."""
+    """The images that the attacked classifier of one run has right."""
 
     run: Run
     clean_N: Tensor  # bool
@@ -33,10 +33,10 @@ class Answers:
 
     @classmethod
     def of(cls, run: Run) -> "Answers":
-        """Read from the evaluate stage's rows.
+        """Read the rows of the evaluate stage.
 
         Raises:
-            MissingArtifact: where the stage has not finished.
+            MissingArtifact: if the stage has not finished.
         """
         stage = stage_of(run.config, "evaluate")
         logits = f"{stage.model_name(run.config)}_clean"
@@ -55,7 +55,7 @@ class Pair:
     only_first: int
     only_second: int
     neither: int
-    interval: tuple[float, float]  # of the difference, in points, 95%
+    interval: tuple[float, float]  # 95% interval for the difference, in points
 
     @property
     def total(self) -> int:
@@ -64,7 +64,7 @@ class Pair:
 
     @property
     def difference(self) -> float:
-        """Accuracy of the first less that of the second, in points."""
+        """Return the accuracy of the first minus that of the second, in points."""
         return 100 * (self.only_first - self.only_second) / self.total
 
     @cached_property
@@ -122,12 +122,12 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """All pairs of two or more finished runs.
+    """Compare all pairs of two or more finished runs.
 
     Raises:
-        InvalidInputError: for fewer than two runs, and for runs of other images or another threat model.
-        MissingArtifact: where an evaluation has not finished.
-        ConfigError: for a run of another release.
+        InvalidInputError: for fewer than two runs, or if images or threat models differ.
+        MissingArtifact: if an evaluation has not finished.
+        ConfigError: for a run that another release wrote.
     """
     if len(runs) < 2:
         raise InvalidInputError("a comparison takes two runs or more; give their folders or URIs")
@@ -139,7 +139,9 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def exact_mcnemar(only_first: int, only_second: int) -> float:
-    """Two-sided p: of `n` images that differ, so uneven a split or a more uneven one by `n` fair coins (McNemar 1947).
+    """Return the two-sided p-value of McNemar's exact test (1947).
+
+    It is the probability that `n` fair coins split at least as unevenly as the `n` images that differ.
 
     >>> exact_mcnemar(0, 0), round(exact_mcnemar(6, 0), 6)
     (1.0, 0.03125)
@@ -151,7 +153,7 @@ def exact_mcnemar(only_first: int, only_second: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979), in the given order: each p times the number of those not below it.
+    """Apply Holm's step-down correction (1979): each p times the number of p-values that are not below it.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

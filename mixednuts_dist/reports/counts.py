@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from ..storage.records import Receipt
 
-Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
+Z_95 = 1.959963984540054  # 97.5% quantile of the standard normal distribution
 
 
 def wilson_interval(correct: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
-    """The Wilson score interval of a share, as two fractions in [0, 1].
+    """Return the Wilson score interval of a share, as two fractions in [0, 1].
 
     It solves |share - p| = z sqrt(p (1 - p) / total) for p. Unlike `share ± z sqrt(share (1 - share) / total)` it stays
-    inside [0, 1] and has a width also where nothing, or everything, is correct.
+    inside [0, 1] and has a width even if no image, or every image, is correct.
 
     >>> [round(edge, 4) for edge in wilson_interval(0, 1000)]
     [0.0, 0.0038]
@@ -86,19 +86,19 @@ class Count:
 
 
 def count(hits_N: Tensor) -> Count:
-    """How many are True."""
+    """Count the True entries."""
     return Count(int(hits_N.sum()), hits_N.numel())
 
 
 def outcome_counts(receipts: Sequence[Receipt]) -> tuple[Count, Count]:
-    """Clean and robust, of all images of these partitions."""
+    """Return the clean and robust counts over these partitions."""
     total = sum(receipt.n_images for receipt in receipts)
     clean = sum(receipt.clean_correct for receipt in receipts)
     return Count(clean, total), Count(sum(receipt.robust for receipt in receipts), total)
 
 
 def device_hours(receipts: Sequence[Receipt]) -> tuple[float, float]:
-    """Hours of accelerators, or of shares of one, and of cores of workers without one: held x time."""
+    """Return the hours that accelerators (or shares) and CPU cores were held."""
     hours = {True: 0.0, False: 0.0}  # on the CPU, on accelerators
     for receipt in receipts:
         hours[receipt.device == "cpu"] += receipt.n_devices * receipt.seconds / 3600
@@ -106,7 +106,7 @@ def device_hours(receipts: Sequence[Receipt]) -> tuple[float, float]:
 
 
 def difference_interval(first_N: Tensor, second_N: Tensor) -> tuple[float, float]:
-    """95% interval, in points, of the share of `first` minus that of `second` on the same images (paired, Wald).
+    """Return the paired 95% Wald interval for the share of `first` minus that of `second`, in points.
 
     The difference of one image is -1, 0 or 1; its variance is the share of images that differ minus the squared mean.
     """
@@ -121,7 +121,7 @@ def paired_interval(only_first: int, only_second: int, total: int) -> tuple[floa
 
 
 def compared(what: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -> str:
-    """One sentence: both counts, on how many images they differ, and whether that is more than chance."""
+    """Compare two classifiers in one sentence: counts, images that differ, and significance."""
     (first_name, first_N), (second_name, second_N) = first, second
     counts = f"{what}: {first_name} {share_text(count(first_N))}, {second_name} {share_text(count(second_N))}"
     only_first, only_second = int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum())
@@ -152,12 +152,12 @@ def interval_text(shown: Count) -> str:
 
 
 def share_text(shown: Count) -> str:
-    """`773 of 1000 (77.30 %)`."""
+    """Write a count, as in `773 of 1000 (77.30%)`."""
     return f"{shown.correct} of {shown.total} ({percent_text(shown)}%)" if shown.total else "0 of 0"
 
 
 def percent_first(shown: Count) -> str:
-    """`77.3 % (773 of 1000)`, which breaks before the bracket and nowhere else."""
+    """Write a count, as in `77.3% (773 of 1000)`, which breaks only before the bracket."""
     return f"{percent_text(shown)}% ({shown.correct}\u00a0of\u00a0{shown.total})"
 
 
@@ -210,6 +210,6 @@ def weight_text(alpha: float, one_minus_alpha: float) -> str:
 
 
 def layer_norm_text(ln_k: int | None) -> str:
-    """Which logits LayerNorm's mean and variance are taken over."""
+    """Name the logits from which LayerNorm takes its mean and variance."""
     every = "LayerNorm over all logits (the top 250 of more)"
     return every if ln_k is None else f"LayerNorm over the top {ln_k} logits"

@@ -17,7 +17,7 @@ Spec = dict[str, Any]
 Span = tuple[float, float]
 
 PANEL = 290  # width of a plot in pixels; with its axis it fits a phone, and two fit the page
-# Each color has a contrast of at least 3:1 against both page backgrounds; a shape or a dash always goes with it.
+# Each color has a contrast of at least 3:1 against both page backgrounds; a shape or a dash always accompanies it.
 CLASSIFIER_COLORS = {"std": "#7b8087", "rob": "#2f7fc1", "mixed": "#cb5a1d"}
 PALETTE = ("#2f7fc1", "#cb5a1d", "#0f8f84", "#8a5fb0", "#b5761a", "#7b8087", "#b0457a", "#4c6a2e")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
@@ -55,7 +55,7 @@ class Figure:
 
     panels: Sequence[Spec]
     words: str = ""
-    columns: int = 2  # of panels in the PDF
+    columns: int = 2  # panels per row of the PDF
 
     def described(self, words: str) -> "Figure":
         """Return the figure with its content in words."""
@@ -83,7 +83,7 @@ class Figure:
 
 
 def beside(*figures: Figure) -> Figure:
-    """Return one figure with the panels of all."""
+    """Join figures into one with all their panels."""
     return Figure([panel for figure in figures for panel in figure.panels], columns=len(figures))
 
 
@@ -117,7 +117,7 @@ def key(
     """Return the channels color and shape of the field `series`, which share one legend.
 
     Args:
-        marks: name -> (shape, color); by default those of std, rob and mixed. Other names take what is free.
+        marks: name -> (shape, color), by default for `std`, `rob` and `mixed`. Other names take free ones.
         legend: False for a panel next to one that shows the legend.
     """
     found = marks_of(names, marks)

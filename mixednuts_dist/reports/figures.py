@@ -1,7 +1,7 @@
 """The charts of a run, by their names in the register `CHARTS`.
 
-An entry is a function from a run's results to a `Figure`, or to None if the run has nothing for it. A chart from a file
-of yours appears on the page after these, and as a PDF next to it.
+An entry is a function from a run's results to a `Figure`, or to None if the run has nothing for it. A chart from your
+own file appears on the page after these, and as a PDF next to it.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ def _curve(results: RunResults) -> list[Row]:
 
 
 def _measured_marks(results: RunResults) -> list[Row]:
-    """Return std, rob and mixed, and what the refinement rounds measured at other betas."""
+    """Return the base and mixed classifiers, and what the refinement rounds measured at other betas."""
     own = [point(row.classifier, row.classifier, row.clean, row.robust) for row in results.accuracy]
     by_beta = {entry.beta: entry for entry in results.search.entries}
     rounds = [
@@ -77,7 +77,7 @@ def _measured_marks(results: RunResults) -> list[Row]:
 
 
 def _close_window(curve: list[Row], marks: list[Row]) -> tuple[Span, Span]:
-    """Return a window that holds rob and mixed with their intervals and the curve down to 10 points below them."""
+    """Return a window with `rob`, `mixed`, their intervals, and the curve down to 10 points below them."""
     near = [mark for mark in marks if mark["series"] != "std"]
     floor = min(mark["robust_low"] for mark in near) - 10
     steps = [{"clean": step["clean"], "robust": step["robust"]} for step in curve if step["robust"] >= floor]
@@ -124,7 +124,7 @@ def _tradeoff_words(results: RunResults) -> str:
 def rounds(results: RunResults) -> Figure | None:
     """Draw retention, predicted and achieved, and clean accuracy per refinement round at the deployed beta."""
     if results.found is None or results.kept is None or len(results.search.rounds) < 2:
-        return None  # one round is said in a sentence and in the table
+        return None  # a sentence and the table show a single round
     beta = results.parameters.beta
     steps: list[tuple[str, Any, Any, Any]] = [
         (str(row[0]), row[2], row[3], row[4]) for row in rounds_table(results).rows if row[1] == beta
@@ -155,7 +155,7 @@ def rounds(results: RunResults) -> Figure | None:
     order=3,
 )
 def margins(results: RunResults) -> Figure | None:
-    """Draw one panel per form of rob."""
+    """Draw one panel per form of `rob`."""
     if not results.splits:
         return None
     said = [

@@ -25,13 +25,13 @@ class Entry:
     run: str
     data: str
     threat: str
-    clean: Count | None  # of the evaluated classifier; None before its evaluation has begun
+    clean: Count | None  # for the evaluated classifier; None before its evaluation has begun
     robust: Count | None
     beta: float | None
     gpu_hours: float  # all stages together
     core_hours: float
     finished: float | None  # when its last partition was written, in seconds since 1970
-    state: str  # "reported", "evaluate 3/9" or what is wrong with it
+    state: str  # "reported", "evaluate 3/9", or why the run is unreadable
 
     def cells(self) -> list[Cell]:
         """In the order of `COLUMNS`."""

@@ -1,4 +1,4 @@
-"""Confidence margins of std, rob, rob+LN and rob+M: grouped as in the paper (section 5.1, appendix C.3), and split.
+"""Confidence margins of `std`, `rob`, `rob+LN` and `rob+M`, grouped as in the paper (section 5.1, appendix C.3).
 
 Shapes: B images of a batch, K classes. "Right" is each classifier's own prediction against the label.
 """
@@ -25,11 +25,11 @@ _Numbers = np.ndarray[Any, np.dtype[np.float64]]
 Images = Literal["clean", "attacked"]
 IMAGES: tuple[Images, ...] = ("clean", "attacked")
 CLASSIFIERS = ("std", "rob", "rob+LN", "rob+M")
-FORMS = CLASSIFIERS[1:]  # of rob: what a cutoff can be set on
-KEPT, WRONG = "attacked, right", "clean, wrong"  # the two groups that a cutoff is to separate
+FORMS = CLASSIFIERS[1:]  # forms of `rob`, on which a margin threshold can be set
+KEPT, WRONG = "attacked, right", "clean, wrong"  # the two groups that a margin threshold should separate
 _SPLIT: tuple[tuple[Images, bool], ...] = (("attacked", True), ("clean", False))
 _BINS = 40
-# Margins pile up near 0: 8 bins a decade from 1e-4; smaller ones count in the first bin.
+# Margins pile up near 0: 8 bins per decade from 1e-4; smaller ones count in the first bin.
 EDGES: tuple[float, ...] = tuple(10 ** (n / 8 - 4) for n in range(33))
 
 
@@ -42,7 +42,7 @@ class MarginGroup:
     correct: bool
     counts: tuple[int, ...]  # images in each bin of EDGES
     n: int
-    median: float | None  # None where no image falls into the group
+    median: float | None  # None for an empty group
     distance: float | None = None  # median of 1 - margin, which differs where margins round to 1
 
     @property
@@ -52,23 +52,23 @@ class MarginGroup:
 
 @dataclass(frozen=True)
 class MarginSplit:
-    """What a cutoff on the margins of one form of rob separates: the choice that Algorithm 1 makes, drawn.
+    """The groups that a margin threshold on one form of `rob` separates.
 
-    Above the cutoff rob decides, below it std. The attacked images that are right should lie above, so that they stay
-    right; the clean images that are wrong below, so that std may correct them. Each form has the cutoff that keeps as
-    many attacked and right images as the deployed one keeps behind M, so that the other share can be compared.
+    The robust classifier decides above the threshold and the standard classifier below it. Attacked images that are
+    correct should have larger margins, and clean images that are wrong smaller ones. Each form has the threshold that
+    keeps as many attacked and correct images as the deployed one keeps after M, so that the other share is comparable.
     """
 
     form: str  # one of FORMS
-    log_cutoff: float  # log(1 - cutoff)
-    kept: Count  # attacked and right images with a margin at or above the cutoff
+    log_cutoff: float  # log(1 - margin threshold)
+    kept: Count  # attacked and correct images with a margin at or above the threshold
     left_to_std: Count  # clean and wrong images with a margin below it
-    edges: tuple[float, ...]  # of the histogram's bins, log10(margin / (1 - margin))
-    counts: tuple[tuple[int, ...], tuple[int, ...]]  # images a bin, attacked and right, clean and wrong
+    edges: tuple[float, ...]  # histogram bins over log10(margin / (1 - margin))
+    counts: tuple[tuple[int, ...], tuple[int, ...]]  # images per bin: attacked and right, clean and wrong
 
 
 class MarginTally:
-    """Collects the groups batch by batch; keeps one number an image and group, log(1 - margin), and no logits.
+    """Collect the groups batch by batch; it keeps log(1 - margin) per image and group, and no logits.
 
     Args:
         transform: M, as deployed.
@@ -84,7 +84,7 @@ class MarginTally:
         self._found: dict[tuple[str, Images, bool], array[float]] = defaultdict(lambda: array("f"))
 
     def add(self, rows: AttackRecords) -> None:
-        """One more batch of the attack stage's rows."""
+        """Add a batch of rows of the attack stage."""
         self.collect("std", "clean", rows.std_clean_NK, rows.labels_N)
         self.collect("std", "attacked", rows.std_attacked_NK, rows.labels_N)
         for classifier, logit_map in self._maps.items():
@@ -92,15 +92,15 @@ class MarginTally:
             self.collect(classifier, "attacked", logit_map(rows.rob_attacked_NK), rows.labels_N)
 
     def groups(self) -> tuple[MarginGroup, ...]:
-        """Every group: each classifier on clean images and on those of its own attack, right and wrong."""
+        """Return every group: each classifier, clean and attacked, right and wrong."""
         kinds = [(name, images, right) for name in CLASSIFIERS for images in IMAGES for right in (True, False)]
         return tuple(_group(*kind, self._found[kind]) for kind in kinds)
 
     def splits(self, log_cutoff: float) -> tuple[MarginSplit, ...]:
-        """The split of each form of rob; none where a group is empty, or alpha is at most 1/2 and there is no cutoff.
+        """Return the split of each form of `rob`; none if a group is empty or there is no threshold (alpha <= 1/2).
 
         Args:
-            log_cutoff: log(1 - cutoff) of the deployed mixture, on the margins behind M.
+            log_cutoff: log(1 - threshold) of the deployed mixed classifier, on the margins after M.
         """
         right, wrong = (
             {form: np.array(self._found[form, images, correct], dtype=np.float64) for form in FORMS}
@@ -115,7 +115,7 @@ class MarginTally:
         return tuple(_split(form, right[form], wrong[form], cutoffs[form]) for form in FORMS)
 
     def collect(self, classifier: str, images: Images, logits_BK: Tensor, labels_B: Tensor) -> None:
-        """Add the margins of one classifier, of its logits as they are."""
+        """Add the margins of one classifier's logits."""
         log_distances_B = log_one_minus_top2_margin(logits_BK.double()).float()
         right_B = logits_BK.argmax(dim=1) == labels_B
         for side, mask_B in ((True, right_B), (False, ~right_B)):
@@ -133,7 +133,7 @@ def _group(classifier: str, images: Images, correct: bool, found: "array[float]"
 
 
 def _split(form: str, right: _Numbers, wrong: _Numbers, log_cutoff: float) -> MarginSplit:
-    """The split of one form, from log(1 - margin) of its two groups."""
+    """Split one form, from log(1 - margin) of its two groups."""
     both, cutoff = _log_odds(np.concatenate([right, wrong])), _log_odds(np.array([log_cutoff]))[0]
     low, high = np.quantile(both, (0.01, 0.99))  # what lies beyond counts in the bins at the ends
     ends = np.array([min(low, cutoff) - 0.2, max(high, cutoff) + 0.2])
@@ -153,17 +153,16 @@ def _split(form: str, right: _Numbers, wrong: _Numbers, log_cutoff: float) -> Ma
 
 
 def _log_odds(log_distances: _Numbers) -> _Numbers:
-    """log10(m / (1 - m)) from log(1 - m): finite for margins down to 1e-30, and however close to 1."""
+    """Return log10(m / (1 - m)) from log(1 - m), finite for margins from 1e-30 to the closest ones to 1."""
     margins = np.maximum(-np.expm1(log_distances), 1e-30)
     odds: _Numbers = (np.log(margins) - log_distances) / math.log(10)
     return odds
 
 
 def margin_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
-    """Median margin on attacked images that are right, over that on clean images that are wrong.
+    """Return the median margin on attacked and correct images over that on clean and wrong ones.
 
-    This is what mixing uses: std is overruled where rob's margin is above a cutoff, and scaling all margins moves the
-    cutoff with them. None where one of the groups is empty.
+    Mixing depends on this ratio, because scaling all margins scales the margin threshold too. None if a group is empty.
     """
     attacked_right, clean_wrong = _two_medians(groups, classifier)
     return attacked_right / clean_wrong if attacked_right is not None and clean_wrong else None
@@ -181,10 +180,9 @@ def _two_medians(groups: Iterable[MarginGroup], classifier: str) -> tuple[float 
 
 
 def distance_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | None:
-    """Median of 1 - margin on clean images that are wrong, over that on attacked images that are right.
+    """Return the median of 1 - margin on clean and wrong images over that on attacked and correct ones.
 
-    Where M takes all margins close to 1, this is what a cutoff separates. None where a group is empty, or the latter
-    is 0 even in float64.
+    If M takes all margins close to 1, a threshold separates these. None if a group is empty or the latter median is 0.
     """
     found = {(group.images, group.correct): group.distance for group in groups if group.classifier == classifier}
     clean_wrong, attacked_right = found.get(("clean", False)), found.get(("attacked", True))
@@ -192,7 +190,7 @@ def distance_ratio(groups: Iterable[MarginGroup], classifier: str) -> float | No
 
 
 def medians_table(groups: Sequence[MarginGroup]) -> Table:
-    """Each classifier's four medians, the ratios of the two that count, and the paper's gap."""
+    """List the four medians of each classifier, their ratios, and the paper's margin gap."""
     rows: list[list[Cell]] = [
         [name, *(group.median for group in groups if group.classifier == name), margin_ratio(groups, name),
          distance_ratio(groups, name), margin_gap(groups, name)]
@@ -205,7 +203,7 @@ def medians_table(groups: Sequence[MarginGroup]) -> Table:
 
 
 def split_table(splits: Sequence[MarginSplit]) -> Table:
-    """Each form of rob: what the cutoff keeps of the attacked and right images, and leaves to std of the wrong ones."""
+    """List what the margin threshold keeps and leaves to the standard classifier, for each form of `rob`."""
     rows: list[list[Cell]] = [
         [split.form, split.kept, split.left_to_std, math.exp(split.log_cutoff)] for split in splits
     ]
@@ -215,7 +213,7 @@ def split_table(splits: Sequence[MarginSplit]) -> Table:
 
 
 def split_sentence(splits: Sequence[MarginSplit]) -> str:
-    """Say in two sentences what the splits show, or why there are none."""
+    """Summarize the splits in two sentences, or explain why there are none."""
     if not splits:
         return (
             "There is no threshold to draw: the robust classifier is right on no attacked image or wrong on no clean "
@@ -234,7 +232,7 @@ def split_sentence(splits: Sequence[MarginSplit]) -> str:
 
 
 def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
-    """Compare two medians in one sentence, as in the paper, or say why there is nothing to compare."""
+    """Compare two medians in one sentence, as in the paper, or explain why that is impossible."""
     raw, mapped = margin_ratio(groups, "rob"), margin_ratio(groups, "rob+M")
     if raw is None or mapped is None:
         return "rob is right on no attacked image or wrong on no clean one, so there are no margins to compare."
@@ -243,7 +241,7 @@ def ratio_sentence(groups: Sequence[MarginGroup]) -> str:
         "that it gets wrong; "
     )
     if mapped > raw:
-        return f"{rob}behind M it is {mapped:.2g} times as large."
+        return f"{rob}after M it is {mapped:.2g} times as large."
     farther, before = distance_ratio(groups, "rob+M"), distance_ratio(groups, "rob")
     if farther is None or before is None or farther <= before:
         return f"{rob}M separates the two medians no further."
@@ -272,7 +270,7 @@ def margin_histograms(groups: Sequence[MarginGroup]) -> Figure:
 
 
 def split_histograms(splits: Sequence[MarginSplit]) -> Figure:
-    """Draw one histogram per form of rob: the two groups over the margin, and the threshold between them."""
+    """Draw one histogram per form of `rob`: the two groups over the margin, and the threshold between them."""
     colored = dict(zip((KEPT, WRONG), RIGHT_AND_WRONG.values(), strict=True))
     shown = [
         Histogram(

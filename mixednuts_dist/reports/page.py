@@ -31,7 +31,7 @@ _COSTS = (
     "stage", "images", "partitions", "nodes", "core_seconds", "gpu_seconds", "seconds", "passes forward",
     "passes backward",
 )  # fmt: skip
-# Charts with a place of their own on the page.
+# Charts with a fixed place on the page.
 PLACED = ("tradeoff", "rounds", "margins", "sensitivity", "survival", "certified")
 _REASONS: dict[Reason, tuple[str, str]] = {
     "lost": (
@@ -130,7 +130,7 @@ def _beyond(shown: counts.Count) -> str:
 
 
 def _measured_words(entry: Choice, results: RunResults) -> str:
-    """What is known of exactly these parameters, from this run's attack or a round of its search."""
+    """Describe what was measured with exactly these parameters, by the evaluation or a refinement round."""
     if results.kept is not None and entry == results.parameters:
         clean = counts.percent_first(results.row("mixed").clean)
         return f"clean {clean}, kept {counts.percent_first(results.kept)}, by the whole adaptive attack"
@@ -154,7 +154,7 @@ def picture_groups(results: RunResults) -> list[dict[str, Any]]:
 
 
 def _bracket(image: WorstImage, results: RunResults) -> str:
-    """Between what is certified of the image and what an attack found; nothing where nothing was certified."""
+    """Describe the certified radius and the attack outcome of an image; empty without certificates."""
     found = results.certified
     if found is None:
         return ""

@@ -56,7 +56,7 @@ from .worst_images import WorstImage, with_pixels
 
 logger = logging.getLogger(__name__)
 
-_LOGITS_AT_A_TIME = 1 << 21  # of each column: 8 MB; a few float64 copies are made of them
+_LOGITS_AT_A_TIME = 1 << 21  # per column: 8 MB, and a few float64 copies
 
 
 def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunResults:
@@ -166,7 +166,10 @@ def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...
         if len(done) == len(opened.partitions):
             found[name] = list(done.values())
         else:
-            notes.append(f"{name}: {len(done)} of {len(opened.partitions)} partitions are done. Run: mixednuts {name}")
+            notes.append(
+                f"{name}: {len(done)} of {len(opened.partitions)} partitions are done. Run: mixednuts run CONFIG "
+                f"--only {name}"
+            )
     return found, tuple(notes)
 
 

@@ -97,20 +97,20 @@ class RunResults:
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
     found: SearchResult | None = None
-    kept: Count | None = None  # robust images of `rob` that are robust under `mixed`, too
-    n_only_mixed: int = 0  # images that are robust under mixed, but not under rob
-    n_std_decides: int = 0  # clean images on which mixed follows std against rob
-    clean_only: tuple[int, int] = (0, 0)  # clean images that only mixed has right, and that only rob has right
+    kept: Count | None = None  # images that are robust under `rob` and under `mixed`
+    n_only_mixed: int = 0  # images that are robust under `mixed`, but not under `rob`
+    n_std_decides: int = 0  # clean images on which `mixed` follows `std` against `rob`
+    clean_only: tuple[int, int] = (0, 0)  # clean images that only `mixed` has right, and only `rob`
     margins: tuple[MarginGroup, ...] = ()
     splits: tuple[MarginSplit, ...] = ()  # what a margin threshold separates, for each form of `rob`
     stages: tuple[AccuracyRow, ...] = ()  # one per complete added stage: "mixed, certify"
-    tables: Mapping[str, Table] = field(default_factory=dict)  # of added stages, by title
+    tables: Mapping[str, Table] = field(default_factory=dict)  # tables from added stages, by title
     certified: Certified | None = None  # certificates, if a stage computed them
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
     worst: tuple[WorstImage, ...] = ()
-    class_names: tuple[str, ...] = ()  # of classes 0, 1, ..., if known
-    names: Mapping[str, str] = field(default_factory=dict)  # shown instead of std, rob and mixed
+    class_names: tuple[str, ...] = ()  # names for the classes 0, 1, ..., if known
+    names: Mapping[str, str] = field(default_factory=dict)  # shown instead of `std`, `rob` and `mixed`
     provenance: Mapping[str, str] = field(default_factory=dict)  # command, seed and versions
 
     @property
@@ -144,7 +144,7 @@ class RunResults:
 
     @property
     def clean_difference(self) -> tuple[float, float, float]:
-        """Return the clean accuracy of mixed minus that of rob, in points, and its 95% interval."""
+        """Return the clean accuracy of `mixed` minus that of `rob`, in points, and its 95% interval."""
         only_mixed, only_rob = self.clean_only
         difference = 100 * (only_mixed - only_rob) / self.n_images
         return difference, *paired_interval(only_mixed, only_rob, self.n_images)
@@ -171,7 +171,7 @@ class RunResults:
         return {"format": found.format, **found.model_dump(mode="json", exclude_unset=True)}
 
     def _searched(self) -> dict[str, Any]:
-        """Return what only a run with std has."""
+        """Return the keys that only a run with `std` has."""
         chosen, search, rounds = self.parameters, self.search, rounds_table(self)
         return {
             "std_decides": self.n_std_decides,
@@ -204,7 +204,7 @@ class RunResults:
         }
 
 
-def gather_results(  # the run's own description and one argument a stage
+def gather_results(
     batches: Iterable[tuple[AttackRecords, EvaluateRecords]],
     *,
     search: SearchResult,
@@ -301,10 +301,10 @@ def survival_of(standing: Mapping[str, int], n_images: int) -> tuple[SurvivalSte
 
 
 def stage_costs(receipts: Mapping[str, Sequence[Receipt]], seconds: Mapping[str, float]) -> tuple[StageCost, ...]:
-    """Return the cost of each stage that has summaries, in their order.
+    """Return the cost of each stage that has finished partitions.
 
     Args:
-        receipts: stage -> one summary per partition.
+        receipts: the partition summaries by stage.
         seconds: stage -> wall-clock seconds of this run.
     """
     return tuple(_bill(stage, found, seconds.get(stage)) for stage, found in receipts.items() if found)
@@ -390,7 +390,7 @@ def rounds_table(results: RunResults) -> Table:
                 [done.round, entry.beta, clean, Count(min(entry.kept_predicted, done.of), done.of),
                  Count(kept, done.of), passes]
             )  # fmt: skip
-            passes = 0  # of the round as a whole: shown once
+            passes = 0  # the total per round is shown once
     columns = ["round", "beta", "clean", "kept_predicted", "kept_measured", "passes"]
     several = len({row[1] for row in rows}) > 1
     return Table(columns, rows, printed=[name for name in columns[:5] if several or name != "beta"])
@@ -405,7 +405,7 @@ def summary_sentence(results: RunResults) -> str:
 
 
 def summary_sentences(results: RunResults) -> tuple[str, ...]:
-    """Return the outcome: what std decides, clean accuracy, robustness, and the next step if nothing was gained."""
+    """Return the outcome: decisions by `std`, clean accuracy, robustness, and the next step if nothing was gained."""
     rob = results.row("rob")
     if results.kept is None:
         return (
@@ -453,7 +453,7 @@ def attack_sentence(results: RunResults) -> str:
 
 
 def rounds_sentence(results: RunResults) -> str:
-    """Say how many refinement rounds the search took and whether they reached the target."""
+    """State the number of refinement rounds and whether they reached the target."""
     n_rounds = len(results.search.rounds)
     if results.kept is None or not n_rounds:
         why = (
@@ -468,7 +468,7 @@ def rounds_sentence(results: RunResults) -> str:
 
 
 def candidates_sentence(search: SearchResult) -> str:
-    """Say how many candidates were tried and how many were left out."""
+    """State how many candidates were tried and left out."""
     left_out = f"; {search.n_undeployable} left out because float32 could not carry them" * bool(search.n_undeployable)
     return f"{search.n_candidates:,} candidates tried{left_out}."
 

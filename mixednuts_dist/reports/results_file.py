@@ -48,7 +48,7 @@ class StepFacts(CountFacts):
 
 
 class CostFacts(_Facts):
-    """What one stage took; `wall_seconds` is null if the run computed none of its rows."""
+    """The cost of one stage; `wall_seconds` is null if the run computed none of its rows."""
 
     stage: str
     images: int
@@ -71,7 +71,7 @@ class TableFacts(_Facts):
 
 
 class RunFacts(_Facts):
-    """What was run."""
+    """The classifiers, the dataset and the threat model."""
 
     id: str
     name: str
@@ -102,13 +102,13 @@ class ParameterFacts(_Facts):
 
 
 class RetentionFacts(_Facts):
-    """Of rob's robust images: how many beta asks for, and how many are predicted and measured to remain robust."""
+    """Robust images of `rob` that beta requires, and that are predicted and measured to remain robust."""
 
     beta: float
     asked: int
     predicted: CountFacts
     measured: CountFacts | None
-    only_mixed: int  # images that are robust under the mixed classifier, but not under rob
+    only_mixed: int  # images that are robust under `mixed`, but not under `rob`
 
 
 class RoundFacts(_Facts):
@@ -119,11 +119,11 @@ class RoundFacts(_Facts):
     clean: CountFacts
     kept_predicted: CountFacts
     kept_measured: CountFacts
-    passes: int  # of the round for all of its betas, at its first entry
+    passes: int  # total per round over all betas, in its first entry
 
 
 class PredictedFacts(_Facts):
-    """What the search predicts for one beta."""
+    """Predictions of the search for one beta."""
 
     beta: float
     s: float
@@ -132,7 +132,7 @@ class PredictedFacts(_Facts):
     alpha: Number
     one_minus_alpha: Number
     clean: CountFacts
-    robust_predicted: CountFacts  # of all images, under the stored adversarial examples
+    robust_predicted: CountFacts  # among all images, under the stored adversarial examples
 
 
 class TradeoffFacts(_Facts):
@@ -153,12 +153,12 @@ class MedianFacts(_Facts):
 
 
 class SplitFacts(_Facts):
-    """What a margin threshold on one form of rob separates."""
+    """The groups that a margin threshold on one form of `rob` separates."""
 
     form: str
     log_cutoff: Number  # log(1 - threshold)
-    kept: CountFacts  # of the attacked and correct images
-    left_to_std: CountFacts  # of the clean and wrong images
+    kept: CountFacts  # among attacked and correct images
+    left_to_std: CountFacts  # among clean and wrong images
 
 
 class MarginFacts(_Facts):
@@ -171,7 +171,7 @@ class MarginFacts(_Facts):
 
 
 class VerdictFacts(_Facts):
-    """What one classifier answers on one image, and the signed margin of the true class."""
+    """The class that one classifier predicts for an image, and the signed margin of the true class."""
 
     classifier: str
     images: str
@@ -199,14 +199,14 @@ class ResultsFile(_Facts):
     provenance: dict[str, str]
     accuracy: dict[str, AccuracyFacts]
     stages: dict[str, AccuracyFacts]  # "CLASSIFIER, STAGE" of each added stage
-    tables: dict[str, TableFacts]  # of added stages, by title
+    tables: dict[str, TableFacts]  # tables from added stages, by title
     survival: list[StepFacts]
     costs: list[CostFacts]
     seconds: dict[str, float]
     seconds_total: float
     notes: list[str]
-    std_decides: int | None = None  # clean images on which the mixed classifier follows std against rob
-    clean_difference: tuple[float, float, float] | None = None  # mixed minus rob in points, and its 95% interval
+    std_decides: int | None = None  # clean images on which `mixed` follows `std` against `rob`
+    clean_difference: tuple[float, float, float] | None = None  # `mixed` minus `rob` in points, and its 95% interval
     parameters: ParameterFacts | None = None
     kept: RetentionFacts | None = None
     rounds: list[RoundFacts] | None = None

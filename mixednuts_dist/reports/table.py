@@ -1,6 +1,6 @@
 """One table for every place: terminal, CSV, LaTeX, Markdown and HTML show the same columns, rows and numbers.
 
-A column has a name for scripts (`one_minus_alpha`); `HEADINGS` says what people read above it, in words and in LaTeX.
+A column has a name for scripts (`one_minus_alpha`); `HEADINGS` has its headings in words and in LaTeX.
 """
 
 import csv
@@ -173,7 +173,7 @@ def latex_text(text: str) -> str:
 
 
 def print_table(table: Table, console: Console, title: str = "") -> None:
-    """On a console, numbers without colours."""
+    """Print a table on a console, with numbers in the default color."""
     console.print(table.terminal(console.width, title), highlight=False)
 
 

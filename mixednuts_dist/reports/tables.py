@@ -24,11 +24,11 @@ _PARAMETERS = ("beta", "s", "p", "c", "alpha", "one_minus_alpha")
 
 
 def accuracy_table(results: RunResults) -> Table:
-    """std, rob and mixed, clean and attacked; then what stages of a key of their own have left of them."""
+    """Return clean and robust accuracy per classifier, then those of added stages."""
     shown = (*results.accuracy, *results.stages)
     rows: list[list[Cell]] = []
     for row in shown:
-        classifier, comma, rest = row.classifier.partition(", ")  # of a stage: `std, corrupted`
+        classifier, comma, rest = row.classifier.partition(", ")  # an added stage has `std, corrupted`
         rows.append([f"{results.called(classifier)}{comma}{rest}", row.clean, row.robust, row.attack])
     return Table(
         ["classifier", "clean", "robust", "attack"],
@@ -39,7 +39,7 @@ def accuracy_table(results: RunResults) -> Table:
 
 
 def search_table(search: SearchResult) -> Table:
-    """The choice of every beta and what is predicted of it; the deployed one stands out."""
+    """Return the choice for every beta with its predictions; the deployed one is bold."""
     several = len({(entry.clamp, entry.ln_k) for entry in search.entries}) > 1
     rows: list[list[Cell]] = [
         [
@@ -62,7 +62,7 @@ def survival_table(results: RunResults) -> Table:
 
 
 def cost_table(results: RunResults) -> Table:
-    """The bill of each stage with receipts."""
+    """Return the cost of each stage that has finished partitions."""
     rows: list[list[Cell]] = [
         [
             cost.stage, cost.images, cost.partitions, cost.nodes, ", ".join(cost.devices),
@@ -98,7 +98,7 @@ def table_files(results: RunResults) -> dict[str, str]:
 
 
 def file_name(title: str) -> str:
-    """Of a stage's table: its title's first word.
+    """Return the file name of a stage's table, the first word of its title.
 
     >>> file_name("certified, by beta")
     'certified'

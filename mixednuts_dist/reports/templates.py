@@ -8,9 +8,9 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 
-def rendered(room: str, template: str, /, **content: Any) -> Markup:
+def rendered(package: str, template: str, /, **content: Any) -> Markup:
     """Fill a template of a package, by its name without `.j2`; HTML escapes every text that is not markup."""
-    return Markup(_environment(room).get_template(f"{template}.j2").render(content))
+    return Markup(_environment(package).get_template(f"{template}.j2").render(content))
 
 
 def png_uri(content: bytes) -> str:
@@ -19,10 +19,10 @@ def png_uri(content: bytes) -> str:
 
 
 @functools.cache
-def _environment(room: str) -> Environment:
-    """A room's templates, which may include those of the reports."""
+def _environment(package: str) -> Environment:
+    """Return the templates of a package, which may include those of the reports."""
     return Environment(
-        loader=ChoiceLoader([PackageLoader("mixednuts_dist", folder) for folder in (room, "reports")]),
+        loader=ChoiceLoader([PackageLoader("mixednuts_dist", folder) for folder in (package, "reports")]),
         autoescape=lambda name: str(name).endswith(".html.j2"),
         undefined=StrictUndefined,
         trim_blocks=True,

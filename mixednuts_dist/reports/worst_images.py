@@ -16,7 +16,7 @@ from ..mixing.margins import log_one_minus_signed_margin
 from ..storage.records import AttackRecords, EvaluateRecords
 from .counts import minus
 
-SMALL = 96  # pixels a side, at most, of images whose pixels are shown as squares
+SMALL = 96  # up to this side length in pixels, pixels are shown as squares
 Reason = Literal["lost", "narrow"]
 N_EACH = 4
 LARGEST_SIDE = 112  # in pixels; a larger picture is made smaller
@@ -32,28 +32,28 @@ class Verdict:
     margin: float
 
     def words(self, class_names: Sequence[str] = ()) -> str:
-        """`3 (−0.058)`, or `cat (−0.058)` where the class has a name."""
+        """Write the prediction, as in `3 (−0.058)` or, if the class has a name, `cat (−0.058)`."""
         return f"{class_text(self.predicted, class_names)} ({self.margin_text()})"
 
     def margin_text(self) -> str:
-        """`−0.058`, and `+3e−05` where three decimals would hide which side it is on."""
+        """Write the margin, as in `−0.058`, or `+3e−05` if three decimals would hide its sign."""
         return minus(f"{self.margin:+.3f}" if abs(self.margin) >= 0.0005 else f"{self.margin:+.0e}")
 
 
 @dataclass(frozen=True)
 class WorstImage:
-    """One image before and after the adaptive attack on the mixture; the pixels are read last."""
+    """One image before and after the adaptive attack on the mixed classifier; the pixels are read last."""
 
     sample_id: int
     label: int
     reason: Reason
     rob_survives: bool  # its own minimum-margin attack
-    verdicts: tuple[Verdict, ...]  # std, rob, mixed on the clean image; mixed on the attacked one
+    verdicts: tuple[Verdict, ...]  # `std`, `rob`, `mixed` on the clean image; `mixed` on the attacked one
     clean_CHW: Tensor | None = None
     attacked_CHW: Tensor | None = None
 
     def sentence(self, class_names: Sequence[str] = ()) -> str:
-        """Say what the attack did to the image."""
+        """Describe the attack's outcome on the image."""
         mixed = self.verdicts[-1]
         label, taken_for = (class_text(each, class_names) for each in (self.label, mixed.predicted))
         broken = f"the mixed classifier predicts {taken_for}" if self.reason == "lost" else "it remains robust"
@@ -63,7 +63,7 @@ class WorstImage:
 
 
 def class_text(label: int, class_names: Sequence[str]) -> str:
-    """The class by its name where it has one, else by its number."""
+    """Return the name of a class if it has one, and its number otherwise."""
     return class_names[label] if label < len(class_names) else str(label)
 
 
@@ -74,10 +74,10 @@ class WorstTally:
         self._found: dict[Reason, list[tuple[tuple[bool, float], WorstImage]]] = {"lost": [], "narrow": []}
 
     def add(self, attack: AttackRecords, evaluate: EvaluateRecords) -> None:
-        """One more batch, both about the same images in the same order.
+        """Add a batch; both arguments describe the same images in the same order.
 
-        "lost": std and rob are right on the clean image and the mixed classifier is broken; images on which rob remains
-        robust come first, then the smallest margins. "narrow": the smallest margins that the attack left positive.
+        "lost": both base classifiers are correct on the clean image and the mixed classifier is broken; images on
+        which `rob` remains robust come first, then the smallest margins. "narrow": the smallest positive margins.
         """
         labels_B = attack.labels_N
         right_B = (attack.std_clean_NK.argmax(dim=1) == labels_B) & (attack.rob_clean_NK.argmax(dim=1) == labels_B)
@@ -137,9 +137,9 @@ def png(image_CHW: Tensor) -> bytes:
 
 
 def perturbation_png(clean_CHW: Tensor, attacked_CHW: Tensor) -> tuple[bytes, float]:
-    """The perturbation around mid-grey as PNG, and the factor that brings its largest change to black or white.
+    """Return the perturbation around mid-gray as PNG, and the factor that makes its largest change black or white.
 
-    A larger one is thinned out, not averaged: neighbouring changes would cancel.
+    A larger image is subsampled, because averaging would cancel neighboring changes.
     """
     change_CHW = attacked_CHW - clean_CHW
     largest = float(change_CHW.abs().max())

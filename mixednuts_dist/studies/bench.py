@@ -1,7 +1,7 @@
 """The material of studies: a run after attack and search, rows of its variants, and Algorithm 1 on rows.
 
-A variant asks a stage's task with other settings of the same partitions. Its rows lie in `studies/rows/<fingerprint>/`
-of the run, written by the same pool: distributed, resumable, computed once for all studies that need them.
+A variant is a stage's task with other settings on the same partitions. The same pool writes its rows to
+`studies/rows/<content hash>/` of the run, so variants are distributed, resumable and shared by the studies.
 
 Shapes: N images, K classes.
 """
@@ -175,11 +175,11 @@ class Bench:
         return (f"Reduced: attacked{self._part_text()}; --full takes all.",) if self._part_text() else ()
 
     def deployed(self) -> Mixture:
-        """Return the deployed mixture."""
+        """Return the deployed mixed classifier."""
         return self.search.deployed().mixture()
 
     def measured(self, label: str, mixture: Mixture | None = None, **changes: Any) -> Measured:
-        """Attack a mixture (by default the deployed one) adaptively, with some keys of `evaluate` changed."""
+        """Attack a mixed classifier (by default the deployed one) adaptively, with some keys of `evaluate` changed."""
         evaluate = self.budget.with_changes(**changes)
         part = self._part(self.run)
         part = replace(part, config=part.config.with_changes(evaluate=evaluate))
@@ -197,9 +197,9 @@ class Bench:
     def attacked(
         self, label: str, logit_map: LogitMap | None = None, *, rob: str | None = None, **changes: Any
     ) -> AttackRecords:
-        """Attack rob, or another classifier, by MMAA behind a map (by default LayerNorm) with other keys of `attack`.
+        """Attack `rob`, or another classifier, by MMAA after a map (by default LayerNorm), with other keys of `attack`.
 
-        The rows of another classifier have it in the columns of rob.
+        The columns of `rob` hold the logits of the other classifier.
         """
         attack = self.config.attack.with_changes(**changes)
         own = rob is None or rob == self.config.rob
@@ -295,7 +295,7 @@ def only(grid: Grid, choice: Choice) -> Grid:
 
 
 def weighted(rows: AttackRecords, transform: LogitMap, beta: float) -> Mixture:
-    """Return a mixture with any map of the logits of `rob`, and the alpha that retains a share beta.
+    """Return a mixed classifier with any map of the logits of `rob`, and the alpha that retains a share beta.
 
     The margin threshold is the order statistic of Algorithm 1 on signed margins; a negative one counts as 0.
     """
@@ -308,7 +308,7 @@ def weighted(rows: AttackRecords, transform: LogitMap, beta: float) -> Mixture:
 
 
 def clean_correct(mixture: Mixture, rows: AttackRecords) -> Tensor:
-    """Return the clean images that the mixture has right, (N,) bool, exactly and at any temperature."""
+    """Return the clean images that the mixed classifier has right, (N,) bool, exactly and at any temperature."""
     return mixture.classes(rows.std_clean_NK, rows.rob_clean_NK) == rows.labels_N
 
 
@@ -318,7 +318,7 @@ def robust_bound(mixture: Mixture, rows: AttackRecords) -> Tensor:
 
 
 def at_clean_accuracy(rows: AttackRecords, mixture: Mixture, n_correct: int) -> Mixture:
-    """Return the mixture with the largest alpha that has `n_correct` of these clean images right.
+    """Return the mixed classifier with the largest alpha that has `n_correct` of these clean images right.
 
     It tries 400 values of 1 - alpha from 1e-6 to 1/2; if none has enough images right, it returns the best one.
     """

@@ -1,4 +1,4 @@
-"""Studies of confidence: two predictions on the simplex, margins of rob's forms, margins of classifiers."""
+"""Studies of confidence: predictions on the simplex, and margins of classifiers and of the forms of `rob`."""
 
 import math
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ EXAMPLES = {"A preferred": (1.0, -1.1, -1.0), "B and C compete": (-1.0, 1.1, 1.0
 CLEAR, COMPETING = EXAMPLES
 TRANSFORM = LogitTransform(3.0, 2.0, -0.5)
 FORMS = ("h", "h-M")
-CLEAR_CONFIDENCES = (0.6, 0.9, 0.99)  # of the clear example: what h and h-M are compared at
+CLEAR_CONFIDENCES = (0.6, 0.9, 0.99)  # confidences in the clear example at which h and h-M are compared
 _CORNERS = {"A": (0.5, math.sqrt(3) / 2), "B": (0.0, 0.0), "C": (1.0, 0.0)}
 LAYER_NORM_EXAMPLES = ((0.9, 1.0, 1.1), (-2.0, 1.0, 1.1))  # appendix D.7
 
 
 @STUDIES(
     "simplex",
-    describes="What M does to a clear and to a competing prediction",
+    describes="The effect of M on a clear and on a competing prediction",
     section="4.4, fig:traj, fig:traj_bar",
     order=1,
 )
@@ -56,14 +56,14 @@ def trajectories(bench: Bench) -> Outcome:  # noqa: ARG001
     ]
     table = Table.of(rows)
     remarks = (
-        "The two predictions and s = 3, p = 2, c = -0.5 are the paper's. h is shown behind LayerNorm, and h and h-M "
+        "The two predictions and s = 3, p = 2, c = -0.5 are the paper's. h is shown after LayerNorm, and h and h-M "
         "are compared at the temperatures at which the clear example has the same confidence.",
     )
     return Outcome(table, _figure(paths), (*_competition(table), *_layer_norm_findings()), remarks)
 
 
 def example_logits() -> dict[tuple[str, str], Tensor]:
-    """Return both examples behind LayerNorm ("h") and behind M ("h-M"), each of shape (1, 3)."""
+    """Return both examples after LayerNorm ("h") and after M ("h-M"), each of shape (1, 3)."""
     found = {}
     for example, three in EXAMPLES.items():
         logits_1K = torch.tensor([three], dtype=torch.float64)
@@ -74,7 +74,7 @@ def example_logits() -> dict[tuple[str, str], Tensor]:
 
 def temperature_for(logits_1K: Tensor, confidence: float) -> float:
     """Return the tau at which class A has this share, by bisection; A must have the largest logit."""
-    low, high = -30.0, 30.0  # of log(tau): from the vertex to the centroid
+    low, high = -30.0, 30.0  # log(tau), from the vertex to the centroid
     for _ in range(100):
         middle = (low + high) / 2
         surer = float(three_probabilities(logits_1K, math.exp(middle))[0]) > confidence
@@ -100,7 +100,7 @@ def _path_row(example: str, name: str, mapped_1K: Tensor, tau: float) -> dict[st
 
 
 def _competition(table: Table) -> tuple[str, ...]:
-    """Say what M does to the competing example if the clear one has the same confidence as before."""
+    """Describe the effect of M on the competing example at equal confidence in the clear one."""
     sentences = []
     for confidence in CLEAR_CONFIDENCES:
         h, h_m = (table.row(f"{COMPETING}, {name}, A at {confidence:g}") for name in FORMS)
@@ -112,7 +112,7 @@ def _competition(table: Table) -> tuple[str, ...]:
 
 
 def _layer_norm_findings() -> tuple[str, ...]:
-    """Say what LayerNorm does to the unconfident and to the competing vector of appendix D.7."""
+    """Describe the effect of LayerNorm on the unconfident and on the competing vector of appendix D.7."""
     sentences = []
     for vector in LAYER_NORM_EXAMPLES:
         logits_1K = torch.tensor([vector], dtype=torch.float64)
@@ -176,7 +176,7 @@ def margin_study(bench: Bench) -> Outcome:
     order=5,
 )
 def confidence(bench: Bench) -> Outcome:
-    """Compare median margins of many robust classifiers behind LayerNorm, right against wrong (fig:conf_sota)."""
+    """Compare median margins of many robust classifiers after LayerNorm, right against wrong (fig:conf_sota)."""
     ln_k, std = bench.search.ln_k, bench.config.required_std
     rows: list[dict[str, Cell]] = []
     for uri in (*bench.robs, std):
@@ -188,8 +188,8 @@ def confidence(bench: Bench) -> Outcome:
         rows.append({"classifier": name, "clean accuracy": clean, "robust accuracy": robust, **medians})
     shown = [{"name": row["classifier"], "group": group, "value": row[group]} for row in rows for group in _GROUPS]
     findings = tuple(_benign(str(row["classifier"]), row["clean, wrong"], row["attacked, right"]) for row in rows)
-    figure = bars(shown, value="median margin behind LayerNorm")
-    remarks = ("All are attacked to their minimum margin by MMAA behind LayerNorm.", *bench.mmaa_reduction)
+    figure = bars(shown, value="median margin after LayerNorm")
+    remarks = ("All are attacked to their minimum margin by MMAA after LayerNorm.", *bench.mmaa_reduction)
     return Outcome(Table.of(rows), figure, findings, (*remarks, *few_robs(bench)))
 
 

@@ -1,4 +1,4 @@
-"""Studies of mixtures under attack: the run itself, cost, fewer images, temperature, no transformation, trade-off."""
+"""Studies of mixed classifiers under attack: the run itself, cost, fewer images, temperature, no transformation, trade-off."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ from .variants import variants
 
 TEMPERATURES = (0.0, 0.5, 1.0)
 TRADE_OFF_BETAS = (1.0, 0.96, 0.93, 0.8, 0.0)
-N_SEEN = 1000  # of the paper
+N_SEEN = 1000  # as in the paper
 MIXED = (
     "Mixed is the paper's baseline (equation 1): no transformation, T = 1, and the alpha that Algorithm 1 finds for "
     "surrogate_beta."
@@ -35,7 +35,7 @@ MIXED = (
     order=2,
 )
 def main_table(bench: Bench) -> Outcome:
-    """Measure std, rob, the mixed classifier and the baseline Mixed, clean and attacked (section 5.1)."""
+    """Measure the base classifiers, the mixed classifier and the baseline Mixed, clean and attacked (section 5.1)."""
     results, mixed = bench.results, bench.results.row("mixed")
     baseline = variants(bench, "classifier", {"Mixed": mixed_baseline(bench)})
     plain = baseline.found["Mixed"]
@@ -72,7 +72,7 @@ def mixed_baseline(bench: Bench) -> Mixture:
     order=3,
 )
 def error_rates(bench: Bench) -> Outcome:
-    """Compare the error rates of mixed with those of rob (section 5.1)."""
+    """Compare the error rates of `mixed` with those of `rob` (section 5.1)."""
     rob, mixed = bench.results.row("rob"), bench.results.row("mixed")
     pairs = {"clean": (rob.clean, mixed.clean), "robust": (rob.robust, mixed.robust)}
     rows: list[dict[str, Cell]] = [
@@ -97,7 +97,7 @@ def error_rates(bench: Bench) -> Outcome:
 
 @STUDIES("efficiency", describes="Accuracy, parameters and FLOPs", section="C.2, tab:efficiency, fig:compare", order=11)
 def efficiency(bench: Bench) -> Outcome:
-    """Compare std, rob and mixed in accuracy, parameters and FLOPs, with the paper's other models (appendix C.2)."""
+    """Compare accuracy, parameters and FLOPs with those of the paper's other models (appendix C.2)."""
     shape = bench.run.inputs.image_shape
     std, rob = (
         measure_uri(uri, role, shape) for uri, role in ((bench.config.required_std, "std"), (bench.config.rob, "rob"))
@@ -138,7 +138,7 @@ def efficiency(bench: Bench) -> Outcome:
     "data-size", describes="The mixed classifier selected on fewer images", section="D.3, tab:datasize_abla", order=15
 )
 def data_size(bench: Bench) -> Outcome:
-    """Measure the mixture if s, p, c and alpha come from fewer images (tab:datasize_abla)."""
+    """Measure the mixed classifier if s, p, c and alpha come from fewer images (tab:datasize_abla)."""
     tried: dict[str, Mixture] = {}
     cells: dict[str, dict[str, Cell]] = {}
     for size in data_sizes(len(bench.rows.labels_N)):
@@ -188,7 +188,7 @@ def seen_unseen(bench: Bench) -> Outcome:
     order=18,
 )
 def temperature(bench: Bench) -> Outcome:
-    """Vary the temperature of std with alpha such that the clean accuracy stays the same (tab:ts_abla)."""
+    """Vary the temperature of `std`, with alpha such that the clean accuracy stays the same (tab:ts_abla)."""
     base = bench.deployed()
     n_correct = int(clean_correct(base, bench.rows).sum())
     tried = {
@@ -206,7 +206,7 @@ def temperature(bench: Bench) -> Outcome:
 
 @STUDIES("no-transform", describes="Mixed, LayerNorm or GELU only, and M", section="D.1", order=13)
 def no_transformation(bench: Bench) -> Outcome:
-    """Compare rob as it is (Mixed), after LayerNorm, after GELU alone, and after M(s, p, c) (appendix D.1)."""
+    """Compare `rob` as it is (Mixed), after LayerNorm, after GELU alone, and after M(s, p, c) (appendix D.1)."""
     ln_k, deployed = bench.search.ln_k, "M(s, p, c)"
     gelu = LogitTransform(1, 1, 0, clamp="gelu", ln_k=ln_k)
     tried = {
@@ -263,13 +263,13 @@ def trade_off(bench: Bench) -> Outcome:
 
 
 def on_all(bench: Bench, mixture: Mixture) -> dict[str, Cell]:
-    """Return what the stored rows of all images say of a mixture, without an attack."""
+    """Return exact clean and predicted robust accuracy on all images, without an attack."""
     clean, robust = clean_correct(mixture, bench.rows), robust_bound(mixture, bench.rows)
     return {"clean on all images, exact": count(clean), "robust on all, predicted": count(robust)}
 
 
 def _base_classifiers(bench: Bench) -> list[tuple[str, Count, Count]]:
-    """Return std, rob and the other robust classifiers alone, under the attack stage's attacks."""
+    """Return the base classifiers and the other robust classifiers, under the attack stage's attacks."""
     first = bench.first_rows
     robs = {"rob" if rob == bench.config.rob else rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
     return [
@@ -282,7 +282,7 @@ def _base_classifiers(bench: Bench) -> list[tuple[str, Count, Count]]:
 
 
 def _searched(bench: Bench, betas: tuple[float, ...]) -> dict[float, Mixture]:
-    """Return the mixture of every beta at which a candidate is left."""
+    """Return the mixed classifier for every beta at which a candidate is left."""
     selection = select(bench.rows, bench.grid(*betas), bench.criterion)
     found = {}
     for beta in betas:

@@ -106,10 +106,10 @@ def approximation(bench: Bench) -> Outcome:
 
 
 def _by_the_paper(found: AttackRecords, bench: Bench, chosen: Choice) -> Choice:
-    """The run's own s, p, c as the paper's criterion rates it.
+    """Rate the run's s, p and c by the paper's criterion.
 
     Raises:
-        InvalidInputError: where that criterion rules the candidate out, which another criterion may have chosen.
+        InvalidInputError: if that criterion rules out the candidate, which another criterion chose.
     """
     try:
         return select(found, only(bench.grid(), chosen), "paper").for_beta(bench.beta)

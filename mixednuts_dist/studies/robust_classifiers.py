@@ -1,4 +1,4 @@
-"""Studies of rob: its accuracy behind each map, several robust classifiers side by side, and one without gradients."""
+"""Studies of `rob`: its accuracy after each map, several robust classifiers, and one without gradients."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ from .study import Outcome
 from .variants import variants
 
 MARGINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
-SQUARE_QUERIES = 1000  # of the reduced study
+SQUARE_QUERIES = 1000  # without --full
 
 
 @STUDIES(
@@ -66,7 +66,7 @@ def parameter_transfer(bench: Bench) -> Outcome:
     order=21,
 )
 def base_choice(bench: Bench) -> Outcome:
-    """Which robust classifier to choose: robust accuracy with a margin (appendix D.6)."""
+    """Compare the robust accuracy of several robust classifiers with a margin (appendix D.6)."""
     found = {rob_name(rob): bench.other_rows(rob) for rob in bench.robs}
     kept = {
         name: [-torch.expm1(rows.log_one_minus_margin_N) >= margin for margin in MARGINS]
@@ -101,7 +101,7 @@ def base_choice(bench: Bench) -> Outcome:
     order=19,
 )
 def black_box(bench: Bench) -> Outcome:
-    """Parameters for a rob without gradients: Square as MMAA, another model's, or a guess (appendix D.5)."""
+    """Choose parameters for `rob` without gradients: Square as MMAA, transfer, or a guess (appendix D.5)."""
     n_queries = bench.config.attack.n_queries if bench.full else min(bench.config.attack.n_queries, SQUARE_QUERIES)
     blind = bench.attacked("Square as MMAA", method="square", n_queries=n_queries)
     guess = Choice.published("cifar10")
@@ -132,7 +132,7 @@ def black_box(bench: Bench) -> Outcome:
     "base-accuracy", describes="h, h-LN and h-M alone: does M cost accuracy?", section="C.1, tab:base_acc", order=10
 )
 def base_accuracy(bench: Bench) -> Outcome:
-    """h, h-LN and h-M alone: clean on all images, attacked by MMAA on each form (tab:base_acc)."""
+    """Measure h, h-LN and h-M alone: clean on all images, and under MMAA on each form (tab:base_acc)."""
     transform = bench.deployed().transform
     rows = bench.rows
     attacked = {
@@ -161,12 +161,12 @@ def base_accuracy(bench: Bench) -> Outcome:
 
 
 def rob_name(uri: str) -> str:
-    """The short name of a classifier's URI: what follows the last `:` or `/`."""
+    """Return the short name of a classifier's URI, which follows the last `:` or `/`."""
     return parse_uri(uri).target.rpartition(":")[2].rpartition("/")[2] or uri
 
 
 def _selected(bench: Bench, rows: AttackRecords) -> Choice | None:
-    """Algorithm 1's choice, None where no image survives or no candidate is left."""
+    """Return the choice of Algorithm 1; None if no image survives or no candidate is left."""
     try:
         return select(rows, bench.grid(), bench.criterion).for_beta(bench.beta)
     except InvalidInputError:
@@ -183,4 +183,5 @@ def _counts(kept: dict[str, list[Tensor]], index: int) -> str:
 
 
 def few_robs(bench: Bench) -> Sequence[str]:
+    """Return a remark if only one robust classifier is compared."""
     return () if len(bench.robs) > 1 else ("Only the run's own rob is compared; name others with --rob URI.",)

@@ -26,7 +26,7 @@ from .study import Outcome
 CLAMPS: tuple[Clamp, ...] = ("linear", "relu", "gelu", "elu", "softplus")
 LINEAR_SCALES = RangeConfig(min=1e-6, max=5, count=24, spacing="log")
 LINEAR_POWERS = RangeConfig(min=1, max=12, count=23)
-CLOSE = 0.02  # of the best objective: what "similar" means in the sensitivity study
+CLOSE = 0.02  # relative distance from the best objective that counts as similar
 
 
 @STUDIES(
@@ -88,7 +88,7 @@ def clamps(bench: Bench) -> Outcome:
 
 @STUDIES("relaxed", describes="The relaxed objective, the paper's and the exact one", section="D.8.3", order=23)
 def relaxed_objective(bench: Bench) -> Outcome:
-    """Compare the paper's objective, the relaxed one over images that std has right, and the exact criterion."""
+    """Compare the paper's objective, the relaxed one over images that `std` has right, and the exact criterion."""
     stored, grid = bench.rows, bench.grid()
     survived_N = stored.rob_attacked_NK.argmax(dim=1) == stored.labels_N
     wrong_N = stored.rob_clean_NK.argmax(dim=1) != stored.labels_N

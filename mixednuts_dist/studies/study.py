@@ -1,7 +1,7 @@
 """A study answers a question of the paper on a run: the register, the outcome, its files and the command.
 
 An entry of `STUDIES` is a function from a bench to an outcome. The register knows its name, the section of the paper
-and a description without importing it. What the paper prints for a study is in `paper_numbers.yaml`, under its name.
+and a description without importing it. `paper_numbers.yaml` has the paper's numbers for each study, under its name.
 """
 
 import functools
@@ -27,7 +27,7 @@ from .bench import Bench
 from .overview import write_overview
 
 FORMAT = "mixednuts-study/1"
-_LOG_WIDTH = 160  # of tables in a file
+_LOG_WIDTH = 160  # columns of tables in a file
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ def run(
     progress: RunProgress | None = None,
     console: Console | None = None,
 ) -> dict[str, Outcome]:
-    """The study of that name, or "all" of them, printed on the console; every outcome by name.
+    """Run the study of that name, or "all" of them, print the outcomes, and return them by name.
 
-    Of "all", a study that this run's rows do not allow is named at the end with the reason; the others count as done.
+    With "all", the studies that this run's rows do not allow are listed at the end with the reason.
 
     Raises:
-        InvalidInputError: for an unknown name, before anything runs; for the one study that was asked for, where this
-            run's rows do not allow it. Errors of the attacks and of the storage are raised at once.
+        InvalidInputError: for an unknown name, before anything runs, and if the run's rows do not allow the one study
+            that is requested.
     """
     names = STUDIES.names() if name == "all" else (STUDIES.check(name),)
     bench = Bench(config, executor=executor, progress=progress, full=full, robs=robs)
@@ -86,7 +86,7 @@ def run(
 
 
 def result_console() -> Console:
-    """Standard output as it is now, with lines that are long enough for the tables where it is a file."""
+    """Return a console on standard output, wide enough for the tables if that is a file."""
     return Console(file=sys.stdout, width=None if sys.stdout and sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
 
 
@@ -135,7 +135,7 @@ def print_study(name: str, outcome: Outcome, config: RunConfig, address: str, co
     console.print(Text(f"  {address}", style="dim"))
 
 
-# --- beside the paper ------------------------------------------------------------------------------------------------
+# --- the paper's numbers ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class PaperTable:
     label: str
     table: Table
     note: str
-    set_up: Mapping[str, Any]  # of `paper_numbers.yaml`
+    set_up: Mapping[str, Any]  # as in `paper_numbers.yaml`
 
     @property
     def words(self) -> str:
@@ -169,7 +169,7 @@ class PaperTable:
 
 
 def paper_tables(study: str) -> tuple[PaperTable, ...]:
-    """Return what the paper prints for a study, which is nothing for some studies and for yours."""
+    """Return the paper's tables for a study; none for some studies and for extensions."""
     content = _paper_numbers()
     return tuple(
         PaperTable(
@@ -199,7 +199,7 @@ def printed_for(study: str, outcome: Outcome) -> tuple[PaperTable, ...]:
 
 
 def comparison_sentence(study: str, outcome: Outcome, config: RunConfig) -> str:
-    """Say whether our numbers may be compared with the paper's."""
+    """State whether our numbers may be compared with the paper's."""
     if outcome.differs:
         return f"{outcome.differs} So the paper's numbers are not shown."
     printed = paper_tables(study)
@@ -224,7 +224,7 @@ def _apart(study: str, outcome: Outcome, config: RunConfig) -> tuple[PaperTable,
 def _shown(study: str, outcome: Outcome, config: RunConfig) -> Table:
     """Return our table; in the paper's set-up with a column `paper: ...` for every column that both have.
 
-    Rows that only the paper has come last, without numbers of ours.
+    Rows that only the paper has come last, without our numbers.
     """
     table, same = outcome.table, same_set_up(printed_for(study, outcome), config)
     if same is None:

@@ -1,4 +1,4 @@
-"""Mixtures under the same attack, compared in one table, one figure and a few sentences."""
+"""Mixed classifiers under the same attack, compared in one table, one figure and a few sentences."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .bench import Bench, Measured
 
 @dataclass(frozen=True)
 class Variants:
-    """What the attack left of each variant; `cells` are further columns of its row."""
+    """The outcome of the attack on each variant; `cells` are further columns of its row."""
 
     kind: str  # heads the column of names
     found: Mapping[str, Measured]
@@ -56,6 +56,6 @@ class Variants:
 def variants(
     bench: Bench, kind: str, tried: Mapping[str, Mixture], cells: Mapping[str, Mapping[str, Cell]] | None = None
 ) -> Variants:
-    """Attack every mixture alike."""
+    """Attack every mixed classifier alike."""
     found = {name: bench.measured(f"{kind}: {name}", mixture) for name, mixture in tried.items()}
     return Variants(kind, found, cells or {})
