@@ -33,7 +33,7 @@ def run(n_images: int = 899, draws: int = 1000, model: str = "demo:rob") -> dict
     """Count certified images by alpha, passes per image with and without early stops, and GPU-hours for ImageNet.
 
     Args:
-        n_images: of the digits.
+        n_images: number of digits.
         draws: that bound a vote, at most.
         model: the URI of the robust classifier.
     """

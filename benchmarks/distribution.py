@@ -1,4 +1,4 @@
-"""What distribution costs and gains. Run: `python -m benchmarks.distribution` on a quiet machine; minutes.
+"""Measure the costs and gains of distribution. Run: `python -m benchmarks.distribution` on a quiet machine; minutes.
 
 - orchestration: share of the wall time that is not work, with partitions of 10 s (two workers that sleep);
 - scaling: a real attack by two workers against the same one by one worker, the cores being there;
@@ -40,8 +40,8 @@ from mixednuts_dist.stages.progress import Silent
 from mixednuts_dist.storage.partitions import Partition, partition_size_of, split_images
 from mixednuts_dist.storage.records import Receipt
 
-_THREAT = ThreatModel("Linf", 0.15)  # of the packaged pair on the digits
-_PASSES_A_SECOND = 300.0  # of the simulated GPU: a large network on large images
+_THREAT = ThreatModel("Linf", 0.15)  # for the packaged pair on the digits
+_PASSES_A_SECOND = 300.0  # for the simulated GPU: a large network on large images
 _GPUS = 64
 _BUDGET = AttackBudget(n_iter=20, n_target_classes=3, n_queries=500)
 
@@ -59,7 +59,7 @@ def run() -> dict[str, Any]:
 
 
 def orchestration(n_partitions: int = 6, seconds: float = 10.0) -> dict[str, Any]:
-    """Two sleeping workers: the share of their time between the first piece's start and the last one's end."""
+    """Measure the share of time in which two sleeping workers work, between the first start and the last end."""
     receipts: list[Receipt] = []
     sleep_through(2, split_images(n_partitions, 1), seconds, receipts.append)
     wall = _wall(receipts)
@@ -74,7 +74,7 @@ def scaling(executor: Executor, n_images: int = 384) -> dict[str, Any]:
 
 
 def driver(n_partitions: int = 100_000, n_workers: int = 1000, seconds: float = 1.0) -> dict[str, Any]:
-    """The driver's loop: pieces a second, and its memory at a tenth of the way and at the end."""
+    """Measure the driver's partitions per second, and its memory after a tenth of them and at the end."""
     process, memory, n_done = psutil.Process(), [], 0
 
     def count(_: Receipt) -> None:
@@ -115,7 +115,7 @@ def count_passes(n_images: int = 40, n_iter: int = 100) -> list[int]:
 def occupancy(
     n_images: int = 899, partition_size: int = 64, rows: int = 64, budget: AttackBudget = _BUDGET
 ) -> dict[str, float]:
-    """Attack the packaged rob with the four attacks, in passes of one fixed shape as on a GPU.
+    """Attack the packaged robust classifier with the four attacks, in passes of one fixed shape as on a GPU.
 
     Every row that passes through the classifier is counted, whatever it is for: `n_forward` also counts clean images
     and verifications, which are not passes of the attacks.

@@ -1,7 +1,7 @@
 """GPU acceptance: `python -m benchmarks.gpu FOLDER` checks a device step by step before a long run.
 
-Each step prints a verdict and a number. Finished steps are stored in FOLDER for one device, torch and release, and are
-not repeated. Without a GPU the same steps run on the CPU in small shapes, which shows only that they run.
+Each step prints whether it passed and a number. Finished steps are stored in FOLDER for one device, torch and release,
+and are not repeated. Without a GPU the same steps run on the CPU in small shapes, which shows only that they run.
 `pytest -m gpu tests/benchmarks` runs them as tests.
 """
 
@@ -77,7 +77,7 @@ def run(*, data: str = "gpu-benchmark") -> dict[str, Any]:
 def _taken(step: Step, at: Place) -> tuple[str, str]:
     try:
         ok, number = step(at)
-    except Exception as error:  # a step that cannot be taken is a finding, and the others go on
+    except Exception as error:  # a step that fails is a finding, and the other steps continue
         return _FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return {True: "ok", False: _FAILED, None: "-"}[ok], number
 

@@ -28,9 +28,9 @@ from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import LogitTransform
 
 WARM_UP = AttackBudget(1, 1, 1, 0, 0)
-_AGREES = 1e-4  # of the largest logit, between the judge and float64
+_AGREES = 1e-4  # tolerance between the float32 verification and float64, relative to the largest logit
 
-Found = tuple[bool | None, str]  # the verdict, None where it is no question here; the number
+Found = tuple[bool | None, str]  # whether the check passed (None if it does not apply), and the number
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Place:
 
     @cached_property
     def mixed(self) -> MixedClassifier:
-        """A mixture of the network with one that sees the images in a mirror."""
+        """Mix the network with one that sees mirrored images."""
 
         class Mirrored(nn.Module):
             def __init__(self, network: nn.Module) -> None:
@@ -140,7 +140,7 @@ def judge(at: Place) -> Found:
 
 
 def memory(at: Place) -> Found:
-    """An attack whose first passes do not fit comes to the same verdicts with fewer rows."""
+    """Check that an attack whose first passes do not fit has the same outcomes with fewer rows."""
     attacked, shape = at.attacked, BatchShape(at.rows, float32_rows=at.rows)
     budget = replace(at.budget, n_iter=5)
     expected = _robust(at, autoattack, BatchShape.of(at.rows, at.device), budget, ("apgd-ce",))
@@ -162,7 +162,7 @@ def memory(at: Place) -> Found:
 
 
 def _ballast(at: Place) -> Tensor:
-    """All memory of a card but what about an eighth of the rows takes."""
+    """Occupy all memory of the GPU except for about an eighth of the rows."""
     if not at.on_card:
         return torch.zeros(0)
     before, _ = torch.cuda.mem_get_info()
@@ -173,7 +173,7 @@ def _ballast(at: Place) -> Tensor:
 
 
 def orders(at: Place) -> Found:
-    """The mixture, the joint attack too: an image's result does not depend on the order or on its company."""
+    """Check that results of the joint attack depend neither on order nor on batch composition."""
     x, n = at.attacked.x, len(at.attacked.y)
     with torch.no_grad():
         y = at.mixed(x).argmax(dim=1)
@@ -190,7 +190,7 @@ def orders(at: Place) -> Found:
 
 
 def two_workers(at: Place) -> Found:
-    """Two processes, each with half of the device, come to the results of one."""
+    """Check that two processes, each with half of the device, produce the results of one."""
     here = multiprocessing.get_context("spawn")
     started = time.perf_counter()
     with here.Pool(2) as pool:

@@ -21,7 +21,7 @@ from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
 from mixednuts_dist.attacks.published import pyautoattack_images
 from mixednuts_dist.attacks.verification import Verifier
 
-# What is aimed at on a card.
+# The targets on a GPU.
 _LEAST_SPEEDUP, _LEAST_SHARE = 4.0, 0.4
 
 
@@ -45,7 +45,7 @@ def rate(at: Place, make: Callable[[], nn.Module], size: int) -> Found:
 
 
 def _limit(at: Place, network: nn.Module, x: Tensor) -> float:
-    """Images a second, forward and backward, at the rate of a matrix product in the device's precision."""
+    """Return images per second, forward and backward, at the rate of a matrix product in the device's precision."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network(x[:1])
     flops: int = (

@@ -1,15 +1,14 @@
-"""A run of very many images: what each command that reads it takes, in seconds and in memory.
+"""Measure the seconds and memory that each command needs on a run of very many images.
 
 Run: `python -m benchmarks.scale -n 1000000`; 10,000 images by default, `--data s3://bucket/prefix` puts the run
-there. With `--classes 1000` the logits are as wide as ImageNet's (28 GB a million images). The rows are made up, since
-only their number matters: a few blocks of random logits, repeated, written with their receipts and index as the
-stages write them. Then each command runs as a process of its own, as a user would start it, and the system gives its
-seconds on the clock and of the CPU, and its peak memory. `run` on a finished run is what a resumed one does before its
-first piece of work.
+there. With `--classes 1000` the logits are as wide as those of ImageNet (28 GB per million images). The rows are
+synthetic, because only their number matters: a few blocks of random logits are repeated and written with their
+summaries and index, as the stages write them. Each command then runs as a separate process, and the system reports its
+wall-clock and CPU seconds and its peak memory. `run` on a finished run does what a resumed run does before its first
+partition.
 
-With `--data` everything stays, and the same command goes on with what is not written and not measured yet: in that
-folder or, where the run is in a bucket, its images, its configuration and the numbers in a folder of this machine's
-temporary files, which is named first.
+With `--data`, everything is kept, and the same command continues with what is not written or measured yet. For a run
+in a bucket, the images, the configuration and the numbers are in a temporary folder, which is printed first.
 """
 
 import argparse
@@ -39,7 +38,7 @@ from mixednuts_dist.storage.store import concurrently
 from mixednuts_dist.storage.tables import FLAG, SURVIVED, encode_table
 
 _PARTITION_SIZE = 100
-_BLOCKS = 16  # of logits that differ; ten thousand partitions repeat them
+_BLOCKS = 16  # distinct blocks of logits; ten thousand partitions repeat them
 _WIDE = """
 import torch
 
@@ -47,7 +46,7 @@ def net(classes, seed):
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
 """
-# In a small process of its own: Linux counts the peak of the process that starts another one as that one's, too.
+# In a separate small process, because Linux counts the peak of the starting process for the started one too.
 _LAUNCHER = """
 import json, os, subprocess, sys, time
 started = time.perf_counter()
@@ -57,14 +56,14 @@ seconds, cpu_seconds = time.perf_counter() - started, usage.ru_utime + usage.ru_
 print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_mib": usage.ru_maxrss / 1024}))
 sys.exit(os.waitstatus_to_exitcode(status))
 """
-_LIFT = 4.0  # of the labelled class's logit, so that most made-up images are right and some are not
+_LIFT = 4.0  # added to the labeled class's logit, so that most synthetic images are right and some are not
 
 
 def run(n_images: int = 10_000, data: str | None = None, classes: int = 10) -> dict[str, Any]:
     """Prints one line a command to stderr and returns all numbers.
 
     Args:
-        data: where the made-up run is stored: a folder or any fsspec URI; a temporary folder by default.
+        data: where the synthetic run is stored: a folder or any fsspec URI; a temporary folder by default.
         classes: width of the logits; 10, or any number from 11 on.
     """
     with tempfile.TemporaryDirectory() as temporary:
@@ -165,7 +164,7 @@ def _write_evaluate(opened: Run) -> float:
 
 
 def _logits(noise_BK: Tensor, labels_B: Tensor, lift: float) -> Tensor:
-    """Random logits, the labelled class's lifted by a random part of `lift`."""
+    """Return random logits, with that of the labeled class lifted by a random part of `lift`."""
     logits_BK = noise_BK[: len(labels_B)].clone()
     rows_B = torch.arange(len(labels_B))
     logits_BK[rows_B, labels_B] += lift * logits_BK[:, -1].sigmoid()
@@ -173,7 +172,7 @@ def _logits(noise_BK: Tensor, labels_B: Tensor, lift: float) -> Tensor:
 
 
 def _write(opened: Run, stage: str, fingerprint: str, columns: Any) -> float:
-    """The files that are not there and the index, as worker and driver leave them; returns the seconds taken."""
+    """Write the missing files and the index as worker and driver do, and return the seconds taken."""
     started, generator = time.perf_counter(), torch.Generator().manual_seed(0)
     finished = finished_partitions(opened, stage, fingerprint)
     todo = [partition for partition in opened.partitions if partition not in finished]

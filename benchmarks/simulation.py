@@ -1,4 +1,4 @@
-"""Clusters that are not there: the pool's queue with a made clock in place of Ray, and a thousand sleeping workers."""
+"""Simulated clusters: the pool's queue with a simulated clock instead of Ray, and a thousand sleeping workers."""
 
 import asyncio
 import heapq
@@ -63,7 +63,7 @@ def simulate(
 
 
 class Sleeper:
-    """Has the face of an `AttackWorker`; the seconds a piece are in its spec's `seed`, in thousandths."""
+    """Replace an `AttackWorker`; its spec's `seed` holds the milliseconds per partition."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.seconds = spec.seed / 1000

@@ -2,8 +2,8 @@
 
 Run `python -m benchmarks.threats --help`. Tables go to stderr in Markdown, all numbers as JSON to stdout. Both sides
 receive the same images, radius, version, iterations, targets and queries. The float32 verification decides at the
-adversarial examples of both, and an example of theirs outside the ball does not count. A pass is one image through the
-network, forward or backward.
+adversarial examples of both, and a pyautoattack example outside the ball does not count. A pass is one image through
+the network, forward or backward.
 
 Shapes: B images of C x H x W.
 """
@@ -18,7 +18,7 @@ import click
 import torch
 from torch import Tensor, nn
 
-from benchmarks.defences import Defence, defence_named
+from benchmarks.defenses import Defense, defense_named
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.draws import Draws, misclassified_share
 from mixednuts_dist.attacks.gradient_model import shape_of
@@ -35,7 +35,7 @@ from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.norms.ball import ball_of
 from mixednuts_dist.reports.table import Cell, Table
 
-SEEDS = (0, 1)  # of a random classifier's attacks
+SEEDS = (0, 1)  # for attacks on random classifiers
 _HERE, _THERE = "here", "pyautoattack"
 _COLUMNS = [
     "threat", "attacks", "clean", _HERE, _THERE, "stands here only", f"stands at {_THERE} only",
@@ -45,18 +45,18 @@ _COLUMNS = [
 
 @dataclass(frozen=True)
 class Contest:
-    """What both sides attack, and with what."""
+    """The classifier, images and attacks that both packages use."""
 
     model: nn.Module
     x: Tensor
     y: Tensor
-    clean: Tensor  # (B,) bool: right without an attack; of a random classifier unknown, and all
+    clean: Tensor  # (B,) bool: right without an attack; all True for a random classifier
     threat: ThreatModel
     budget: AttackBudget
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What an attack of either side is called with."""
+        """Return the arguments of both packages' attacks."""
         return {"threat": self.threat, "budget": self.budget, "seed": SEEDS[0]}
 
     def standing(self, x_adv: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Side:
-    """What one side leaves."""
+    """The outcome of one package's attack."""
 
     standing: Tensor  # (B,) bool
     n_passes: int
@@ -93,18 +93,18 @@ def run(
         model, data: URIs.
         n_images: the first of `data`.
         threats: norms and radii, e.g. `L1:12` or `Linf:8/255`.
-        versions: of AutoAttack; `rand` for random classifiers, whose verdicts are rates of fresh draws.
-        individual: each attack of a version on all images by itself, too.
-        behind: a defence before the classifier and its strength, e.g. `noise:0.1` (`defences.py`). Where it cuts the
-            gradient, attacks through a backward pass that is written by hand are compared too.
+        versions: AutoAttack's versions; `rand` for random classifiers, whose outcomes are rates over fresh draws.
+        individual: also run each attack of a version alone on all images.
+        behind: a defense before the classifier and its strength, e.g. `noise:0.1` (`defenses.py`). If it cuts the
+            gradient, attacks through a handwritten backward pass are compared too.
         n_iter, n_target_classes, n_queries: budgets, at most; the published ones by default.
 
     Raises:
-        InvalidInputError: for a threat, version or defence that is none.
+        InvalidInputError: for an unknown threat, version or defense.
     """
     network, (x, y) = load_classifier(model, "rob"), open_dataset(data).read(0, n_images)
-    defence, strength = defence_named(behind) if behind else (Defence(lambda net, _: net), 0.0)
-    attacked, budget = defence.behind(network, strength).eval(), AttackBudget(n_iter, n_target_classes, n_queries)
+    defense, strength = defense_named(behind) if behind else (Defense(lambda net, _: net), 0.0)
+    attacked, budget = defense.behind(network, strength).eval(), AttackBudget(n_iter, n_target_classes, n_queries)
     contests = [
         Contest(attacked, x, y, torch.ones_like(y, dtype=torch.bool), threat, budget)
         for threat in map(_threat, threats)
@@ -126,10 +126,10 @@ def run(
                 add("random", _random(given, version))
                 continue
             contest = replace(given, clean=given.standing(x))
-            if defence.by_hand is None:
+            if defense.by_hand is None:
                 add("versions", [_versions(contest, version)])
             else:
-                add("masked gradients", _masked(contest, version, defence.by_hand(network, strength).eval()))
+                add("masked gradients", _masked(contest, version, defense.by_hand(network, strength).eval()))
             if individual:
                 add("individual", _individual(contest, version))
     shown = {kind: Table(_HEADS.get(kind, _COLUMNS), rows) for kind, rows in tables.items()}
@@ -142,7 +142,9 @@ def _threat(text: str) -> ThreatModel:
     try:
         eps = float(str(read_fraction(radius)))
     except ValueError:
-        raise InvalidInputError(f"threat={text!r} is no norm and radius; write Linf:8/255, L2:0.5 or L1:12") from None
+        raise InvalidInputError(
+            f"threat={text!r} is not a norm and radius. Write Linf:8/255, L2:0.5 or L1:12"
+        ) from None
     return ThreatModel(norm, eps)
 
 
@@ -178,7 +180,7 @@ def _there(contest: Contest, model: nn.Module, version: str) -> Side:
 
 
 def _individual(contest: Contest, version: str) -> list[list[Cell]]:
-    """A row an attack, and one for the images that stand after each of them."""
+    """Return one row per attack, and one for the images that remain robust after all of them."""
     rows, left = [], [Side(contest.clean, 0), Side(contest.clean, 0)]
     for attack in version_named(version).attacks:
         sides = [
@@ -201,10 +203,9 @@ def _there_alone(contest: Contest, version: str, attack: str) -> Side:
 
 
 def _masked(contest: Contest, version: str, by_hand: nn.Module) -> list[list[Cell]]:
-    """Compare attacks on the masked gradient, through `straight_through`, and through a hand-written backward pass.
+    """Compare attacks on the masked gradient, through `straight_through`, and through a handwritten backward pass.
 
-    The drop by hand is that of our attack, from what it leaves where nothing is done: the same random starts, so that
-    the backward passes alone differ. pyautoattack's starts are other ones.
+    The drop is measured with our attack and the same random starts, so that only the backward passes differ.
     """
     sides = {
         _THERE: _there(contest, contest.model, version),
@@ -258,7 +259,7 @@ def _random(contest: Contest, version: str) -> list[list[Cell]]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """What a classifier draws from torch's generator repeats with the command."""
+    """Seed torch's generator, so that the classifier's draws repeat."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -276,7 +277,7 @@ _HEADS = {
 @click.option("-n", "n_images", type=int, default=100, help="Number of images.")
 @click.option("--threat", "threats", metavar="NORM:EPS", multiple=True, default=["Linf:0.12"])
 @click.option("--version", "versions", multiple=True, default=["standard"], help="standard, plus or rand.")
-@click.option("--individual", is_flag=True, help="Also run each attack of a version by itself.")
+@click.option("--individual", is_flag=True, help="Also run each attack of a version alone.")
 @click.option("--behind", metavar="KIND:STRENGTH", help="A defense: noise, dropout, rounded or jpeg.")
 @click.option("--n-iter", type=int, default=100)
 @click.option("--n-target-classes", type=int, default=9)

@@ -1,4 +1,4 @@
-"""A stage of your own: the accuracy of std, rob and the mixed classifier under common corruptions.
+"""Add a stage: the accuracy of all classifiers under common corruptions.
 
 Name this file in a configuration whose images are those of the corrupted copies, and give the stage its key:
 

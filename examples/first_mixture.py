@@ -1,9 +1,9 @@
-"""Two classifiers and images in, a mixed classifier out: the trade-off of clean against robust accuracy.
+"""Mix two classifiers and draw the trade-off between clean and robust accuracy.
 
     uv run python examples/first_mixture.py     # writes first_mixture.svg
 
-The parameters of every beta come from one attack on rob; the curve is what they are predicted to reach, the points what
-was measured.
+The parameters for every beta come from one attack on the robust classifier. The curve is predicted, and the points are
+measured.
 """
 
 from pathlib import Path

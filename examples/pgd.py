@@ -1,4 +1,4 @@
-"""An attack of your own in one file: PGD-20 (Madry et al. 2018), gradient ascent with a fixed step length.
+"""Add an attack in one file: PGD-20 (Madry et al. 2018), gradient ascent with a fixed step length.
 
 Name this file in a configuration and the attack among those of the evaluation:
 
@@ -24,7 +24,7 @@ from mixednuts_dist.attacks.stepper import Run, SlotState, StartBatch, Stepper, 
 from mixednuts_dist.config.register import ATTACKS
 
 ITERATIONS = 20
-STEP = 1 / 4  # of eps: 2/255 of 8/255
+STEP = 1 / 4  # relative to eps, so 2/255 at 8/255
 
 
 @dataclass
@@ -33,7 +33,7 @@ class PgdState(SlotState):
 
     x: Tensor  # clean image
     x_adv: Tensor
-    iteration: Tensor  # of the next evaluation; 0 is the start's
+    iteration: Tensor  # index for the next evaluation; 0 is the start
 
 
 class PgdSteps(Stepper[PgdState]):

@@ -1,4 +1,4 @@
-"""What M does to a pair of probabilities: sure answers become surer, close ones do not.
+"""Draw the effect of M on the margin: large margins grow, and small ones do not.
 
 uv run python examples/transformation.py     # writes transformation.svg
 """
@@ -8,7 +8,7 @@ import torch
 
 import mixednuts_dist as mn
 
-leads = torch.linspace(0, 6, 61, dtype=torch.float64)  # of the first logit over the second, in a row of ten
+leads = torch.linspace(0, 6, 61, dtype=torch.float64)  # the first logit minus the second, among ten
 logits = torch.zeros(len(leads), 10, dtype=torch.float64)
 logits[:, 0], logits[:, 1] = 3 + leads / 2, 3 - leads / 2
 
@@ -24,7 +24,7 @@ rows = [
 chart = alt.Chart(alt.Data(values=rows), width=360, height=220, title="s = 1, c = -0.5, GELU").mark_line()
 chart = chart.encode(
     x=alt.X("lead:Q", title="lead of the first logit"),
-    y=alt.Y("margin:Q", title="margin of the probabilities behind M"),
+    y=alt.Y("margin:Q", title="margin of the probabilities after M"),
     color="power:N",
 )
 chart.save("transformation.svg")

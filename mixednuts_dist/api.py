@@ -35,18 +35,18 @@ _BETA: float = SearchConfig.model_fields["beta"].default
 
 @dataclass(frozen=True, repr=False)
 class MixReport:
-    """What `mix` measured and predicted."""
+    """The measurements and predictions of `mix`."""
 
     results: RunResults  # everything as values; `results.to_json()` is plain
 
     @functools.cached_property
     def files(self) -> Mapping[str, bytes]:
-        """The report's page, figures and tables by name, drawn when they are first asked for."""
+        """The report's page, figures and tables by name, drawn on first access."""
         return report_files(self.results)
 
     @property
     def table(self) -> str:
-        """Clean and robust accuracy of std, rob and the mixture with 95% intervals, as Markdown."""
+        """Clean and robust accuracy of all classifiers with 95% intervals, as Markdown."""
         return accuracy_table(self.results).as_markdown()
 
     @property
@@ -81,7 +81,7 @@ class MixReport:
 
 @dataclass(frozen=True, repr=False)
 class MixResult:
-    """What `mix` returns."""
+    """The mixed classifier and its report."""
 
     classifier: MixedClassifier  # on the CPU, in eval mode
     report: MixReport
@@ -109,7 +109,7 @@ def mix(
     evaluate: Mapping[str, Any] | None = None,
     verbose: bool = False,
 ) -> MixResult:
-    """Attack rob, search s, p, c and alpha with refinement rounds, attack the mixture, and report.
+    """Attack `rob`, search s, p, c and alpha with refinement rounds, attack the mixed classifier, and report.
 
     Everything happens in this process. The caller's modules and images do not change: the classifier that is returned
     holds copies in eval mode, without parameters that require gradients.
@@ -121,9 +121,9 @@ def mix(
             hundred images are a start.
         labels_B: one class per image, (B,) integers in 0 .. K - 1.
         threat: what the adversary may change, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
-        beta: target retention in [0, 1], the share of rob's robust images that the mixture keeps robust.
-        preset: of all attacks; "standard" is AutoAttack, and "fast" takes a tenth of its passes.
-        seed: of every random start.
+        beta: target retention in [0, 1], the share of the robust images of `rob` that remain robust after mixing.
+        preset: budget for all attacks; "standard" is AutoAttack, and "fast" takes a tenth of its passes.
+        seed: seed for all random starts.
         folder: where the run is stored, as `folder/<run id>`; `mixednuts report` of that draws its page. By default it
             is deleted. The report is held in memory in both cases.
         attack, search, evaluate: keys of these sections of the configuration (docs/configuration.md), for instance
@@ -131,7 +131,7 @@ def mix(
         verbose: show the progress on stderr, as the command `mixednuts run` does.
 
     Raises:
-        InvalidInputError: for base classifiers that are not modules, or if no mixture is possible.
+        InvalidInputError: for base classifiers that are not modules, or if no mixed classifier is possible.
         DatasetError: for images or labels of another kind or shape.
         BaseClassifierError: if a module does not answer one image with finite logits that depend on it alone.
         ConfigError: for keys or values that the configuration does not have.

@@ -39,16 +39,14 @@ def run(
 
     Args:
         config: from `load_config` or `parse_config`.
-        classifiers: modules to use in place of the URIs `std` and `rob`; the caller's modules do not change.
-        images: an opened dataset to use in place of `data.uri`.
+        classifiers: modules to use instead of the URIs `std` and `rob`; the caller's modules do not change.
+        images: an opened dataset to use instead of `data.uri`.
         executor: that runs all stages; by default the one of `compute.executor`. `debug` runs in this process.
         progress: is called at the beginning and end of each stage and after each partition.
         drawn: whether to draw the figures and the page.
 
-    Without std there is neither attack nor search.
-
-    A file that a stage finds damaged is set aside; then all of them once more fill the gap. Of a finished run on
-    storage that takes no files the results are read, and nothing is written.
+    Without `std` there is neither attack nor search. If a stage finds a damaged file, the file is quarantined and all
+    stages run again to replace it. On read-only storage, the results of a finished run are read and nothing is written.
     """
     config, watched = with_objects(config, classifiers or {}, images), progress or Silent()
     try:
@@ -66,7 +64,7 @@ def run(
                 logger.warning("%s", error)
                 folder, _, name = error.address.rpartition("/")
                 set_aside_if_damaged(opened.store.at(folder), name)
-            except MissingArtifact as error:  # another driver has just set it aside
+            except MissingArtifact as error:  # another driver has just quarantined it
                 logger.warning("%s", error)
         return _complete(opened, used, watched, drawn)
 

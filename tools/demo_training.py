@@ -1,7 +1,7 @@
 """Train the embedded classifiers: `python -m tools.demo_training [--out DIR]`.
 
-Both classifiers see the training half of the digits only, on a fixed schedule, and what is kept is the moving average
-of the weights after the last step: within a run nothing is picked by the test half. `std` minimises the smoothed
+Both classifiers see the training half of the digits only, on a fixed schedule, and keep the moving average of the
+weights after the last step, so a run picks nothing on the test half. `std` minimizes the smoothed
 cross-entropy of warped images; `rob` that of PGD examples (Madry et al. 2018, equation 2.1), within a radius larger
 than `DEMO_EPS`: at the smaller one its margins are then comfortable; `noisy`
 that of images with normal noise. The settings come from some twenty trials whose figures were read off the test half,
@@ -26,7 +26,7 @@ from mixednuts_dist.images.arrays import load_digits_split
 
 _BATCH = 128
 _EMA_DECAY = 0.998
-_PEAK_RATE = 4e-3  # of AdamW, reached after a tenth of the steps
+_PEAK_RATE = 4e-3  # learning rate for AdamW, reached after a tenth of the steps
 _PGD_ITERATIONS = 10
 _EPS_RAMP = 0.3  # share of the steps over which the training radius grows to its full size
 _FIGURES_BATCH = 300
@@ -34,18 +34,18 @@ _FIGURES_BATCH = 300
 
 @dataclass(frozen=True)
 class Recipe:
-    """What distinguishes the training of one classifier from the other's.
+    """The settings in which the trained classifiers differ.
 
     Attributes:
-        widths: of the `DigitsNet`.
-        n_steps: optimiser steps of 128 images each.
-        weight_decay: decoupled, of AdamW.
-        warp: how far images are turned, stretched, slanted and shifted; 1 is up to 0.22 rad, 12 %, 0.2 and
+        widths: widths for the `DigitsNet`.
+        n_steps: optimizer steps of 128 images each.
+        weight_decay: decoupled, for AdamW.
+        warp: how far images are turned, stretched, slanted and shifted; 1 is up to 0.22 rad, 12%, 0.2 and
             0.8 pixels across by 0.6 down.
         eps: Linf radius of the training attack; 0 trains without one.
         noise: standard deviation of the normal noise that is added to each image, in units of the pixel range.
         label_smoothing: share of the target that is spread evenly over the classes.
-        seed: of the initial weights and of every draw.
+        seed: seed for the initial weights and all draws.
     """
 
     widths: tuple[int, int]
@@ -112,7 +112,7 @@ def _loss(
 
 
 def _warp(x_BCHW: Tensor, warp: float, generator: Generator) -> Tensor:
-    """Turn, stretch, slant and shift every image by an affine map of its own."""
+    """Turn, stretch, slant and shift every image by a separate affine map."""
 
     def uniform(half_width: float) -> Tensor:
         return (2 * torch.rand(len(x_BCHW), generator=generator) - 1) * half_width * warp

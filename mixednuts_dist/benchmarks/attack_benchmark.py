@@ -31,7 +31,7 @@ def run(
 ) -> dict[str, Any]:
     """Attack the same images with both packages, report on stderr, and return the numbers.
 
-    A mixture (the URI of a function that returns a `MixedClassifier`) is attacked with its gradient bypass, and
+    A `MixedClassifier` (the URI of a function that returns one) is attacked with its gradient bypass, and
     pyautoattack receives `as_bypass()`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,15 +80,15 @@ def _ours(attacked: Subject, copies: FastCopies, budget: AttackBudget) -> Attack
 
 
 def attacked_here(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> AttackResult:
-    """Run `autoattack`; of a mixture in the mode in which pyautoattack can follow."""
+    """Run `autoattack`, for a `MixedClassifier` in the mode that pyautoattack supports too."""
     outcome = autoattack(model, x, y, mode="bypass", **options)
-    if not bool(outcome.decided.all()):  # an attack that was cut short is no measurement
+    if not bool(outcome.decided.all()):  # an interrupted attack is not a measurement
         raise KeyboardInterrupt
     return outcome
 
 
 def differentiable(model: nn.Module) -> nn.Module:
-    """Return what pyautoattack receives: the classifier, or a mixture with its surrogate's gradient."""
+    """Return the classifier for pyautoattack; a `MixedClassifier` has its surrogate's gradient."""
     return model.as_bypass() if isinstance(model, MixedClassifier) else model
 
 

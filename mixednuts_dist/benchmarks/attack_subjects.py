@@ -1,4 +1,4 @@
-"""Classifiers and images for the attack benchmark: real ones where they are at hand.
+"""Classifiers and images for the attack benchmark: real ones if they are available.
 
 Shapes: B images of C x H x W.
 """
@@ -21,7 +21,7 @@ from ..images.datasets import open_dataset
 
 @dataclass(frozen=True)
 class Subject:
-    """What is attacked, by everyone alike; the images are those that the classifier gets right."""
+    """The classifier and its correctly classified images, which both packages attack."""
 
     network: nn.Module
     x: Tensor
@@ -33,7 +33,7 @@ class Subject:
 def subject(model: str, data: str | None, n_images: int, device: torch.device, eps: float | None = None) -> Subject:
     """A classifier, named in `MODELS` or by a URI with its `eps`, and the first `n_images` that it gets right.
 
-    `data` is a dataset URI. Without one it is CIFAR-10 where torchvision keeps it, else made-up images with the
+    `data` is a dataset URI. Without one it is CIFAR-10 if torchvision has it, and otherwise synthetic images with the
     classifier's own labels; so it is for a classifier with random weights, which knows no others.
 
     Raises:
@@ -60,7 +60,7 @@ def subject(model: str, data: str | None, n_images: int, device: torch.device, e
 
 
 def resnet18() -> nn.Module:
-    """The CIFAR-10 classifier that pyautoattack ships: 94.2 % clean, not robust."""
+    """The CIFAR-10 classifier that pyautoattack ships: 94.2% clean, not robust."""
     module = import_quietly("pyautoattack.examples.resnet")
     network: nn.Module = module.ResNet18()
     weights = Path(str(module.__file__)).with_name("model_test.pt")
@@ -97,6 +97,6 @@ def _images(data: str | None) -> tuple[Tensor, Tensor | None, str]:
 
 
 def _made_up(n: int) -> Tensor:
-    """Soft coloured noise, (n, 3, 32, 32) in [0, 1]."""
+    """Return soft colored noise, (n, 3, 32, 32) in [0, 1]."""
     coarse = torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     return F.interpolate(coarse, size=(32, 32), mode="bicubic", align_corners=False).clamp(0, 1)

@@ -26,8 +26,8 @@ N_ATTACKED, N_WRONG = 575, 210
 BETAS = (1.0, 0.99, 0.985, 0.97, 0.9)
 _Result = TypeVar("_Result")
 _SAMPLED = 32  # candidates of the plain loop that are timed
-_TOLD_APART = (1e-9, 1 - 1e-9)  # cutoffs outside of it the plain loop cannot tell from 0 or 1: not compared
-_REPEATS, _SECONDS = 3, 1.0  # at least so often and so long; the fastest counts
+_TOLD_APART = (1e-9, 1 - 1e-9)  # the plain loop rounds margin thresholds outside this range to 0 or 1
+_REPEATS, _SECONDS = 3, 1.0  # minimum repetitions and duration; the fastest counts
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Case:
 
     @classmethod
     def of(cls, n_classes: int, dataset: str) -> "Case":
-        """Made-up logits: noise with one class lifted, more so in the attacked-and-correct ones."""
+        """Return synthetic logits: noise with one class lifted, more so in the attacked-and-correct ones."""
         generator = torch.Generator().manual_seed(n_classes)
         logits_BK = torch.randn(N_ATTACKED + N_WRONG, n_classes, generator=generator)
         lift_B = torch.rand(len(logits_BK), generator=generator) * 3 + math.sqrt(math.log(n_classes))
@@ -97,7 +97,7 @@ def _compare(case: Case) -> dict[str, Any]:
 
 
 def _plain_candidate(normed: list[Tensor], scale: float, power: float, bias: float) -> list[tuple[float, float]]:
-    """(log(1 - cutoff), objective) of every beta, the way it is written down: probabilities, then top two."""
+    """Return (log(1 - threshold), objective) for every beta from probabilities and their top two."""
     margins = []
     for logits_BK in normed:
         v_BK = F.gelu(logits_BK + bias)

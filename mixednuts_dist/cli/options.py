@@ -169,7 +169,7 @@ class Invocation:
         """Call `work` with a progress display and an executor that starts when it is first needed.
 
         Ray and classifiers print on stdout, also below Python. In here that goes to stderr, because only a command's
-        result belongs on stdout; what `work` itself `prints` goes there as it comes.
+        result belongs on stdout. The console `prints` of `work` writes to stdout at once.
         """
         from ..distributed.executor import make_executor
         from .terminal import LogProgress, TerminalProgress
@@ -259,7 +259,7 @@ def config_of(source: str, overrides: tuple[str, ...] = (), *, trust: bool = Fal
 
     Args:
         trust: whether the code and files that a run references may be used; CONFIG is the user's own.
-        local: whether the command uses worker processes in place of Ray.
+        local: whether the command uses worker processes instead of Ray.
 
     Raises:
         MixedNutsError: as in `config`, and if RUN holds no run or its folder was renamed.

@@ -23,7 +23,7 @@ from ..config.uris import TWO_CHECKPOINTS, code_files, missing_input, missing_in
 from ..errors import ConfigError, MixedNutsError
 from .options import command, config_argument, config_of, local_option, reported, set_option, typed
 
-_WORKER_BYTES = 0.6e9  # of a worker with torch, measured; its classifiers and images come on top
+_WORKER_BYTES = 0.6e9  # measured for a worker with torch, without classifiers and images
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
 
 TEMPLATE, ONE_CLASSIFIER = (
@@ -84,7 +84,7 @@ def check(config: str, overrides: tuple[str, ...], *, local: bool, fetch: bool) 
 
 
 def _fetch(config: RunConfig, console: Console) -> None:
-    """Download what is missing; a file that cannot be had is among the problems that `check` lists."""
+    """Download missing files; `check` lists those that cannot be downloaded among the problems."""
     from ..classifiers.checkpoints import fetch
 
     for key, item in missing_inputs(data=config.data.uri, std=config.std, rob=config.rob):
@@ -186,7 +186,7 @@ def _print_names(console: Console) -> None:
 
 
 def config_reference() -> str:
-    """A Markdown table, one line a key: its path, what it takes, its default and what it means."""
+    """Return a Markdown table with the path, type, default and meaning of every key."""
     head = ["| key | takes | default | meaning |", "| --- | --- | --- | --- |"]
     return "\n".join(
         [*head, *(_line(path, field) for path, field in fields_of(config_with_stages(stages_with_keys())))]
@@ -218,7 +218,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """A type as a person would say it; `metadata` is what pydantic has taken off an `Annotated`."""
+    """Describe a type in words; `metadata` is what pydantic removed from an `Annotated`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     registered = next((mark for mark in (*metadata, *arguments) if isinstance(mark, Registered)), None)
     if registered is not None or origin is Literal:

@@ -39,7 +39,8 @@ def measure(config: RunConfig) -> "tuple[tuple[int, ...], dict[str, ModelSize | 
     The size of a black box is None, since it is not known.
 
     Raises:
-        BaseClassifierError, DatasetError: where a classifier cannot be built, or the image size is not known.
+        BaseClassifierError: if a classifier cannot be built.
+        DatasetError: if the image size is not known.
     """
     from ..classifiers.base_classifiers import ModelSize, measure_uri
     from ..images.datasets import open_dataset
@@ -77,7 +78,7 @@ def _print_sizes(config: RunConfig, as_json: bool) -> None:
 
 
 def estimate_json(estimate: "Estimate") -> dict[str, Any]:
-    """Keys: workers, unit, milliseconds_a_pass (std, rob, mixed), stages with their hours and wall seconds."""
+    """Return the estimate with the keys workers, unit, milliseconds_a_pass, and stages."""
     return {
         "workers": estimate.n_workers,
         "unit": estimate.unit,
@@ -90,7 +91,7 @@ def estimate_json(estimate: "Estimate") -> dict[str, Any]:
 
 
 def print_estimate(estimate: "Estimate", console: Console) -> None:
-    """What was measured, then a line or two for each stage."""
+    """Print the measured times, then a line or two per stage."""
     for name, seconds in estimate.pass_seconds.items():
         times = f"{1000 * seconds.forward:.3g} ms forward, {1000 * seconds.both:.3g} ms forward and backward"
         console.print(f"{name:<8} {times}, an image in a full batch", highlight=False, soft_wrap=True)

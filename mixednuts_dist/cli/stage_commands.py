@@ -118,7 +118,7 @@ def _stage(given: Invocation, name: str) -> None:
 
     try:
         tables = stage_tables(opened, [name])
-    except MissingArtifact as missing:  # the stage is done, and its table of the mixture needs the search
+    except MissingArtifact as missing:  # the stage is done, and its table needs the search
         given.console.print(f"no table yet: {missing}")
         return
     for title, table in tables.items():

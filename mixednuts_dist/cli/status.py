@@ -98,15 +98,15 @@ def _verify(source: str, overrides: tuple[str, ...], repair: bool) -> None:
 
 @dataclass(frozen=True)
 class Pace:
-    """Of one stage at one moment; None where the files cannot tell."""
+    """The speed and cost of one stage; None if the files do not show it."""
 
     images_left: int
-    images_per_second: float | None  # of all workers together, lately
+    images_per_second: float | None  # all workers together, in the last half hour
     seconds_left: float | None
     last_finished_seconds_ago: float | None
     gpu_hours: float
     gpu_hours_left: float
-    core_hours: float  # of workers without an accelerator
+    core_hours: float  # for workers without an accelerator
     core_hours_left: float
 
 
@@ -131,11 +131,11 @@ class RunStatus:
     run_id: str
     uri: str
     stages: tuple[StageStatus, ...]
-    searched: bool | None  # None where no std is there to be mixed
+    searched: bool | None  # None without `std`
     reported: bool
     started: bool  # False until a driver has tried the images and the classifiers
-    failed: tuple[str, ...]  # logs of partitions that were set aside
-    notes: tuple[str, ...]  # on what the evaluation's settings are worth
+    failed: tuple[str, ...]  # logs of quarantined partitions
+    notes: tuple[str, ...]  # caveats about the evaluation's settings
 
     def to_json(self) -> dict[str, Any]:
         """Keys: run_id, uri, started, searched, reported, failed, notes, stages (stage, partitions, images, ...)."""
@@ -283,7 +283,7 @@ def pace_of(receipts: Sequence[Receipt], n_images: int, now: float) -> Pace:
 
 
 def _speed(receipts: Sequence[Receipt], now: float) -> float | None:
-    """Images of the pieces finished lately, by the time since the first of those was begun."""
+    """Return the images of recently finished partitions per second since the first of them began."""
     lately = [receipt for receipt in receipts if receipt.finished > now - WINDOW_SECONDS]
     if not lately:
         return None

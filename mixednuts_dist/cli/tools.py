@@ -63,7 +63,7 @@ def submit(config: str, overrides: tuple[str, ...], address: str, install_deps: 
 
 
 def _travelling(config: str, storage: str) -> str:
-    """Where the job finds the configuration; what it leaves must not lie in its own folder, which is deleted."""
+    """Return the path of the configuration in the job; its storage must be outside the job's temporary folder."""
     if "://" not in storage and not Path(storage).is_absolute():
         raise ClusterError(
             f"storage={storage!r} would lie in the job's temporary folder; give --set storage=s3://bucket/prefix, or "

@@ -300,29 +300,29 @@ def survival_of(standing: Mapping[str, int], n_images: int) -> tuple[SurvivalSte
     )
 
 
-def stage_costs(receipts: Mapping[str, Sequence[Receipt]], seconds: Mapping[str, float]) -> tuple[StageCost, ...]:
+def stage_costs(summaries: Mapping[str, Sequence[Receipt]], seconds: Mapping[str, float]) -> tuple[StageCost, ...]:
     """Return the cost of each stage that has finished partitions.
 
     Args:
-        receipts: the partition summaries by stage.
+        summaries: by stage, one per partition.
         seconds: stage -> wall-clock seconds of this run.
     """
-    return tuple(_bill(stage, found, seconds.get(stage)) for stage, found in receipts.items() if found)
+    return tuple(_bill(stage, found, seconds.get(stage)) for stage, found in summaries.items() if found)
 
 
-def _bill(stage: str, receipts: Sequence[Receipt], wall_seconds: float | None) -> StageCost:
-    gpu_hours, core_hours = device_hours(receipts)
+def _bill(stage: str, summaries: Sequence[Receipt], wall_seconds: float | None) -> StageCost:
+    gpu_hours, core_hours = device_hours(summaries)
     return StageCost(
         stage=stage,
-        images=sum(receipt.n_images for receipt in receipts),
-        partitions=len(receipts),
-        nodes=len({receipt.node for receipt in receipts}),
-        devices=tuple(sorted({receipt.device for receipt in receipts})),
+        images=sum(each.n_images for each in summaries),
+        partitions=len(summaries),
+        nodes=len({each.node for each in summaries}),
+        devices=tuple(sorted({each.device for each in summaries})),
         core_hours=core_hours,
         gpu_hours=gpu_hours,
         wall_seconds=wall_seconds,
-        n_forward=sum(receipt.n_forward for receipt in receipts),
-        n_backward=sum(receipt.n_backward for receipt in receipts),
+        n_forward=sum(each.n_forward for each in summaries),
+        n_backward=sum(each.n_backward for each in summaries),
     )
 
 

@@ -1,4 +1,4 @@
-"""Studies of mixed classifiers under attack: the run itself, cost, fewer images, temperature, no transformation, trade-off."""
+"""Studies of mixed classifiers under attack: accuracy, cost, fewer images, temperature, transformation, trade-off."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -83,12 +83,12 @@ def test_of_a_real_network_no_more_stands_than_after_the_package(threat: str) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"threats": ["L1"]}, r"threat='L1' is no norm and radius; write Linf:8/255, L2:0.5 or L1:12"),
+        ({"threats": ["L1"]}, r"threat='L1' is not a norm and radius. Write Linf:8/255, L2:0.5 or L1:12"),
         ({"threats": ["Linf:8"]}, r"eps=8.0 exceeds the pixel range"),
-        ({"behind": "fog:1"}, r"behind='fog:1' is not known; valid: noise:STRENGTH, dropout:STRENGTH"),
+        ({"behind": "fog:1"}, r"--behind=fog:1 is not known; valid: noise:STRENGTH, dropout:STRENGTH"),
         ({"versions": ["plsu"]}, r"version 'plsu' is not known; did you mean 'plus'"),
     ],
 )
-def test_what_is_no_threat_defence_or_version_is_refused(options: dict[str, Any], words: str) -> None:
+def test_what_is_no_threat_defense_or_version_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(Exception, match=words):
         threats.run(n_images=2, **options)

@@ -1,4 +1,4 @@
-"""Defences to put before a classifier: two that are random, and two whose gradient is cut, with one written by hand.
+"""Defenses to put before a classifier: two are random, and two cut the gradient and have a handwritten one.
 
 Shapes: B images of C x H x W.
 """
@@ -18,7 +18,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 class Before(nn.Module):
-    """A classifier behind a function of the images, which its forward calls; `by_hand` takes gradients around it."""
+    """A classifier after a function of the images; `by_hand` takes gradients around that function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], net: nn.Module, by_hand: bool = False) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def rounded(x_BCHW: Tensor, levels: float) -> Tensor:
 
 
 def jpeg(x_BCHW: Tensor, step: float) -> Tensor:
-    """What JPEG keeps: the frequencies of 8 x 8 blocks of luma and chroma, rounded the coarser the higher they are.
+    """Round the frequencies of 8 x 8 blocks of luma and chroma as JPEG does, higher ones more coarsely.
 
     `step` is that of the lowest frequency; chroma's are twice as wide. Images are filled up to whole blocks.
     """
@@ -80,7 +80,7 @@ def jpeg(x_BCHW: Tensor, step: float) -> Tensor:
 
 
 def _colours(like: Tensor) -> Tensor:
-    """(C, C), from red, green and blue to luma and the two differences of colour; grey stays."""
+    """(C, C), from red, green and blue to luma and two color differences; gray is unchanged."""
     if like.shape[1] != len(_LUMA):
         return torch.eye(like.shape[1]).to(like)
     red, green, blue = _LUMA
@@ -101,7 +101,7 @@ def _dct(like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Defence:
+class Defense:
     """One kind: what is put before a classifier, at a strength."""
 
     behind: Callable[[nn.Module, float], nn.Module]
@@ -114,26 +114,26 @@ def _before(
     return lambda net, strength: Before(lambda x: function(x, strength), net, by_hand)
 
 
-DEFENCES = {
-    "noise": Defence(_before(noisy)),
-    "dropout": Defence(Dropping),
+DEFENSES = {
+    "noise": Defense(_before(noisy)),
+    "dropout": Defense(Dropping),
     **{
-        name: Defence(_before(function), _before(function, by_hand=True))
+        name: Defense(_before(function), _before(function, by_hand=True))
         for name, function in (("rounded", rounded), ("jpeg", jpeg))
     },
 }
 
 
-def defence_named(text: str) -> tuple[Defence, float]:
+def defense_named(text: str) -> tuple[Defense, float]:
     """The kind and strength in text like `noise:0.1`.
 
     Raises:
-        InvalidInputError: for another kind, or a strength that is no positive number.
+        InvalidInputError: for another kind, or a strength that is not a positive number.
     """
     kind, _, strength = text.partition(":")
     try:
-        return DEFENCES[kind], float(strength)
+        return DEFENSES[kind], float(strength)
     except (KeyError, ValueError):
         raise InvalidInputError(
-            f"behind={text!r} is not known; valid: {', '.join(f'{name}:STRENGTH' for name in DEFENCES)}"
+            f"--behind={text} is not known; valid: {', '.join(f'{name}:STRENGTH' for name in DEFENSES)}"
         ) from None
