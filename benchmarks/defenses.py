@@ -135,5 +135,5 @@ def defense_named(text: str) -> tuple[Defense, float]:
         return DEFENSES[kind], float(strength)
     except (KeyError, ValueError):
         raise InvalidInputError(
-            f"--behind={text} is not known; valid: {', '.join(f'{name}:STRENGTH' for name in DEFENSES)}"
+            f"{text!r} is not a known defense. Valid: {', '.join(f'{name}:STRENGTH' for name in DEFENSES)}"
         ) from None

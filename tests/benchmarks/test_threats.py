@@ -85,7 +85,7 @@ def test_of_a_real_network_no_more_stands_than_after_the_package(threat: str) ->
     [
         ({"threats": ["L1"]}, r"threat='L1' is not a norm and radius. Write Linf:8/255, L2:0.5 or L1:12"),
         ({"threats": ["Linf:8"]}, r"eps=8.0 exceeds the pixel range"),
-        ({"behind": "fog:1"}, r"--behind=fog:1 is not known; valid: noise:STRENGTH, dropout:STRENGTH"),
+        ({"behind": "fog:1"}, r"'fog:1' is not a known defense. Valid: noise:STRENGTH, dropout:STRENGTH"),
         ({"versions": ["plsu"]}, r"version 'plsu' is not known; did you mean 'plus'"),
     ],
 )
