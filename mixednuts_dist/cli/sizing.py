@@ -106,6 +106,9 @@ def print_estimate(estimate: "Estimate", console: Console) -> None:
             console.print(
                 f"         likely {_cost(estimate, stage.likely)} ({stage.basis})", highlight=False, soft_wrap=True
             )
+    if len(estimate.stages) > 1:
+        total = _cost(estimate, sum(stage.at_most for stage in estimate.stages))
+        console.print(f"{'total':<8} at most {total}", highlight=False, soft_wrap=True)
 
 
 def _cost(estimate: "Estimate", worker_seconds: float) -> str:
