@@ -30,7 +30,7 @@ myst_enable_extensions = ["substitution"]
 myst_substitutions = {
     "demo": '<a href="demo-run/index.html">Open the page of the run</a>'
     if RUN
-    else "This build was made without a run."
+    else "This copy of the documentation does not include an example report."
 }
 
 
