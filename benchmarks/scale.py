@@ -26,10 +26,10 @@ import torch
 import yaml
 from torch import Tensor
 
+from mixednuts_dist.attacks.budget import WARM_START
 from mixednuts_dist.attacks.red_flags import FLAGS
 from mixednuts_dist.config.run_config import RunConfig, digest, load_config, parse_config
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.stages.evaluate import WARM_START
 from mixednuts_dist.stages.runs import Run, evaluate_fingerprint, finished_partitions, open_run, read_search_result
 from mixednuts_dist.storage.index import IndexWriter, with_checksum
 from mixednuts_dist.storage.partitions import Partition, rows_folder

@@ -7,37 +7,36 @@ were used for tuning.
 """
 
 import time
-from typing import Any
 
 import click
 import torch
 
-from mixednuts_dist.attacks.adaptive import autoattack
-from mixednuts_dist.attacks.budget import STANDARD_ATTACKS, AttackBudget
+from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
 from mixednuts_dist.attacks.published import pyautoattack_images
+from mixednuts_dist.benchmarks.attack_benchmark import PUBLISHED_BUDGET, attacked_here, differentiable
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
+from mixednuts_dist.config.section import read_fraction
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.images.datasets import open_dataset
 
 
 def compare(
     model: str, data: str, *, threat: ThreatModel, first: int, n: int, attacks: tuple[str, ...], rounds: int
-) -> list[dict[str, Any]]:
-    """Return the CPU seconds and robust images of both packages, one dictionary per round."""
+) -> None:
+    """Print the CPU seconds and robust images of both packages, one line per round."""
     network, (x, y) = load_classifier(model, "rob"), open_dataset(data).read(first, first + n)
-    budget, found = AttackBudget(border_restarts=0, joint_starts=0), []
     for _ in range(rounds):
         started = time.process_time()
         theirs, _, _ = pyautoattack_images(
-            network, x, y, threat=threat, budget=budget, seed=0, batch_size=n, attacks=attacks
+            differentiable(network), x, y, threat=threat, budget=PUBLISHED_BUDGET, seed=0, batch_size=n, attacks=attacks
         )
         turned = time.process_time()
-        here = autoattack(network, x, y, threat=threat, attacks=attacks, budget=budget)
+        here = attacked_here(network, x, y, threat=threat, attacks=attacks, budget=PUBLISHED_BUDGET)
         ended = time.process_time()
         with torch.no_grad():
             robust = network(theirs).argmax(dim=1) == y
         seconds = turned - started, ended - turned
-        found.append(
+        click.echo(
             {
                 "pyautoattack": seconds[0],
                 "here": seconds[1],
@@ -46,8 +45,6 @@ def compare(
                 "broken by pyautoattack only": int((here.robust & ~robust).sum()),
             }
         )
-        click.echo(found[-1])
-    return found
 
 
 @click.command(help=__doc__)
@@ -61,9 +58,8 @@ def compare(
 @click.option("--rounds", default=3, show_default=True)
 def main(model: str, data: str, threat: str, eps: str, first: int, n: int, attacks: str, rounds: int) -> None:
     torch.set_num_threads(1)
-    number, _, divisor = eps.partition("/")
     names = STANDARD_ATTACKS if attacks == "standard" else tuple(attacks.split(","))
-    ball = ThreatModel(threat, float(number) / float(divisor or 1))
+    ball = ThreatModel(threat, float(str(read_fraction(eps))))
     compare(model, data, threat=ball, first=first, n=n, attacks=names, rounds=rounds)
 
 

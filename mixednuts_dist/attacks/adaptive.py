@@ -17,13 +17,13 @@ from ..config.versions import version_named
 from .apgd import float32_runs
 from .ascent import ApgdRun
 from .attack import Setting, runs_of
-from .budget import AttackBudget, attacks_in, checked_budget
+from .budget import WARM_START, AttackBudget, attacks_in, checked_budget
 from .draws import N_VERIFICATION, Draws, misclassified_share
 from .entry import checked_labels
 from .gradient_model import AttackedModel, AttackMode, GradientModel, shape_of
 from .progress import Progress, shown_or
 from .result import AttackResult
-from .scheduler import CLEAN, WARM_START, Finished, Group, Scheduler
+from .scheduler import CLEAN, Finished, Group, Scheduler
 from .stepper import Run
 from .verification import Verifier
 

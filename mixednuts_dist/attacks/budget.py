@@ -9,6 +9,7 @@ from ..config.versions import VERSIONS, version_named
 from ..errors import InvalidInputError
 
 STANDARD_ATTACKS = VERSIONS["standard"].attacks
+WARM_START = "warm-start"  # the step that tries the stored adversarial examples before any attack
 _MAY_BE_0 = ("border_restarts", "joint_starts")
 _WORDS = {
     "n_iter": ("iteration", "iterations"),

@@ -40,14 +40,14 @@ from ..acceleration.batch_shape import BatchShape, Passes
 from ..config.threat import ThreatModel
 from .attack import Setting
 from .batch import Batch, Claim, Job
-from .budget import AttackBudget
+from .budget import WARM_START, AttackBudget
 from .gradient_model import AttackedModel
 from .image_record import AS_CLEAN, AS_KNOWN, NEVER, ImageRecord, Where
 from .progress import Progress
 from .stepper import Run, Stepper
 from .verification import Verified, Verifier
 
-CLEAN, WARM_START = "clean", "warm-start"  # what breaks an image besides the attacks
+CLEAN = "clean"
 _BESIDES = {AS_CLEAN[0]: CLEAN, AS_KNOWN[0]: WARM_START, NEVER[0]: ""}
 _STEP_COST = 3  # cost of a step of a run that should end, in rows of a verification
 _APART_COST = 4  # cost of a row of a verification if float32 passes have a separate, small batch shape

@@ -156,7 +156,7 @@ def run_status(config: RunConfig) -> RunStatus:
     searched = opened.store.exists(SELECTED)
     stages = [
         _stage_status(opened, stage.name, stage.model_name(config), summaries)
-        for stage, summaries in summaries_by_stage(opened)
+        for stage, summaries in summaries_by_stage(opened, searched=searched)
     ]
     return RunStatus(
         run_id=config.run_id(),

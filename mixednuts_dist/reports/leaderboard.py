@@ -11,6 +11,7 @@ from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, read_sear
 from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
+from ..storage.run_file import RUN
 from ..storage.store import Store
 from .counts import Count, device_hours, outcome_counts
 from .table import Cell, Table
@@ -63,12 +64,12 @@ def entries(storage: str, *, trusted: bool = False) -> list[Entry]:
     return sorted(found, key=lambda entry: -(entry.finished or 0.0))
 
 
-def summaries_by_stage(run: Run) -> list[tuple[Stage, list[Receipt]]]:
+def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[Receipt]]]:
     """Return the stages of a run in order, each with the summaries of its finished partitions.
 
-    A stage that attacks the mixed classifier has none before the search has chosen one.
+    Args:
+        searched: whether the search has chosen a mixed classifier; the stages that attack it have no rows before.
     """
-    searched = run.store.exists(SELECTED)
     return [
         (stage, [*finished_partitions(run, stage.name, stage.fingerprint(run)).values()])
         if searched or stage.model_name(run.config) == "rob"
@@ -85,21 +86,21 @@ def table(found: Sequence[Entry]) -> Table:
 def _entry(store: Store, name: str, trusted: bool) -> Entry | None:
     """Return None for a folder that does not hold a run."""
     try:
-        return _entry_of(stored_run(store, trusted=trusted), name) if store.exists("run.yaml") else None
+        return _entry_of(stored_run(store, trusted=trusted), name) if store.exists(RUN) else None
     except MixedNutsError as error:
         return Entry(name, "", "", None, None, None, 0.0, 0.0, None, f"unreadable: {error}")
 
 
 def _entry_of(run: Run, name: str) -> Entry:
     config, state = run.config, "not begun"
-    receipts = {stage.name: found for stage, found in summaries_by_stage(run)}
+    searched = run.store.exists(SELECTED)
+    receipts = {stage.name: found for stage, found in summaries_by_stage(run, searched=searched)}
     for stage, found in receipts.items():
         if found:
             state = f"{stage} {len(found)}/{len(run.partitions)}"
     if run.store.exists(RESULTS):
         state = "reported"
     every = [receipt for found in receipts.values() for receipt in found]
-    searched = config.std is not None and run.store.exists(SELECTED)
     gpu, core = device_hours(every)
     clean, robust = outcome_counts(receipts["evaluate"]) if receipts.get("evaluate") else (None, None)
     return Entry(
@@ -108,7 +109,7 @@ def _entry_of(run: Run, name: str) -> Entry:
         threat=str(config.threat.threat_model()),
         clean=clean,
         robust=robust,
-        beta=read_search_result(run).deployed_beta if searched else None,
+        beta=read_search_result(run).deployed_beta if config.std is not None and searched else None,
         gpu_hours=gpu,
         core_hours=core,
         finished=max((receipt.finished for receipt in every), default=None),

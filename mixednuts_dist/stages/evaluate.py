@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..attacks.budget import AttackBudget
+from ..attacks.budget import WARM_START, AttackBudget
 from ..config.register import STAGES
 from ..config.run_config import RunConfig, digest
 from ..distributed.tasks import Columns, Summary, Task
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _ROBUST_IMAGE_COSTS = 30  # times as much as a broken one
 CHECK = "check"  # the folder of the second opinion's rows
-WARM_START = "warm-start"  # the stored adversarial examples, tried first
 
 
 @STAGES("evaluate", describes="the adaptive AutoAttack on the mixed classifier", order=2)

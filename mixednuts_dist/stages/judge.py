@@ -39,8 +39,7 @@ class JudgeKeys(Section):
     )
 
 
-@STAGES("judge", describes="submitted adversarial images, verified in float32", order=5,
-        options={"points": "x_adv.pt"}, names_files=True)  # fmt: skip
+@STAGES("judge", describes="submitted adversarial images, verified in float32", order=5, names_files=True)
 class JudgePoints(Stage):
     """Given points inside the ball and [0, 1] count; each of std, rob and the mixture is judged at them."""
 

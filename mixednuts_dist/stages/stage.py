@@ -1,20 +1,19 @@
-"""What a stage is: a file that says what it computes of each image, and how it shows in the commands.
+"""The interface of a stage: a file that defines what a worker computes for each image, and how the commands show it.
 
-To add one, register a subclass of `Stage` in a file of its own, in this folder or anywhere else (then name the file in
-the configuration: `extensions: [my_stage.py]`); docs/architecture.md has one in fifteen lines. It says
+To add a stage, register a subclass of `Stage` in a separate file, either in this folder or anywhere else (then name the
+file in the configuration: `extensions: [my_stage.py]`). docs/architecture.md has an example in fifteen lines. A stage
+defines
 
-- `Keys`: its section of the configuration, under the stage's name; without the key the run is not asked for the stage;
-- `needs` and `of_mixture`: what has to be there before it;
-- `compute(worker, piece)`: what a worker computes of a piece of the images, and `columns`, what these are called;
-- `passes`, for `estimate`; `words`, for the report's table.
+- `Keys`: its section of the configuration, under the stage's name; a run has the stage only if that key is given;
+- `needs` and `of_mixture`: the stages that have to be complete before it;
+- `compute(worker, piece)`: the rows of one partition, and `columns`, the names of these rows' columns;
+- `passes`, for `estimate`, and `words`, for the report's table.
 
-The decorator's fact `options={"key": "example"}` makes keys of its section options of its command.
-Then it is part of `mixednuts run`, a command of its own (`mixednuts NAME CONFIG`), and shown by `status`, `estimate`,
-`verify` and the report. Its rows lie in `<run>/<name>/`, a Parquet file a partition; they are computed on the pool and
-what is done is skipped. Its keys are part of its own fingerprint and not of the run id, so that a stage can be added to
-a finished run.
+`mixednuts run CONFIG` then runs the stage, `--only NAME` runs it alone, and `status`, `estimate` and the report show
+it. The rows of a partition are one Parquet file in `<storage>/<name>/<stage>/<hash>/`, and partitions that are written
+are skipped. A stage's keys are part of this hash and not of the run id, so a stage can be added to a finished run.
 
-This module and those of the built-in stages import PyTorch only where a worker computes: `status` does without.
+This module and the modules of the built-in stages import PyTorch only on workers, because `status` does not need it.
 """
 
 from __future__ import annotations

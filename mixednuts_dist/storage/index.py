@@ -1,8 +1,8 @@
-"""What is done: `<stage>/<hash>/_index.json` holds the receipt and the checksum of every file of a stage.
+"""The index of a stage: `<stage>/<hash>/_index.json` holds the summary and the checksum of each finished partition.
 
-With the index, `status` reads one listing and one file instead of ten thousand footers. The index is never the truth:
-an entry counts only if the listing shows a file of its size, a file without an entry is read by its footer, and a lost
-or damaged index is written again from the footers by the next driver.
+With the index, `status` reads one listing and one file instead of ten thousand footers. The footers remain
+authoritative. An index entry counts only if the listing shows a file of the same size. `status` reads the footer of a
+file that has no entry, and the next driver rebuilds a lost or damaged index from the footers.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.helpers.local_head import Head, local_head
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import tiny_file
 
 HEAD_TYPE = "ray.head.default"  # as the fake provider calls whatever node it runs on
 HEAD_ID = "f" * 51 + "00000"
@@ -82,9 +82,8 @@ def awaited(condition: Callable[[], bool], what: str, seconds: float = 240) -> N
 @pytest.mark.timeout(420)
 def test_autoscaler_adds_replaces_and_removes_nodes(tmp_path: Path) -> None:
     """A single try a partition is allowed: a lost machine must not use it up."""
-    config = tmp_path / "tiny.yaml"
     long_enough = {"partition_size": 2, "attack": {"n_iter": 60, "n_target_classes": 9}}
-    config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", **long_enough)))
+    config = tiny_file(tmp_path, **long_enough)
     with local_head("--num-cpus=0", "--num-gpus=0", autoscaling=on_the_fake_provider()) as head:
         assert gpu_nodes(head) == 0
         # By cores, which the head has none of: a worker that is given one of the fake GPUs would refuse to start.

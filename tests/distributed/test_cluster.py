@@ -12,14 +12,13 @@ from typing import Any
 import psutil
 import pytest
 import ray
-import yaml
 
 from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.distributed import cluster
 from mixednuts_dist.distributed.ray_executor import pool_settings
 from mixednuts_dist.errors import ClusterError
 from tests.helpers.drivers import Driver, stamps
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import tiny_file
 
 
 @pytest.mark.usefixtures("ray_executor")
@@ -97,8 +96,7 @@ def test_failed_ray_start_ends_its_processes(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.alone
 def test_killed_private_head_ends_a_run_in_one_line(tmp_path: Path) -> None:
     """Ray's own end comes after a minute, with a stack; its agents outlive it."""
-    config = tmp_path / "tiny.yaml"
-    config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", partition_size=3)))
+    config = tiny_file(tmp_path, partition_size=3)
     driver = Driver(config, str(tmp_path / "runs"), tmp_path / "log")
     driver.wait_until(lambda: bool(stamps(str(tmp_path / "runs"), "attack")))
     family = psutil.Process(driver.process.pid).children(recursive=True)

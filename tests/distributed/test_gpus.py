@@ -16,7 +16,7 @@ from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.worker import AttackWorker, load_delay
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
 from mixednuts_dist.errors import ClusterError
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import tiny_file
 from tests.helpers.worker_specs import unchecked_spec
 
 VERSION = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build  (root@host)
@@ -118,10 +118,7 @@ def test_of_hundreds_of_workers_few_begin_to_load_at_once(tmp_path: Path, monkey
 
 @pytest.mark.usefixtures("old_driver")
 def test_check_says_so_before(tmp_path: Path) -> None:
-    import yaml
-
-    config = tmp_path / "tiny.yaml"
-    config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
+    config = tiny_file(tmp_path)
     shown = CliRunner().invoke(main, ["check", str(config)])
     assert shown.exit_code == 1
     assert "the NVIDIA driver is 535.104.05" in shown.output

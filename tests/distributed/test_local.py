@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from mixednuts_dist.config.run_config import RunConfig, load_config
 from mixednuts_dist.distributed.executor import PoolSettings, WorkerLost, executing, make_executor
@@ -18,7 +17,7 @@ from mixednuts_dist.errors import PartitionFailed
 from mixednuts_dist.stages import attack
 from mixednuts_dist.stages.partitioned import worker_spec
 from mixednuts_dist.stages.runs import open_run
-from tests.helpers.runs import ATTACK, EVALUATE, Finished, rows, tiny_content
+from tests.helpers.runs import ATTACK, EVALUATE, Finished, rows, tiny_file
 from tests.helpers.touchy_classifiers import FACTORY, table
 
 LEAVING = """
@@ -62,8 +61,7 @@ def children() -> list[psutil.Process]:
 
 
 def test_local_run_equals_the_debug_run_without_ray(tiny_run: Finished, tmp_path: Path) -> None:
-    config = tmp_path / "tiny.yaml"
-    config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs")))
+    config = tiny_file(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", RUN, "run", str(config), "--local"], capture_output=True, text=True, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
+import yaml
 
 from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.config.run_config import RunConfig
@@ -31,6 +32,13 @@ class MainJob(NamedTuple):
     results: dict[str, Any]
     storage: str
     stderr: str
+
+
+def tiny_file(folder: Path, **changes: Any) -> Path:
+    """Write the tiny configuration as `tiny.yaml`, with the storage `folder/runs`."""
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_content(folder / "runs", **changes)))
+    return path
 
 
 def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:

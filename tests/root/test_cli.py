@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import tiny_file
 
 MIXEDNUTS = str(Path(sys.executable).with_name("mixednuts"))
 ROOT = Path(__file__).parents[2]
@@ -25,9 +24,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
     """Writes a tiny configuration and returns its path."""
 
     def write(**changes: Any) -> str:
-        path = tmp_path / "tiny.yaml"
-        path.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", **changes)))
-        return str(path)
+        return str(tiny_file(tmp_path, **changes))
 
     return write
 

@@ -7,10 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import yaml
-
 from mixednuts_dist.errors import JsonFormatter
-from tests.helpers.runs import tiny_content
+from tests.helpers.runs import tiny_file
 
 
 def test_log_record_becomes_one_object() -> None:
@@ -35,8 +33,7 @@ def test_log_record_becomes_one_object() -> None:
 
 
 def test_progress_and_log_of_the_command_are_json_lines(tmp_path: Path) -> None:
-    config = tmp_path / "tiny.yaml"
-    config.write_text(yaml.safe_dump(tiny_content(tmp_path / "runs", partition_size=12)))
+    config = tiny_file(tmp_path, partition_size=12)
     command = [
         sys.executable,
         "-m",
