@@ -36,7 +36,7 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 _LOG = "mixednuts.log"  # in a context's `meta`: whether the log is shown, and its format
 _ABOUT = {
     "CONFIG": "CONFIG is a YAML file; `mixednuts init` writes one to start from.",
-    "RUN": "RUN is the folder or URI of a run, <storage>/<run id>.",
+    "RUN": "RUN is the folder or URI of a run, <storage>/<name>/runs/<run id>.",
     "STORAGE": "STORAGE is a folder or URI that holds runs.",
 }
 
@@ -319,7 +319,7 @@ def no_run(source: str) -> str:
             return f"{source} is neither a run nor a configuration file. Did you mean {near}?"
     return (
         f"{source} is neither a run nor a configuration file. Pass a YAML file, or the folder or URI of a run, "
-        "<storage>/<run id>"
+        "<storage>/<name>/runs/<run id>"
     )
 
 

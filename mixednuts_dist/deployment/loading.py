@@ -112,7 +112,7 @@ def load_run(
     """Load the mixed classifier that a run chose: both base classifiers and the parameters at `beta`.
 
     Args:
-        uri: the run's folder, `<storage>/<run id>`: a path or any fsspec URI.
+        uri: the run's folder, `<storage>/<name>/runs/<run id>`: a path or any fsspec URI.
         beta: one of the searched values; by default the deployed one.
         device: where the classifier goes; by default it stays on the CPU.
         trust_code: run the Python code that the run names (`py:` classifiers, extensions) and use its services. Read
@@ -189,7 +189,9 @@ def _described(store: Store) -> dict[str, Any]:
     if not store.exists(RUN):
         runs = [name for name in store.names("") if store.exists(f"{name}/{RUN}")][:5]
         hint = f"; these folders below it do: {', '.join(runs)}" if runs else ""
-        raise MissingArtifact(f"{store.uri} holds no run (no {RUN}){hint}. Give the folder <storage>/<run id>")
+        raise MissingArtifact(
+            f"{store.uri} holds no run (no {RUN}){hint}. Give the folder <storage>/<name>/runs/<run id>"
+        )
     return read_run_file(store)
 
 

@@ -69,6 +69,7 @@ def fitted(images: torch.Tensor, seed: int, path: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.real
 @pytest.mark.timeout(420)
 def test_real_pictures_go_through_a_bucket_with_two_workers(
@@ -94,7 +95,7 @@ def test_real_pictures_go_through_a_bucket_with_two_workers(
         "search": {"beta": 0.5, "betas": [0.5], "scales": [0.5, 5.0], "powers": [1.0], "biases": [0.0], "rounds": 0},
         "evaluate": {"n_iter": 2, "n_target_classes": 1, "n_queries": 4},
         "storage": object_store.uri("runs"),
-        "compute": {"num_workers": 2},
+        "compute": {"num_workers": 2, "batch_size": 8},  # a partition fills a pass without padding
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     results = json.loads(command("run", str(tmp_path / "config.yaml"), "--json"))
