@@ -2,29 +2,20 @@
 
 import json
 import os
-import types
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
 import psutil
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 from rich.console import Console
 
 from ..config.register import REGISTERS
 from ..config.run_config import RunConfig, config_with_stages, load_config, stages_with_keys
-from ..config.search_config import RangeConfig
-from ..config.section import Registered, section_in
 from ..config.uris import TWO_CHECKPOINTS, code_files, missing_input, missing_inputs
 from ..errors import ConfigError, MixedNutsError
 from .options import command, config_argument, config_of, local_option, reported, set_option, typed
 
 _WORKER_BYTES = 0.6e9  # measured for a worker with torch, without classifiers and images
-_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
 
 TEMPLATE, ONE_CLASSIFIER = (
     Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("mixednuts.yaml.txt", "one.yaml.txt")
@@ -154,14 +145,13 @@ def _problems_of_use(config: RunConfig) -> Iterator[str]:
         )
 
 
-@command("schema mine.yaml", "schema --names", "schema --markdown")
+@command("schema mine.yaml", "schema --names")
 @click.argument("config", required=False, type=click.Path(dir_okay=False), metavar="[CONFIG]")
 @click.option("--names", is_flag=True, help="List the attacks, datasets, stages and so on that CONFIG can name.")
-@click.option("--markdown", is_flag=True, help="Print a table of all keys.")
-def schema(config: str | None, names: bool, markdown: bool) -> None:
+def schema(config: str | None, names: bool) -> None:
     """Print the JSON schema of the configuration.
 
-    With CONFIG, the keys and names that its extensions add are included.
+    With CONFIG, the keys and names that its extensions add are included. docs/configuration.md explains every key.
     """
     with reported():
         if config is not None:
@@ -169,8 +159,7 @@ def schema(config: str | None, names: bool, markdown: bool) -> None:
         if names:
             _print_names(Console(soft_wrap=True, highlight=False))
         else:
-            valid = config_with_stages(stages_with_keys())
-            click.echo(config_reference() if markdown else json.dumps(valid.model_json_schema(), indent=2))
+            click.echo(json.dumps(config_with_stages(stages_with_keys()).model_json_schema(), indent=2))
 
 
 def _print_names(console: Console) -> None:
@@ -183,53 +172,3 @@ def _print_names(console: Console) -> None:
         for entry in entries:
             added = "" if entry.home.startswith("mixednuts_dist.") else "  (yours)"
             console.print(f"  {entry.name:<{width}}  {entry.describes}{added}", markup=False)
-
-
-def config_reference() -> str:
-    """Return a Markdown table with the path, type, default and meaning of every key."""
-    head = ["| key | takes | default | meaning |", "| --- | --- | --- | --- |"]
-    return "\n".join(
-        [*head, *(_line(path, field) for path, field in fields_of(config_with_stages(stages_with_keys())))]
-    )
-
-
-def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key of a section and of the sections in it, in the order of the file."""
-    for name, field in model.model_fields.items():
-        section = section_in(field.annotation)
-        if section is not None:
-            yield from fields_of(section, f"{prefix}{name}.")
-        if section is None or not section.model_fields:
-            yield f"{prefix}{name}", field
-
-
-def _line(path: str, field: FieldInfo) -> str:
-    cells = (f"`{path}`", _takes(field.annotation, field.metadata), _default(field), field.description or "")
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
-        return "required"
-    value = field.default
-    if isinstance(value, RangeConfig):
-        value = value.model_dump()
-    return f"`{json.dumps(value)}`"
-
-
-def _takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Describe a type in words; `metadata` is what pydantic removed from an `Annotated`."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    registered = next((mark for mark in (*metadata, *arguments) if isinstance(mark, Registered)), None)
-    if registered is not None or origin is Literal:
-        return ", ".join(f"`{value}`" for value in (registered.register.names() if registered else arguments))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_takes(argument) for argument in arguments))
-    if origin in (dict, Mapping):
-        return f"map of {_takes(arguments[0])} to {_takes(arguments[1])}"
-    if origin in (Annotated, tuple, list):
-        inner = _takes(arguments[0])
-        return inner if origin is Annotated else f"list of {inner}"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "{" + ", ".join(annotation.model_fields) + "}"
-    return _NAMES.get(annotation, str(annotation))

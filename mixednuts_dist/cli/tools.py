@@ -176,11 +176,11 @@ for _benchmark in (benchmark_attack, benchmark_search):
 @click.argument("uri")
 @click.option("--to", "output", required=True, metavar="FOLDER|s3://BUCKET/PREFIX", help="Where to write.")
 @click.option("-n", "--num-images", type=click.IntRange(min=1), help="Only the first images.")
-@click.option("--part-size", type=click.IntRange(min=1), default=100, show_default=True, help="Images per part.")
-def prepare(uri: str, output: str, num_images: int | None, part_size: int) -> None:
+def prepare(uri: str, output: str, num_images: int | None) -> None:
     """Write a dataset as class-balanced Parquet parts.
 
-    Each worker of a cluster then reads only its own parts. Existing parts are kept. To use a cluster, set RAY_ADDRESS.
+    Each worker of a cluster then reads only its own parts of 100 images. Existing parts are kept. To use a cluster, set
+    RAY_ADDRESS.
     """
     with reported(RESUMES) as console:
         check_dataset_uri(uri)
@@ -189,7 +189,7 @@ def prepare(uri: str, output: str, num_images: int | None, part_size: int) -> No
         from .terminal import PreparationProgress
 
         with make_executor("ray") as executor, PreparationProgress(console) as progress:
-            made = stage.run(uri, output, n=num_images, part_size=part_size, executor=executor, on_part=progress)
+            made = stage.run(uri, output, n=num_images, executor=executor, on_part=progress)
         kept = f", {progress.n_kept} images were present already" if progress.n_kept else ""
         console.print(f"{len(made.labels)} images in {len(made.parts)} parts{kept}")
         click.echo(f"data: {{uri: parquet:{output}}}")

@@ -76,7 +76,7 @@ def test_real_pictures_go_through_a_bucket_with_two_workers(
     tree: Path, object_store: ObjectStore, tmp_path: Path
 ) -> None:
     source, prepared = f"folder:{tree}?preprocess=Res256Crop224", object_store.uri("pictures")
-    told = command("prepare", source, "--to", prepared, "--part-size", "8")
+    told = command("prepare", source, "--to", prepared)
     assert told.strip() == f"data: {{uri: parquet:{prepared}}}"
     originals, _ = open_dataset(source).read(0, N_CLASSES)
     images, labels = open_dataset(f"parquet:{prepared}").read(0, N_CLASSES)

@@ -175,4 +175,3 @@ def test_the_command_the_list_and_the_schema_know_it(tmp_path: Path, flip: Path)
     schema = json.loads(CliRunner().invoke(main, ["schema", config]).output)
     assert "flip" in schema["properties"]
     assert "flip" not in schema["required"]
-    assert "`flip.axis`" in CliRunner().invoke(main, ["schema", config, "--markdown"]).output
