@@ -1,6 +1,6 @@
 """AutoAttack on one classifier: what is left after each attack.
 
-uv run python examples/what_each_attack_takes.py     # writes what_each_attack_takes.svg
+uv run python examples/robust_after_each_attack.py     # writes robust_after_each_attack.svg
 """
 
 import altair as alt
@@ -18,4 +18,4 @@ rows = [{"after": name, "right": right} for name, right, _ in found.table()]
 bars = alt.Chart(alt.Data(values=rows), width=360, title="What each attack takes").encode(
     x=alt.X("right:Q", title="images right"), y=alt.Y("after:N", sort=None, title=None)
 )
-(bars.mark_bar() + bars.mark_text(align="left", dx=3).encode(text="right:Q")).save("what_each_attack_takes.svg")
+(bars.mark_bar() + bars.mark_text(align="left", dx=3).encode(text="right:Q")).save("robust_after_each_attack.svg")
