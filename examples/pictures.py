@@ -1,4 +1,4 @@
-"""To look at: clean images, what the attack made of them, and the difference.
+"""Draw clean images, the adversarial images, and the difference between them.
 
 uv run python examples/pictures.py     # writes pictures.png
 """
@@ -16,7 +16,7 @@ found = mn.autoattack(model, images, labels, threat=mn.ThreatModel("Linf", 0.15)
 fooled = (found.clean & ~found.robust).nonzero().squeeze(1)[:8]
 classes = found.logits.argmax(dim=1)
 for i in fooled.tolist():
-    print(f"image {i}: {int(labels[i])} is taken for {int(classes[i])}")
+    print(f"image {i}: {int(labels[i])} is classified as {int(classes[i])}")
 
 clean, attacked = images[fooled], found.x_adv[fooled]
 rows = [torch.cat(list(part.squeeze(1)), dim=1) for part in (clean, attacked, 0.5 + (attacked - clean) / 0.3)]

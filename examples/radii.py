@@ -18,10 +18,10 @@ rows = []
 for name, model in {"std": std, "rob": rob, "mixed": mixed}.items():
     for eps in (0.02, 0.05, 0.1, 0.15, 0.2):
         found = mn.autoattack(model, images, labels, threat=mn.ThreatModel("Linf", eps), **options)
-        rows.append({"which": name, "radius": eps, "right": 100 * found.robust_accuracy})
-    rows.append({"which": name, "radius": 0.0, "right": 100 * found.clean_accuracy})
+        rows.append({"which": name, "radius": eps, "robust": 100 * found.robust_accuracy})
+    rows.append({"which": name, "radius": 0.0, "robust": 100 * found.clean_accuracy})
 
 lines = alt.Chart(alt.Data(values=rows), width=360, height=240).mark_line(point=True)
 lines.encode(
-    x="radius:Q", y=alt.Y("right:Q", title="right, %"), color=alt.Color("which:N", sort=["std", "rob", "mixed"])
+    x="radius:Q", y=alt.Y("robust:Q", title="robust, %"), color=alt.Color("which:N", sort=["std", "rob", "mixed"])
 ).save("radii.svg")
