@@ -155,7 +155,7 @@ def run_status(config: RunConfig) -> RunStatus:
     opened = reopen_run(config, FIRST_ANSWER_SECONDS)
     searched = opened.store.exists(SELECTED)
     stages = [
-        _stage_status(opened, stage.name, stage.model_name(config), summaries)
+        _stage_status(stage.part(opened), stage.name, stage.model_name(config), summaries)
         for stage, summaries in summaries_by_stage(opened, searched=searched)
     ]
     return RunStatus(
@@ -211,7 +211,8 @@ def _refinement_round(opened: Run, searched: bool) -> list[StageStatus]:
     found = None if searched else current_stage(opened.store)
     if found is None or not found[0].startswith("search/"):
         return []
-    return [_stage_status(opened, found[0], "mixed", [*finished_partitions(opened, *found).values()])]
+    part = opened.searched
+    return [_stage_status(part, found[0], "mixed", [*finished_partitions(part, *found).values()])]
 
 
 def _stage_status(opened: Run, name: str, subject: str, receipts: Sequence[Receipt]) -> StageStatus:
@@ -224,7 +225,7 @@ def _stage_status(opened: Run, name: str, subject: str, receipts: Sequence[Recei
         clean=clean,
         robust=robust,
         worker_seconds=sum(receipt.seconds for receipt in receipts),
-        pace=pace_of(receipts, opened.inputs.n_images, time.time()),
+        pace=pace_of(receipts, sum(map(len, opened.partitions)), time.time()),
     )
 
 

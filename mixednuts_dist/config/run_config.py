@@ -276,7 +276,7 @@ class RunConfig(Section):
             "data": {"class_names"},
             "extensions": True,
             "evaluate": {"check", "check_n", "until"},
-            "search": {"tune"},
+            "search": {"tune"} if self.search.first else {"tune", "first"},
         }
         values = self.as_written(exclude=left_out)
         contents = sorted(load_extensions(self.extensions).values())

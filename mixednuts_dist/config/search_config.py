@@ -127,6 +127,11 @@ class SearchConfig(Section):
         description="Number of images that the search reads, drawn at random if the run has more. `auto` reads up to "
         "5 million logits per classifier (5,000 images with 1,000 classes) and at most 50,000 images.",
     )
+    first: Positive | None = Field(
+        default=None,
+        description="Attack, search, and refine on the first N images only, as the paper does with 1000. MMAA takes "
+        "the whole partitions that hold them. The evaluation still covers all images.",
+    )
     rounds: Repeats = Field(
         default=8,
         description="Maximum number of refinement rounds, which attack the selected parameters and search again "

@@ -6,6 +6,7 @@ Torch is imported where tensors are made, so that missing files are found withou
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -185,7 +186,9 @@ def _missing_imagenet(uri: ResourceUri) -> Iterator[Missing]:
 
 @DATASETS("imagenet", describes="RobustBench's 5000 fixed ImageNet validation images", order=4,
           forms=("imagenet:ROOT[?preprocess=BicubicRes256Crop224]",), target="folder", preprocess="Res256Crop224",
-          options={"preprocess": ("preprocess", "Res256Crop224 by default")}, downloads=True)  # fmt: skip
+          options={"preprocess": ("preprocess", "Res256Crop224 by default"),
+                   "order": ("classes", "the first image of each class, then the second of each, and so on")},
+          downloads=True)  # fmt: skip
 @with_missing(_missing_imagenet)
 def open_imagenet(uri: ResourceUri) -> ImageFiles:
     """Those of RobustBench's 5000 images that are under ROOT, in its order and with its labels.
@@ -207,6 +210,10 @@ def open_imagenet(uri: ResourceUri) -> ImageFiles:
     if len(present) < len(evaluation_names()):
         logger.warning("imagenet:%s: %d of the %d images exist", root, len(present), len(evaluation_names()))
     named = [(name, class_labels()[name.partition("/")[0]]) for name in present]
+    if uri.option("order"):
+        turns = Counter[int]()
+        turn_of = [(turns.update([label]), turns[label])[1] for _, label in named]
+        named = [pair for _, pair in sorted(zip(turn_of, named, strict=True), key=lambda each: each[0])]
     chosen = uri.option("preprocess") or IMAGENET_PREPROCESS
     return image_files(f"imagenet:{root}", folder, named, chosen, imagenet_class_names)
 

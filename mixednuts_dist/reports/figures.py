@@ -69,7 +69,7 @@ def _measured_marks(results: RunResults) -> list[Row]:
     own = [point(row.classifier, row.classifier, row.clean, row.robust) for row in results.accuracy]
     by_beta = {entry.beta: entry for entry in results.search.entries}
     rounds = [
-        point(_ROUNDS, f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_images))
+        point(_ROUNDS, f"β {beta:g}", predicted(by_beta[beta])[0], Count(kept.correct, results.n_searched))
         for beta, kept in kept_by_rounds(results.search).items()
         if beta != results.parameters.beta
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from ..config.run_config import RUNS
 from ..errors import MissingArtifact, MixedNutsError
 from ..stages.runs import RESULTS, SELECTED, Run, finished_partitions, read_search_result, stored_run
-from ..stages.stage import Stage, stages_of
+from ..stages.stage import Stage, stage_of, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
 from ..storage.run_file import RUN
@@ -71,7 +71,7 @@ def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[Re
         searched: whether the search has chosen a mixed classifier; the stages that attack it have no rows before.
     """
     return [
-        (stage, [*finished_partitions(run, stage.name, stage.fingerprint(run)).values()])
+        (stage, [*finished_partitions(stage.part(run), stage.name, stage.fingerprint(run)).values()])
         if searched or stage.model_name(run.config) == "rob"
         else (stage, [])
         for stage in stages_of(run.config)
@@ -97,7 +97,7 @@ def _entry_of(run: Run, name: str) -> Entry:
     receipts = {stage.name: found for stage, found in summaries_by_stage(run, searched=searched)}
     for stage, found in receipts.items():
         if found:
-            state = f"{stage} {len(found)}/{len(run.partitions)}"
+            state = f"{stage} {len(found)}/{len(stage_of(config, stage).part(run).partitions)}"
     if run.store.exists(RESULTS):
         state = "reported"
     every = [receipt for found in receipts.values() for receipt in found]

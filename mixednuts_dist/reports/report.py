@@ -88,7 +88,7 @@ def collect(opened: Run) -> RunResults:
     counted = _rob_results(evaluated, fingerprint) if config.std is None else _mixture_results(evaluated, fingerprint)
     receipts = {stage.name: list(require_complete(evaluated, stage.name, fingerprint).values())}
     if config.std is not None:
-        attacked = require_complete(opened, "attack", opened.attack_fingerprint)
+        attacked = require_complete(opened.searched, "attack", opened.attack_fingerprint)
         receipts = {"attack": list(attacked.values()), **receipts}
     added, unfinished = _added_stages(opened)
     certified = _certified(opened, added)
@@ -101,7 +101,7 @@ def collect(opened: Run) -> RunResults:
             *counted.notes, *opinion, *_red_flags(evaluated, fingerprint),
             *unfinished,
         ),
-        stages=_rows(opened, added),
+        stages=(*counted.stages, *_rows(opened, added)),
         tables=stage_tables(opened, [stage.name, *added]),
         certified=certified,
         costs=stage_costs({**receipts, **added}, counted.seconds),
@@ -240,11 +240,14 @@ def _parts(opened: Run) -> Iterator[list[Partition]]:
         yield opened.partitions[start : start + each]
 
 
-def _batches(opened: Run, fingerprint: str) -> Iterator[tuple[AttackRecords, EvaluateRecords]]:
-    steps = steps_of(opened)
+def _batches(opened: Run, fingerprint: str) -> Iterator[tuple[AttackRecords | None, EvaluateRecords]]:
+    """Yield the rows of the attack, which `search.first` limits, and of the evaluation."""
+    steps, first = steps_of(opened), opened.config.search.first
+    seen = None if first is None else torch.arange(first)
     for partitions in _parts(opened):
+        read = [part for part in partitions if first is None or part.start < first]
         yield (
-            read_attack_records(opened.rows, partitions, opened.attack_fingerprint),
+            read_attack_records(opened.rows, read, opened.attack_fingerprint, sample_ids=seen) if read else None,
             read_evaluate_records(opened.rows, partitions, fingerprint, steps),
         )
 

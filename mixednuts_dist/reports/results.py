@@ -6,7 +6,7 @@ Shapes: N images of a batch, K classes.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -103,7 +103,7 @@ class RunResults:
     clean_only: tuple[int, int] = (0, 0)  # clean images that only `mixed` has right, and only `rob`
     margins: tuple[MarginGroup, ...] = ()
     splits: tuple[MarginSplit, ...] = ()  # what a margin threshold separates, for each form of `rob`
-    stages: tuple[AccuracyRow, ...] = ()  # one per complete added stage: "mixed, certify"
+    stages: tuple[AccuracyRow, ...] = ()  # images seen and not seen by the search, then complete added stages
     tables: Mapping[str, Table] = field(default_factory=dict)  # tables from added stages, by title
     certified: Certified | None = None  # certificates, if a stage computed them
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
@@ -131,8 +131,13 @@ class RunResults:
 
     @property
     def n_images(self) -> int:
-        """Return the number of images."""
-        return self.accuracy[0].clean.total
+        """Return the number of evaluated images."""
+        return self.accuracy[-1].clean.total
+
+    @property
+    def n_searched(self) -> int:
+        """Return the number of images on which the base classifiers were attacked: all, or `search.first`."""
+        return self.row("rob").clean.total
 
     def row(self, classifier: str) -> AccuracyRow:
         """Return the accuracy row of `std`, `rob` or `mixed`."""
@@ -146,8 +151,8 @@ class RunResults:
     def clean_difference(self) -> tuple[float, float, float]:
         """Return the clean accuracy of `mixed` minus that of `rob`, in points, and its 95% interval."""
         only_mixed, only_rob = self.clean_only
-        difference = 100 * (only_mixed - only_rob) / self.n_images
-        return difference, *paired_interval(only_mixed, only_rob, self.n_images)
+        difference = 100 * (only_mixed - only_rob) / self.n_searched
+        return difference, *paired_interval(only_mixed, only_rob, self.n_searched)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `results.json`; `ResultsFile` is its schema."""
@@ -205,7 +210,7 @@ class RunResults:
 
 
 def gather_results(
-    batches: Iterable[tuple[AttackRecords, EvaluateRecords]],
+    batches: Iterable[tuple[AttackRecords | None, EvaluateRecords]],
     *,
     search: SearchResult,
     attacks: Mapping[str, str],
@@ -214,7 +219,7 @@ def gather_results(
     """Count what the stages stored.
 
     Args:
-        batches: rows of the attack and of the evaluate stage about the same images, in the same order.
+        batches: rows of the evaluate stage, and those of the attack stage about the first of the same images.
         search: what the search chose.
         attacks: the attack on each of `std`, `rob` and `mixed`, in words.
         description: fields of `RunResults` that describe the run.
@@ -224,30 +229,36 @@ def gather_results(
     """
     chosen, hits, steps = search.deployed(), Counter[str](), Counter[str]()
     transform = chosen.transform()
-    margins, worst = MarginTally(transform, search.ln_k), WorstTally()
+    margins, worst, robust = MarginTally(transform, search.ln_k), WorstTally(), list[Tensor]()
     for attack, evaluate in batches:
-        if attack.sample_ids_N.tolist() != evaluate.sample_ids_N.tolist():
-            raise InvalidInputError(
-                f"a batch of {attack.sample_ids_N.numel()} attack rows and {evaluate.sample_ids_N.numel()} evaluate "
-                "rows is not about the same images. Run: mixednuts evaluate CONFIG"
-            )
-        hits.update(_hits(attack, evaluate, transform))
         mixed_right_N = evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N
         steps.update(standing_after(mixed_right_N, evaluate.survived))
+        robust.append(evaluate.robust_N)
+        if attack is None:
+            continue
+        searched = evaluate.first(len(attack.labels_N))
+        if attack.sample_ids_N.tolist() != searched.sample_ids_N.tolist():
+            raise InvalidInputError(
+                f"a batch of {attack.sample_ids_N.numel()} attack rows and {searched.sample_ids_N.numel()} evaluate "
+                "rows is not about the same images. Run: mixednuts evaluate CONFIG"
+            )
+        hits.update(_hits(attack, searched, transform))
         margins.add(attack)
-        worst.add(attack, evaluate)
+        worst.add(attack, searched)
     if not hits["images"]:
         raise InvalidInputError("the attack stage's rows hold 0 images; nothing to report")
-    accuracy = tuple(
-        AccuracyRow(
-            name, Count(hits[f"{name} clean"], hits["images"]), Count(hits[f"{name} robust"], hits["images"]), by
-        )
+    n_seen, n_images = hits["images"], sum(map(len, robust))
+    on_seen = [
+        AccuracyRow(name, Count(hits[f"{name} clean"], n_seen), Count(hits[f"{name} robust"], n_seen), by)
         for name, by in attacks.items()
-    )
+    ]
+    seen, n_robust = on_seen[-1], sum(int(each.sum()) for each in robust)
+    mixed = replace(seen, clean=Count(steps["clean"], n_images), robust=Count(n_robust, n_images))
     results = RunResults(
         **description,
-        accuracy=accuracy,
-        survival=survival_of(steps, hits["images"]),
+        accuracy=(*on_seen[:-1], mixed),
+        stages=_seen_and_unseen(seen, mixed) if n_seen < n_images else (),
+        survival=survival_of(steps, n_images),
         notes=(),
         found=search,
         kept=Count(hits["kept"], hits["rob robust"]),
@@ -261,6 +272,16 @@ def gather_results(
     black_box = [BLACK_BOX_NOTE] if is_black_box(str(description["std"])) else []
     notes = (*search.notes, *black_box, *_observations(results))
     return RunResults(**{**vars(results), "notes": notes})
+
+
+def _seen_and_unseen(seen: AccuracyRow, mixed: AccuracyRow) -> tuple[AccuracyRow, ...]:
+    """Return the rows of the images that the search saw and of the others (tab:overfit)."""
+    clean, robust = (
+        Count(every.correct - own.correct, every.total - own.total)
+        for every, own in ((mixed.clean, seen.clean), (mixed.robust, seen.robust))
+    )
+    unseen = replace(mixed, classifier="mixed, unseen", clean=clean, robust=robust)
+    return replace(seen, classifier="mixed, seen"), unseen
 
 
 def _hits(attack: AttackRecords, evaluate: EvaluateRecords, transform: LogitTransform) -> dict[str, int]:
@@ -414,11 +435,12 @@ def summary_sentences(results: RunResults) -> tuple[str, ...]:
         )
     std, mixed = results.row("std"), results.row("mixed")
     difference, low, high = results.clean_difference
+    where = "" if results.n_searched == results.n_images else f" on the {results.n_searched} images of the search"
     decides = (
-        f"The standard classifier decides {results.n_std_decides} of {results.n_images} clean images.",
+        f"The standard classifier decides {results.n_std_decides} of {results.n_searched} clean images.",
         f"The mixed classifier is correct on {share_text(mixed.clean)} clean images, the robust classifier on "
-        f"{share_text(rob.clean)}, and the standard classifier on {share_text(std.clean)}. Mixed minus robust is "
-        f"{points_text(difference)} (95% interval [{minus(f'{low:+.2f}')}, {minus(f'{high:+.2f}')}]).",
+        f"{share_text(rob.clean)}, and the standard classifier on {share_text(std.clean)}. Mixed minus robust{where} "
+        f"is {points_text(difference)} (95% interval [{minus(f'{low:+.2f}')}, {minus(f'{high:+.2f}')}]).",
     )
     return (*decides, _retention_sentence(results), *_next_step(results, low))
 
@@ -482,10 +504,11 @@ def _observations(results: RunResults) -> list[str]:
             f"The standard classifier is not more accurate than the robust one on clean images ({std.clean.correct} "
             f"against {rob.clean.correct} of {rob.clean.total}), so mixing cannot gain accuracy here."
         )
-    if (mixed.clean.correct, mixed.clean.total) != (chosen.clean_correct, chosen.total):
+    seen = next((row for row in results.stages if row.classifier == "mixed, seen"), mixed).clean
+    if (seen.correct, seen.total) != (chosen.clean_correct, chosen.total):
         notes.append(
             f"The search predicted {chosen.clean_correct} of {chosen.total} correct clean images. The deployed mixed "
-            f"classifier has {mixed.clean.correct} of {mixed.clean.total}."
+            f"classifier has {seen.correct} of {seen.total}."
         )
     kept, foreseen = results.kept, kept_predicted(results, chosen)
     if kept is not None and kept.correct < foreseen.correct:

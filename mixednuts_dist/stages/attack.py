@@ -47,6 +47,9 @@ class Attack(Stage):
     def fingerprint(self, opened: Run) -> str:
         return opened.attack_fingerprint
 
+    def part(self, opened: Run) -> Run:
+        return opened.searched
+
     def task(self, opened: Run) -> AttackTask:
         return attack_task(opened)
 

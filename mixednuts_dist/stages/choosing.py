@@ -102,11 +102,12 @@ class Choosing:
     def _sample_notes(self) -> tuple[str, ...]:
         if self._sample is None:
             return ()
-        n_searched, n_images = len(self._sample), self.opened.inputs.n_images
-        return (
-            f"The search read {n_searched:,} of the {n_images:,} images, drawn at random with the run's seed "
-            "(search.sample); its predictions count those.",
-        )
+        n_searched, n_images, first = len(self._sample), self.opened.inputs.n_images, self._search.first or 0
+        how = f"the first {first:,} (search.first)" if first else ""
+        if n_searched != first:
+            drawn = "drawn at random with the run's seed (search.sample)"
+            how = f"{drawn} from {how}" if how else drawn
+        return (f"The search read {n_searched:,} of the {n_images:,} images, {how}; its predictions count those.",)
 
     def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
         """Return how grids are scored: by the executor (a Tune job on Ray) or, with points of rounds, in this process.

@@ -71,7 +71,8 @@ def _stages(opened: Run, measured: Mapping[str, PassSeconds]) -> tuple[StageEsti
 
 def _rounds(opened: Run, seconds: PassSeconds) -> list[StageEstimate]:
     """The search's rounds; nothing once it has chosen."""
-    config, n_images = opened.config, opened.inputs.n_images
+    config, opened = opened.config, opened.searched
+    n_images = min(config.search.first or opened.inputs.n_images, opened.inputs.n_images)
     if opened.store.exists(SELECTED):
         return []
     attacked = finished_partitions(opened, "attack", opened.attack_fingerprint).values()
@@ -94,7 +95,7 @@ def _rounds(opened: Run, seconds: PassSeconds) -> list[StageEstimate]:
 
 def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) -> StageEstimate:
     passes, receipts = stage.passes(opened), _finished(stage, opened)
-    left = opened.inputs.n_images - sum(receipt.n_images for receipt in receipts)
+    left = sum(map(len, stage.part(opened).partitions)) - sum(receipt.n_images for receipt in receipts)
     at_most = left * sum(measured[name].of(*each) for name, each in passes.items())
     likely, basis = None, ""
     if receipts:
@@ -110,6 +111,6 @@ def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) ->
 def _finished(stage: Stage, opened: Run) -> list[Receipt]:
     """Nothing before the search has chosen what the stage is about."""
     try:
-        return list(finished_partitions(opened, stage.name, stage.fingerprint(opened)).values())
+        return list(finished_partitions(stage.part(opened), stage.name, stage.fingerprint(opened)).values())
     except MissingArtifact:
         return []

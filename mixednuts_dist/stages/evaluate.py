@@ -73,7 +73,7 @@ class Evaluate(Stage):
         """The finished partitions of the attack stage; none without std."""
         if opened.config.std is None:
             return {}
-        return finished_partitions(opened, "attack", opened.attack_fingerprint)
+        return finished_partitions(opened.searched, "attack", opened.attack_fingerprint)
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         from .partitioned import run_partitions
@@ -177,12 +177,14 @@ def evaluate_task(opened: Run, search: SearchResult) -> EvaluateTask:
         fingerprint=evaluate_fingerprint(opened, search),
         mixture=deployed_mixture(opened, search),
         mode=opened.config.evaluate.mode,
-        points=(
-            StoredPoints("attack", opened.attack_fingerprint),
-            *(points_of_round(round_) for round_ in search.rounds),
-        )
-        if opened.config.evaluate.warm_start
-        else (),
+        points=tuple(
+            replace(source, n_images=opened.config.search.first)
+            for source in (
+                StoredPoints("attack", opened.attack_fingerprint),
+                *(points_of_round(round_) for round_ in search.rounds),
+            )
+            if opened.config.evaluate.warm_start
+        ),
     )
 
 

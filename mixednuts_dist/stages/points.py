@@ -27,6 +27,7 @@ class StoredPoints:
     stage: str
     fingerprint: str
     columns: tuple[str, ...] = ("x_adv",)
+    n_images: int | None = None  # partitions from this image on have no file
 
 
 def round_folder(number: int) -> str:
@@ -69,6 +70,9 @@ def read_points(worker: Workbench, piece: Partition, points: Sequence[StoredPoin
     x, _ = worker.images(piece)
     found = []
     for source in points:
+        if source.n_images is not None and piece.start >= source.n_images:
+            found.append(x)
+            continue
         for column in source.columns:
             stored = worker.stored(piece, source.stage, source.fingerprint, column)
             if stored.is_floating_point():  # of an attack: zeros where is no point

@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import yaml
@@ -83,6 +83,14 @@ class Run:
         if self.only is not None:
             return list(self.only)
         return split_images(self.inputs.n_images, self.partition_size)
+
+    @functools.cached_property
+    def searched(self) -> Run:
+        """The run cut to the whole partitions that hold the images of `search.first`."""
+        first = self.config.search.first
+        if first is None or first >= self.inputs.n_images:
+            return self
+        return replace(self, only=tuple(part for part in self.partitions if part.start < first))
 
     @property
     def partition_size(self) -> int:
@@ -358,16 +366,17 @@ def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partitio
 
 
 def searched_images(run: Run) -> Tensor | None:
-    """Ids, ascending, of the images that the search reads, drawn at random with the run's seed; None for all."""
+    """The ascending ids of the images that the search reads; None for all images."""
     sample = search_sample(run)
     return None if sample is None else sample.ids()
 
 
 def search_sample(run: Run) -> Sample | None:
-    """The same as the few numbers that workers draw the ids from."""
-    asked, n_images = run.config.search.sample, run.inputs.n_images
-    n_searched = min(MOST_IMAGES, MOST_LOGITS // run.inputs.n_classes) if asked == "auto" else asked
-    return None if n_searched >= n_images else Sample(n_images, n_searched, run.config.seed)
+    """The numbers from which workers draw the same ids: `search.sample` images of the first `search.first`."""
+    search, n_images = run.config.search, run.inputs.n_images
+    asked = min(MOST_IMAGES, MOST_LOGITS // run.inputs.n_classes) if search.sample == "auto" else search.sample
+    n_first = min(search.first or n_images, n_images)
+    return None if asked >= n_images == n_first else Sample(n_first, min(asked, n_first), run.config.seed)
 
 
 def require_complete(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:
@@ -452,10 +461,20 @@ def evaluate_fingerprint(opened: Run, search: SearchResult) -> str:
     deployed = {"alpha_d": search.surrogate_alpha, **search.deployed().settings()}
     evaluate = opened.config.determinants()["evaluate"]
     points = [done.fingerprint for done in search.rounds]
+    cut = {} if opened.searched is opened or not evaluate["warm_start"] else {"first": _last_warm(opened)}
     given = {_POINTS: value} if (value := opened.inputs.checksums.get(_POINTS)) else {}
     return digest(
-        {"attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points, **given}
-    )
+        {
+            "attack": opened.attack_fingerprint, "deployed": deployed, "evaluate": evaluate, "points": points,
+            **given, **cut,
+        }
+    )  # fmt: skip
+
+
+def _last_warm(opened: Run) -> int:
+    """Return the number of images in the partitions that the attack stage computes."""
+    size = opened.partition_size
+    return -(-(opened.config.search.first or 0) // size) * size
 
 
 def autoattack_fingerprint(opened: Run) -> str:

@@ -48,6 +48,7 @@ def run(config: RunConfig, *, executor: Executor | None = None, progress: RunPro
 def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> SearchResult:
     """The stage on an opened run; errors as in `run`."""
     _ = opened.config.required_std
+    opened = opened.searched
     require_complete(opened, "attack", opened.attack_fingerprint)
     if (needed := needed_stage(opened.config.search)) is not None:
         require_complete(opened, needed, stage_of(opened.config, needed).fingerprint(opened))
@@ -109,6 +110,7 @@ def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool
     False if it kept enough, or where the search ends in the same mixture all the same. Afterwards another choice may be
     deployed, which is then still to be evaluated.
     """
+    opened = opened.searched
     search, result = opened.config.search, read_search_result(opened)
     n_evaluations = sum(1 for done in result.rounds if done.evaluated)
     if not attacks_its_choice(search) or n_evaluations >= MOST_EVALUATIONS:
@@ -133,9 +135,10 @@ def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
     Errors as in `read_columns`.
     """
     given = opened.rows, "evaluate", opened.partitions, evaluate_fingerprint(opened, result), ["robust"]
-    robust_N = read_columns(*given)["robust"]
+    first = opened.config.search.first
+    robust_N = read_columns(*given)["robust"][:first]
     attacked = opened.rows, "attack", opened.partitions, opened.attack_fingerprint, ["rob_broken"]
-    rob_robust_N = ~read_columns(*attacked)["rob_broken"]
+    rob_robust_N = ~read_columns(*attacked)["rob_broken"][:first]
     return int((robust_N & rob_robust_N).sum()), int(rob_robust_N.sum())
 
 

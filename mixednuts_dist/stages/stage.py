@@ -140,6 +140,10 @@ class Stage:
         """What the search chose, where the stage is about the mixture. Errors as in `read_search_result`."""
         return read_search_result(opened) if self.model_name(opened.config) == "mixed" else None
 
+    def part(self, opened: Run) -> Run:
+        """The run cut to the partitions that the stage computes: all of them, or those of `search.first`."""
+        return opened
+
     def task(self, opened: Run) -> Task:
         """What goes to the workers; a stage with more to say than its keys returns a task of its own."""
         search = self.searched(opened)
@@ -156,7 +160,7 @@ class Stage:
         from .partitioned import run_partitions
 
         require_needs(self, opened)
-        run_partitions(opened, self.task(opened), executor, progress, self.costs(opened))
+        run_partitions(self.part(opened), self.task(opened), executor, progress, self.costs(opened))
 
     def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
         """`complete` on a run that is opened for it; errors as there and in `open_run`."""
@@ -235,7 +239,7 @@ def require_needs(stage: Stage, opened: Run) -> None:
     needed = [stage_of(opened.config, name) for name in stage.needs]
     for other in needed:
         if other.asked(opened.config):
-            require_complete(opened, other.name, other.fingerprint(opened))
+            require_complete(other.part(opened), other.name, other.fingerprint(opened))
 
 
 def deployed_mixture(opened: Run, search: SearchResult) -> Mixture:

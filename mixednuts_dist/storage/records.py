@@ -51,6 +51,12 @@ class EvaluateRecords:
     robust_N: Tensor  # bool: right on the clean image and on everything that any attack tried
     survived: dict[str, Tensor]  # "warm-start", then each attack by name, in order -> bool (N,): still right after it
 
+    def first(self, n: int) -> EvaluateRecords:
+        """The rows of the first n images."""
+        survived = {attack: alive_N[:n] for attack, alive_N in self.survived.items()}
+        rows = {name: values[:n] for name, values in vars(self).items() if name != "survived"}
+        return EvaluateRecords(**rows, survived=survived)
+
 
 @dataclass(frozen=True)
 class SearchRound:

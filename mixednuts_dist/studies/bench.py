@@ -113,13 +113,14 @@ class Bench:
 
     @property
     def sampling(self) -> tuple[str, ...]:
-        """Return a remark if the search read a sample of the images."""
+        """Return a remark if the search read only some of the images."""
         if "rows" not in vars(self):  # no study has read them
             return ()
         n_read, n_all = len(self.rows.labels_N), self.run.inputs.n_images
         if n_read == n_all:
             return ()
-        return (f'"All images" are the {n_read:,} of {n_all:,} that the search read, drawn at random.',)
+        how = "" if self.config.search.first else ", drawn at random"
+        return (f'"All images" are the {n_read:,} of {n_all:,} that the search read{how}.',)
 
     @cached_property
     def search(self) -> SearchResult:
@@ -244,6 +245,7 @@ class Bench:
         """
         size, inputs = opened.partition_size, opened.inputs
         most = max(1, MOST_LOGITS // (inputs.n_classes * size)) * size
+        most = min(most, sum(map(len, opened.searched.partitions)))
         wanted = inputs.n_images if self.full else -(-REDUCED_IMAGES // size) * size
         n_images = min(wanted, most, inputs.n_images)
         return replace(opened, inputs=replace(inputs, n_images=n_images), only=tuple(split_images(n_images, size)))

@@ -154,31 +154,36 @@ def data_size(bench: Bench) -> Outcome:
 @STUDIES("seen-unseen", describes="Images that the search saw against others", section="D.3, tab:overfit", order=17)
 def seen_unseen(bench: Bench) -> Outcome:
     """Compare the 1,000 images that the search saw with those that it did not see (tab:overfit)."""
+    if seen := [row for row in bench.results.stages if row.classifier in ("mixed, seen", "mixed, unseen")]:
+        return _by_seen({row.classifier.removeprefix("mixed, "): (row.clean, row.robust) for row in seen})
     n_images = bench.n_images
     n_seen = N_SEEN if n_images > N_SEEN else n_images // 2
     seen_N = torch.arange(n_images) < n_seen
     best = select(subset(bench.first_rows, seen_N), bench.grid(), bench.criterion).for_beta(bench.beta)
     found = bench.measured(f"search on the first {n_seen} images", best.mixture())
-    rows: list[dict[str, Cell]] = []
-    marks: dict[str, list[tuple[str, Count, Count]]] = {}
-    for name, mask_N in {"seen": seen_N, "unseen": ~seen_N}.items():
-        clean, robust = count(found.clean_N[mask_N]), count(found.robust_N[mask_N])
-        marks[name] = [(name, clean, robust)]
-        rows.append({"images": name, "clean": clean, "robust": robust})
-    pairs = [(what, *(marks[name][0][at] for name in ("seen", "unseen"))) for at, what in ((1, "Clean"), (2, "Robust"))]
-    findings = tuple(
-        f"{what}: {seen.percent:.1f}% on seen and {unseen.percent:.1f}% on unseen images; the 95% intervals "
-        f"{'overlap' if seen.low <= unseen.high and unseen.low <= seen.high else 'do not overlap'}."
-        for what, seen, unseen in pairs
-        if isinstance(seen, Count) and isinstance(unseen, Count)
-    )
+    masks = {"seen": seen_N, "unseen": ~seen_N}
+    counts = {name: (count(found.clean_N[mask_N]), count(found.robust_N[mask_N])) for name, mask_N in masks.items()}
     differs = ""
     if n_seen != N_SEEN:
         differs = (
             f"The search saw {n_seen} of {n_images} measured images. The paper's search saw 1,000 and measured the "
             "rest of a data set too."
         )
-    return Outcome(Table.of(rows), accuracy_scatter(marks), findings, bench.reduction, differs)
+    return replace(_by_seen(counts), remarks=bench.reduction, differs=differs)
+
+
+def _by_seen(counts: Mapping[str, tuple[Count, Count]]) -> Outcome:
+    """Return the table of the clean and robust counts on seen and on unseen images."""
+    rows: list[dict[str, Cell]] = [
+        {"images": name, "clean": clean, "robust": robust} for name, (clean, robust) in counts.items()
+    ]
+    pairs = dict(zip(("Clean", "Robust"), zip(*counts.values(), strict=True), strict=True))
+    findings = tuple(
+        f"{what}: {seen.percent:.1f}% on seen and {unseen.percent:.1f}% on unseen images; the 95% intervals "
+        f"{'overlap' if seen.low <= unseen.high and unseen.low <= seen.high else 'do not overlap'}."
+        for what, (seen, unseen) in pairs.items()
+    )
+    return Outcome(Table.of(rows), accuracy_scatter({name: [(name, *pair)] for name, pair in counts.items()}), findings)
 
 
 @STUDIES(

@@ -119,3 +119,13 @@ def test_imagenet_equals_robustbench_names_and_labels(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_imagenet_is_told_what_is_expected(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"none of RobustBench's 5000 images.*n09468604/ILSVRC2012_val_00015253"):
         open_dataset(f"imagenet:{tmp_path}")
+
+
+def test_order_classes_begins_with_one_image_of_each_class(tmp_path: Path) -> None:
+    for name in evaluation_names()[:100]:
+        _note(tmp_path / "val" / name)
+    labels, plain = opened(f"imagenet:{tmp_path}?order=classes").labels, opened(f"imagenet:{tmp_path}")
+    n_classes = len(set(plain.labels.tolist()))
+    assert labels[:n_classes].tolist() == list(dict.fromkeys(plain.labels.tolist()))
+    assert sorted(labels.tolist()) == sorted(plain.labels.tolist())
+    assert n_classes < 100

@@ -48,6 +48,7 @@ def test_the_settings_are_the_paper_s(name: str, tmp_path: Path) -> None:
     assert (search.criterion, search.clamp) == ("paper-interpolated", "gelu")
     assert (search.beta, search.ln_k) == ((0.99, 250) if name == "imagenet" else (0.985, None))
     assert config.threat.eps == pytest.approx(float(Fraction(4 if name == "imagenet" else 8, 255)))
+    assert search.first == 1000
     assert config.data.n == (5000 if name == "imagenet" else 10000)
     assert (config.attack.n_iter, config.attack.n_target_classes, config.evaluate.n_queries) == (100, 9, 5000)
     assert (config.evaluate.rd, config.evaluate.mode) == (0.9, "transfer")
