@@ -66,7 +66,7 @@ def run() -> dict[str, Any]:
         results[f"K={n_classes}"] = result = _compare(Case.of(n_classes, dataset))
         say(
             f"K={n_classes}: plain loop {result['plain_s']:.3g} s, here {result['here_s']:.3g} s, "
-            f"{result['ratio']:.0f} times as fast; cutoffs differ by at most {result['largest_difference']:.1e}, "
+            f"{result['ratio']:.0f} times as fast; thresholds differ by at most {result['largest_difference']:.1e}, "
             f"objectives by {result['objectives_that_differ']} of {result['objectives_compared']}"
         )
     return results

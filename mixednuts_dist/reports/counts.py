@@ -156,11 +156,6 @@ def share_text(shown: Count) -> str:
     return f"{shown.correct} of {shown.total} ({percent_text(shown)}%)" if shown.total else "0 of 0"
 
 
-def percent_first(shown: Count) -> str:
-    """Write a count, as in `77.3% (773 of 1000)`, which breaks only before the bracket."""
-    return f"{percent_text(shown)}% ({shown.correct}\u00a0of\u00a0{shown.total})"
-
-
 def minus(number: str) -> str:
     """The number with a true minus sign, and without a sign where it is zero as it is written."""
     plain = number.removeprefix("+").removeprefix("-")

@@ -38,7 +38,7 @@ def caption(name: str) -> str:
     "tradeoff",
     describes="Clean against robust accuracy: predicted for every beta, and measured",
     caption="Dots show what the search predicts for every beta. Marks with whiskers were measured under attack, with "
-    "95% intervals. The second panel enlarges the dashed frame. The slider enlarges the dot of its beta.",
+    "95% intervals. The second panel enlarges the dashed frame.",
     order=1,
 )
 def tradeoff(results: RunResults) -> Figure | None:
@@ -85,12 +85,9 @@ def _close_window(curve: list[Row], marks: list[Row]) -> tuple[Span, Span]:
 
 
 def _dots(curve: list[Row], shown: tuple[Span, Span]) -> Spec:
-    """Draw every beta as a dot; the page's slider finds its dot by the label."""
+    """Draw every beta as a dot."""
     x, y = accuracy_axes(shown)
-    rows = [{**row, "label": f"beta {row['beta']:g}"} for row in curve]
-    named = {"description": {"field": "label"}}
-    color = CLASSIFIER_COLORS["mixed"]
-    return layer("circle", rows, {"x": x, "y": y, **named}, clip=True, size=26, opacity=1, color=color, aria=True)
+    return layer("circle", curve, {"x": x, "y": y}, clip=True, size=26, opacity=1, color=CLASSIFIER_COLORS["mixed"])
 
 
 def _frame(close: tuple[Span, Span]) -> Spec:

@@ -6,8 +6,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ..selection.choice import Choice
-from ..stages.stage import Certified
 from . import counts
 from .drawing import Figure
 from .figures import caption, figures
@@ -16,9 +14,6 @@ from .results import (
     RunResults,
     attack_sentence,
     candidates_sentence,
-    kept_by_rounds,
-    kept_predicted,
-    predicted,
     rounds_sentence,
     rounds_table,
     summary_sentences,
@@ -59,20 +54,17 @@ def report_files(results: RunResults) -> dict[str, bytes]:
 
 def page(results: RunResults, drawn: dict[str, Figure], files: Sequence[str] = ()) -> str:
     """Return the page; it links the files next to it."""
-    stops = slider_stops(results) if results.found else []
     content: dict[str, Any] = {
         "results": results,
         "summary": summary_sentences(results),
         "attacks": attack_sentence(results),
         "seconds_total": sum(results.seconds.values()),
-        "stops": stops,
         "figures": {name: [Markup(svg) for svg in figure.svgs(name)] for name, figure in drawn.items()},
         "words_of": {name: figure.words or caption(name) for name, figure in drawn.items()},
         "captions": {name: caption(name) for name in drawn},
         "more": [name for name in drawn if name not in PLACED],
         "files": files,
         "pictures": picture_groups(results),
-        "data": _script_json(stops),
         "words": counts,
         "file_name": file_name,
         "accuracy": accuracy_table(results).only(["classifier", "clean", "robust"]),
@@ -81,7 +73,7 @@ def page(results: RunResults, drawn: dict[str, Figure], files: Sequence[str] = (
     }
     if results.found:
         content |= {
-            "deployed_stop": [stop["beta"] for stop in stops].index(results.parameters.beta),
+            "parameters": _parameters(results),
             "betas": search_table(results.search),
             "rounds": rounds_table(results),
             "rounds_sentence": rounds_sentence(results),
@@ -92,52 +84,19 @@ def page(results: RunResults, drawn: dict[str, Figure], files: Sequence[str] = (
     return rendered("reports", "page.html", **content)
 
 
-def slider_stops(results: RunResults) -> list[dict[str, Any]]:
-    """The predicted curve in the slider's order, beta growing to the right.
-
-    `words` is what the slider shows of each, by the element's id.
-    """
-    entries = sorted(results.search.entries, key=lambda entry: entry.beta)
-    return [{"beta": entry.beta, "words": _stop_words(entry, results)} for entry in entries]
-
-
-def _stop_words(entry: Choice, results: RunResults) -> dict[str, str]:
-    clean, kept = predicted(entry)[0], kept_predicted(results, entry)
+def _parameters(results: RunResults) -> dict[str, str]:
+    """Return the deployed parameters in words."""
+    chosen, search = results.parameters, results.search
     return {
-        "beta": f"{entry.beta:g}",
-        "s": counts.minus(f"{entry.scale:.5g}"),
-        "p": counts.minus(f"{entry.power:.5g}"),
-        "c": counts.minus(f"{entry.bias:.5g}"),
-        "alpha": counts.weight_text(entry.alpha, entry.one_minus_alpha),
-        "one_minus_alpha": f"{entry.one_minus_alpha:.4g}",
-        "clamp": entry.clamp,
-        "clean": counts.percent_first(clean),
-        "kept_predicted": counts.percent_first(kept),
-        "clean_beyond": _beyond(clean),
-        "kept_beyond": _beyond(kept),
-        "measured": _measured_words(entry, results),
-        **({"certified": _certified_words(entry, results.certified)} if results.certified else {}),
+        "beta": f"{chosen.beta:g}",
+        "scale s": counts.minus(f"{chosen.scale:.5g}"),
+        "power p": counts.minus(f"{chosen.power:.5g}"),
+        "bias c": counts.minus(f"{chosen.bias:.5g}"),
+        "weight of rob, alpha": counts.weight_text(chosen.alpha, chosen.one_minus_alpha),
+        "1 − alpha": f"{chosen.one_minus_alpha:.4g}",
+        "criterion": search.criterion,
+        "clamp": search.clamp,
     }
-
-
-def _certified_words(entry: Choice, found: Certified) -> str:
-    counted = zip(found.radii.values(), found.by_beta[entry.beta], strict=True)
-    return "; ".join(f"{counts.percent_first(counts.Count(n, found.total))} at {words}" for words, n in counted)
-
-
-def _beyond(shown: counts.Count) -> str:
-    return f"95% interval {counts.interval_text(shown)}"
-
-
-def _measured_words(entry: Choice, results: RunResults) -> str:
-    """Describe what was measured with exactly these parameters, by the evaluation or a refinement round."""
-    if results.kept is not None and entry == results.parameters:
-        clean = counts.percent_first(results.row("mixed").clean)
-        return f"clean {clean}, kept {counts.percent_first(results.kept)}, by the whole adaptive attack"
-    by_rounds = kept_by_rounds(results.search)
-    if entry.beta in by_rounds:
-        return f"kept {counts.percent_first(by_rounds[entry.beta])}, by the search’s own attack"
-    return "not attacked yet"
 
 
 def picture_groups(results: RunResults) -> list[dict[str, Any]]:
@@ -192,11 +151,3 @@ def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> d
             for verdict in (*before, after)
         ],
     }  # fmt: skip
-
-
-def _script_json(content: Any) -> Markup:
-    """Strict JSON inside a `<script>` element: no character in it can end the element or open a comment."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)

@@ -174,7 +174,7 @@ class PaperCriterion(Criterion):
     clamp: Clamp
     name: ClassVar[str] = "paper"
     maximised: ClassVar[bool] = False
-    meaning: ClassVar[str] = "clean and wrong images above the cutoff"
+    meaning: ClassVar[str] = "clean and wrong images above the margin threshold"
 
     @classmethod
     def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:

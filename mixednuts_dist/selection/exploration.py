@@ -229,7 +229,7 @@ def remarks(parts: Iterable[Selection], chosen: Iterable[Choice | None], betas: 
         n_candidates = sum(part.undeployable[0].numel() for part in parts)
         sentence = (
             f"{n_excluded:,} of {n_candidates:,} candidates {'was' if n_excluded == 1 else 'were'} left out at one "
-            "beta or more because float32 could not carry their logits, cutoff or 1 - alpha."
+            "beta or more because float32 could not carry their logits, margin threshold or 1 - alpha."
         )
         found.append(Remark(None, sentence))
     if parts[0].n_objective == 0:
@@ -245,7 +245,7 @@ def _choice_remarks(choice: Choice, parts: Sequence[Selection]) -> list[str]:
     part = next(part for part in parts if part.grid.pair == (choice.clamp, choice.ln_k))
     notes = []
     if choice.beta == 0:
-        notes.append("nothing is constrained; the cutoff is the largest margin of any attacked image.")
+        notes.append("nothing is constrained; the margin threshold is the largest margin of any attacked image.")
     if choice.on_grid_edge:
         keys = {name: _KEYS[name] for name in choice.on_grid_edge}
         ends = [f"{name} (at {getattr(choice, name):.3g})" for name in keys]

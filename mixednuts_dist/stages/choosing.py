@@ -33,8 +33,8 @@ from .stage import stage_of
 CANDIDATES = "search/candidates.parquet"
 WORTH_TRIALS = 1 << 29  # mapped logits, seconds of one core: for fewer a second Tune job takes longer to start
 WITHOUT_ROUNDS = (
-    "criterion {!r} fixes the cutoff by beta, so the choice was not attacked and made again (search.rounds): beta "
-    "holds under the stored perturbations only."
+    "criterion {!r} fixes the margin threshold by beta, so the choice was not attacked and made again (search.rounds): "
+    "beta holds under the stored perturbations only."
 )
 
 

@@ -87,7 +87,7 @@ def _rounds(opened: Run, seconds: PassSeconds) -> list[StageEstimate]:
             "search", math.ceil(first * n_images * robust), passes,
             at_most=a_round * (first + later * (config.search.rounds - 1)),
             likely=a_round * robust * (first + later) if n_attacked else None,
-            basis=f"two of at most {config.search.rounds} rounds, next to the cutoff",
+            basis=f"two of at most {config.search.rounds} rounds, close to the margin threshold",
             which=f"images in the first of at most {config.search.rounds} rounds that attack the choice",
         )
     ]  # fmt: skip

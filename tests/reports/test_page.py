@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,6 @@ from tests.helpers.made_up_run import made_up_results
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
-CHOSEN = "[...document.querySelectorAll('#chart-tradeoff .chosen')].map((dot) => dot.getAttribute('aria-label'))"
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}<!--"
 
 
@@ -55,12 +53,6 @@ class Outline(HTMLParser):
         return " ".join(" ".join(next(row for row in self.rows if row and row[0] == first)).split())
 
 
-def page_data(page: bytes) -> dict[str, Any]:
-    found = re.search(rb'<script type="application/json" id="page-data">(.*?)</script>', page, re.DOTALL)
-    assert found
-    return json.loads(found[1])
-
-
 def test_numbers_are_the_results(page: dict[str, bytes], results: RunResults) -> None:
     outline = Outline(page["index.html"])
     for row in results.accuracy:
@@ -73,11 +65,14 @@ def test_numbers_are_the_results(page: dict[str, bytes], results: RunResults) ->
     assert json.loads(page["results.json"]) == json.loads(json.dumps(results.to_json()))
 
 
-def test_slider_has_a_stop_for_every_beta(page: dict[str, bytes], results: RunResults) -> None:
-    curve = page_data(page["index.html"])
-    assert [stop["beta"] for stop in curve] == sorted(entry.beta for entry in results.search.entries)
-    slider = next(attrs for tag, attrs in Outline(page["index.html"]).tags if attrs.get("type") == "range")
-    assert curve[int(slider["value"] or -1)]["beta"] == results.parameters.beta
+def test_table_has_a_row_for_every_beta(page: dict[str, bytes], results: RunResults) -> None:
+    outline = Outline(page["index.html"])
+    for entry in results.search.entries:
+        shown = outline.row(f"{entry.beta:g}").replace("−", "-").split()
+        assert [float(word) for word in shown[1:4]] == [5, 4, -1.1]
+        assert float(shown[4]) == pytest.approx(entry.alpha, abs=1e-4)
+        assert f"{entry.clean_correct}/{entry.total}" in shown
+        assert f"{entry.kept_predicted}/{entry.total}" in shown
 
 
 def test_nothing_is_fetched(page: dict[str, bytes]) -> None:
@@ -94,7 +89,7 @@ def test_nothing_is_fetched(page: dict[str, bytes]) -> None:
 def test_policy_forbids_to_fetch(page: dict[str, bytes]) -> None:
     policy = next(a["content"] for _, a in Outline(page["index.html"]).tags if "http-equiv" in a) or ""
     assert "default-src 'none'" in policy
-    assert "connect-src" not in policy
+    assert "connect-src" not in policy and "script-src" not in policy
     assert "http" not in policy
 
 
@@ -108,8 +103,7 @@ def test_hostile_names_stay_text(hostile_page: bytes) -> None:
     outline = Outline(hostile_page)
     assert f"h1 {HOSTILE}" in outline.headings
     assert not any("onerror" in attrs for _, attrs in outline.tags)
-    assert hostile_page.count(b"</script>") == 2
-    assert page_data(hostile_page)
+    assert b"</script>" not in hostile_page
 
 
 def test_is_readable_without_seeing_it(page: dict[str, bytes]) -> None:
@@ -122,8 +116,6 @@ def test_is_readable_without_seeing_it(page: dict[str, bytes]) -> None:
     assert all(len(words) > 60 for words in drawn)
     assert sum(alt.startswith("Image ") for alt in alts) == 3 * len(made_up_results(40).worst)
     assert all(alts)
-    labels = {attrs["for"] for tag, attrs in outline.tags if tag == "label"}
-    assert {attrs["id"] for tag, attrs in outline.tags if tag == "input"} <= labels
     assert ("html", {"lang": "en"}) in outline.tags
 
 
@@ -159,32 +151,6 @@ def test_browser_draws_all_and_asks_for_nothing(page: dict[str, bytes], open_tab
 def test_browser_log_would_show_a_request(open_tab: Callable[..., Tab]) -> None:
     beacon = b"<!DOCTYPE html><body><img src='http://localhost:1/x.png'></body>"
     assert open_tab(beacon).requests == ["http://localhost:1/x.png"]
-
-
-def test_keyboard_moves_the_slider_and_the_dot(
-    page: dict[str, bytes], results: RunResults, open_tab: Callable[..., Tab]
-) -> None:
-    tab = open_tab(page["index.html"])
-    for _ in range(60):
-        tab.press("Tab")
-        if tab.evaluate("document.activeElement.id") == "beta":
-            break
-    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    entries = sorted(results.search.entries, key=lambda entry: entry.beta)
-    for key, entry in (("Home", entries[0]), ("ArrowRight", entries[1]), ("End", entries[-1])):
-        tab.press(key)
-        assert tab.text("#at-beta") == f"{entry.beta:g}"
-        shown = {name: tab.text(f"#at-{name}") for name in ("s", "p", "c", "alpha", "clean", "kept_predicted")}
-        assert (shown["s"], shown["p"], shown["c"]) == ("5", "4", "−1.1")
-        assert float(shown["alpha"]) == pytest.approx(entry.alpha, abs=1e-4)
-        for name, hits in (("clean", entry.clean_correct), ("kept_predicted", entry.kept_predicted)):
-            percent, right, total = re.findall(r"[\d.]+", shown[name])
-            assert int(right) == hits
-            assert int(total) == (entry.total if name == "clean" else results.row("rob").robust.correct)
-            assert float(percent) == pytest.approx(100 * hits / int(total), abs=0.06)
-        assert tab.evaluate("document.getElementById('beta').getAttribute('aria-valuetext')") == f"beta {entry.beta:g}"
-        assert set(tab.evaluate(CHOSEN)) == {f"beta {entry.beta:g}"}
-    assert "Measured" in tab.text(".slider .measured")
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])

@@ -63,7 +63,7 @@ def test_remarks_name_the_whole_search() -> None:
     saturated = replace(GRID, scales=(1.0, 1e6))
     first, *others = explored(saturated, GELU).remarks([BETA])
     assert first.beta is None
-    assert str(first).endswith("float32 could not carry their logits, cutoff or 1 - alpha.")
+    assert str(first).endswith("float32 could not carry their logits, margin threshold or 1 - alpha.")
     assert all(remark.beta == BETA for remark in others)
 
 
