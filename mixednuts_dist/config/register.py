@@ -21,8 +21,9 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from ..errors import ConfigError, InvalidInputError
@@ -175,18 +176,27 @@ def _load(path: Path) -> str:
     return sha256
 
 
+class _SourceOnly(SourceFileLoader):
+    """Read the source. The bytecode cache misses an edit in the same second that keeps the file's size."""
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def import_file(name: str, path: Path) -> ModuleType:
     """The Python file as the module `name`, under which other processes find what was pickled from it.
 
     Raises:
         ImportError: for what is no Python file; beside it whatever the file itself raises.
     """
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise ImportError(f"{path} is not a Python file")
+    loader = _SourceOnly(name, str(path))
+    spec = ModuleSpec(name, loader, origin=str(path))
+    spec.has_location = True
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException as error:
         _forget(name)
         folder = path.resolve().parent

@@ -1,13 +1,14 @@
 """A data set and a classifier of the user's own, each one decorated function in a file outside of the package."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mixednuts_dist.classifiers.base_classifiers import check_classifier, load_classifier
-from mixednuts_dist.config.register import CLASSIFIERS, DATASETS, load_extensions
+from mixednuts_dist.config.register import CLASSIFIERS, DATASETS, import_file, load_extensions
 from mixednuts_dist.config.uris import (
     check_classifier_uri,
     check_uris,
@@ -76,3 +77,13 @@ def test_mistakes_in_them_are_told_as_in_our_own(scheme: str) -> None:
         open_dataset(f"stripes{scheme}:0")
     with pytest.raises(BaseClassifierError, match="is not one of 3, 4"):
         check_classifier_uri(f"means{scheme}:5", "rob")
+
+
+def test_an_edit_in_the_same_second_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    path = tmp_path / "edited.py"
+    for value in (1, 2):
+        path.write_text(f"VALUE = {value}\n")
+        os.utime(path, (0, 0))
+        assert value == import_file("edited", path).VALUE
+    assert list(tmp_path.iterdir()) == [path]

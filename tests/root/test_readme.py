@@ -1,18 +1,20 @@
 """The README and docs/ are true: a test runs every block, or the block gives the reason why none does."""
 
+import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from mixednuts_dist.config.run_config import parse_config
+from mixednuts_dist import pipeline
+from mixednuts_dist.cli import main
+from mixednuts_dist.config.run_config import load_config, parse_config
 from tests.helpers.pages import BLOCKS, PAGES, README, ROOT, Block, blocks_of, without_directives
-from tests.helpers.runs import MAIN_JOB, MainJob
+from tests.helpers.runs import MAIN_JOB, MainJob, tiny_content
 
 HERE = "tests/root/test_readme.py"
 TESTS = "uv run pytest -n 2 --dist loadfile"
@@ -87,20 +89,23 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
             exec(compile(block.text, page, "exec"), names)
 
 
-@pytest.mark.alone
-@pytest.mark.timeout(420)
-@pytest.mark.usefixtures("object_store")
-def test_the_commands_of_the_pages_run(main_job: MainJob) -> None:
-    """Run each command unchanged on the run of the demo."""
+@pytest.mark.slow
+def test_the_commands_of_the_pages_run(tmp_path: Path, local_executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each command in this process, unchanged except for settings that make the run of the demo tiny."""
+    monkeypatch.chdir(ROOT)
+    tiny = tiny_content(tmp_path)
+    settings = {
+        f"{part}.{key}": value for part in ("attack", "search", "evaluate") for key, value in tiny[part].items()
+    }
+    settings |= {"data.n": 24, "partition_size": 8, "storage": str(tmp_path), "compute": {"executor": "debug"}}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    pipeline.run(load_config("jobs/configs/digits.yaml", overrides), executor=local_executor)
     commands = [line for block in run_here("sh") for line in block.text.splitlines()]
     assert len(commands) >= 7
     for command in commands:
         arguments = shlex.split(command.removeprefix("uv run mixednuts "))
         if "jobs/configs/digits.yaml" in arguments:
-            arguments += ["--set", f"storage={main_job.storage}"]
-        if arguments[0] == "search":
-            arguments += ["--set", "search.rounds=0"]  # refinement rounds take minutes
-        program = str(Path(sys.executable).with_name("mixednuts"))
-        shown = subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert shown.returncode == 0, f"{command}\n{shown.stderr}"
+            arguments[1:1] = [f"--set={override}" for override in overrides]
+        shown = CliRunner().invoke(main, arguments)
+        assert shown.exit_code == 0, f"{command}\n{shown.output}"
         assert shown.stdout.strip(), command
