@@ -88,7 +88,7 @@ class SquareSteps(Stepper[SquareState]):
 
 @ATTACKS(
     "square", describes="random search with squares, no gradients", options=("n_queries",),
-    norms=("Linf", "L2", "L1"), order=4,
+    norms=("Linf", "L2", "L1"), order=4, gradients=False,
 )  # fmt: skip
 class Square(Attack):
     """Square with AutoAttack's settings: one restart, the margin of the logits as its loss."""
@@ -117,7 +117,7 @@ def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
 
 @ATTACKS(
     "square-margin", describes="Square on log(1 - margin), as MMAA does on a black box", options=("n_queries",),
-    norms=("Linf", "L2", "L1"), order=7,
+    norms=("Linf", "L2", "L1"), order=7, gradients=False,
 )  # fmt: skip
 class SquareMargin(Square):
     """The black-box MMAA (paper, appendix D): a window is kept where it lowers the signed margin itself."""

@@ -1,11 +1,11 @@
-"""Standard classifiers that only answer: `callable:` functions and `http(s)://` services.
+"""Base classifiers without gradients: `callable:` functions and `http(s)://` services.
 
-MixedNUTS needs std's predicted class alone (T = 0), so std may be anything that classifies. What needs its gradients is
-then not measured but said: std's own robustness is that against rob's attacked images, and the mixture is attacked
-through rob's gradient, while every verdict is the real mixture's.
+MixedNUTS needs only the predicted class of the standard classifier (T = 0), so it may be anything that classifies. The
+report then gives its robust accuracy on the adversarial examples of the robust classifier. A robust classifier without
+gradients must return logits, and `attack.method: square` searches its margins by queries (paper, appendix D.5).
 
-A service gets POST requests with a batch as an .npy file (float32, (B, C, H, W), in [0, 1]) and answers with an .npy
-file or JSON, {"logits": [[...], ...]} or {"classes": [...]}. What is read of an answer is bounded in bytes and in time.
+A service receives POST requests with a batch as an .npy file (float32, (B, C, H, W), in [0, 1]) and returns an .npy
+file or JSON, {"logits": [[...], ...]} or {"classes": [...]}. An answer is limited in bytes and in time.
 Shapes: B images, K classes.
 """
 
@@ -109,7 +109,7 @@ class BlackBoxClassifier(nn.Module):
         return one_hot_BK
 
 
-@CLASSIFIERS("callable", describes="your function, which returns logits or classes; only as `std`", order=9,
+@CLASSIFIERS("callable", describes="your function, which returns logits or classes", order=9,
              forms=("callable:package.module:function[#classes=K]",), target="factory", any_option=True,
              gradients=False)  # fmt: skip
 def load_callable(uri: ResourceUri) -> BlackBoxClassifier:
@@ -118,7 +118,7 @@ def load_callable(uri: ResourceUri) -> BlackBoxClassifier:
     return BlackBoxClassifier(lambda images: function(images, **options), _n_classes(uri))
 
 
-@CLASSIFIERS("http", describes="a service that returns logits or classes; only as `std`", order=10,
+@CLASSIFIERS("http", describes="a service that returns logits or classes", order=10,
              forms=("http://HOST/PATH[#classes=K]",), target="host", any_option=True, gradients=False)  # fmt: skip
 @CLASSIFIERS("https", describes="the same, encrypted", order=11, forms=("https://...",), target="host",
              any_option=True, gradients=False)  # fmt: skip

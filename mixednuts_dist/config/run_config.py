@@ -18,7 +18,7 @@ from .register import ATTACKS, STAGES, load_extensions
 from .search_config import SearchConfig, criterion_stage
 from .section import Positive, Section
 from .threat import check_norm
-from .uris import beside, code_files, dataset_forms, placed, reaches_out
+from .uris import beside, code_files, dataset_forms, is_black_box, placed, reaches_out
 from .versions import FAST
 
 RUNS = "runs"  # the folder of the runs of one name
@@ -66,7 +66,9 @@ class RunConfig(Section):
         description="URI of the standard (accurate) classifier, which may be a black box. Without it, the run is "
         "AutoAttack on the robust classifier alone.",
     )
-    rob: str = Field(description="URI of the robust classifier.")
+    rob: str = Field(
+        description="URI of the robust classifier. A black box needs `attack.method: square`; Square evaluates it."
+    )
     names: Mapping[Literal["std", "rob", "mixed"], str] = Field(
         default={}, description="Names of the classifiers in the report, for example {rob: WRN-70-16}."
     )
@@ -187,6 +189,17 @@ class RunConfig(Section):
         }
         return {**content, **changed}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_black_box(cls, content: Any) -> Any:
+        """Evaluate a black box by Square alone unless `evaluate.attacks` is set."""
+        if not isinstance(content, Mapping) or not is_black_box(str(content.get("rob"))):
+            return content
+        evaluate = content.get("evaluate", {})
+        return (
+            {**content, "evaluate": {"attacks": ["square"], **evaluate}} if isinstance(evaluate, Mapping) else content
+        )
+
     @field_validator("name")
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
@@ -215,6 +228,20 @@ class RunConfig(Section):
                 raise ValueError(
                     f"evaluate.attacks: {attack!r} attacks mixed classifiers, and this run has no `std`; leave it out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _queries_alone(self) -> "RunConfig":
+        if not is_black_box(self.rob):
+            return self
+        if self.attack.method != "square":
+            raise ValueError(
+                f"rob={self.written(self.rob)!r} is a black box without gradients. Set attack.method: square, or give "
+                "a network"
+            )
+        for attack in self.evaluate.attacks:
+            if ATTACKS.entries()[attack].facts.get("gradients", True):
+                raise ValueError(f"evaluate.attacks: {attack!r} needs the gradients of `rob`, which is a black box")
         return self
 
     @model_validator(mode="after")

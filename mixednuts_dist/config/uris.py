@@ -208,11 +208,9 @@ def dataset_forms() -> tuple[str, ...]:
     return tuple(form for entry in DATASETS.entries().values() for form in _forms(entry))
 
 
-def classifier_forms(*, black_boxes: bool = True) -> tuple[str, ...]:
-    """Every valid form of `std`, and without black boxes of `rob`."""
-    entries = CLASSIFIERS.entries().values()
-    kept = (entry for entry in entries if black_boxes or entry.facts.get("gradients", True))
-    return tuple(form for entry in kept for form in _forms(entry))
+def classifier_forms() -> tuple[str, ...]:
+    """Every valid form of `std` and `rob`, including those of extensions."""
+    return tuple(form for entry in CLASSIFIERS.entries().values() for form in _forms(entry))
 
 
 def check_uris(*, data: str | None, std: str | None, rob: str | None) -> None:
@@ -234,18 +232,12 @@ def check_dataset_uri(uri: str) -> None:
 
 
 def check_classifier_uri(uri: str, role: str) -> None:
-    """Refuse a base classifier (`role` "std" or "rob") that cannot exist.
+    """Refuse a base classifier that cannot exist.
 
     Raises:
-        BaseClassifierError: for an unknown form (the valid ones are listed) or option, a missing file or name, or a
-            black box as rob, whose gradients the attacks need.
+        BaseClassifierError: for an unknown form (the valid ones are listed) or option, or a missing file or name.
     """
-    if role == "rob" and is_black_box(uri):
-        raise BaseClassifierError(
-            f"rob={_short(uri)!r} is a black box, but MMAA needs its gradients; only `std` may be a black box. "
-            f"Valid forms of rob: {', '.join(classifier_forms(black_boxes=False))}"
-        )
-    _check_uri(uri, role, CLASSIFIERS, classifier_forms(black_boxes=role != "rob"), BaseClassifierError)
+    _check_uri(uri, role, CLASSIFIERS, classifier_forms(), BaseClassifierError)
 
 
 def missing_inputs(*, data: str, std: str | None, rob: str) -> list[tuple[str, Missing]]:

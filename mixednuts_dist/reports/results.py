@@ -33,6 +33,10 @@ BLACK_BOX_NOTE = (
     "gradients may find more."
 )
 
+BLACK_BOX_ROB_NOTE = (
+    "The robust classifier is a black box, so Square alone attacked it. An adversary with its gradients may find more."
+)
+
 
 @dataclass(frozen=True)
 class AccuracyRow:
@@ -270,6 +274,7 @@ def gather_results(
         worst=worst.chosen(),
     )
     black_box = [BLACK_BOX_NOTE] if is_black_box(str(description["std"])) else []
+    black_box += [BLACK_BOX_ROB_NOTE] if is_black_box(results.rob) else []
     notes = (*search.notes, *black_box, *_observations(results))
     return RunResults(**{**vars(results), "notes": notes})
 

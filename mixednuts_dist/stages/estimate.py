@@ -16,7 +16,7 @@ from ..errors import MissingArtifact
 from ..storage.records import Receipt
 from .choosing import attacks_its_choice
 from .partitioned import worker_spec
-from .rounds import ROUND_ATTACKS, SHARES_ATTACKED, round_budget
+from .rounds import SHARES_ATTACKED, round_attacks, round_budget
 from .runs import SELECTED, Run, finished_partitions, open_run
 from .stage import Stage, attack_passes, stages_of
 
@@ -78,7 +78,7 @@ def _rounds(opened: Run, seconds: PassSeconds) -> list[StageEstimate]:
     attacked = finished_partitions(opened, "attack", opened.attack_fingerprint).values()
     n_attacked = sum(receipt.n_images for receipt in attacked)
     robust = sum(receipt.robust for receipt in attacked) / n_attacked if n_attacked else 1.0
-    passes = attack_passes(ROUND_ATTACKS, round_budget(config.evaluate), opened.inputs.n_classes)
+    passes = attack_passes(round_attacks(config), round_budget(config.evaluate), opened.inputs.n_classes)
     first, later = SHARES_ATTACKED
     betas = 1.5 if config.search.measure else 1.0  # the other betas together attack half as many images
     a_round = n_images * seconds.of(*passes) * betas

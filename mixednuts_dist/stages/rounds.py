@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..attacks.budget import AttackBudget
 from ..config.attack_config import EvaluateConfig
-from ..config.run_config import digest
+from ..config.run_config import RunConfig, digest
+from ..config.uris import is_black_box
 from ..distributed.executor import Executor
 from ..mixing.margins import log_one_minus_gap, log_one_minus_signed_margin
 from ..mixing.mixture import mixed_classes
@@ -252,7 +253,7 @@ class Rounds:
             budget=budget,
             mixtures=mixtures,
             reaches=reaches,
-            attacks=ROUND_ATTACKS,
+            attacks=round_attacks(opened.config),
             mode=evaluate.mode,
             eot=evaluate.eot,
             points=tuple(self._sources),
@@ -308,6 +309,11 @@ class Rounds:
         kept_N &= ~self._records.rob_broken_N & ~self._broken[_mixed(entry)]
         kept_N[self._points.image_P[classes_P != labels_N[self._points.image_P]]] = False
         return int(kept_N.sum())
+
+
+def round_attacks(config: RunConfig) -> tuple[str, ...]:
+    """The attacks of a refinement round: Square alone if `rob` has no gradients."""
+    return ("square",) if is_black_box(config.rob) else ROUND_ATTACKS
 
 
 def round_budget(evaluate: EvaluateConfig) -> AttackBudget:

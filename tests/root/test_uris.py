@@ -3,8 +3,8 @@
 import pytest
 
 from mixednuts_dist.config import uris
-from mixednuts_dist.config.run_config import RunConfig
-from mixednuts_dist.errors import BaseClassifierError, DatasetError
+from mixednuts_dist.config.run_config import RunConfig, parse_config
+from mixednuts_dist.errors import BaseClassifierError, ConfigError, DatasetError
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,14 @@ def test_a_wrong_classifier_is_refused_with_the_valid_forms(uri: str, message: s
 
 
 @pytest.mark.parametrize("uri", ["callable:os:getcwd", "http://localhost/x", "https://host/x#classes=10"])
-def test_rob_may_not_be_a_black_box(uri: str) -> None:
-    uris.check_classifier_uri(uri, "std")
-    with pytest.raises(BaseClassifierError, match=r"is a black box.*Valid forms of rob"):
-        uris.check_classifier_uri(uri, "rob")
+def test_black_box_rob_needs_the_method_square(uri: str) -> None:
+    content = {"name": "x", "data": {"uri": "digits"}, "std": uri, "rob": uri, "threat": {"eps": 0.1}}
+    with pytest.raises(ConfigError, match=r"black box without gradients.*attack\.method: square"):
+        parse_config(content)
+    config = parse_config({**content, "attack": {"method": "square"}})
+    assert config.evaluate.attacks == ("square",)
+    with pytest.raises(ConfigError, match="'fab-t' needs the gradients"):
+        parse_config({**content, "attack": {"method": "square"}, "evaluate": {"attacks": ["square", "fab-t"]}})
 
 
 def test_a_black_box_keeps_its_query_and_its_fragment_apart() -> None:

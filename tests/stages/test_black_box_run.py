@@ -10,13 +10,17 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import RunConfig
 from tests.helpers.runs import tiny_content
 
-ANSWERING_STD = """
+ANSWERS = """
 import torch
-from mixednuts_dist.classifiers.factories import demo_std
+from mixednuts_dist.classifiers.factories import demo_rob, demo_std
 
 def classes(images):
     with torch.no_grad():
         return demo_std()(torch.from_numpy(images)).argmax(dim=1).numpy()
+
+def logits(images):
+    with torch.no_grad():
+        return demo_rob()(torch.from_numpy(images)).numpy()
 """
 
 
@@ -28,7 +32,7 @@ def results(
     no_pictures: None,  # noqa: ARG001
 ) -> dict[str, dict[str, Any]]:
     """The same small run with `std` as a module and as a function that returns classes."""
-    (tmp_path / "answers.py").write_text(ANSWERING_STD)
+    (tmp_path / "answers.py").write_text(ANSWERS)
     stds = {"module": "demo:std", "black box": f"callable:{tmp_path / 'answers.py'}:classes#classes=10"}
     # The paper's search: a round follows the gradient of `std`, and a black box has none.
     search = {**tiny_content(tmp_path)["search"], "rounds": 0}
@@ -50,3 +54,26 @@ def test_black_box_std_gives_the_same_parameters(results: dict[str, dict[str, An
     assert any("std is a black box" in note for note in black_box["notes"])
     assert not any("black box" in note for note in module["notes"])
     assert black_box["accuracy"]["mixed"]["robust"]["correct"] >= module["accuracy"]["mixed"]["robust"]["correct"] - 2
+
+
+def test_black_box_rob_gives_the_results_of_its_network(
+    tiny: Callable[..., RunConfig],
+    tmp_path: Path,
+    local_executor: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    no_pictures: None,  # noqa: ARG001
+) -> None:
+    """Square needs no gradients, so a run on the answers equals a run on the network, with a refinement round."""
+    monkeypatch.setattr("mixednuts_dist.stages.rounds.ROUND_ATTACKS", ("square",))  # also for the network
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    rob = f"callable:{tmp_path / 'answers.py'}:logits"
+    search = {**tiny_content(tmp_path)["search"], "rounds": 1}
+    common = {"attack": {"method": "square", "n_queries": 30}, "search": search}
+    evaluate = {**tiny_content(tmp_path)["evaluate"], "attacks": ["square"], "joint_starts": 0}
+    found = {
+        name: pipeline.run(tiny(name=name, rob=uri, evaluate=evaluate, **common), executor=local_executor).to_json()
+        for name, uri in {"network": "demo:rob", "answers": rob}.items()
+    }
+    assert found["answers"]["accuracy"] == found["network"]["accuracy"]
+    assert found["answers"]["parameters"] == found["network"]["parameters"]
+    assert any("The robust classifier is a black box" in note for note in found["answers"]["notes"])
