@@ -36,7 +36,7 @@ from mixednuts_dist.distributed.schedule import PREFETCHED
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.transforms import layer_norm_logits
 from mixednuts_dist.stages import attack
-from mixednuts_dist.stages.progress import Silent
+from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.storage.partitions import Partition, partition_size_of, split_images
 from mixednuts_dist.storage.records import Receipt
 
@@ -165,7 +165,7 @@ def tail(passes: Sequence[int], sizes: Sequence[int] = (5_000, 10_000, 50_000)) 
     return shown
 
 
-class _Collector(Silent):
+class _Collector(RunProgress):
     def __init__(self) -> None:
         self.receipts: list[Receipt] = []
 

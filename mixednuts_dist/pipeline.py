@@ -16,7 +16,7 @@ from .reports import report
 from .reports.results import RunResults
 from .stages import attack, evaluate, search
 from .stages.choosing import needed_stage
-from .stages.progress import RunProgress, Silent
+from .stages.progress import RunProgress
 from .stages.runs import Run, open_run, reopen_run
 from .stages.stage import stages_of
 from .storage.damage import set_aside_if_damaged
@@ -48,7 +48,7 @@ def run(
     Without `std` there is neither attack nor search. If a stage finds a damaged file, the file is quarantined and all
     stages run again to replace it. On read-only storage, the results of a finished run are read and nothing is written.
     """
-    config, watched = with_objects(config, classifiers or {}, images), progress or Silent()
+    config, watched = with_objects(config, classifiers or {}, images), progress or RunProgress()
     try:
         opened = open_run(config)
     except ReadOnlyStorage as error:

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.text import Text
 
 from ..reports.counts import Count, percent_text, seconds_text
+from ..stages.progress import RunProgress
 from ..storage.records import Receipt
 
 if TYPE_CHECKING:  # it imports PyTorch
@@ -62,8 +63,8 @@ class _Bar:
         self.console.print(Text.assemble(now, (f"{stage:<{_STAGE_COLUMNS}}", "bold"), f" {message}"), soft_wrap=True)
 
 
-class TerminalProgress(_Bar):
-    """A `stages.progress.RunProgress` that writes to `console`; use it as a context manager."""
+class TerminalProgress(_Bar, RunProgress):
+    """A `RunProgress` that writes to `console`; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, TextColumn("{task.fields[counts]}"))

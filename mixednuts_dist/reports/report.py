@@ -21,7 +21,7 @@ from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, ReadOnlyStorage, redacted
 from ..stages.attack import ATTACKS_OF, STD_ATTACKS
 from ..stages.evaluate import CHECK, check_fingerprint, evaluated_part, steps_of
-from ..stages.progress import RunProgress, Silent
+from ..stages.progress import RunProgress
 from ..stages.runs import (
     Run,
     finished_partitions,
@@ -75,7 +75,7 @@ def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunResults
         return results
     with stage_clock(opened.store, "report"):
         opened.store.write_all("report", report_files(results))
-    (progress or Silent()).stage_finished("report", opened.store.address("report/index.html"))
+    (progress or RunProgress()).stage_finished("report", opened.store.address("report/index.html"))
     return results
 
 

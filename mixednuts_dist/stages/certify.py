@@ -1,7 +1,7 @@
-"""The certify stage: which images no perturbation takes from the smoothed mixture, for every alpha and beta.
+"""The certify stage certifies images for the smoothed mixed classifier, at every alpha and beta.
 
-The stage stores votes of the robust classifier under Gaussian noise. The votes do not depend on the searched mixture,
-and the standard classifier gives only its class, so one set of rows answers for all mixtures.
+The stage stores votes of the robust classifier under Gaussian noise. The votes do not depend on the searched
+parameters, and only the class of the standard classifier matters, so one set of rows serves all mixed classifiers.
 
 Shapes: B images of a partition, K classes.
 """
@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ..config.register import STAGES
-from ..config.run_config import RunConfig
 from ..config.section import Positive, Section, read_fraction
 from ..errors import InvalidInputError
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
-from ..storage.tables import read_columns
-from .runs import Run, read_search_result, require_complete
+from .runs import Run, read_search_result
 from .stage import Certified, Outcome, Stage
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ def _certifiable(alpha: float) -> float:
 
 
 Alpha = Annotated[float, AfterValidator(_certifiable)]
-_STEPS = 24  # of the curve over the radius
+_STEPS = 24  # points of the curve over the radius
 NOT_CLAIMED = (
     "A certificate holds against every perturbation up to its L2 length, for the smoothed mixture, which averages "
     "rob's votes under noise, and not for the mixture that is deployed, which takes a single pass"
@@ -49,7 +47,7 @@ NOT_CLAIMED = (
 
 
 class CertifyKeys(Section):
-    """The noise, the draws, and what they are for."""
+    """The noise, the number of draws, and the radii."""
 
     sigma: float = Field(
         default=0.25, gt=0, le=1000, description="Standard deviation of the noise, for pixels in [0, 1]."
@@ -126,17 +124,14 @@ class Certify(Stage):
         return tuple(sorted(self.keys.plan().radii))
 
     def fingerprint(self, opened: Run) -> str:
-        """Leave out the radius that the search asks for: it moves no row."""
-        self._require_usable(opened.config)
-        asked = {"radius": None, "radii": self.radii}
-        return Stage.fingerprint(Certify(self.name, self.keys.model_copy(update=asked)), opened)
-
-    def _require_usable(self, config: RunConfig) -> None:
-        if config.evaluate.eot is not None:
+        """Leave out `radius`, which the search reads, because no row depends on it."""
+        if (eot := opened.config.evaluate.eot) is not None:
             raise InvalidInputError(
-                f"certify: evaluate.eot={config.evaluate.eot} admits a random classifier, whose votes cannot be "
-                "reproduced. Certify a run without eot"
+                f"certify: evaluate.eot={eot} admits a random classifier, whose votes cannot be reproduced. Certify a "
+                "run without eot"
             )
+        keys = self.keys.model_copy(update={"radius": None, "radii": self.radii})
+        return Stage.fingerprint(Certify(self.name, keys), opened)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
         return {"rob": (self.keys.n_choose + self.keys.n, 0)}
@@ -146,21 +141,16 @@ class Certify(Stage):
         return f"certified in L2 (smoothing, sigma {keys.sigma:g}, confidence {keys.confidence:g} per image)"
 
     def answers(self, opened: Run) -> SmoothedAnswers:
-        """Return what the stored rows say about any mixture.
+        """Return the stored rows in a form that certifies any mixed classifier.
 
         Raises:
             MissingArtifact: if the stage has not finished.
         """
         from ..certification.answers import SmoothedAnswers
 
-        fingerprint = self.fingerprint(opened)
-        require_complete(opened, self.name, fingerprint)
-        std = ["std_class"] if opened.config.std is not None else []
-        names = ["label", "chosen_counts", "counts", "n_drawn", *std]
-        rows = read_columns(opened.rows, self.name, opened.partitions, fingerprint, names)
-        return SmoothedAnswers(
-            self.keys.plan(), rows["label"], rows.get("std_class"), *(rows[name] for name in names[1:4])
-        )
+        counts, std = ("chosen_counts", "counts", "n_drawn"), ["std_class"] * (opened.config.std is not None)
+        rows = self.rows(opened, ["label", *counts, *std])
+        return SmoothedAnswers(self.keys.plan(), rows["label"], rows.get("std_class"), *(rows[name] for name in counts))
 
     def certificates(self, opened: Run, sample_ids: Sequence[int] | None) -> Certificates:
         """Return the certificates that a search counts; errors as in `answers`."""
@@ -168,7 +158,7 @@ class Certify(Stage):
         return self.answers(opened).certificates(radius, sample_ids)
 
     def outcomes(self, opened: Run) -> list[Outcome]:
-        """Return the counts of the robust classifier alone and of the deployed mixture at each radius."""
+        """Return the counts of the robust classifier alone and of the deployed mixed classifier at each radius."""
         answers = self.answers(opened)
         return [
             Outcome(
@@ -200,7 +190,7 @@ class Certify(Stage):
         )  # fmt: skip
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
-        """Return what the mixture of each beta has certified, without a network pass."""
+        """Return the certified images of the mixed classifier of each beta, without a network pass."""
         answers, search = self.answers(opened), self._search(opened)
         mixtures = {"rob alone": self._mixtures(None)["rob"]}
         if search:

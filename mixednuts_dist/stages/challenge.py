@@ -1,6 +1,6 @@
-"""What a round of the search computes of a piece: its choices are attacked on images that rob keeps.
+"""A refinement round on a worker: attack the chosen mixed classifiers on one partition.
 
-Shapes: B images of a piece, C x H x W, K classes.
+Shapes: B images of a partition, C x H x W, K classes.
 """
 
 from collections.abc import Sequence
@@ -22,21 +22,21 @@ from .points import StoredPoints, bits_apart, hardest_points, read_points
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTask(Task):
-    """The attack of a search round on each of its mixtures, on near images that rob keeps and no stored point breaks.
+    """Attacks each mixed classifier on the images near its threshold that no stored adversarial example breaks.
 
-    The columns of mixture i end in `_i`: `tried`, `broken`, and the raw logits of both classifiers at the point found,
-    `x_adv`, which holds the `bits_apart` of it; rows that were not tried, or are not of the sample, hold zeros. What is
-    found against one mixture is tried on the next.
+    The columns of mixed classifier i end in `_i`: `tried`, `broken`, the raw logits of both base classifiers at the
+    adversarial example, and `x_adv`, which holds its `bits_apart`. Rows of images that were not tried hold zeros. The
+    examples against one mixed classifier are tried on the next one.
     """
 
     budget: AttackBudget
     mixtures: tuple[Mixture, ...]
-    reaches: tuple[float, ...]  # of each: images whose log(1 - margin) of M(rob) is below it are too far to change
-    attacks: tuple[str, ...]  # none: of the known points the hardest one is stored
+    reaches: tuple[float, ...]  # for each: an image whose log(1 - margin) of M(rob) is lower is not attacked
+    attacks: tuple[str, ...]  # if empty, the round only stores the hardest known example of each image
     mode: AttackMode
-    eot: int | None = None  # draws of a random classifier
-    points: tuple[StoredPoints, ...]  # the first are the attack stage's, whose rows say what rob keeps
-    sample: Sample | None = None  # the images that the search reads, where those are not all
+    eot: int | None = None  # draws per gradient of a random classifier
+    points: tuple[StoredPoints, ...]  # the first source is the attack stage, whose rows also hold `rob_broken`
+    sample: Sample | None = None  # the images that the search reads; None for all images
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         x, y = worker.images(piece)
@@ -57,7 +57,7 @@ class RoundTask(Task):
                     eot=self.eot, seed=worker.spec.seed, cached_BCHW=hardest[tried], budget=self.budget,
                     batch_size=worker.shape(x), sample_ids=[piece.start + i for i in tried.tolist()],
                     copies=worker.copies,
-                    # The next choices have other cutoffs: a point that only just fools this one says little of them.
+                    # The next choices have other thresholds, so the attack goes on to the smallest margin.
                     stop_when_broken=False,
                 )  # fmt: skip
                 found[tried] = outcome.x_adv
@@ -78,7 +78,7 @@ class RoundTask(Task):
         return columns, worker.summary("mixed", clean, y, standing, n_forward, n_backward)
 
     def _kept_by_rob(self, worker: Workbench, piece: Partition) -> Tensor:
-        """Which of the piece's images the search reads and rob keeps, (B,) bool."""
+        """Return on which images that the search reads the robust classifier remains robust, (B,) bool."""
         first = self.points[0]
         kept = ~worker.stored(piece, first.stage, first.fingerprint, "rob_broken")
         if self.sample is not None:
@@ -89,7 +89,7 @@ class RoundTask(Task):
 
 
 def _largest_gap(mixture: Mixture, y: Tensor, rob_at: Sequence[Tensor]) -> Tensor:
-    """log(1 - margin) of M(rob) at each image's hardest point for it, (B,); `rob_at` has rob's logits at each point."""
+    """Return log(1 - margin) of M(rob) at the hardest point of each image, (B,), from the logits at each point."""
     mapped = (mixture.transform(logits.double()) for logits in rob_at)
     return torch.stack([log_one_minus_signed_margin(logits, y) for logits in mapped]).amax(dim=0)
 
@@ -99,5 +99,5 @@ def _right(worker: Workbench, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _logits_of(rows: Tensor, logits: Tensor) -> Tensor:
-    """Zeros in the other rows."""
+    """Return the logits with zeros in all other rows."""
     return torch.where(rows[:, None], logits, torch.zeros_like(logits))

@@ -1,4 +1,4 @@
-"""When an evaluation may end early: robust accuracy is known well enough from partitions in random order."""
+"""Early stopping of an evaluation, as soon as the robust accuracy is known precisely enough."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,14 +10,14 @@ from ..storage.records import Receipt
 
 
 class EarlyStop:
-    """Evaluating partitions in random order until robust accuracy is known well enough.
+    """Counts partitions in random order until the confidence interval of the robust accuracy is narrow enough.
 
-    The values of the confidence sequence are the partitions' shares of robust images. Partitions finish in another
-    order than they were drawn in, robust ones later; counted are those before the first unfinished one, so that what an
-    image costs does not decide whether it counts.
+    The values of the confidence sequence are each partition's share of robust images. Robust images take longer, so
+    partitions finish in another order. Only partitions before the first unfinished one count, so that the cost of an
+    image does not influence the result.
 
     Args:
-        points: half the width of the interval that is enough, in percentage points.
+        points: half the width of an interval that is narrow enough, in percentage points.
     """
 
     def __init__(self, partitions: Sequence[Partition], seed: int, points: float) -> None:
@@ -26,42 +26,39 @@ class EarlyStop:
         self._places = {partition.index: place for place, partition in enumerate(self.order)}
         self._points, self._robust = points, dict[int, int]()  # place -> robust images
         self._size = max(map(len, partitions))
-        self._scale = len(partitions) * self._size / sum(map(len, partitions))  # the last one may be shorter
+        self._scale = len(partitions) * self._size / sum(map(len, partitions))  # the last partition may be shorter
         self._bounds = ConfidenceSequence(len(partitions))
 
     def place(self, partition: Partition) -> int:
-        """When it was drawn."""
+        """Return the partition's place in the random order."""
         return self._places[partition.index]
 
     def enough(self, receipts: Iterable[Receipt]) -> bool:
-        """Take in finished partitions; whether robust accuracy is known by now."""
-        for receipt in receipts:
-            self._robust[self._places[receipt.partition]] = receipt.robust
-        while not self.known and self._bounds.n_seen in self._robust:
+        """Add finished partitions; return whether the interval is narrow enough."""
+        self._robust |= {self._places[receipt.partition]: receipt.robust for receipt in receipts}
+        while not self._known() and self._bounds.n_seen in self._robust:
             self._bounds.add([self._robust[self._bounds.n_seen] / self._size])
-        return self.known
+        return self._known()
 
-    @property
-    def known(self) -> bool:
-        """Whether the interval is narrow enough."""
+    def _known(self) -> bool:
         low, high = self.interval
         return 100 * (high - low) <= 2 * self._points
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the robust accuracy on all images, right at all looks together with 95 % confidence."""
+        """The interval of the robust accuracy on all images, which holds at all looks together with 95% confidence."""
         low, high = self._bounds.interval
         return low * self._scale, high * self._scale
 
     @property
     def counted(self) -> list[Partition]:
-        """The partitions that it rests on, in the order of their images."""
+        """The partitions that the interval rests on, in the order of their images."""
         return sorted(self.order[: self._bounds.n_seen], key=lambda partition: partition.start)
 
     def sentence(self) -> str:
-        """The result in a sentence."""
+        """Return the result as one sentence."""
         (low, high), counted, every = self.interval, sum(map(len, self.counted)), sum(map(len, self.order))
         return (
-            f"robust accuracy on all {every:,} images is between {100 * low:.2f} and {100 * high:.2f} % (95 % "
-            f"confidence over all looks), from {counted:,} of them in partitions drawn at random"
+            f"robust accuracy on all {every:,} images is between {100 * low:.2f}% and {100 * high:.2f}% (95% "
+            f"confidence over all looks), from {counted:,} images in randomly drawn partitions"
         )

@@ -1,8 +1,7 @@
-"""What a run will cost, before it starts: seconds a pass, measured on one worker, times the passes that are known.
+"""Estimate the cost of a run: seconds per pass, measured on one worker, times the number of passes.
 
-An image that survives everything takes a number of passes that the configuration fixes; one that breaks takes far
-fewer, mostly a few. So passes times images is an upper bound, up to the repeats for the few images that survive by a
-hair. It gets closer with every finished partition.
+The configuration determines the passes of an image that survives all attacks; an image that breaks takes far fewer. The
+product is an upper bound, apart from repeated borderline images. It gets closer with every finished partition.
 """
 
 import math
@@ -23,30 +22,30 @@ from .stage import Stage, attack_passes, stages_of
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """Worker-seconds that a stage still takes."""
+    """The worker-seconds that a stage still takes."""
 
     stage: str
     images_left: int
-    passes: tuple[int, int]  # forward and backward of the classifier that it is about, of the costliest image
-    at_most: float  # worker-seconds, if every image took so many, std's passes included
-    likely: float | None  # worker-seconds, going by what is finished; None before anything is
-    basis: str  # of `likely`, in words
-    which: str = "images left"  # what `images_left` counts
+    passes: tuple[int, int]  # forward and backward passes of its classifier for the most expensive image
+    at_most: float  # worker-seconds if every image took as many passes, including the passes of `std`
+    likely: float | None  # worker-seconds, by the finished partitions; None if there are none
+    basis: str  # the reason for `likely`
+    which: str = "images left"  # the images that `images_left` counts
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """All of a run with the workers that there are."""
+    """The cost of all stages with the workers that are available."""
 
     stages: tuple[StageEstimate, ...]
     pass_seconds: dict[str, PassSeconds]
     n_workers: int
-    devices_each: float  # accelerators a worker, or cores where there are none
+    devices_each: float  # accelerators per worker or, without an accelerator, cores
     unit: str  # "GPU" or "core"
 
 
 def run(config: RunConfig, *, executor: Executor | None = None) -> Estimate:
-    """Measure on one worker; errors as in the attack stage."""
+    """Time a few batches on one worker; errors as in the attack stage."""
     opened, compute = open_run(config), config.compute
     with executing(executor, compute) as used:
         settings = used.workers(compute)
@@ -63,18 +62,15 @@ def run(config: RunConfig, *, executor: Executor | None = None) -> Estimate:
 
 def _stages(opened: Run, measured: Mapping[str, PassSeconds]) -> tuple[StageEstimate, ...]:
     stages = [_estimate(stage, opened, measured) for stage in stages_of(opened.config)]
-    rounds = (
-        _rounds(opened, measured["mixed"]) if opened.config.std and attacks_its_choice(opened.config.search) else []
-    )
-    return (*stages[:1], *rounds, *stages[1:])
+    if opened.config.std and attacks_its_choice(opened.config.search) and not opened.store.exists(SELECTED):
+        stages.insert(1, _rounds(opened, measured["mixed"]))
+    return tuple(stages)
 
 
-def _rounds(opened: Run, seconds: PassSeconds) -> list[StageEstimate]:
-    """The search's rounds; nothing once it has chosen."""
+def _rounds(opened: Run, seconds: PassSeconds) -> StageEstimate:
+    """Estimate the refinement rounds of a search that has not chosen yet."""
     config, opened = opened.config, opened.searched
     n_images = min(config.search.first or opened.inputs.n_images, opened.inputs.n_images)
-    if opened.store.exists(SELECTED):
-        return []
     attacked = finished_partitions(opened, "attack", opened.attack_fingerprint).values()
     n_attacked = sum(receipt.n_images for receipt in attacked)
     robust = sum(receipt.robust for receipt in attacked) / n_attacked if n_attacked else 1.0
@@ -82,15 +78,13 @@ def _rounds(opened: Run, seconds: PassSeconds) -> list[StageEstimate]:
     first, later = SHARES_ATTACKED
     betas = 1.5 if config.search.measure else 1.0  # the other betas together attack half as many images
     a_round = n_images * seconds.of(*passes) * betas
-    return [
-        StageEstimate(
-            "search", math.ceil(first * n_images * robust), passes,
-            at_most=a_round * (first + later * (config.search.rounds - 1)),
-            likely=a_round * robust * (first + later) if n_attacked else None,
-            basis=f"two of at most {config.search.rounds} rounds, close to the margin threshold",
-            which=f"images in the first of at most {config.search.rounds} rounds that attack the choice",
-        )
-    ]  # fmt: skip
+    return StageEstimate(
+        "search", math.ceil(first * n_images * robust), passes,
+        at_most=a_round * (first + later * (config.search.rounds - 1)),
+        likely=a_round * robust * (first + later) if n_attacked else None,
+        basis=f"two of at most {config.search.rounds} refinement rounds",
+        which=f"images in the first of at most {config.search.rounds} refinement rounds",
+    )  # fmt: skip
 
 
 def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) -> StageEstimate:
@@ -109,7 +103,7 @@ def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) ->
 
 
 def _finished(stage: Stage, opened: Run) -> list[Receipt]:
-    """Nothing before the search has chosen what the stage is about."""
+    """Return the summaries of the finished partitions; none before the search has chosen a mixed classifier."""
     try:
         return list(finished_partitions(stage.part(opened), stage.name, stage.fingerprint(opened)).values())
     except MissingArtifact:

@@ -5,8 +5,9 @@ Shapes: B images of a piece, C x H x W, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..attacks.budget import WARM_START, AttackBudget
@@ -17,11 +18,13 @@ from ..storage.partitions import Partition
 from ..storage.records import Receipt, SearchResult
 from ..storage.tables import FLAG, SURVIVED, read_columns
 from .points import StoredPoints, hardest_points, held_points, points_of_round, read_points
-from .progress import RunProgress, Silent
+from .progress import RunProgress
 from .runs import Run, autoattack_fingerprint, evaluate_fingerprint, finished_partitions, require_complete
 from .stage import Stage, attack_passes, budget_of, deployed_mixture, require_needs, stage_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..attacks.gradient_model import AttackMode
     from ..attacks.scheduler import Group, Scheduler
     from ..distributed.executor import Executor
@@ -84,7 +87,7 @@ class Evaluate(Stage):
 
     def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
         opened = super().run(config, executor=executor, progress=progress)
-        check(opened, executor, progress or Silent())
+        check(opened, executor, progress or RunProgress())
         return opened
 
 
@@ -118,18 +121,12 @@ class EvaluateTask(Task):
     given: str | None = None  # a file of points that somebody handed in, likewise
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
-        from ..attacks.adaptive import attack_result, ensemble_engine
+        from ..attacks.adaptive import attack_result
         from ..attacks.gradient_model import AttackedModel
         from ..attacks.red_flags import raised_flags
 
         x, y = worker.images(piece)
         model, name = worker.model, worker.model_name
-
-        def make() -> Scheduler:
-            return ensemble_engine(
-                model, x, threat=worker.spec.threat, attacks=self.attacks, mode=self.mode, seed=worker.spec.seed,
-                budget=self.budget, shape=worker.shape(x), copies=worker.copies, eot=self.eot,
-            )  # fmt: skip
 
         def with_points(piece: Partition) -> Group:
             group, points = worker.group(piece), read_points(worker, piece, self.points)
@@ -137,7 +134,7 @@ class EvaluateTask(Task):
                 points.append(held_points(worker, piece, self.given).tried)
             return replace(group, known=hardest_points(worker, model, group.x, group.y, points)) if points else group
 
-        engine, finished = worker.attacked(piece, make, group=with_points)
+        engine, finished = worker.attacked(piece, self.engine(worker, x, self.attacks), group=with_points)
         outcome = attack_result(engine, self.attacks, finished)
         clean = worker.logits(model, x)
         attacked = AttackedModel.of(model, mode=self.mode)
@@ -151,6 +148,15 @@ class EvaluateTask(Task):
             "x_adv": outcome.x_adv,
         }
         return columns, worker.summary(name, clean, y, outcome.robust, outcome.n_forward, outcome.n_backward)
+
+    def engine(self, worker: Workbench, x: Tensor, attacks: Sequence[str]) -> Callable[[], Scheduler]:
+        """Return a function that starts the engine of these attacks on the classifier that the task is about."""
+        from ..attacks.adaptive import ensemble_engine
+
+        return partial(
+            ensemble_engine, worker.model, x, threat=worker.spec.threat, attacks=attacks, mode=self.mode,
+            seed=worker.spec.seed, budget=self.budget, shape=worker.shape(x), copies=worker.copies, eot=self.eot,
+        )  # fmt: skip
 
 
 def autoattack_task(opened: Run) -> EvaluateTask:

@@ -1,17 +1,16 @@
-"""The individual stage: each of the evaluation's attacks on all images, as if it were alone.
+"""The individual stage runs each attack of the evaluation alone on all images.
 
-The evaluate stage asks what an attack adds to those before it; this one what each leaves by itself, and what is left by
-all (AutoAttack's `run_standard_evaluation_individual`). No attack sees the points of another, nor those of the attack
-stage. The joint attack on a mixture belongs to APGD-T, as in the evaluation.
+The evaluate stage runs an attack only on the images that the attacks before it did not break. Here, no attack sees the
+adversarial examples of another one or of the attack stage (AutoAttack's `run_standard_evaluation_individual`). The
+joint attack on a mixed classifier belongs to APGD-T, as in the evaluation.
 
-Shapes: B images of a piece.
+Shapes: B images of a partition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ..config.register import STAGES
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 @STAGES("individual", describes="each attack of `evaluate` alone, on all images", order=4)
 class Individual(Stage):
-    """What each attack alone leaves of the deployed mixture, or of rob where there is no std."""
+    """Counts the images that each attack alone breaks, of the deployed mixed classifier or, without `std`, of `rob`."""
 
     needs = ("attack",)
     of_mixture = True
@@ -46,42 +45,35 @@ class Individual(Stage):
         return stage_of(opened.config, "evaluate").passes(opened)
 
     def words(self) -> str:
-        return "each attack by itself; robust are the images that stand after all"
+        return "each attack alone; an image is robust if no attack breaks it"
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
-        """A row an attack, and one for the images that no attack breaks."""
-        attacks = opened.config.evaluate.attacks
-        columns = [f"{SURVIVED}{attack}" for attack in attacks]
-        kept = self.rows(opened, [*columns, "robust"])
-        counts = {**dict(zip(attacks, columns, strict=True)), "all of them": "robust"}
+        """Return one row per attack, and one for the images that no attack breaks."""
+        columns = {attack: f"{SURVIVED}{attack}" for attack in opened.config.evaluate.attacks}
+        columns["all of them"] = "robust"
+        found = self.rows(opened, [*columns.values()])
         rows: list[list[object]] = [
-            [name, (int(kept[column].sum()), len(kept[column]))] for name, column in counts.items()
+            [name, (int(found[column].sum()), len(found[column]))] for name, column in columns.items()
         ]
         return {"individual attacks, each on all images": (["attack", "robust"], rows)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndividualTask(EvaluateTask):
-    """The attacks of an evaluation, each from the clean images."""
+    """Runs each attack of an evaluation from the clean images."""
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         import torch
 
-        from ..attacks.adaptive import attack_result, ensemble_engine
+        from ..attacks.adaptive import attack_result
 
         x, y = worker.images(piece)
-        robust, columns, n_forward, n_backward = torch.ones_like(y, dtype=torch.bool), {}, 0, 0
+        outcomes = {}
         for attack in self.attacks:
-            make = partial(
-                ensemble_engine, worker.model, x, threat=worker.spec.threat, attacks=(attack,), mode=self.mode,
-                seed=worker.spec.seed, budget=self.budget, shape=worker.shape(x), copies=worker.copies,
-                eot=self.eot,
-            )  # fmt: skip
-            engine, finished = worker.attacked(piece, make, name=attack)
-            outcome = attack_result(engine, (attack,), finished)
-            columns[f"{SURVIVED}{attack}"] = outcome.robust
-            robust &= outcome.robust
-            n_forward, n_backward = n_forward + outcome.n_forward, n_backward + outcome.n_backward
+            attacked = worker.attacked(piece, self.engine(worker, x, (attack,)), name=attack)
+            outcomes[attack] = attack_result(attacked[0], (attack,), attacked[1])
+        columns = {f"{SURVIVED}{attack}": outcome.robust for attack, outcome in outcomes.items()}
+        columns["robust"] = torch.stack([outcome.robust for outcome in outcomes.values()]).all(dim=0)
+        passes = [sum(getattr(outcome, kind) for outcome in outcomes.values()) for kind in ("n_forward", "n_backward")]
         clean = worker.logits(worker.model, x)
-        columns["robust"] = robust
-        return columns, worker.summary(worker.model_name, clean, y, robust, n_forward, n_backward)
+        return columns, worker.summary(worker.model_name, clean, y, columns["robust"], *passes)

@@ -1,6 +1,6 @@
-"""The judge stage: attacked images that somebody hands in, held against the ball, the pixel range and the classifiers.
+"""The `judge` stage verifies adversarial images from a file against the threat model and all classifiers of the run.
 
-Shapes: B images of a piece, N of the run, M classifiers.
+Shapes: B images of a partition, N images of the run, M classifiers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ..distributed.tasks import Columns, Summary
     from ..distributed.workbench import Workbench
 
-_BORDER = 1e-5  # of the largest logit: float32 passes of one network on two kinds of CPU differ by less
-_MOST_NAMED = 20  # images at the border
+_BORDER = 1e-5  # relative to the largest logit; the float32 passes of two kinds of CPU differ by less
+_MOST_NAMED = 20  # sample ids in a table cell
 
 
 class JudgeKeys(Section):
-    """Whose points are judged."""
+    """The file to verify."""
 
     points: str = Field(
         description="File of adversarial images (.pt, .npy, .npz, or Parquet) in the order of the dataset, or with "
@@ -41,7 +41,7 @@ class JudgeKeys(Section):
 
 @STAGES("judge", describes="submitted adversarial images, verified in float32", order=5, names_files=True)
 class JudgePoints(Stage):
-    """Given points inside the ball and [0, 1] count; each of std, rob and the mixture is judged at them."""
+    """Verifies `std`, `rob` and the mixed classifier on the images of the file that are in the ball and in [0, 1]."""
 
     Keys = JudgeKeys
     keys: JudgeKeys
@@ -56,20 +56,19 @@ class JudgePoints(Stage):
         held = held_points(worker, piece, self.keys.points)
         counts = held.counts.cpu()
         models = {**worker.networks, worker.model_name: worker.model}
-        judges = [Verifier(model, worker.shape(x)) for model in models.values()]
-        clean = [judge.verify(x, y) for judge in judges]
-        found = [judge.verify(held.tried, y) for judge in judges]
-        right = torch.stack([~each.wrong for each in found], dim=1)
+        verifiers = [Verifier(model, worker.shape(x)) for model in models.values()]
+        clean = [verifier.verify(x, y) for verifier in verifiers]
+        verified = [verifier.verify(held.tried, y) for verifier in verifiers]
         columns = {
             "given": held.given.cpu(),
             "in_range": held.in_range.cpu(),
             "counts": counts,
             "distance": held.distance.cpu().double(),
             "clean_right": torch.stack([~each.wrong for each in clean], dim=1),
-            "right": right,
-            "at_border": torch.stack([_at_border(each.logits) for each in found], dim=1) & counts[:, None],
+            "right": torch.stack([~each.wrong for each in verified], dim=1),
+            "at_border": torch.stack([_borderline(each.logits) for each in verified], dim=1) & counts[:, None],
         }
-        robust_B = columns["clean_right"][:, -1] & right[:, -1]
+        robust_B = columns["clean_right"][:, -1] & columns["right"][:, -1]
         n_forward = 2 * len(x) * len(worker.networks)
         return columns, worker.summary(worker.model_name, clean[-1].logits, y.cpu(), robust_B, n_forward)
 
@@ -79,10 +78,10 @@ class JudgePoints(Stage):
         return digest({"stage": super().fingerprint(opened), "points": points_checksum(self.keys.points)})
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
-        """Check the points, then compute the partitions.
+        """Check the file, then verify the partitions.
 
         Raises:
-            DatasetError: for points of other images.
+            DatasetError: if the file holds examples for other images.
         """
         from ..images.points import read_points_file
 
@@ -99,64 +98,61 @@ class JudgePoints(Stage):
     def words(self) -> str:
         return f"right at the points of {self.keys.points} too"
 
-    def _rows(self, opened: Run) -> dict[str, Tensor]:
-        return self.rows(opened, ["given", "in_range", "counts", "distance", "clean_right", "right", "at_border"])
-
-    def _standing(self, opened: Run) -> Tensor | None:
-        """What the evaluation has left of the deployed mixture (without std: of rob), (N,) bool; None before it."""
+    def _rows(self, opened: Run) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Return the stage's rows and, after the evaluation, its robust images (N,) of the last classifier."""
+        rows = self.rows(opened, ["given", "in_range", "counts", "distance", "clean_right", "right", "at_border"])
         evaluation = stage_of(opened.config, "evaluate")
         done = finished_partitions(opened, evaluation.name, evaluation.fingerprint(opened))
-        return evaluation.rows(opened, ["robust"])["robust"] if len(done) == len(opened.partitions) else None
+        return rows, evaluation.rows(opened, ["robust"])["robust"] if len(done) == len(opened.partitions) else None
 
     def outcomes(self, opened: Run) -> list[Outcome]:
-        """What stands of each classifier at the points; of the last one after the evaluation and the points."""
-        rows, names, standing = self._rows(opened), classifier_names(opened.config), self._standing(opened)
-        robust = rows["clean_right"] & rows["right"]
-        if standing is not None:
-            robust[:, -1] &= standing
+        """Count the images on which each classifier is right; the last one must be robust in the evaluation too."""
+        rows, evaluated_N = self._rows(opened)
+        robust_NM = rows["clean_right"] & rows["right"]
+        if evaluated_N is not None:
+            robust_NM[:, -1] &= evaluated_N
         return [
             Outcome(f"{name}, at given points", int(clean_N.sum()), int(robust_N.sum()), len(robust_N))
-            for name, clean_N, robust_N in zip(names, rows["clean_right"].T, robust.T, strict=True)
+            for name, clean_N, robust_N in zip(
+                classifier_names(opened.config), rows["clean_right"].T, robust_NM.T, strict=True
+            )
         ]
 
     def tables(self, opened: Run) -> dict[str, tuple[list[str], list[list[object]]]]:
-        """The points themselves, and which images of each classifier they break."""
-        rows, names, standing = self._rows(opened), classifier_names(opened.config), self._standing(opened)
-        given, outside = rows["given"], rows["given"] & rows["in_range"] & ~rows["counts"]
-        n_given, threat = int(given.sum()), opened.config.threat
-        largest = float(rows["distance"][given].max()) if n_given else 0.0
-        about: list[list[object]] = [
+        """Return a table of the submitted images, and one of the images that each classifier misclassifies."""
+        (rows, evaluated_N), names, threat = self._rows(opened), classifier_names(opened.config), opened.config.threat
+        given, counts, n_given = rows["given"], rows["counts"], int(rows["given"].sum())
+        submitted: list[list[object]] = [
             ["submitted", n_given],
-            [f"valid: in [0, 1] and within {threat.norm} {threat.eps:.5g}", int(rows["counts"].sum())],
-            ["outside the ball", int(outside.sum())],
+            [f"valid: in [0, 1] and within {threat.norm} {threat.eps:.5g}", int(counts.sum())],
+            ["outside the ball", int((given & rows["in_range"] & ~counts).sum())],
             ["outside [0, 1]", int((given & ~rows["in_range"]).sum())],
-            [f"largest distance ({threat.norm})", largest],
+            [f"largest distance ({threat.norm})", float(rows["distance"][given].max()) if n_given else 0.0],
         ]
-        judged: list[list[object]] = []
+        verified: list[list[object]] = []
         for column, name in enumerate(names):
             clean, broken = rows["clean_right"][:, column], ~rows["right"][:, column]
-            new = (broken & standing) if standing is not None and name == names[-1] else None
-            border = rows["at_border"][:, column].nonzero().squeeze(1).tolist()
-            judged.append([
-                name, (int(clean.sum()), len(clean)), int((clean & broken & rows["counts"]).sum()),
-                None if new is None else _listed(new.nonzero().squeeze(1)), _listed(border),
+            new = None if evaluated_N is None or name != names[-1] else _listed(broken & evaluated_N)
+            verified.append([
+                name, (int(clean.sum()), len(clean)), int((clean & broken & counts).sum()), new,
+                _listed(rows["at_border"][:, column]),
             ])  # fmt: skip
         columns = ["classifier", "clean", "broken", "newly broken", "borderline"]
         return {
-            f"adversarial images of {self.keys.points}": (["images", "count"], about),
-            "verified in float32": (columns, judged),
+            f"adversarial images of {self.keys.points}": (["images", "count"], submitted),
+            "verified in float32": (columns, verified),
         }
 
 
-def _at_border(logits_BK: Tensor) -> Tensor:
-    """Where the two largest logits are so close that another machine's rounding may swap them, (B,) bool."""
+def _borderline(logits_BK: Tensor) -> Tensor:
+    """Return whether the rounding of another machine may swap the two largest logits, (B,) bool."""
     top_B2 = logits_BK.double().topk(2, dim=1).values
     close_B: Tensor = top_B2[:, 0] - top_B2[:, 1] <= _BORDER * logits_BK.double().abs().amax(dim=1)
     return close_B
 
 
-def _listed(ids: Tensor | list[int]) -> str:
+def _listed(chosen_N: Tensor) -> str:
     """Return the number of images and the first sample ids, as in `2: 5, 17`."""
-    shown = [str(int(each)) for each in ids]
-    named = ", ".join(shown[:_MOST_NAMED]) + (", ..." if len(shown) > _MOST_NAMED else "")
-    return f"{len(shown)}: {named}" if shown else "0"
+    ids = chosen_N.nonzero().squeeze(1).tolist()
+    named = ", ".join(map(str, ids[:_MOST_NAMED])) + (", ..." if len(ids) > _MOST_NAMED else "")
+    return f"{len(ids)}: {named}" if ids else "0"

@@ -1,4 +1,4 @@
-"""The one way to compute a stage's task on the partitions of a run: finished ones stay, workers compute the others."""
+"""Run the task of a stage on all unfinished partitions of a run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +15,8 @@ from ..storage.partitions import Partition, rows_folder
 from ..storage.records import Receipt
 from ..storage.store import Store
 from .early_stop import EarlyStop
-from .progress import RunProgress, WatchesWorkers
-from .runs import Run, finished_partitions, record_current_stage, record_devices, stage_clock
+from .progress import RunProgress
+from .runs import Run, finished_partitions, record_current_stage, stage_clock
 
 
 def run_partitions(
@@ -27,14 +27,14 @@ def run_partitions(
     weights: Mapping[Partition, float] | None = None,
     early_stop: EarlyStop | None = None,
 ) -> None:
-    """Have the unfinished partitions of a task computed.
+    """Have workers compute the unfinished partitions of a task.
 
     Args:
-        weights: expected costs, where known: the partitions of the highest cost go first.
-        early_stop: the partitions go in its order, until it says that enough are done.
+        weights: expected cost per partition; the most expensive partitions start first.
+        early_stop: determines the order of the partitions, and when enough of them are done.
 
     Raises:
-        PartitionFailed: where partitions failed all of their tries; the others are finished first.
+        PartitionFailed: if partitions fail repeatedly; all others are finished first.
     """
     finished = finished_partitions(opened, task.stage, task.fingerprint)
     todo = [partition for partition in opened.partitions if partition not in finished]
@@ -44,7 +44,8 @@ def run_partitions(
         todo = sorted(todo, key=early_stop.place)
     if not todo or (early_stop and early_stop.enough(finished.values())):
         index.flush()
-        ended = _nothing_to_do(len(finished), early_stop if todo else None)
+        done = f"{len(finished)} of {len(finished)} partitions are done"
+        ended = f"nothing to do: {early_stop.sentence() if early_stop and todo else done}"
     else:
         set_damaged_aside(opened.rows, rows_folder(task.stage, task.fingerprint), todo)
         _delete_error_logs(opened.store, task.stage, todo)
@@ -52,10 +53,9 @@ def run_partitions(
         queue = WorkQueue(todo, weights=weights, in_order=early_stop is not None)
         with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
             pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
-            count(pool, finished.values())
+            _count(pool, finished.values())
             computed = _compute(pool, queue, index, progress, early_stop)
-            record_devices(opened, [*finished.values(), *computed])
-        opened.rows.sweep()  # what workers were writing that were killed meanwhile
+        opened.rows.sweep()  # unfinished files of killed workers
         ended = _computed(len(computed), len(finished), early_stop)
     progress.stage_finished(task.stage, ended)
 
@@ -63,20 +63,18 @@ def run_partitions(
 def _compute(
     pool: Pool, queue: WorkQueue, index: IndexWriter, progress: RunProgress, early_stop: EarlyStop | None
 ) -> list[Receipt]:
-    """Run the pool over the queue, with each finished partition entered into the index; returns their receipts."""
+    """Run the pool over the queue, enter each finished partition into the index, and return the new summaries."""
     computed: list[Receipt] = []
 
     def written(receipt: Receipt) -> None:
         index.add(receipt)
         computed.append(receipt)
-        count(pool, [receipt])
+        _count(pool, [receipt])
         progress.partition_done(receipt)
         if early_stop and early_stop.enough([receipt]):
             queue.stop()
 
-    pool.on_receipt = written
-    if isinstance(progress, WatchesWorkers):
-        pool.on_look = progress.workers_seen
+    pool.on_receipt, pool.on_look = written, progress.workers_seen
     try:
         pool.run(queue)
     finally:
@@ -84,16 +82,11 @@ def _compute(
     return computed
 
 
-def count(pool: Pool, receipts: Iterable[Receipt]) -> None:
+def _count(pool: Pool, receipts: Iterable[Receipt]) -> None:
     """Add finished partitions to the metrics that a pool exports."""
     for receipt in receipts:
         n_broken = receipt.n_images - receipt.robust
         pool.counts.update(images=receipt.n_images, broken=n_broken, forward_passes=receipt.n_forward)
-
-
-def _nothing_to_do(n_finished: int, early_stop: EarlyStop | None) -> str:
-    done = early_stop.sentence() if early_stop else f"{n_finished} of {n_finished} partitions are done"
-    return f"nothing to do: {done}"
 
 
 def _computed(n_computed: int, n_finished: int, early_stop: EarlyStop | None) -> str:
@@ -112,7 +105,7 @@ def _delete_error_logs(store: Store, stage: str, todo: Sequence[Partition]) -> N
 
 
 def worker_spec(opened: Run) -> WorkerSpec:
-    """What every worker of the run must know."""
+    """Return the facts about the run that every worker needs."""
     config = opened.config
     return WorkerSpec(
         store_uri=opened.rows.uri,

@@ -1,6 +1,6 @@
-"""The attacked images that earlier stages have left, as a worker reads them.
+"""The stored adversarial examples of earlier stages, as a worker reads them.
 
-Shapes: B images of a piece, C x H x W.
+Shapes: B images of a partition, C x H x W.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..config.uris import travelled
 from ..storage.partitions import Partition
 from ..storage.records import SearchRound
 
-if TYPE_CHECKING:  # what only looks at a run does without PyTorch
+if TYPE_CHECKING:  # `status` works without PyTorch
     from torch import Tensor, nn
 
     from ..distributed.workbench import Workbench
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what only looks at a run does without PyTorch
 
 @dataclass(frozen=True)
 class StoredPoints:
-    """Attacked images that an earlier stage has left: columns of its files, one row an image."""
+    """Adversarial examples that an earlier stage has stored: columns of its files, one row per image."""
 
     stage: str
     fingerprint: str
@@ -31,21 +31,21 @@ class StoredPoints:
 
 
 def round_folder(number: int) -> str:
-    """Where the rows of a round of the search lie."""
+    """Return the folder of the rows of a refinement round."""
     return f"search/round-{number}"
 
 
 def points_of_round(done: SearchRound) -> StoredPoints:
-    """The attacked images that a round has stored, as a later stage reads them."""
+    """Return the adversarial examples that a refinement round has stored."""
     columns = tuple(f"x_adv_{i}" for i in range(len(done.attacked)))
     return StoredPoints(round_folder(done.round), done.fingerprint, columns)
 
 
 def bits_apart(x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
-    """What is stored of float32 points: by how many floats each pixel is away from the image's, (B, C, H, W) int32.
+    """Encode float32 points as the number of floats between each pixel and the image's, (B, C, H, W) int32.
 
-    Nothing is lost, and it takes less than half of the pixels' bytes: in Linf three pixels of four end at a side of
-    their interval, and pixels of one value then have few differences.
+    The encoding is exact and compresses to less than half of the bytes: in Linf, three of four pixels end at a side of
+    their interval, so pixels of one value have few different distances.
 
     Example:
         >>> import torch
@@ -59,14 +59,14 @@ def bits_apart(x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
 
 
 def moved_by(bits_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
-    """The points whose differences `bits_apart` gave."""
+    """Decode the points that `bits_apart` has encoded."""
     import torch
 
     return (x_BCHW.view(torch.int32) + bits_BCHW).view(torch.float32)
 
 
 def read_points(worker: Workbench, piece: Partition, points: Sequence[StoredPoints]) -> list[Tensor]:
-    """(B, C, H, W) for each column; a row without a point is the clean image."""
+    """Return (B, C, H, W) for each column; a row without an example is the clean image."""
     x, _ = worker.images(piece)
     found = []
     for source in points:
@@ -75,7 +75,7 @@ def read_points(worker: Workbench, piece: Partition, points: Sequence[StoredPoin
             continue
         for column in source.columns:
             stored = worker.stored(piece, source.stage, source.fingerprint, column)
-            if stored.is_floating_point():  # of an attack: zeros where is no point
+            if stored.is_floating_point():  # zeros in rows without an example
                 there = stored.flatten(1).any(dim=1)
                 found.append(stored.where(there[:, None, None, None], x))
             else:
@@ -84,7 +84,7 @@ def read_points(worker: Workbench, piece: Partition, points: Sequence[StoredPoin
 
 
 def held_points(worker: Workbench, piece: Partition, path: str) -> HeldPoints:
-    """The points of a file that somebody handed in, of a piece's images."""
+    """Return the examples for the images of a partition from a submitted file, compared with the threat model."""
     from ..images.points import read_points_file
 
     x, _ = worker.images(piece)
@@ -93,9 +93,9 @@ def held_points(worker: Workbench, piece: Partition, path: str) -> HeldPoints:
 
 
 def hardest_points(worker: Workbench, model: nn.Module, x: Tensor, y: Tensor, points: Sequence[Tensor]) -> Tensor:
-    """Of each image's points the one at which the model's margin is the smallest, (B, C, H, W).
+    """Return the point of each image at which the margin of the model is the smallest, (B, C, H, W).
 
-    The model passes the points alone: most rows of a round hold none, and are the clean image.
+    Rows without an example take no pass; most rows of a refinement round have none.
     """
     import torch
 

@@ -1,40 +1,25 @@
-"""What the stages report while they work. Terminal and logs are other rooms' business."""
+"""The events that stages report while they work; the command line and the logs show them."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-from ..storage.records import Receipt
+if TYPE_CHECKING:
+    from ..storage.records import Receipt
 
 
-class RunProgress(Protocol):
-    """Called by the stages, always from the driver's main thread."""
+class RunProgress:
+    """Receives the events of all stages, in the driver's main thread, and ignores them unless a subclass shows them."""
 
     def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
-        """`n_images` in all; `done` are the partitions that earlier runs have left finished."""
+        """A stage starts on `n_images` images; earlier commands have finished the partitions in `done`."""
 
     def partition_done(self, receipt: Receipt) -> None:
-        """One more partition is written."""
-
-    def stage_finished(self, stage: str, message: str) -> None:
-        """The stage is complete; `message` says in a line what came out or that there was nothing to do."""
-
-
-@runtime_checkable
-class WatchesWorkers(Protocol):
-    """A `RunProgress` that also takes the number of workers, every few seconds."""
+        """A worker has written one more partition."""
 
     def workers_seen(self, ready: int, asked: int) -> None:
-        """`ready` of `asked` workers are there; the others wait for room on the cluster."""
-
-
-class Silent:
-    """Ignores all progress events."""
-
-    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
-        pass
-
-    def partition_done(self, receipt: Receipt) -> None:
-        pass
+        """Every few seconds: `ready` workers have started, and the stage uses up to `asked`."""
 
     def stage_finished(self, stage: str, message: str) -> None:
-        pass
+        """The stage is complete; `message` is its outcome in one line."""

@@ -53,7 +53,6 @@ _CURRENT = "current.json"  # the stage that a driver works on, which `status` sh
 _LEAST_CLASSES = 4  # of evaluate.check: pyautoattack's targeted DLR loss needs the fourth logit
 SELECTED = "search/selected.json"
 RESULTS = "report/results.json"  # with it the report is whole; report/index.html is there while a run goes, too
-_DEVICES, _DEVICE_KEYS = "devices", ("rows", "float32_rows", "precision", "repeatable")
 _VERSIONED = ("mixednuts-dist", "torch", "ray", "pyautoattack", "numpy", "pyarrow")
 
 
@@ -179,20 +178,16 @@ def rows_beside(store: Store, config: RunConfig) -> Store:
 
 
 def _write_or_compare(store: Store, run: Run) -> None:
-    """Write `run.yaml`, or compare it with the one that another driver has written.
-
-    Either way a file is written, so that a storage that takes none raises here.
-    """
+    """Write `run.yaml`, or compare the inputs with those in the existing file; a damaged file is replaced."""
     content = _run_yaml(run).encode()
     if store.create(RUN, content):
         return
     try:
         _require_same_inputs(run, _read_inputs(store))
-        content = store.read(RUN)
     except DamagedFile as error:
         logger.warning("%s", error)
         store.set_aside(RUN, unless=_says_inputs)
-    store.write(RUN, content)
+        store.create(RUN, content)
 
 
 def _uris(config: RunConfig) -> dict[str, str | None]:
@@ -330,30 +325,6 @@ def _require_same_inputs(run: Run, stored: Inputs) -> None:
             f"the inputs of run {run.config.run_id()} have changed since it began ({what or 'images'}): "
             f"its stored rows are not theirs. Give the run another name, or delete {run.store.uri}"
         )
-
-
-def record_devices(run: Run, receipts: Sequence[Receipt]) -> None:
-    """Note in `run.yaml` in what shapes (rows a pass) and precisions each type of device has computed rows."""
-    content = yaml.safe_load(run.store.read(RUN))
-    known = {
-        device: [
-            (one["rows"], one.get("float32_rows", one["rows"]), one["precision"], one.get("repeatable", True))
-            for one in used
-        ]
-        for device, used in content.get(_DEVICES, {}).items()
-    }
-    found = {device: set(used) for device, used in known.items()}
-    for receipt in receipts:
-        if receipt.rows:
-            shapes = receipt.rows, receipt.float32_rows or receipt.rows
-            found.setdefault(receipt.device, set()).add((*shapes, receipt.precision, receipt.repeatable))
-    noted = {device: sorted(used) for device, used in sorted(found.items())}
-    if noted != known:
-        versions = content.pop(LAST_KEY)
-        content[_DEVICES] = {
-            device: [dict(zip(_DEVICE_KEYS, one, strict=True)) for one in used] for device, used in noted.items()
-        }
-        run.store.write(RUN, yaml.safe_dump({**content, LAST_KEY: versions}, sort_keys=False).encode())
 
 
 def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:

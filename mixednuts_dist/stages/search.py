@@ -14,7 +14,7 @@ from ..storage.damage import set_aside_if_damaged
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .choosing import CANDIDATES, Choosing, attacks_its_choice, needed_stage
-from .progress import RunProgress, Silent
+from .progress import RunProgress
 from .rounds import Rounds
 from .runs import (
     SELECTED,
@@ -42,7 +42,7 @@ def run(config: RunConfig, *, executor: Executor | None = None, progress: RunPro
         InvalidInputError: where no candidate is feasible, or no attacked image is classified correctly.
     """
     opened = open_run(config)
-    return complete(opened, executor, progress or Silent())
+    return complete(opened, executor, progress or RunProgress())
 
 
 def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> SearchResult:

@@ -32,7 +32,7 @@ from ..errors import InvalidInputError
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
-from .progress import RunProgress, Silent
+from .progress import RunProgress
 from .runs import Run, open_run, read_search_result, require_complete
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Stage:
     def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
         """`complete` on a run that is opened for it; errors as there and in `open_run`."""
         opened = open_run(config)
-        self.complete(opened, executor, progress or Silent())
+        self.complete(opened, executor, progress or RunProgress())
         return opened
 
 

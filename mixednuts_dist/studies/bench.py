@@ -36,7 +36,7 @@ from ..stages import attack as attack_stage
 from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
 from ..stages.partitioned import run_partitions
-from ..stages.progress import RunProgress, Silent
+from ..stages.progress import RunProgress
 from ..stages.runs import MOST_LOGITS, Run, open_run, read_search_result, searched_images
 from ..storage.partitions import split_images
 from ..storage.records import AttackRecords, Receipt, SearchResult
@@ -82,7 +82,7 @@ class Bench:
             raise ConfigError(
                 "studies need both base classifiers, and this configuration has std: null; name a classifier"
             )
-        self.config, self.executor, self.progress = config, executor, progress or Silent()
+        self.config, self.executor, self.progress = config, executor, progress or RunProgress()
         self.full = full
         self.other_robs = tuple(robs) or ((DEMO_OTHER_ROB,) if config.rob == "demo:rob" else ())
 
@@ -260,7 +260,7 @@ def subset(records: AttackRecords, mask_N: Tensor) -> AttackRecords:
 
 
 @dataclass(frozen=True)
-class _Labelled:
+class _Labelled(RunProgress):
     """RunProgress of a variant under its own label."""
 
     inner: RunProgress
@@ -271,6 +271,9 @@ class _Labelled:
 
     def partition_done(self, receipt: Receipt) -> None:
         self.inner.partition_done(Receipt(**{**asdict(receipt), "stage": self.label}))
+
+    def workers_seen(self, ready: int, asked: int) -> None:
+        self.inner.workers_seen(ready, asked)
 
     def stage_finished(self, stage: str, message: str) -> None:  # noqa: ARG002
         self.inner.stage_finished(self.label, message)

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from mixednuts_dist.cli import terminal
 from mixednuts_dist.cli.terminal import LogProgress, TerminalProgress
-from mixednuts_dist.stages.progress import WatchesWorkers
 from mixednuts_dist.storage.records import Receipt
 
 TIME = len("2026-01-31 12:00:00 ")
@@ -50,7 +49,6 @@ def test_a_log_file_gets_a_line_at_the_start_and_at_the_end(progress: TerminalPr
 def test_idle_stage_reports_ready_workers(
     progress: TerminalProgress, shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(progress, WatchesWorkers)
     progress.stage_started("evaluate", 40, [])
     lines = len(shown.getvalue().splitlines())
     progress.workers_seen(0, 8)

@@ -1,7 +1,7 @@
 """The pool on Ray: killed processes, images that crash a worker, and workers that cannot start."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.errors import BaseClassifierError, PartitionFailed
 from mixednuts_dist.stages import attack
+from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.storage.records import Receipt
 from tests.helpers.touchy_classifiers import FACTORY, table
 
@@ -22,14 +23,11 @@ def factory(tmp_path: Path) -> Path:
     return path
 
 
-class KillOnFirstReceipt:
+class KillOnFirstReceipt(RunProgress):
     """SIGKILLs every worker process once, when the first partition has come back."""
 
     def __init__(self) -> None:
         self.killed = 0
-
-    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
-        pass
 
     def partition_done(self, receipt: Receipt) -> None:
         if self.killed or not receipt.n_images:
@@ -38,9 +36,6 @@ class KillOnFirstReceipt:
             if "ray::RayWorker" in " ".join(process.cmdline()):
                 process.send_signal(signal.SIGKILL)
                 self.killed += 1
-
-    def stage_finished(self, stage: str, message: str) -> None:
-        pass
 
 
 @pytest.mark.alone

@@ -10,6 +10,7 @@ import yaml
 from mixednuts_dist.config.compute_config import ComputeConfig
 from mixednuts_dist.config.run_config import RunConfig
 from mixednuts_dist.distributed.executor import Executor, PoolSettings
+from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.partitions import rows_folder
@@ -68,15 +69,12 @@ def tiny_content(storage: Path, **changes: Any) -> dict[str, Any]:
     return {**content, **changes}
 
 
-class Watcher:
+class Watcher(RunProgress):
     """Remembers which partitions were computed."""
 
     def __init__(self) -> None:
         self.computed: list[tuple[str, int]] = []
         self.messages: dict[str, str] = {}
-
-    def stage_started(self, stage: str, n_images: int, done: Sequence[Receipt]) -> None:
-        pass
 
     def partition_done(self, receipt: Receipt) -> None:
         self.computed.append((receipt.stage, receipt.partition))

@@ -43,8 +43,8 @@ def judged(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
     stage = stage_of(asked, "judge")
     assert list(stage.further().values()) == [f"evaluate.points={points}"]  # the command that is printed next
     opened = stage.run(asked, executor=DebugExecutor(), progress=Watcher())
-    about, verdicts = stage.tables(opened).values()
-    return stage.outcomes(opened), {"about": dict(about[1]), "judged": {row[0]: row[1:] for row in verdicts[1]}}
+    submitted, verified = stage.tables(opened).values()
+    return stage.outcomes(opened), {"about": dict(submitted[1]), "judged": {row[0]: row[1:] for row in verified[1]}}
 
 
 def test_own_adversarial_examples_break_nothing_new(finished: RunConfig, tmp_path: Path) -> None:

@@ -66,18 +66,12 @@ def test_run_yaml_says_what_was_run(tiny_run) -> None:
     assert set(content["inputs"]["checksums"]) == {"data", "labels", "std", "rob"}
 
 
-def test_run_yaml_and_summaries_name_rows_and_precision(tiny_run) -> None:
-    folder = tiny_run[1]
-    store = Store(str(folder.parents[1]))
+def test_summaries_name_rows_and_precision(tiny_run) -> None:
+    store = Store(str(tiny_run[1].parents[1]))
     receipts = [footer.receipt for stage in ("attack", "evaluate") for footer in footers(store, stage)]
     assert len(receipts) == 6
-    used = {(each.device, each.rows, each.float32_rows, each.precision, each.repeatable) for each in receipts}
-    told = yaml.safe_load((folder / "run.yaml").read_text())["devices"]
-    assert used == {(device, *one.values()) for device, every in told.items() for one in every}
-    assert {key for every in told.values() for one in every for key in one} == {
-        "rows", "float32_rows", "precision", "repeatable",
-    }  # fmt: skip
-    assert all(rows == float32_rows > 0 and repeatable for _, rows, float32_rows, _, repeatable in used)
+    assert all(each.device and each.precision for each in receipts)
+    assert all(each.rows == each.float32_rows > 0 and each.repeatable for each in receipts)
 
 
 def footers(store: Store, stage: str) -> list[Footer]:

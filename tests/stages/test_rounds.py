@@ -18,6 +18,7 @@ from mixednuts_dist.selection.inputs import AttackedPoints
 from mixednuts_dist.selection.kernel import Slab
 from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.evaluate import evaluate_fingerprint
+from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.stages.rounds import Points, wanted_images
 from mixednuts_dist.stages.runs import reopen_run
 from mixednuts_dist.storage.records import Receipt, SearchResult
@@ -36,20 +37,14 @@ WIDE = {
 }
 
 
-class Computed:
+class Computed(RunProgress):
     """Records the stages of computed partitions."""
 
     def __init__(self) -> None:
         self.stages: list[str] = []
 
-    def stage_started(self, stage: str, n_images: int, done: object) -> None:
-        pass
-
     def partition_done(self, receipt: Receipt) -> None:
         self.stages.append(receipt.stage)
-
-    def stage_finished(self, stage: str, message: str) -> None:
-        pass
 
 
 class LooksAtStatus(Computed):

@@ -79,7 +79,7 @@ def test_screening_stops_early_says_so_and_goes_on_from_there(tmp_path: Path, lo
     (note,) = (
         note for note in results.notes if note.startswith("evaluate.until = 30: robust accuracy on all 24 images")
     )
-    assert f"from {n_images} of them" in note
+    assert f"from {n_images} images" in note
     before, again = rows(tmp_path / config.place(), "evaluate", ["robust"]), Watcher()
     assert pipeline.run(config, executor=NoRay(), progress=again).row("rob").robust == results.row("rob").robust
     assert again.computed == []
