@@ -42,9 +42,7 @@ def subject(model: str, data: str | None, n_images: int, device: torch.device, e
     """
     if model not in MODELS and (":" not in model or eps is None):
         names = ", ".join(MODELS)
-        raise InvalidInputError(
-            f"model={model!r} is not known; valid models: {names}, or a classifier's URI with --eps"
-        )
+        raise InvalidInputError(f"--model {model} is not known. Use {names}, or a classifier's URI with --eps")
     build, usual_eps, trained = MODELS.get(model) or (lambda: load_classifier(model, "rob"), 0.0, True)
     eps = eps or usual_eps
     network = build().eval().requires_grad_(False).to(device)

@@ -23,14 +23,15 @@ from rich.highlighter import NullHighlighter
 
 from ..config.run_config import RunConfig, load_config
 from ..config.uris import check_uris, needs_trust
-from ..errors import ConfigError, MissingArtifact, MixedNutsError, log_json, printable
+from ..errors import ConfigError, MissingArtifact, MixedNutsError, log_json, printable, redacted
 
 if TYPE_CHECKING:
     from ..storage.store import Store
 
 logger = logging.getLogger(__name__)
 
-RESUMES = "Interrupted. Finished partitions are stored; run the same command to resume."
+INTERRUPTED = "Interrupted."
+RESUMES = f"{INTERRUPTED} Finished partitions are stored; run the same command to resume."
 _AT_ONCE = 2.0  # seconds between signals of one cause: `uv run` passes on what the whole process group receives
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _LOG = "mixednuts.log"  # in a context's `meta`: whether the log is shown, and its format
@@ -225,6 +226,7 @@ def run_command(
     workers: bool = True,
     logs: bool = True,
     as_json: bool = False,
+    interrupted: str = RESUMES,
     before: Callable[[Any], Any] | None = None,
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Make a command on CONFIG: the function receives an `Invocation` and its other options.
@@ -237,6 +239,7 @@ def run_command(
         workers: whether it takes --address and --local.
         logs: whether it takes -v and --log-format.
         as_json: whether it takes --json.
+        interrupted: the message after a signal.
         before: an argument in front of CONFIG.
     """
 
@@ -248,7 +251,7 @@ def run_command(
         ) -> None:  # fmt: skip
             if local and address:
                 raise click.UsageError("--local does not use a Ray cluster; drop --address")
-            with reported(RESUMES) as console:
+            with reported(interrupted) as console:
                 if not runs and is_run(config):
                     raise ConfigError(f"{config} is a run, not a configuration file. Run: mixednuts run {config}")
                 loaded = config_of(config, overrides, trust=trust_code, local=local)
@@ -368,8 +371,8 @@ def rows_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
 
 
 @contextmanager
-def reported(interrupted: str = "Interrupted.") -> Iterator[Console]:
-    """Yield the console for messages; turn errors and signals into one line and an exit status.
+def reported(interrupted: str = INTERRUPTED) -> Iterator[Console]:
+    """Yield the console for messages; turn errors, without passwords, and signals into one line and an exit status.
 
     An error of this package exits with status 1, a signal with 128 plus its number.
     """
@@ -390,7 +393,7 @@ def reported(interrupted: str = "Interrupted.") -> Iterator[Console]:
             if not isinstance(error, MixedNutsError):
                 raise
             console.print(f"{type(error).__name__}: ", style="red", end="")
-            console.print(printable(str(error)))
+            console.print(redacted(printable(str(error))))
             sys.exit(1)
 
 

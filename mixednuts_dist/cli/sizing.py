@@ -9,14 +9,20 @@ from rich.console import Console
 
 from ..config.run_config import RunConfig
 from ..config.uris import known_image_shape
-from .options import Invocation, run_command
+from .options import INTERRUPTED, Invocation, run_command
 
 if TYPE_CHECKING:
     from ..classifiers.base_classifiers import ModelSize
     from ..stages.estimate import Estimate, StageEstimate
 
 
-@run_command("estimate mine.yaml --local", "estimate jobs/configs/cifar100.yaml --sizes", logs=False, as_json=True)
+@run_command(
+    "estimate mine.yaml --local",
+    "estimate jobs/configs/cifar100.yaml --sizes",
+    logs=False,
+    as_json=True,
+    interrupted=INTERRUPTED,
+)
 @click.option("--sizes", is_flag=True, help="Count parameters and GFLOPs instead; needs no weights.")
 def estimate(given: Invocation, as_json: bool, sizes: bool) -> None:
     """Estimate GPU-hours and wall time from a few measured batches."""

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..config.register import STAGES
 from ..errors import MissingArtifact
-from .options import Invocation, print_result, run_command
+from .options import INTERRUPTED, Invocation, print_result, run_command
 
 _PAGE = "report/index.html"
 
@@ -77,6 +77,7 @@ def evaluate(given: Invocation, adv_images: str | None) -> None:
     workers=False,
     logs=False,
     as_json=True,
+    interrupted=INTERRUPTED,
 )
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 def report(given: Invocation, as_json: bool, opened: bool) -> None:

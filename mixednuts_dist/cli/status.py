@@ -26,7 +26,18 @@ from ..stages.runs import RESULTS, SELECTED, Run, current_stage, finished_partit
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
 from ..storage.run_file import RUN
-from .options import command, config_of, is_run, json_option, reported, rows_of, set_option, trust_option, typed
+from .options import (
+    INTERRUPTED,
+    command,
+    config_of,
+    is_run,
+    json_option,
+    reported,
+    rows_of,
+    set_option,
+    trust_option,
+    typed,
+)
 
 WINDOW_SECONDS = 1800.0  # the speed counts partitions that were finished in it
 _WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # columns of a terminal; what fits into 80
@@ -48,7 +59,7 @@ def status(
         raise click.UsageError("--repair needs --verify")
     if sum((watch, as_json, verify)) > 1:
         raise click.UsageError("--watch, --json and --verify cannot be combined; to poll, repeat `status --json`")
-    with reported("Interrupted. The run continues." if watch else "Interrupted."):
+    with reported("Interrupted. The run continues." if watch else INTERRUPTED):
         if is_run(source, or_storage=True) is None:
             _print_runs(source, as_json, trust_code)
         elif verify:

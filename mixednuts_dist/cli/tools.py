@@ -130,9 +130,6 @@ def _radius(text: str) -> float:
         raise click.BadParameter(f"{text!r} is not a number or a fraction, e.g. 8/255.") from None
 
 
-_NOTHING_KEPT = "Interrupted. Nothing of this benchmark is kept."
-
-
 @click.group()
 def benchmark() -> None:
     """Compare with a reference implementation; prints JSON."""
@@ -155,7 +152,7 @@ def benchmark_attack(**options: Any) -> None:
     """Run standard AutoAttack here and in pyautoattack."""
     from ..benchmarks import attack_benchmark
 
-    with reported(_NOTHING_KEPT):
+    with reported():
         click.echo(json.dumps(attack_benchmark.run(**options), indent=2))
 
 
@@ -164,7 +161,7 @@ def benchmark_search() -> None:
     """Run Algorithm 1 here and as a plain loop."""
     from ..benchmarks import search_benchmark
 
-    with reported(_NOTHING_KEPT):
+    with reported():
         click.echo(json.dumps(search_benchmark.run(), indent=2))
 
 

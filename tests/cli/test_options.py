@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from mixednuts_dist.cli import main
 from mixednuts_dist.cli.options import reported
 from mixednuts_dist.errors import BaseClassifierError
+from tests.helpers.runs import tiny_file
 
 COMMAND = """
 import atexit
@@ -116,10 +117,19 @@ def test_nohup_command_survives_its_terminal() -> None:
         assert one.wait(PATIENCE_SECONDS) == 143
 
 
-def test_escape_sequences_of_an_error_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_on_the_terminal_has_no_escape_sequence_and_no_password(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit), reported():
-        raise BaseClassifierError("no \x1b[2J\x1b]0;title\x07 weights")
-    assert r"no \x1b[2J\x1b]0;title\x07 weights" in capsys.readouterr().err
+        raise BaseClassifierError("no \x1b[2J\x1b]0;title\x07 weights in s3://key:s3cr3t@bucket")
+    assert r"no \x1b[2J\x1b]0;title\x07 weights in s3://...@bucket" in capsys.readouterr().err
+
+
+def test_interrupted_report_promises_no_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mixednuts_dist.reports.report.run", interrupt)
+    shown = CliRunner().invoke(main, ["report", str(tiny_file(tmp_path))])
+    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (130, "Interrupted.")
 
 
 STARTING = """
