@@ -1,8 +1,7 @@
-"""The user's Python files of a run: copies in its folder, so that the folder is enough where the originals are not.
+"""Copies of the user's Python files in a run's folder, for machines that do not have the original files.
 
-`run.yaml` says beside the configuration in which folder it was read (`folder`) and where the copy of each file lies
-(`code`: path as written -> path in the run). Code of a run is executed only if the user trusts the run (`--trust-code`,
-`trust_code=True`).
+`run.yaml` records the folder of the configuration (`folder`) and the copy of each file (`code`: path as written -> path
+in the run). Code of a run is executed only if the user trusts the run (`--trust-code`, `trust_code=True`).
 """
 
 import atexit
@@ -10,7 +9,7 @@ import functools
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,21 @@ from ..config.uris import beside
 from ..errors import DamagedFile
 from .store import Store
 
-_FOLDER = "code"
-_DIGITS = 12  # of the sha256 that names a copy's folder
-
 
 def keep_code(store: Store, files: Mapping[str, str]) -> dict[str, str]:
-    """Copy files (as written -> where they lie) into the run; returns as written -> path in the run."""
+    """Copy files (path as written -> path on this machine) into the run; returns path as written -> path in the run."""
     kept = {}
     for written, file in files.items():
         content = Path(file).read_bytes()
-        kept[written] = f"{_FOLDER}/{_digest(content)}/{Path(file).name}"
+        kept[written] = f"code/{_digest(content)}/{Path(file).name}"
         store.create(kept[written], content)
     return kept
 
 
 def places(store: Store, described: Mapping[str, Any]) -> Callable[[str], str]:
-    """Where the paths of a run's configuration lie now: beside it as long as its code is the same, else in the run.
+    """Return a function that finds the paths of a run's configuration on this machine.
+
+    The original file is used if its content has not changed, otherwise the copy in the run.
 
     Args:
         described: the content of `run.yaml`.
@@ -51,22 +49,21 @@ def places(store: Store, described: Mapping[str, Any]) -> Callable[[str], str]:
 
 
 def code_of(store: Store, path: str) -> bytes:
-    """The content of a copy.
+    """Return the content of a copy.
 
     Raises:
-        DamagedFile: where it is not what was written.
+        DamagedFile: if it is not what was written.
     """
     content = store.read(path)
     if _digest(content) != path.split("/")[1]:
-        raise DamagedFile(
-            f"{store.address(path)} is damaged: its content does not match the name of its folder", store.address(path)
-        )
+        message = f"{store.address(path)} is damaged: its content does not match the name of its folder"
+        raise DamagedFile(message, store.address(path))
     return content
 
 
 @functools.cache
 def _local_copy(store_uri: str, path: str) -> str:
-    """A file of Python's import; one of a bucket is fetched into a folder that ends with the process."""
+    """Return a file that Python can import; a copy in a bucket is fetched into a folder that lives as this process."""
     store = Store(store_uri)
     content = code_of(store, path)
     if "://" not in store.uri:
@@ -78,11 +75,5 @@ def _local_copy(store_uri: str, path: str) -> str:
     return str(copy)
 
 
-def code_paths(paths: Iterable[str], find: Callable[[str], str]) -> dict[str, str]:
-    """As written -> where it lies, of the files that are there."""
-    found = {path: find(path) for path in paths}
-    return {path: there for path, there in found.items() if Path(there).is_file()}
-
-
 def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:_DIGITS]
+    return hashlib.sha256(content).hexdigest()[:12]

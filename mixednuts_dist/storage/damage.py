@@ -1,10 +1,9 @@
-"""Whether a file's bytes are what was written and what a run can use; the only place from which one is set aside.
+"""Finds damaged files by their own checksums, and quarantines them.
 
-A file is renamed after the very bytes that are renamed were read and found damaged: what another driver has written
-whole since somebody last looked stays where it is.
+Only the bytes that were read and found damaged are renamed. A whole file that another driver has written meanwhile
+stays.
 """
 
-import hashlib
 import io
 
 import pyarrow.parquet as pq
@@ -18,10 +17,8 @@ from .store import Store
 from .tables import FOOTER, finished_receipt, footer_of, is_whole, unusable_column
 
 
-def problem(path: str, content: bytes, sha256: str | None = None) -> str | None:
-    """What is wrong with a file of a run, by its checksum or by what it says of itself; None where nothing is."""
-    if sha256 is not None:
-        return None if hashlib.sha256(content).hexdigest() == sha256 else "its bytes are not those that were written"
+def problem(path: str, content: bytes) -> str | None:
+    """Describe the damage of a run's file, or return None. Other files than tables and JSON have no checksums."""
     if path.endswith(".parquet"):
         return _parquet_problem(content)
     if path.endswith(".json"):
@@ -29,40 +26,37 @@ def problem(path: str, content: bytes, sha256: str | None = None) -> str | None:
     return None
 
 
-def set_aside_if_damaged(
-    store: Store, path: str, sha256: str | None = None, *, partition: Partition | None = None
-) -> str | None:
-    """Rename a damaged file; returns its new path, None where the file is whole or gone.
+def set_aside_if_damaged(store: Store, path: str, *, partition: Partition | None = None) -> str | None:
+    """Quarantine a damaged file; returns its new path, or None if the file is whole or missing.
 
     Args:
-        partition: whose rows the file must hold; another partition's are as good as damaged.
+        partition: the partition whose rows the file must hold; a file with other rows counts as damaged.
     """
 
-    def is_whole_file(content: bytes) -> bool:
-        return problem(path, content, sha256) is None and (partition is None or _holds(content, partition))
+    def is_good(content: bytes) -> bool:
+        return problem(path, content) is None and (partition is None or _holds(content, partition))
 
-    return store.set_aside(path, unless=is_whole_file)
+    return store.set_aside(path, unless=is_good)
 
 
 def create_whole(store: Store, path: str, content: bytes, fingerprint: str) -> Receipt | None:
-    """Write a piece's file; where another driver has left a whole one, that one stays and its receipt is returned.
+    """Write a partition's file. If another driver has left a whole one, that file stays and its summary is returned.
 
     Raises:
-        FingerprintMismatch: where a file of another run lies there.
+        FingerprintMismatch: if a file of another run has that path.
     """
     while not store.create(path, content):
-        if there := finished_receipt(store, path, fingerprint):
-            return there
+        if existing := finished_receipt(store, path, fingerprint):
+            return existing
         set_aside_if_damaged(store, path)
     return None
 
 
 def _holds(content: bytes, partition: Partition) -> bool:
     try:
-        receipt = footer_of(content).receipt
-    except (KeyError, TypeError):  # a partition's file has a footer of ours
+        return footer_of(io.BytesIO(content)).receipt.is_of(partition)
+    except (KeyError, TypeError):  # the file was not written by a stage
         return False
-    return (receipt.start, receipt.stop) == (partition.start, partition.stop)
 
 
 def _parquet_problem(content: bytes) -> str | None:
@@ -72,11 +66,11 @@ def _parquet_problem(content: bytes) -> str | None:
         parquet = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
         if FOOTER in (parquet.schema_arrow.metadata or {}):
             return "its pages or its footer are not those that were written"
-        for _ in parquet.iter_batches():  # a table without our footer: the search's candidates
+        for _ in parquet.iter_batches():  # a table without a footer of this package, such as the search's candidates
             pass
     except NewerSchema:
-        return None  # for its own release to say
-    except Exception as error:  # at damaged bytes pyarrow raises almost any of Python's errors
+        return None  # only the release that wrote the file can check it
+    except Exception as error:  # for damaged bytes pyarrow raises almost any built-in exception
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return None
 
@@ -85,7 +79,7 @@ def _json_problem(content: bytes, must_be_signed: bool) -> str | None:
     try:
         values = read_json(content)
     except ValueError as error:
-        return f"it is no JSON: {error}"
+        return f"it is not JSON: {error}"
     if not isinstance(values, dict) or (must_be_signed and "digest" not in values):
-        return "it is not what any release has written"
+        return "it is not a file that any release has written"
     return "its content has changed" if "digest" in values and values.pop("digest") != digest(values) else None

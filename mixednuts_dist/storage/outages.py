@@ -1,4 +1,4 @@
-"""When storage refuses: transient errors are retried, permanent ones raised at once and in words; bugs stay bugs."""
+"""Storage errors: transient ones are retried, and permanent ones become a StoreError at once."""
 
 import errno
 import logging
@@ -14,48 +14,48 @@ from ..errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 300.0  # how long an outage may last before a run gives up
-FIRST_ANSWER_SECONDS = 20.0  # the same before a run has begun, when nothing would be lost
+PATIENCE_SECONDS = 300.0  # a run gives up after an outage of this length
+FIRST_ANSWER_SECONDS = 20.0  # the same limit before a run has begun, when giving up costs nothing
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 15.0  # seconds between tries
 _THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
-_EXPIRED = "the access token has expired ({said}). Renew it; the same command goes on from what is written"
-_TOLD = {
-    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"), _EXPIRED),
-    "RequestTimeTooSkewed": "this machine's clock or the server's is wrong ({said}). Here it is {now}: set it right",
-}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _PASSING_STATUS = {408, 409, 429, 500, 502, 503, 504}
 _PASSING_ERRNO = {
     errno.EBUSY, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH,
-    errno.ESTALE, errno.EIO,  # of a shared folder whose server restarts
+    errno.ESTALE, errno.EIO,  # a shared folder reports these while its server restarts
 }  # fmt: skip
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}
+_RESUME = "and run the same command again, which resumes"
 
 Result = TypeVar("Result")
 
 
 def patiently(call: Callable[[], Result], address: str, patience_seconds: float) -> Result:
-    """`call()`, tried again with growing, jittered waits while the storage is down or throttles.
+    """Return `call()`, retried with growing, jittered waits while the storage is unavailable or throttles.
 
     Raises:
-        FileNotFoundError: as `call` raises it.
-        StoreError: where trying again cannot help, at once; else after `patience_seconds`.
-        Exception: what is no error of the storage's, as it was raised.
+        FileNotFoundError: if `call` raises it.
+        StoreError: at once for a permanent error, otherwise after `patience_seconds`.
+        Exception: unchanged if the error does not come from the storage.
     """
     started, wait, tries = time.monotonic(), _FIRST_WAIT, 0
     while True:
         try:
             result = call()
-        except FileNotFoundError:
+        except (FileNotFoundError, StoreError):
             raise
-        except Exception as error:  # every protocol's library has a tree of its own
+        except Exception as error:  # the library of each protocol has its own exceptions
             if not is_of_storage(error):
                 raise
             if not passes(error):
                 raise StoreError(in_words(error, address)) from error
             waited = time.monotonic() - started
             if waited >= patience_seconds:
-                raise StoreError(_gave_up(error, address, waited)) from error
+                raise StoreError(
+                    f"{address}: no answer for {waited:.0f} s ({_one_line(error)}). Finished partitions are kept: "
+                    "the same command resumes from them once the storage answers"
+                ) from error
             tries += 1
             level = logging.WARNING if tries == 1 else logging.INFO
             logger.log(level, "%s: try %d failed (%s); trying again", address, tries, _one_line(error))
@@ -63,14 +63,14 @@ def patiently(call: Callable[[], Result], address: str, patience_seconds: float)
             wait = min(2 * wait, _LONGEST_WAIT)
         else:
             if tries:
-                logger.warning("%s: answered again after %.0f s", address, time.monotonic() - started)
+                logger.warning("%s: available again after %.0f s", address, time.monotonic() - started)
             return result
 
 
 def is_of_storage(error: Exception) -> bool:
-    """Whether the operating system or a storage library raised it, itself or as a cause; a bug of ours is neither.
+    """Whether the operating system or a storage library raised the error or one of its causes.
 
-    botocore says with a plain ValueError what is wrong with an address or a setting.
+    botocore reports an invalid address or setting as a plain ValueError.
     """
     return any(
         isinstance(cause, OSError | ValueError) or type(cause).__module__ != "builtins" for cause in _causes(error)
@@ -78,7 +78,7 @@ def is_of_storage(error: Exception) -> bool:
 
 
 def passes(error: Exception) -> bool:
-    """Whether this is an outage, a broken connection or throttling, which end without anybody's help."""
+    """Whether the error is an outage, a broken connection or throttling, which end without user action."""
     status, code = _answer(error)
     if status is not None:
         return status in _PASSING_STATUS or code in _THROTTLED
@@ -91,55 +91,45 @@ def passes(error: Exception) -> bool:
 
 
 def precondition_failed(error: Exception) -> bool:
-    """Whether a conditional write lost: the file is there already."""
+    """Whether a conditional write failed because the file already exists."""
     return any(isinstance(cause, FileExistsError) for cause in _causes(error)) or _answer(error)[0] == 412
 
 
-def has_no_reason(error: Exception) -> bool:
-    """Whether the server has refused with a status alone, as it does a HEAD, whose answer has no room for a reason."""
-    status, code = _answer(error)
-    return status is not None and code == str(status)
-
-
-def has_expired(error: Exception) -> bool:
-    """Whether the server no longer takes the access token or key: another may stand in its place by now."""
-    code = _answer(error)[1]
-    return code == "InvalidAccessKeyId" or _TOLD.get(str(code)) == _EXPIRED
-
-
 def conditional_writes_unknown(error: Exception) -> bool:
-    """Whether this kind of object store has never heard of them."""
+    """Whether the object store does not implement conditional writes."""
     return _answer(error)[0] == 501
 
 
-def in_words(error: Exception, address: str) -> str:  # noqa: PLR0911, one line a cause
-    """What went wrong at `address`, and the next step."""
-    said, (_, code) = _one_line(error), _answer(error)
-    if code in _TOLD:
-        return f"{address}: {_TOLD[code].format(said=said, now=datetime.now(UTC).isoformat(timespec='seconds'))}"
+def has_expired(error: Exception) -> bool:
+    """Whether the server no longer accepts the access token or key, which may have been renewed meanwhile."""
+    return _answer(error)[1] in {"InvalidAccessKeyId", *_EXPIRED}
+
+
+def in_words(error: Exception, address: str) -> str:
+    """Describe the error at `address` and the next step."""
+    shown, code = _one_line(error), _answer(error)[1]
     number = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, FileNotFoundError):
-        return f"{address}: there is no such place ({said}). Create the bucket or folder, or correct `storage`"
-    if number in _FULL:
-        return f"{address}: the disk is full ({said}). Make room; the same command goes on from what is written"
-    if type(error).__name__ in _NO_CREDENTIALS:
-        return f"{address}: no usable credentials ({said}). Set AWS_PROFILE or AWS_ACCESS_KEY_ID and its secret"
-    if isinstance(error, PermissionError) or number in (errno.EROFS, errno.EACCES):
-        return f"{address}: access denied ({said}). Check the credentials and that they may list, read and write there"
-    if any(isinstance(cause, socket.gaierror) for cause in _causes(error)):
-        return f"{address}: its host has no address ({said}). Correct AWS_ENDPOINT_URL, the profile or `storage`"
-    return f"{address}: the storage refused ({type(error).__name__}: {said})"
-
-
-def _gave_up(error: Exception, address: str, waited: float) -> str:
-    return (
-        f"{address}: no answer for {waited:.0f} s ({_one_line(error)}). What is written is kept: "
-        "the same command goes on from there once the storage answers"
-    )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    no_host = any(isinstance(cause, socket.gaierror) for cause in _causes(error))
+    causes = [
+        (code in _EXPIRED, f"the access token has expired ({shown}). Renew it {_RESUME}"),
+        (code == "RequestTimeTooSkewed",
+         f"this machine's clock or the server's is wrong ({shown}). Here it is {now}: correct the clock"),
+        (isinstance(error, FileNotFoundError),
+         f"there is no such place ({shown}). Create the bucket or folder, or correct `storage`"),
+        (number in _FULL, f"the disk is full ({shown}). Free some space {_RESUME}"),
+        (type(error).__name__ in _NO_CREDENTIALS,
+         f"no usable credentials ({shown}). Set AWS_PROFILE or AWS_ACCESS_KEY_ID and its secret"),
+        (isinstance(error, PermissionError) or number in (errno.EROFS, errno.EACCES),
+         f"access denied ({shown}). Check the credentials and that they allow listing, reading and writing"),
+        (no_host, f"its host has no address ({shown}). Correct AWS_ENDPOINT_URL, the profile or `storage`"),
+        (True, f"the storage refused ({type(error).__name__}: {shown})"),
+    ]  # fmt: skip
+    return f"{address}: {next(what for applies, what in causes if applies)}"
 
 
 def _answer(error: Exception) -> tuple[int | None, str | None]:
-    """(HTTP status, error code) of the server's answer, if there was one; botocore keeps it as `response`."""
+    """Return the HTTP status and error code of the server's response, which botocore keeps as `response`."""
     for cause in _causes(error):
         response: Any = getattr(cause, "response", None)
         if isinstance(response, dict) and "Error" in response:
@@ -149,7 +139,7 @@ def _answer(error: Exception) -> tuple[int | None, str | None]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that led to it, the last one first."""
+    """Yield the error and its causes, the last one first."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -162,7 +152,7 @@ def _connection_errors() -> tuple[type[BaseException], ...]:
     from botocore.exceptions import ChecksumError, FlexibleChecksumError, IncompleteReadError
     from s3fs.core import S3_RETRYABLE_ERRORS
 
-    corrupted = ChecksumError, FlexibleChecksumError, IncompleteReadError  # an answer that is not what was stored
+    corrupted = ChecksumError, FlexibleChecksumError, IncompleteReadError  # the response was damaged on the way
     return (ConnectionError, TimeoutError, *corrupted, *S3_RETRYABLE_ERRORS)
 
 

@@ -30,12 +30,12 @@ class Partition:
 
     @property
     def file_name(self) -> str:
-        """Name of its file in a stage's folder."""
+        """Return the name of its file in a stage's folder."""
         return f"part-{self.index:05d}.parquet"
 
     @property
     def stem(self) -> str:
-        """What the names of the files of a thousand partitions begin with."""
+        """Return the beginning that the file names of up to 1000 partitions share."""
         return f"part-{self.index // 1000:02d}"
 
     def __str__(self) -> str:
@@ -44,29 +44,29 @@ class Partition:
 
 @dataclass(frozen=True)
 class Sample:
-    """`n_drawn` of `n_images` images, drawn at random: the same ones wherever they are drawn."""
+    """A random sample of `n_drawn` of `n_images` images, the same in every process."""
 
     n_images: int
     n_drawn: int
     seed: int
 
-    @functools.cache  # noqa: B019  a worker asks at every piece, of one sample
+    @functools.cache  # noqa: B019  a worker needs the same sample for each partition
     def ids(self) -> Tensor:
-        """The sample ids, ascending."""
-        import torch  # here, because a look at a run does without
+        """Return the sample ids in ascending order."""
+        import torch  # commands that only look at a run do not import PyTorch
 
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randperm(self.n_images, generator=generator)[: self.n_drawn].sort().values
 
-    def rows_of(self, piece: Partition) -> Tensor:
-        """Which rows of a piece's images are drawn."""
-        return rows_among(self.ids(), piece)
+    def rows_of(self, partition: Partition) -> Tensor:
+        """Return the rows of a partition's images that are in the sample."""
+        return rows_among(self.ids(), partition)
 
 
-def rows_among(sample_ids: Tensor, piece: Partition) -> Tensor:
-    """The rows of a piece's images whose ids are among these ascending ones."""
-    first, last = sample_ids.numpy().searchsorted([piece.start, piece.stop]).tolist()
-    return sample_ids[first:last] - piece.start
+def rows_among(sample_ids: Tensor, partition: Partition) -> Tensor:
+    """Return the rows of a partition's images whose ids are among these ascending ones."""
+    first, last = sample_ids.numpy().searchsorted([partition.start, partition.stop]).tolist()
+    return sample_ids[first:last] - partition.start
 
 
 def partition_size_of(n_images: int, configured: int | None) -> int:
@@ -75,6 +75,6 @@ def partition_size_of(n_images: int, configured: int | None) -> int:
 
 
 def split_images(n_images: int, partition_size: int) -> list[Partition]:
-    """Cut images 0 .. n_images - 1 into partitions of `partition_size`, the last one shorter."""
+    """Cut images 0 .. n_images - 1 into partitions of `partition_size`; the last one may be shorter."""
     starts = range(0, n_images, partition_size)
     return [Partition(i, start, min(start + partition_size, n_images)) for i, start in enumerate(starts)]

@@ -1,6 +1,6 @@
-"""What the stages leave for each other: Parquet tables <-> tensors, and the selected parameters as JSON.
+"""The data that stages store for each other: rows, the selected parameters, and summaries of partitions.
 
-Shapes: N images of the run, K classes. One row an image, `sample_id` its index in the split.
+Shapes: N images of the run, K classes. There is one row per image, and `sample_id` is its index in the split.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 
 from ..config.config_file import require_plain
 from ..selection.choice import Choice
+from .partitions import Partition
 
-if TYPE_CHECKING:  # what only looks at a run's files does without PyTorch
+if TYPE_CHECKING:  # commands that only look at a run's files do not import PyTorch
     from torch import Tensor
 
     from ..mixing.clamps import Clamp
@@ -27,29 +28,29 @@ if TYPE_CHECKING:  # what only looks at a run's files does without PyTorch
 
 @dataclass(frozen=True)
 class AttackRecords:
-    """The attack stage's rows: what Algorithm 1 and every closed form need, without any image."""
+    """The rows of the attack stage without images, which are enough for Algorithm 1 and every closed form."""
 
     sample_ids_N: Tensor  # int64
     labels_N: Tensor  # int64
-    std_clean_NK: Tensor  # float32 logits of std on the clean image
-    std_attacked_NK: Tensor  # float32 logits of std on the image that its own attack ended on
-    rob_clean_NK: Tensor  # float32 raw logits of rob on the clean image
-    rob_attacked_NK: Tensor  # float32 raw logits of rob on the minimum-margin image
-    log_one_minus_margin_N: Tensor  # float64, log(1 - signed margin) of LayerNormed rob on the minimum-margin image
-    std_broken_N: Tensor  # bool: std wrong on the clean image or broken by its own APGD-CE + APGD-T
-    rob_broken_N: Tensor  # bool: LayerNormed rob broken by MMAA (or already wrong on the clean image)
+    std_clean_NK: Tensor  # float32 logits of the standard classifier on the clean image
+    std_attacked_NK: Tensor  # float32 logits of the standard classifier on the image from its own attack
+    rob_clean_NK: Tensor  # float32 raw logits of the robust classifier on the clean image
+    rob_attacked_NK: Tensor  # float32 raw logits of the robust classifier on the minimum-margin image
+    log_one_minus_margin_N: Tensor  # float64, log(1 - signed margin) of `LN(rob)` on the minimum-margin image
+    std_broken_N: Tensor  # bool: the standard classifier is wrong on the clean image, or APGD-CE + APGD-T broke it
+    rob_broken_N: Tensor  # bool: `LN(rob)` is wrong on the clean image, or MMAA broke it
 
 
 @dataclass(frozen=True)
 class EvaluateRecords:
-    """The evaluate stage's rows: the mixed classifier under the adaptive attack."""
+    """The rows of the evaluate stage, in which the adaptive attack runs on the mixed classifier."""
 
     sample_ids_N: Tensor  # int64
     labels_N: Tensor  # int64
     mixed_clean_NK: Tensor  # float32 logits of the mixed classifier on the clean image
     mixed_attacked_NK: Tensor  # float32 logits on the stored attacked image
-    robust_N: Tensor  # bool: right on the clean image and on everything that any attack tried
-    survived: dict[str, Tensor]  # "warm-start", then each attack by name, in order -> bool (N,): still right after it
+    robust_N: Tensor  # bool: correct on the clean image and on every candidate of every attack
+    survived: dict[str, Tensor]  # "warm-start", then each attack in order -> bool (N,): still correct after it
 
     def first(self, n: int) -> EvaluateRecords:
         """The rows of the first n images."""
@@ -60,25 +61,25 @@ class EvaluateRecords:
 
 @dataclass(frozen=True)
 class SearchRound:
-    """One round of attacking the choices and choosing again."""
+    """One refinement round, which attacks the current choices and searches again."""
 
     round: int  # from 1
-    fingerprint: str  # of its rows
-    attacked: tuple[Choice, ...]  # one a beta
-    kept: tuple[int, ...]  # of each, measured by the round, of `of` images that rob keeps
-    of: int
+    fingerprint: str  # content hash of its rows
+    attacked: tuple[Choice, ...]  # one per beta
+    kept: tuple[int, ...]  # robust images of each choice, as measured by this round
+    of: int  # robust images of the robust classifier
     n_forward: int
     n_backward: int
-    evaluated: str = ""  # fingerprint of the evaluation whose images it took in; empty where it attacked
-    tried: tuple[int, ...] = ()  # images that each of them was attacked on
+    evaluated: str = ""  # content hash of the evaluation that supplied the images; empty if this round attacked
+    tried: tuple[int, ...] = ()  # attacked images of each choice
 
     def to_json(self) -> dict[str, Any]:
-        """As in `search/selected.json`."""
+        """Return the round as stored in `search/selected.json`."""
         return {**asdict(self), "attacked": [choice.to_json() for choice in self.attacked]}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> SearchRound:
-        """The round as it was stored."""
+        """Return the stored round."""
         attacked = tuple(Choice.from_json(choice) for choice in content["attacked"])
         counts = {name: tuple(content[name]) for name in ("kept", "tried")}
         return cls(**{**content, "attacked": attacked, **counts})
@@ -86,39 +87,39 @@ class SearchRound:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """`search/selected.json` as a whole."""
+    """The content of `search/selected.json`."""
 
     criterion: str
-    clamp: Clamp  # of the deployed entry, as is ln_k
+    clamp: Clamp  # clamp and ln_k belong to the deployed entry
     ln_k: int | None
     deployed_beta: float
     surrogate_alpha: float  # alpha_d of f_aux
-    entries: tuple[Choice, ...]  # one a beta, largest beta first
+    entries: tuple[Choice, ...]  # one per beta, the largest beta first
     n_candidates: int
     n_undeployable: int  # candidates that float32 could not deploy
-    notes: tuple[str, ...]  # plain sentences: assumption violations, edges, criteria that differ
+    notes: tuple[str, ...]  # sentences about assumption violations, edges of the grid and criteria that differ
     rounds: tuple[SearchRound, ...] = ()
 
     def deployed(self) -> Choice:
-        """The entry of `deployed_beta`."""
+        """Return the entry of `deployed_beta`."""
         return self.by_beta()[self.deployed_beta]
 
     def by_beta(self) -> dict[float, Choice]:
-        """The entry of each beta that has one."""
+        """Return beta -> entry."""
         return {entry.beta: entry for entry in self.entries}
 
     def with_entries(self, held: Mapping[float, Choice]) -> SearchResult:
-        """The same with these betas' entries."""
+        """Return a copy with other entries for these betas."""
         return replace(self, entries=tuple(held.get(entry.beta, entry) for entry in self.entries))
 
     def to_json(self) -> dict[str, Any]:
-        """What `search/selected.json` holds as its `result`."""
+        """Return the `result` of `search/selected.json`."""
         entries, rounds = ([part.to_json() for part in parts] for parts in (self.entries, self.rounds))
         return {**asdict(self), "entries": entries, "rounds": rounds}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> SearchResult:
-        """The result as it was stored."""
+        """Return the stored result."""
         entries = tuple(Choice.from_json(entry) for entry in content["entries"])
         rounds = tuple(SearchRound.from_json(round_) for round_ in content["rounds"])
         notes = tuple(content["notes"])
@@ -128,37 +129,36 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a worker reports of a finished partition; also kept in the file's footer."""
+    """The summary of a finished partition, which its worker reports and the file's footer keeps."""
 
     stage: str  # "attack" or "evaluate"
     partition: int
     start: int
     stop: int
-    clean_correct: int  # of rob in the attack stage, of the mixture in the evaluate stage
-    robust: int
-    seconds: float  # of one worker
+    clean_correct: int  # images that `classifier` classifies correctly
+    robust: int  # images on which it remains robust
+    seconds: float  # one worker's time
     n_forward: int
     n_backward: int
     node: str
     device: str = "cpu"  # or the accelerator's name
-    n_devices: float = 1.0  # cores or accelerators that the worker held; below 1 where workers share one
-    precision: str = "std fp32, rob fp32"  # of the gradients, as chosen on this device
-    rows: int = 0  # of every pass; fewer once memory has run out
-    float32_rows: int = 0  # of the passes in float32 beside coarser ones, and of the judge's
-    repeatable: bool = True  # a pass over the same images gave the same bits twice
-    finished: float = 0.0  # when, in seconds since 1970
-    classifier: str = ""  # "rob" or "mixed": whose counts these are
-    sha256: str = field(
-        default="", compare=False
-    )  # of the whole file; told by its writer and kept in the manifest, since no file can hold its own
-    n_bytes: int = field(default=0, compare=False)  # of the whole file, likewise
+    n_devices: float = 1.0  # cores or accelerators of the worker; below 1 if workers share one
+    precision: str = "std fp32, rob fp32"  # as chosen for gradients on this device
+    rows: int = 0  # per pass; fewer after the memory has run out
+    float32_rows: int = 0  # per float32 pass
+    repeatable: bool = True  # two passes over the same images gave the same bits
+    finished: float = 0.0  # time in seconds since 1970
+    classifier: str = ""  # "rob" or "mixed"
+    # The checksum and size of the whole file, which only its writer and the index can know.
+    sha256: str = field(default="", compare=False)
+    n_bytes: int = field(default=0, compare=False)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Receipt:
-        """The receipt as it was stored; a later release of the same schema may have said more.
+        """Return the stored summary. Fields of a later release are ignored.
 
         Raises:
-            ValueError, TypeError: where it is none.
+            ValueError, TypeError: if it is not a summary.
         """
         values = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
         require_plain(cls, values)
@@ -170,9 +170,13 @@ class Receipt:
     def n_images(self) -> int:
         return self.stop - self.start
 
+    def is_of(self, partition: Partition) -> bool:
+        """Whether it describes the same images as `partition`."""
+        return (self.start, self.stop) == (partition.start, partition.stop)
+
 
 def candidates_table(exploration: Exploration, fingerprint: str) -> bytes:
-    """The file, a row group for each part of the search and beta: readers of one beta skip the others."""
+    """Return the Parquet file of all candidates. It has row groups per beta, so that readers of one skip the others."""
     sink = io.BytesIO()
     tables = (table for part in exploration.parts for table in _tables(part))
     first = next(tables).replace_schema_metadata({"fingerprint": fingerprint})
@@ -184,7 +188,7 @@ def candidates_table(exploration: Exploration, fingerprint: str) -> bytes:
 
 
 def _tables(selection: Selection) -> Iterator[pa.Table]:
-    """One a beta."""
+    """Yield one table per beta."""
     grid = selection.grid
     mesh = np.meshgrid(grid.scales, grid.powers, grid.biases, indexing="ij")
     n_rows = mesh[0].size

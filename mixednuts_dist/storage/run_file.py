@@ -1,4 +1,4 @@
-"""`run.yaml`: what a run says of itself."""
+"""`run.yaml`, the description of a run: its id, inputs, configuration and versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_run_file(store: Store) -> dict[str, Any]:
     """Read a run's `run.yaml`.
 
     Raises:
-        MissingArtifact: if there is none.
+        MissingArtifact: if it does not exist.
         DamagedFile: if it is not what was written.
         ConfigError: if another version of this package wrote it.
     """
@@ -32,9 +32,8 @@ def parse_run_file(content: bytes, address: str) -> dict[str, Any]:
         if not isinstance(found, dict) or not found.keys() >= _KEYS:
             raise ValueError("keys are missing")
     except ValueError as error:
-        raise DamagedFile(
-            f"{address} is damaged ({error}); the next `mixednuts run` writes it again", address
-        ) from error
+        message = f"{address} is damaged ({error}); the next `mixednuts run` writes it again"
+        raise DamagedFile(message, address) from error
     if found.get("version") != RESULTS_VERSION:
         versions = found[LAST_KEY]
         release = versions.get("mixednuts-dist", "unknown") if isinstance(versions, dict) else "unknown"

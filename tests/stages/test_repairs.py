@@ -20,10 +20,10 @@ from mixednuts_dist.errors import DamagedFile, MissingArtifact, ReadOnlyStorage
 from mixednuts_dist.reports import report
 from mixednuts_dist.stages import runs, search
 from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.storage import folder as folder_module
 from mixednuts_dist.storage import index
-from mixednuts_dist.storage import store as store_module
 from mixednuts_dist.storage.records import Receipt
-from mixednuts_dist.storage.store import Store, _boot_id
+from mixednuts_dist.storage.store import Store
 from tests.helpers.runs import ATTACK, EVALUATE, Finished, Watcher, rows, rows_in
 
 RESULTS = ("accuracy", "parameters", "tradeoff", "survival", "margins")
@@ -110,7 +110,7 @@ class WorkerDies(Watcher):
 def test_drafts_of_killed_workers_are_removed(copied_run, local_executor: Any) -> None:
     config, folder, content = copied_run
     (rows_in(folder, "evaluate") / "part-00001.parquet").unlink()
-    watcher = WorkerDies(str(folder.parents[1] / f".tmp-{_boot_id()}-%d"))
+    watcher = WorkerDies(str(folder.parents[1] / f".tmp-{folder_module._boot_id()}-%d"))
     again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
     assert watcher.computed == [("evaluate", 1)]
     assert list(folder.parents[1].rglob("*.tmp-*")) == []
@@ -197,5 +197,5 @@ def refuse_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(store_module, "_draft", refuse)
-    monkeypatch.setattr(store_module.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(folder_module, "_draft", refuse)
+    monkeypatch.setattr(folder_module.tempfile, "TemporaryFile", refuse)

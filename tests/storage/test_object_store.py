@@ -14,8 +14,7 @@ import torch
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.errors import MissingArtifact, StoreError
-from mixednuts_dist.storage import outages
-from mixednuts_dist.storage import store as store_module
+from mixednuts_dist.storage import files, outages, s3
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
@@ -66,7 +65,7 @@ def test_of_many_writers_that_create_one_wins(store: Store) -> None:
 
 
 def test_a_file_above_one_put_is_whole_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_ONE_PUT", 5 * 2**20)
+    monkeypatch.setattr(s3, "ONE_PUT", 5 * 2**20)
     content = bytes(range(256)) * (12 * 2**12)
     assert store.create("large", content)
     assert not store.create("large", content[1:])
@@ -102,7 +101,7 @@ def test_read_columns_transfers_only_those_columns(store: Store, monkeypatch: py
 def test_throttling_and_broken_connections_pass(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(store_module, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(files, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(outages, "_FIRST_WAIT", 0.01)
     proxy = FaultProxy(object_store.endpoint, fault, 3)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
@@ -129,7 +128,7 @@ def test_run_tolerates_damaged_answers(
         results = pipeline.run(config, executor=local_executor).to_json()
         assert proxy.n_corrupted > 10
         store = Store(object_store.uri("corrupted"))
-        names = [path for path in store._call("find", "") if "/part-" in path]
+        names = [path for path in store._files.all_files() if "/part-" in path]
         assert not [name for name in names if ".bad-" in name]
     finally:
         proxy.close()
@@ -163,7 +162,7 @@ def test_store_raises_after_its_patience(object_store: ObjectStore) -> None:
     store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), "f0", receipt(part)))
     object_store.kill()
     try:
-        with pytest.raises(StoreError, match=r"s3://bucket/patience/file: no answer .*the same command goes on"):
+        with pytest.raises(StoreError, match=r"s3://bucket/patience/file: no answer .*the same command resumes"):
             store.write("file", b"")
         with pytest.raises(StoreError, match="part-00000"):  # not taken for a damaged file
             read_columns(store, "attack", [part], "f0", ["margin"])

@@ -33,7 +33,7 @@ def proxy(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterato
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-EXPIRED = (400, "ExpiredToken", "the access token has expired .*Renew it; the same command goes on")
+EXPIRED = (400, "ExpiredToken", "the access token has expired .*Renew it and run the same command again")
 SKEWED = (403, "RequestTimeTooSkewed", r"this machine's clock or the server's is wrong .*Here it is 20\d\d-")
 
 

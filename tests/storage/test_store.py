@@ -28,8 +28,8 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mixednuts_dist.storage.store.os.fsync", full)
-    with pytest.raises(StoreError, match=r"a/file: the disk is full .*Make room; the same command goes on"):
+    monkeypatch.setattr("mixednuts_dist.storage.folder.os.fsync", full)
+    with pytest.raises(StoreError, match=r"a/file: the disk is full .*Free some space and run the same command again"):
         store.write("a/file", b"new")
     assert store.read("a/file") == b"old"
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
@@ -79,7 +79,7 @@ def test_a_shared_folder_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         fsync(descriptor)
 
-    monkeypatch.setattr("mixednuts_dist.storage.store.os.fsync", flaky)
+    monkeypatch.setattr("mixednuts_dist.storage.folder.os.fsync", flaky)
     assert store.create("a/file", b"whole")
     assert store.read("a/file") == b"whole"
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "file"]
@@ -103,7 +103,7 @@ def test_of_many_writers_of_a_new_file_exactly_one_wins(
         raise OSError(errno.EPERM, "Operation not permitted")
 
     if not links:
-        monkeypatch.setattr("mixednuts_dist.storage.store.os.link", refuse)
+        monkeypatch.setattr("mixednuts_dist.storage.folder.os.link", refuse)
     for round_ in range(5):
         won = concurrently(lambda content, path=f"a/file-{round_}": store.create(path, content), contents)
         assert sum(won) == 1

@@ -88,7 +88,7 @@ def test_a_truncated_file_is_named_counts_as_missing_and_stays(tmp_path: Path) -
     store.write(path, store.read(path)[:-20])
     assert read_footer(store, path) is None
     with pytest.raises(
-        DamagedFile, match=r"part-00000\.parquet is damaged .*sets it aside and computes it again"
+        DamagedFile, match=r"part-00000\.parquet is damaged .*quarantines it and computes it again"
     ) as told:
         read_columns(store, "attack", parts, "f0", ["margin"])
     assert told.value.address == store.address(path)

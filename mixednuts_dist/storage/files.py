@@ -1,0 +1,109 @@
+"""Files of any file system that fsspec opens."""
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from .outages import conditional_writes_unknown, precondition_failed
+
+DRAFT = ".tmp-"
+ONE_PUT = 2**30  # bytes
+# A call may take this many seconds, plus the time that its bytes take at this many bytes per second.
+ANSWER_SECONDS, _SLOWEST = 30.0, 2**20
+
+
+class Files:
+    """Files below one root of any fsspec file system, by relative path. The methods raise the errors of its library."""
+
+    lists_by_stem = False  # whether a listing of some of a folder's names is cheaper than one of all names
+
+    def __init__(self, fs: Any, root: str) -> None:
+        self._fs, self._root = fs, root.rstrip("/")
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}".rstrip("/")
+
+    def _call(self, method: str, path: str, *content: bytes, n_bytes: int = 0, **options: Any) -> Any:
+        """Call the file system; without a time limit, a call to a server that stops responding would never end."""
+        self._fs.invalidate_cache()
+        if self._fs.async_impl:
+            options["timeout"] = ANSWER_SECONDS + n_bytes / _SLOWEST
+        return getattr(self._fs, method)(self._at(path), *content, **options)
+
+    def exists(self, path: str) -> bool:
+        return bool(self._call("exists", path))
+
+    def size(self, path: str) -> int:
+        return int(self._call("info", path)["size"])
+
+    def read(self, path: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """Return the bytes `[start:stop]` of a file."""
+        whole = start is None and stop is None
+        n_bytes = ONE_PUT if whole else (stop or 0) - (start or 0)
+        return bytes(self._call("cat_file", path, n_bytes=n_bytes, start=start, end=stop))
+
+    def listed(self, folder: str, stem: str = "") -> dict[str, int | None]:
+        """Return name -> size of the entries whose names begin with `stem`; the size of a folder is None."""
+        entries = self._call("ls", folder, detail=True)
+        sizes = {entry["name"]: entry["size"] if entry["type"] == "file" else None for entry in entries}
+        sizes.pop(self._at(folder), None)  # some stores list an empty folder in itself
+        names = {path.rstrip("/").rpartition("/")[2]: size for path, size in sizes.items()}
+        return {name: size for name, size in names.items() if name.startswith(stem)}
+
+    def all_files(self) -> list[str]:
+        """Return the paths of all files."""
+        return [str(path).partition(f"{self._root}/")[2] for path in self._call("find", "")]
+
+    def write(self, path: str, content: bytes, **options: Any) -> None:
+        """Write a file; an existing one is replaced."""
+        self._call("pipe_file", path, content, n_bytes=len(content), **options)
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Write a file unless the name is taken; returns whether it was free.
+
+        The last writer wins on a store without conditional writes.
+        """
+        try:
+            self.write(path, content, mode="create")
+        except Exception as error:
+            if precondition_failed(error):
+                return False
+            if not conditional_writes_unknown(error):
+                raise
+            self.write(path, content)
+        return True
+
+    def delete(self, path: str) -> None:
+        self._call("rm_file", path)
+
+    def set_aside(self, path: str, is_good: Callable[[bytes], bool], free_name: Callable[[], str]) -> str | None:
+        """Copy a file to another name and delete the original, unless its bytes are good; returns the new name."""
+        etag, content = self._etag(path), self.read(path)
+        if is_good(content) or self.read(path) != content:  # damage on the way differs between two reads
+            return None
+        while not self.create(aside := free_name(), content):
+            pass
+        if self._delete_if(path, etag):
+            return aside
+        self.delete(aside)  # another driver was faster
+        return None
+
+    def _etag(self, path: str) -> str:
+        return str(self._call("info", path).get("ETag"))
+
+    def _delete_if(self, path: str, etag: str) -> bool:  # noqa: ARG002
+        """Delete a file, on a store with ETags only if it still has this one; returns whether this call deleted it."""
+        self.delete(path)
+        return True
+
+    def require_bucket(self) -> None:
+        """Raise StoreError if the bucket does not exist, on a store that has buckets."""
+
+    def require_writable(self) -> None:
+        """Write a file and delete it."""
+        probe = f"{DRAFT}{uuid.uuid4().hex}"
+        self.write(probe, b"")
+        self.delete(probe)
+
+    def sweep(self) -> None:
+        """Delete abandoned drafts, if the file system needs drafts."""
