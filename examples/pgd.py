@@ -13,14 +13,13 @@ Shapes: S slots, images of C x H x W.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mixednuts_dist.attacks.attack import Attack
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import Outputs
 from mixednuts_dist.attacks.losses import ce_loss
-from mixednuts_dist.attacks.stepper import Run, SlotState, StartBatch, Stepper, StepResult
+from mixednuts_dist.attacks.stepper import Counts, Images, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.config.register import ATTACKS
 
 ITERATIONS = 20
@@ -31,17 +30,16 @@ STEP = 1 / 4  # relative to eps, so 2/255 at 8/255
 class PgdState(SlotState):
     """The state of each slot."""
 
-    x: Tensor  # clean image
-    x_adv: Tensor
-    iteration: Tensor  # index for the next evaluation; 0 is the start
+    x: Images  # clean image
+    x_adv: Images
+    iteration: Counts  # index for the next evaluation; 0 is the start
 
 
 class PgdSteps(Stepper[PgdState]):
     """Steps of a quarter of the radius."""
 
     def init(self, like_SCHW: Tensor) -> PgdState:
-        iteration = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
-        return PgdState(like_SCHW.new_zeros(like_SCHW.shape), like_SCHW.new_zeros(like_SCHW.shape), iteration)
+        return PgdState.of(like_SCHW)
 
     def start(self, state: PgdState, slots: Tensor, batch: StartBatch) -> None:
         state.x[slots], state.x_adv[slots] = batch.x, batch.random_start(self.ball, self.seed)

@@ -15,7 +15,7 @@ from ..config.register import LOSSES
 from ..norms.ball import MOMENTUM, Ball, per_image
 from .gradient_model import Outputs
 from .losses import anyone
-from .stepper import Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 RHO = 0.75  # condition 1: the step halves where the loss rose in fewer than this share of the steps
 
@@ -36,32 +36,32 @@ class ApgdState(SlotState):
     """All that APGD remembers of each slot."""
 
     anchors: Tensor  # what the norm needs of the clean image
-    x_adv: Tensor  # where the next step starts from; for a new slot its start
-    displacement: Tensor  # from where the last step started to x_adv
-    x_new: Tensor  # where the slot wants to be evaluated
-    direction: Tensor  # steepest ascent at x_adv, with unit length in the norm
-    x_best: Tensor
-    direction_best: Tensor  # at x_best
-    loss_best: Tensor
-    loss_prev: Tensor
-    loss_at_check: Tensor
-    reduced: Tensor  # bool: the last review halved the step
-    step_size: Tensor
-    n_increases: Tensor  # steps since the last review in which the loss rose
-    review_at: Tensor  # the iteration of the next review
-    check_every: Tensor  # iterations between the last and it
-    min_check: Tensor
-    check_decrease: Tensor
-    iteration: Tensor  # number of the next evaluation
-    n_iter: Tensor
-    loss: Tensor  # index into `losses`
-    weight: Tensor
+    x_adv: Images  # where the next step starts from; for a new slot its start
+    displacement: Images  # from where the last step started to x_adv
+    x_new: Images  # where the slot wants to be evaluated
+    direction: Images  # steepest ascent at x_adv, with unit length in the norm
+    x_best: Images
+    direction_best: Images  # at x_best
+    loss_best: Numbers
+    loss_prev: Numbers
+    loss_at_check: Numbers
+    reduced: Flags  # the last review halved the step
+    step_size: Numbers
+    n_increases: Counts  # steps since the last review in which the loss rose
+    review_at: Counts  # the iteration of the next review
+    check_every: Counts  # iterations between the last and it
+    min_check: Counts
+    check_decrease: Counts
+    iteration: Counts  # number of the next evaluation
+    n_iter: Counts
+    loss: Counts  # index into `losses`
+    weight: Numbers
     # For sparse steps only
-    n_all: Tensor  # iterations in all balls of the schedule
-    alone: Tensor  # bool: there is only the last ball
-    n_left: Tensor  # radii of the schedule that come after the one in use
-    share: Tensor  # share of the pixels that a step moves
-    n_moved: Tensor  # pixels in which the best point differed from the image at the last review
+    n_all: Counts  # iterations in all balls of the schedule
+    alone: Flags  # there is only the last ball
+    n_left: Counts  # radii of the schedule that come after the one in use
+    share: Numbers  # share of the pixels that a step moves
+    n_moved: Counts  # pixels in which the best point differed from the image at the last review
     losses: list[str]  # those that any slot has had
 
 
@@ -75,26 +75,7 @@ class Apgd(Stepper[ApgdState]):
         return self.ball
 
     def init(self, like_SCHW: Tensor) -> ApgdState:
-
-        def images() -> Tensor:
-            return like_SCHW.new_zeros(like_SCHW.shape)
-
-        def numbers() -> Tensor:
-            return like_SCHW.new_zeros(len(like_SCHW))
-
-        def counts() -> Tensor:
-            return torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)
-
-        return ApgdState(
-            anchors=self.ball.anchors(images()),
-            x_adv=images(), displacement=images(), x_new=images(), direction=images(),
-            x_best=images(), direction_best=images(),
-            loss_best=numbers(), loss_prev=numbers(), loss_at_check=numbers(), reduced=counts().bool(),
-            step_size=numbers(), n_increases=counts(), review_at=counts(), check_every=counts(),
-            min_check=counts(), check_decrease=counts(), iteration=counts(), n_iter=counts(),
-            loss=counts(), weight=numbers(),
-            n_all=counts(), alone=counts().bool(), n_left=counts(), share=numbers(), n_moved=counts(), losses=[],
-        )  # fmt: skip
+        return ApgdState.of(like_SCHW, anchors=self.ball.anchors(torch.zeros_like(like_SCHW)), losses=[])
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
         runs, ball = batch.of_type(ApgdRun), self.ball

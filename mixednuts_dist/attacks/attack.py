@@ -5,26 +5,22 @@ in the configuration: `extensions: [my_attack.py]`)::
 
     from dataclasses import dataclass
 
-    import torch
-    from torch import Tensor
-
     from mixednuts_dist.attacks.attack import Attack
-    from mixednuts_dist.attacks.stepper import Run, SlotState, Stepper
+    from mixednuts_dist.attacks.stepper import Counts, Images, Run, SlotState, Stepper
     from mixednuts_dist.config.register import ATTACKS
     from mixednuts_dist.norms.random import hashed, uniform
 
     @dataclass
     class NoiseState(SlotState):
-        x: Tensor     # every tensor has the slot as its first axis
-        key: Tensor
-        n_tried: Tensor
+        x: Images     # (S, C, H, W): one row per slot
+        key: Counts
+        n_tried: Counts
 
     class NoiseSteps(Stepper[NoiseState]):
         gradient_every = 0
 
         def init(self, like):
-            counts = torch.zeros(len(like), dtype=torch.long, device=like.device)
-            return NoiseState(torch.zeros_like(like), counts, counts.clone())
+            return NoiseState.of(like)
 
         def start(self, state, slots, batch):
             state.x[slots], state.key[slots], state.n_tried[slots] = batch.x, batch.keys(self.seed), 0

@@ -20,7 +20,7 @@ from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
 from .gradient_model import GradientModel
 from .image_record import ImageRecord
-from .stepper import Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .stepper import Counts, Doubles, Flags, Images, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 from .verification import is_smaller
 
 READ_EVERY = 4  # steps, on an accelerator, where reading flags waits for the device; a CPU reads them after each step
@@ -66,27 +66,16 @@ class Points(SlotState):
     """The points that the batch itself keeps for each slot, by margins in the precision of the passes."""
 
     x: Tensor  # clean images, for steppers that leave the ball; otherwise no pixels
-    labels: Tensor
-    targets: Tensor
-    best: Tensor  # where the smallest margin was seen
-    log1m_margin: Tensor  # float64, log(1 - margin) there
-    wrong: Tensor  # bool: it is misclassified
-    claim: Tensor  # the last misclassified point that was claimed
-    claim_depth: Tensor  # float64, twice its -margin: the next claim has to be deeper
-    claim_at: Tensor  # the number of passes of its run; -READ_EVERY before any
-    n_passes: Tensor
-    over: Tensor  # bool: the run is over, or the slot is free
-
-    @classmethod
-    def none(cls, like_CHW: Tensor, *, pixels: bool) -> "Points":
-        """Return those of no slots."""
-        images, numbers = like_CHW.new_zeros(0, *like_CHW.shape), like_CHW.new_zeros(0, dtype=torch.float64)
-        counts = numbers.long()
-        return cls(
-            x=images if pixels else like_CHW.new_zeros(0, 0), labels=counts, targets=counts.clone(),
-            best=images.clone(), log1m_margin=numbers, wrong=counts.bool(), claim=images.clone(),
-            claim_depth=numbers.clone(), claim_at=counts.clone(), n_passes=counts.clone(), over=counts.bool(),
-        )  # fmt: skip
+    labels: Counts
+    targets: Counts
+    best: Images  # where the smallest margin was seen
+    log1m_margin: Doubles  # log(1 - margin) there
+    wrong: Flags  # it is misclassified
+    claim: Images  # the last misclassified point that was claimed
+    claim_depth: Doubles  # twice its -margin: the next claim has to be deeper
+    claim_at: Counts  # the number of passes of its run; -READ_EVERY before any
+    n_passes: Counts
+    over: Flags  # the run is over, or the slot is free
 
 
 class Batch:
@@ -114,7 +103,8 @@ class Batch:
         self._read_every = READ_EVERY if like_BCHW.is_cuda else 1  # steps
         self._most_ahead = 1 if like_BCHW.is_cuda else stepper.look_ahead
         self._state = stepper.init(like_BCHW[:0])
-        self._points = Points.none(like_BCHW[0], pixels=not stepper.stays_inside)
+        none = like_BCHW[:0]
+        self._points = Points.of(none, x=none.new_zeros(0, 0) if stepper.stays_inside else torch.zeros_like(none))
 
     @property
     def n_ready(self) -> int:

@@ -30,7 +30,7 @@ from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
 from .gradient_model import Outputs
 from .losses import anyone
-from .stepper import Run, SlotState, StartBatch, Stepper, StepResult
+from .stepper import Counts, Images, Run, SlotState, StartBatch, Stepper, StepResult
 
 OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearized border
 MOST_BIAS = 0.1  # alpha_max: the largest weight of the step from the clean image
@@ -43,13 +43,13 @@ _NEWTON_STEPS, _STEPS_WITHOUT_ASKING = 30, 16
 _ROWS_ON_CPU = 32  # the arrays of this many images stay in the cache
 
 
+@dataclass
 class FabState(SlotState):
     """FAB's state of each slot."""
 
-    def __init__(self, like_SCHW: Tensor) -> None:
-        self.x = torch.zeros_like(like_SCHW)  # clean image
-        self.x_next = torch.zeros_like(like_SCHW)  # the point to evaluate
-        self.left = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)  # iterates to check
+    x: Images  # clean image
+    x_next: Images  # the point to evaluate
+    left: Counts  # iterates to check
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FabSteps(Stepper[FabState]):
 
     def init(self, like_SCHW: Tensor) -> FabState:
         """Return the state of as many slots as there are rows."""
-        return FabState(like_SCHW)
+        return FabState.of(like_SCHW)
 
     def start(self, state: FabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image, which is linearized first."""

@@ -24,7 +24,7 @@ from ..norms.ball import per_image
 from .attack import Attack, borderline
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult, sent
+from .stepper import Counts, Images, ImageSummary, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, sent
 
 MOMENTUM = 0.75  # the factor of the sum of earlier gradients at each step
 FIRST_STEP = 0.5  # in radii of the ball
@@ -46,12 +46,12 @@ class JointRun(Run):
 class JointState(SlotState):
     """The joint attack's state of each slot."""
 
-    x: Tensor  # clean image
-    x_adv: Tensor  # to be evaluated next
-    momentum: Tensor
-    iteration: Tensor  # number of the next evaluation; 0 is that of the starting point
-    n_iter: Tensor
-    weight: Tensor
+    x: Images  # clean image
+    x_adv: Images  # to be evaluated next
+    momentum: Images
+    iteration: Counts  # number of the next evaluation; 0 is that of the starting point
+    n_iter: Counts
+    weight: Numbers
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,7 @@ class JointSteps(Stepper[JointState]):
     """Steps along the sign of a momentum, whose length falls to 0 as half a cosine."""
 
     def init(self, like_SCHW: Tensor) -> JointState:
-        def images() -> Tensor:
-            return like_SCHW.new_zeros(like_SCHW.shape)
-
-        def numbers(dtype: torch.dtype | None = None) -> Tensor:
-            return like_SCHW.new_zeros(len(like_SCHW), dtype=dtype)
-
-        return JointState(
-            x=images(), x_adv=images(), momentum=images(), iteration=numbers(torch.long), n_iter=numbers(torch.long),
-            weight=numbers(),
-        )  # fmt: skip
+        return JointState.of(like_SCHW)
 
     def start(self, state: JointState, slots: Tensor, batch: StartBatch) -> None:
         runs, start = batch.of_type(JointRun), batch.best.clone()

@@ -40,7 +40,9 @@ class SquareSteps(Stepper[SquareState]):
 
     def init(self, like_SCHW: Tensor) -> SquareState:
         """Return the state of as many slots as there are rows."""
-        return SquareState(like_SCHW, WINDOWS[self.threat.norm](like_SCHW, self.ball, self.n_queries))
+        windows = WINDOWS[self.threat.norm](like_SCHW, self.ball, self.n_queries)
+        anchors = self.ball.anchors(torch.zeros_like(like_SCHW))
+        return SquareState.of(like_SCHW, windows=windows, anchors=anchors)
 
     def start(self, state: SquareState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the random start."""

@@ -27,7 +27,7 @@ Shapes: S slots, images of C x H x W, K classes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -64,11 +64,31 @@ class Run:
     wanted: Callable[[ImageSummary], bool] | None = None  # which images take the run; all by default
 
 
+# Annotations of a state's arrays, which `SlotState.of` makes.
+Images = Annotated[Tensor, "images"]  # (S, C, H, W)
+Numbers = Annotated[Tensor, None]  # (S,), in the dtype of the images
+Doubles = Annotated[Tensor, torch.float64]  # (S,)
+Counts = Annotated[Tensor, torch.long]  # (S,)
+Flags = Annotated[Tensor, torch.bool]  # (S,)
+
+
+@dataclass
 class SlotState:
     """Base of a stepper's state: every tensor attribute has the slot as its first axis; other attributes are shared.
 
     A tensor may be replaced by another one of the same shape (two buffers that are swapped).
     """
+
+    @classmethod
+    def of(cls, like_SCHW: Tensor, **others: Any) -> Self:
+        """Return zeros for as many slots as there are images; `others` are the attributes with other annotations."""
+        arrays = {}
+        for name, hint in get_type_hints(cls, include_extras=True).items():
+            for kind in getattr(hint, "__metadata__", ()):
+                is_image = kind == "images"
+                shape, dtype = (like_SCHW.shape, None) if is_image else (like_SCHW.shape[:1], kind)
+                arrays[name] = like_SCHW.new_zeros(shape, dtype=dtype)
+        return cls(**arrays, **others)
 
     def resize(self, index: Tensor, n_slots: int) -> None:
         """Keep the rows of `index`, in that order, and have `n_slots` rows; the others hold old values."""

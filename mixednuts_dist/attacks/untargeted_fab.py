@@ -26,7 +26,7 @@ from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
 from .fab import PULL_BACK, difference, next_iterate
 from .gradient_model import Outputs
-from .stepper import Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
 
 _TINY = 1e-12  # added to the length of a gradient, as published
 _START = 0.5  # share of the radius at which restarts begin
@@ -39,19 +39,18 @@ DUAL_LENGTHS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@dataclass
 class UntargetedFabState(SlotState):
-    """All that untargeted FAB remembers of each slot."""
+    """Untargeted FAB's state of each slot."""
 
-    def __init__(self, like_SCHW: Tensor) -> None:
-        numbers_S = like_SCHW.new_zeros(len(like_SCHW))
-        self.x = torch.zeros_like(like_SCHW)  # clean image
-        self.x_now = torch.zeros_like(like_SCHW)  # the iterate, or the point pulled back from it
-        self.grad = torch.zeros_like(like_SCHW)  # gradient of the nearest class so far
-        self.value = numbers_S  # its f_k
-        self.distance = numbers_S.clone()
-        self.number = numbers_S.long()  # next other class, 0 .. K - 2
-        self.checking = numbers_S.bool()  # the point is an iterate that no pass has seen
-        self.left = numbers_S.long()  # iterates to check
+    x: Images  # clean image
+    x_now: Images  # the iterate, or the point pulled back from it
+    grad: Images  # gradient of the nearest class so far
+    value: Numbers  # its f_k
+    distance: Numbers
+    number: Counts  # next other class, 0 .. K - 2
+    checking: Flags  # the point is an iterate that no pass has seen
+    left: Counts  # iterates to check
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
 
     def init(self, like_SCHW: Tensor) -> UntargetedFabState:
         """Return the state of as many slots as there are rows."""
-        return UntargetedFabState(like_SCHW)
+        return UntargetedFabState.of(like_SCHW)
 
     def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""

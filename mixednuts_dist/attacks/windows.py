@@ -4,13 +4,14 @@ Shapes: B images and S slots of C x H x W.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..norms.ball import TINY, Ball, per_image
 from ..norms.random import below, hashed
-from .stepper import SlotState
+from .stepper import Counts, Doubles, Images, SlotState
 
 P_INIT = 0.8  # share of the image that the first windows cover, AutoAttack's setting
 # From which query on the share is P_INIT divided by what; AutoAttack does not rescale it to the budget.
@@ -21,16 +22,16 @@ ROW, COLUMN, ROW_2, COLUMN_2, COIN, SIGNS = range(6)
 _START = -(1 << 40)  # the first counter of the start's draws: below 0, where no query has any
 
 
+@dataclass
 class SquareState(SlotState):
     """Square's state of each slot."""
 
-    def __init__(self, like_SCHW: Tensor, windows: "Windows") -> None:
-        self.windows = windows
-        self.anchors = windows.ball.anchors(torch.zeros_like(like_SCHW))  # what the norm needs of the clean image
-        self.x_best = torch.zeros_like(like_SCHW)
-        self.loss = torch.zeros(len(like_SCHW), dtype=torch.float64, device=like_SCHW.device)  # at the best point
-        self.query = torch.zeros(len(like_SCHW), dtype=torch.long, device=like_SCHW.device)  # the next; 0: the start
-        self.key = torch.zeros_like(self.query)
+    windows: "Windows"
+    anchors: Tensor  # what the norm needs of the clean image
+    x_best: Images
+    loss: Doubles  # at the best point
+    query: Counts  # the next one; 0 is the start
+    key: Counts
 
 
 class Windows:

@@ -240,6 +240,7 @@ def test_starts_are_stripes_and_tilings() -> None:
 def test_slots_that_have_ended_are_harmless() -> None:
     x = images(2, (1, 8, 8))
     for threat in (LINF, L2, L1):
-        state = SquareState(x, windows(threat, x, 5))
+        anchors = ball_of(threat).anchors(x)
+        state = SquareState.of(x, windows=windows(threat, x, 5), anchors=anchors)
         state.query[:] = torch.tensor([6, 60])
         assert state.windows.change(state).shape == x.shape

@@ -81,7 +81,8 @@ def test_straight_through_reaches_90_percent_of_a_manual_bpda(function, written:
     blind, found, by_hand = (
         autoattack(net, x, y, budget=QUICK, **OPTIONS) for net in (model, opened, ByHand(function))
     )
-    assert [str(cut) for cut in opened.cuts] == ["0" if written == "module" else "the classifier before net"]
+    where = "0" if written == "module" else "between the images and the input of net"
+    assert [str(cut) for cut in opened.cuts] == [where]
     drop = len(x) - int(by_hand.robust.sum())
     assert drop > 12
     assert len(x) - int(found.robust.sum()) >= 0.9 * drop
@@ -146,7 +147,10 @@ class Between(nn.Module):
 
 @pytest.mark.parametrize(
     ("flattened", "where"),
-    [(False, "the classifier after stem before middle"), (True, "the classifier after middle before last")],
+    [
+        (False, "between the output of stem and the input of middle"),
+        (True, "between the output of middle and the input of last"),
+    ],
 )
 def test_straight_through_finds_code_between_children(flattened: bool, where: str) -> None:
     model, x = Between(flattened).eval().requires_grad_(False), images(8, SHAPE)
