@@ -1,17 +1,16 @@
 """Votes of a classifier under Gaussian noise, with draws only where they can still change a certificate.
 
 Draw d of an image is its pixels plus sigma times noise that depends on the seed, the image's id and d alone, so votes
-do not depend on the partition, the order or the company of images. The first `n_choose` draws choose the class, and the
+do not depend on the partition, the order or the batch composition. The first `n_choose` draws choose the class, and the
 later ones bound its vote: the class must not be chosen on the draws that certify it.
 
-A batch holds draws of several images: it is filled from a queue of images, each with its draws up to its next look, and
-an image that is not decided there joins the queue again. Only the last batch is padded.
+All images draw up to a look, in batches that hold draws of several images. Those that are not decided there draw up to
+the next look. Only the last batch of each look is padded.
 
 Shapes: B images of C x H x W, N draws, K classes, Q questions.
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -115,39 +114,7 @@ def _noise_block(x_CHW: Tensor, name: str) -> Tensor:
     return torch.randn(shape, generator=generator, device=x_CHW.device, dtype=torch.float32)
 
 
-class _Tally:
-    """The votes of all images so far, on the host, and which draws each needs next."""
-
-    def __init__(self, plan: SmoothingPlan, n_images: int, n_classes: int, labels_B: Tensor) -> None:
-        self.plan, self.looks, self._labels_B = plan, plan.looks, labels_B.cpu()
-        self._questions = plan.questions
-        self.counts_BHK = torch.zeros(n_images, 2, n_classes, dtype=torch.int32)  # H: draws that choose, that bound
-        self.answered_B = torch.zeros(n_images, dtype=torch.int64)
-
-    def add(self, image: int, start: int, logits_NK: Tensor) -> None:
-        """The answers to draws `start`, `start + 1`, ... of an image."""
-        n_choose, classes_N = self.plan.n_choose, logits_NK.argmax(dim=1)
-        choosing = max(0, min(len(classes_N), n_choose - start))
-        for half, votes in enumerate((classes_N[:choosing], classes_N[choosing:])):
-            self.counts_BHK[image, half] += votes.bincount(minlength=logits_NK.shape[1]).int()
-        self.answered_B[image] += len(classes_N)
-
-    def next_draws(self, image: int) -> range:
-        """The draws up to the image's next look; none where it is decided."""
-        n_choose, answered = self.plan.n_choose, int(self.answered_B[image])
-        drawn = answered - n_choose
-        if drawn >= self.looks.at[-1] or (drawn > 0 and self._is_decided(image, drawn)):
-            return range(0)
-        return range(answered, n_choose + self.looks.next_after(max(drawn, 0)))
-
-    def _is_decided(self, image: int, drawn: int) -> bool:
-        chosen_1 = self.counts_BHK[image, 0].argmax()[None]
-        if self.plan.stop_when_decided and int(chosen_1) != int(self._labels_B[image]):
-            return True  # the smoothed classifier is wrong here, so no radius would count
-        top_1, second_1 = top_and_second(self.counts_BHK[image, 1][None], chosen_1)
-        return bool(self.looks.decided(top_1, second_1, drawn, self.counts_BHK.shape[2], self._questions))
-
-
+@torch.no_grad()
 def smoothed_votes(
     logits_of: Callable[[Tensor], Tensor],
     x_BCHW: Tensor,
@@ -158,46 +125,45 @@ def smoothed_votes(
     sample_ids: Sequence[int],
     seed: int,
     rows: int,
-    progress: Callable[[int], None] | None = None,
 ) -> Votes:
     """Draw until each image's certificates are decided or its draws are used up.
 
     Args:
         logits_of: logits (B, K) of images (B, C, H, W), in batches of its own fixed shape.
         labels_B: an image whose chosen class is another stops at its first look.
-        rows: images of a batch.
-        progress: called with the number of images that are decided.
+        rows: images per batch.
     """
-    tally = _Tally(plan, len(x_BCHW), n_classes, labels_B)
-    queue, n_decided, n_forward = deque((i, tally.next_draws(i)) for i in range(len(x_BCHW))), 0, 0
-    while queue:
-        batch = list(_take(queue, rows))
-        x_NCHW = torch.cat(
-            [noisy(x_BCHW[i], plan.sigma, seed, sample_ids[i], draws.start, draws.stop) for i, draws in batch]
-        )
-        logits_NK, at = logits_of(x_NCHW).cpu(), 0
-        n_forward += len(x_NCHW)
-        for i, draws in batch:
-            tally.add(i, draws.start, logits_NK[at : at + len(draws)])
-            at += len(draws)
-            if queue and queue[0][0] == i:
-                continue  # the rest of these draws is in the next batch
-            if following := tally.next_draws(i):
-                queue.append((i, following))
-            else:
-                n_decided += 1
-                if progress is not None:
-                    progress(n_decided)
-    n_drawn_B = (tally.answered_B - plan.n_choose).int()
-    return Votes(tally.counts_BHK[:, 0], tally.counts_BHK[:, 1], n_drawn_B, n_forward)
+    looks, questions, labels_B = plan.looks, plan.questions, labels_B.cpu()
+    counts_BHK = torch.zeros(len(x_BCHW), 2, n_classes, dtype=torch.int32)  # H: draws that choose, that bound
+    n_drawn_B, open_B, start = torch.zeros(len(x_BCHW), dtype=torch.int32), torch.arange(len(x_BCHW)), 0
+    for look in looks.at:
+        stop = plan.n_choose + look
+        for batch in _batches(open_B.tolist(), range(start, stop), rows):
+            x_NCHW = [noisy(x_BCHW[i], plan.sigma, seed, sample_ids[i], each.start, each.stop) for i, each in batch]
+            classes_N = logits_of(torch.cat(x_NCHW)).argmax(dim=1).cpu()
+            index_N2 = torch.tensor([(i, int(draw >= plan.n_choose)) for i, each in batch for draw in each])
+            one = torch.ones((), dtype=torch.int32)
+            counts_BHK.index_put_((index_N2[:, 0], index_N2[:, 1], classes_N), one, accumulate=True)
+        n_drawn_B[open_B], start = look, stop
+        chosen_B = counts_BHK[open_B, 0].argmax(dim=1)
+        decided_B = looks.decided(*top_and_second(counts_BHK[open_B, 1], chosen_B), look, n_classes, questions)
+        if plan.stop_when_decided:  # where the smoothed classifier is wrong, no radius counts
+            decided_B |= chosen_B != labels_B[open_B]
+        open_B = open_B[~decided_B]
+    return Votes(counts_BHK[:, 0], counts_BHK[:, 1], n_drawn_B, int(n_drawn_B.sum()) + plan.n_choose * len(x_BCHW))
 
 
-def _take(queue: deque[tuple[int, range]], rows: int) -> Iterator[tuple[int, range]]:
-    """Draws for one batch off the queue's head; draws that do not fit stay at the head."""
-    while queue and rows:
-        i, draws = queue.popleft()
-        taken, left = draws[:rows], draws[rows:]
-        rows -= len(taken)
-        if left:
-            queue.appendleft((i, left))
-        yield i, taken
+def _batches(images: Sequence[int], draws: range, rows: int) -> Iterator[list[tuple[int, range]]]:
+    """Yield batches of `rows` draws, and last what is left: images, each with consecutive draws."""
+    batch, room = list[tuple[int, range]](), rows
+    for image in images:
+        left = draws
+        while left:
+            taken, left = left[:room], left[room:]
+            batch.append((image, taken))
+            room -= len(taken)
+            if not room:
+                yield batch
+                batch, room = [], rows
+    if batch:
+        yield batch

@@ -1,9 +1,10 @@
-"""The benchmark of certificates: stopping early loses no certificate there."""
+"""The benchmarks of certificates: early stops, rivals, and an attack within the certified radius."""
 
 import json
 
 from click.testing import CliRunner
 
+from benchmarks import certified_attack, certified_rivals
 from benchmarks.certify import main
 
 
@@ -22,3 +23,20 @@ def test_certify_benchmark_reports_what_early_stops_save() -> None:
     hours = list(found["imagenet_gpu_hours"].values())
     assert hours[0] > hours[1] > hours[2] > 0
     assert "GPU-hours" in result.stderr
+
+
+def test_autoattack_contradicts_no_smoothing_certificate() -> None:
+    """The attack is in L2 at the certified radius; 2,000 other draws decide at the adversarial examples."""
+    found = certified_attack.run(12, draws=400, n_iter=10, n_queries=30)
+    assert found["moved"] == found["certified"] >= 5
+    assert found["contradicted"] == 0
+
+
+def test_certified_rivals_agree_at_the_robust_classifier_alone() -> None:
+    table = certified_rivals.run(6, draws=400)
+    rows = {tuple(row[:2]): list(row[2:]) for row in table.rows}
+    assert len(rows) == 5 + 4 + 5
+    for clean, *certified in rows.values():
+        assert 0 <= certified[2] <= certified[1] <= certified[0] <= 6 and 0 <= clean <= 6  # type: ignore[operator]
+    ours = rows["this package", "alpha 1"]
+    assert all(theirs <= own for theirs, own in zip(rows["ACES", "margin 0.99"][1:], ours[1:], strict=True))  # type: ignore[operator]
