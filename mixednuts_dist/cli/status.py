@@ -16,16 +16,27 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ..config.run_config import RunConfig
+from ..config.run_config import RUNS, RunConfig
 from ..config.versions import fast_notes
-from ..errors import MissingArtifact
+from ..errors import MissingArtifact, MixedNutsError
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
-from ..reports.leaderboard import entries, summaries_by_stage, table
 from ..reports.table import Cell, Table, print_table
-from ..stages.runs import RESULTS, SELECTED, Run, current_stage, finished_partitions, reopen_run, run_store
+from ..stages.runs import (
+    RESULTS,
+    SELECTED,
+    Run,
+    current_stage,
+    finished_partitions,
+    read_search_result,
+    reopen_run,
+    run_store,
+    stored_run,
+)
+from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
 from ..storage.run_file import RUN
+from ..storage.store import Store
 from .options import (
     INTERRUPTED,
     command,
@@ -40,6 +51,7 @@ from .options import (
 )
 
 WINDOW_SECONDS = 1800.0  # the speed counts partitions that were finished in it
+_COLUMNS = ("data", "threat", "clean", "robust", "beta", "gpu_hours", "core_hours", "finished", "state")
 _WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # columns of a terminal; what fits into 80
 
 
@@ -78,12 +90,79 @@ def _show(config: RunConfig, as_json: bool, watch: bool) -> None:
 
 
 def _print_runs(storage: str, as_json: bool, trust: bool) -> None:
-    found = entries(storage, trusted=trust)
+    found, console = storage_runs(storage, trusted=trust), Console()
     if as_json:
-        click.echo(json.dumps({"format": "mixednuts-runs/1", "runs": [entry.to_json() for entry in found]}, indent=2))
+        plain = [
+            {name: cell.to_json() if isinstance(cell, Count) else cell for name, cell in row.items()} for row in found
+        ]
+        click.echo(json.dumps({"format": "mixednuts-runs/1", "runs": plain}, indent=2))
     else:
-        shown, console = table(found), Console()
-        print_table(shown if console.width >= _WIDE else shown.only(_NARROW), console)
+        for row in found:
+            row["finished"] = row["finished"] and time.strftime("%Y-%m-%d %H:%M", time.gmtime(row["finished"]))
+        table = Table.of(found)
+        print_table(table if console.width >= _WIDE else table.only(_NARROW), console)
+
+
+def storage_runs(storage: str, *, trusted: bool = False) -> list[dict[str, Any]]:
+    """Describe every run under a storage by its files, the latest first; an unreadable run has the reason as its state.
+
+    Args:
+        trusted: as in `stored_run`.
+
+    Raises:
+        MissingArtifact: if there is no run.
+    """
+    root = Store(storage, FIRST_ANSWER_SECONDS)
+    runs = [(name, run) for name in root.names("") for run in root.names(f"{name}/{RUNS}")]
+    stores = {run: root.child(f"{name}/{RUNS}/{run}") for name, run in runs}
+    found = [row for run, store in stores.items() if (row := _run_row(store, run, trusted))]
+    if not found:
+        raise MissingArtifact(f"there is no run under {storage}. Run: mixednuts run CONFIG --set storage={storage}")
+    return sorted(found, key=lambda row: -(row["finished"] or 0.0))
+
+
+def _run_row(store: Store, name: str, trusted: bool) -> dict[str, Any] | None:
+    """Return None for a folder that does not hold a run."""
+    row: dict[str, Any] = {"run": name, **dict.fromkeys(_COLUMNS)}
+    try:
+        return {**row, **_run_cells(stored_run(store, trusted=trusted))} if store.exists(RUN) else None
+    except MixedNutsError as error:
+        return {**row, "state": f"unreadable: {error}"}
+
+
+def _run_cells(run: Run) -> dict[str, Any]:
+    config, searched = run.config, run.store.exists(SELECTED)
+    summaries = {stage.name: found for stage, found in summaries_by_stage(run, searched=searched) if found}
+    every = [summary for found in summaries.values() for summary in found]
+    begun = [f"{stage} {len(found)}/{len(run.partitions)}" for stage, found in summaries.items()]
+    gpu, core = device_hours(every)
+    clean, robust = outcome_counts(summaries["evaluate"]) if "evaluate" in summaries else (None, None)
+    cells = (
+        config.written(config.data.uri),
+        str(config.threat.threat_model()),
+        clean,
+        robust,
+        read_search_result(run).deployed_beta if config.std is not None and searched else None,
+        round(gpu, 3),
+        round(core, 3),
+        max((summary.finished for summary in every), default=None),
+        "reported" if run.store.exists(RESULTS) else ["started", *begun][-1],
+    )
+    return dict(zip(_COLUMNS, cells, strict=True))
+
+
+def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[Receipt]]]:
+    """Return the stages of a run in order, each with the summaries of its finished partitions.
+
+    Args:
+        searched: whether the search has chosen a mixed classifier; the stages that attack it have no rows before.
+    """
+    return [
+        (stage, [*finished_partitions(run, stage.name, stage.fingerprint(run)).values()])
+        if searched or stage.model_name(run.config) == "rob"
+        else (stage, [])
+        for stage in stages_of(run.config)
+    ]
 
 
 def _verify(source: str, overrides: tuple[str, ...], repair: bool) -> None:

@@ -35,6 +35,8 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "gpu_seconds": ("GPU time", "GPU time"),
     "core_seconds": ("core time", "Core time"),
     "seconds": ("time", "Time"),
+    "gpu_hours": ("GPU-hours", "GPU-hours"),
+    "core_hours": ("core-hours", "Core-hours"),
     "robust_predicted": ("robust, predicted", "Robust, predicted"),
     "kept_predicted": ("predicted retention", "Predicted retention"),
     "kept_measured": ("achieved retention", "Achieved retention"),

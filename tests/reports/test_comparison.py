@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from mixednuts_dist.cli import main
+from mixednuts_dist.cli.status import storage_runs
 from mixednuts_dist.errors import InvalidInputError, MissingArtifact
-from mixednuts_dist.reports import comparison, leaderboard
+from mixednuts_dist.reports import comparison
 from mixednuts_dist.stages.runs import stored_run
 from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import read_columns
@@ -82,19 +83,21 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(two_runs: tuple[Path
 
 def test_all_runs_of_a_storage_stand_in_one_table(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
     storage = two_runs[0].parents[2]
-    found = leaderboard.entries(str(storage))
-    assert {entry.run for entry in found} == {folder.name for folder in two_runs}
-    assert found[0].finished >= found[1].finished  # type: ignore[operator]
-    mixed = next(entry for entry in found if entry.run == two_runs[0].name)
+    found = storage_runs(str(storage))
+    assert {row["run"] for row in found} == {folder.name for folder in two_runs}
+    assert found[0]["finished"] >= found[1]["finished"]
+    mixed = next(row for row in found if row["run"] == two_runs[0].name)
     results = json.loads((two_runs[0] / "report/results.json").read_text())
-    assert mixed.to_json()["clean"]["correct"] == results["accuracy"]["mixed"]["clean"]["correct"]
-    assert (mixed.beta, mixed.state) == (0.9, "reported")
-    assert mixed.core_hours > 0
-    listed = CliRunner().invoke(main, ["status", str(storage), "--json"])
-    assert [entry["run"] for entry in json.loads(listed.output)["runs"]]
+    assert mixed["clean"].correct == results["accuracy"]["mixed"]["clean"]["correct"]
+    assert (mixed["beta"], mixed["state"]) == (0.9, "reported")
+    assert mixed["core_hours"] > 0
+    listed = json.loads(CliRunner().invoke(main, ["status", str(storage), "--json"]).output)["runs"]
+    assert [(row["run"], row["clean"]["correct"]) for row in listed] == [
+        (row["run"], row["clean"].correct) for row in found
+    ]
     assert "reported" in CliRunner().invoke(main, ["status", str(storage)]).output
     with pytest.raises(MissingArtifact, match="there is no run under"):
-        leaderboard.entries(str(tmp_path))
+        storage_runs(str(tmp_path))
 
 
 def test_an_unreadable_and_an_unfinished_run_are_listed_as_such(copied_run: Finished) -> None:
@@ -104,6 +107,6 @@ def test_an_unreadable_and_an_unfinished_run_are_listed_as_such(copied_run: Fini
     (folder / "report/results.json").unlink()  # an unfinished run has only the page
     (folder.parent / "broken-1234").mkdir()
     (folder.parent / "broken-1234" / "run.yaml").write_text("name: [")
-    found = {entry.run: entry for entry in leaderboard.entries(str(folder.parents[2]))}
-    assert found[folder.name].state == "evaluate 1/3"
-    assert found["broken-1234"].state.startswith("unreadable: ")
+    found = {row["run"]: row["state"] for row in storage_runs(str(folder.parents[2]))}
+    assert found[folder.name] == "evaluate 1/3"
+    assert found["broken-1234"].startswith("unreadable: ")
