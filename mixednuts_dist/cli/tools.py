@@ -214,17 +214,17 @@ def export(run: str, output: str, *, robustbench: bool, beta: float | None, trus
             require_token(hub)
         run_folder(run)
         console.print(f"reading {run}")
-        found = read_run(run, beta=beta, trust_code=trust_code)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary if hub is not None else output)
             if robustbench:
-                from ..deployment.robustbench_submission import export_submission, missing_images
+                from ..deployment.robustbench_submission import export_submission
 
-                console.print(f"writing the adversarial images of {found.run_id} and the forms")
-                written = export_submission(found, folder)
-                if missing := missing_images(found):
+                console.print("writing the adversarial images and the forms")
+                written, missing = export_submission(run, folder, beta=beta, trust_code=trust_code)
+                if missing:
                     console.print(f"the run left out {missing:,} images of the test set; RobustBench wants all")
             else:
+                found = read_run(run, beta=beta, trust_code=trust_code)
                 console.print(f"loading the classifiers of {found.run_id}, writing weights, parameters and card")
                 written = export_run(found, folder, address=output)
             shown = ", trust_code=True" if has_code(folder) else ""

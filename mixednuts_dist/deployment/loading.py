@@ -170,18 +170,22 @@ def read_run(uri: str, *, beta: float | None = None, trust_code: bool = False) -
     run_id, config, inputs = described["run_id"], described["config"], described["inputs"]
     if config.get("std") is None:
         raise InvalidInputError(f"run {run_id} attacks `rob` alone; without `std` there is no mixed classifier to load")
-    files = config.get("extensions") or ()
-    named = named_code(std=config["std"], rob=config["rob"], extensions=files)
-    if named and not trust_code:
-        raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True (--trust-code to a command)"))
+    require_trust(store, config, trust_code)
     find = places(store, described)
-    load_extensions(find(file.removeprefix("py:")) for file in files)
+    load_extensions(find(file.removeprefix("py:")) for file in config.get("extensions") or ())
     searched, _ = stored_search(store)
     return DeployedRun(
         store, run_id, config, inputs["n_images"], inputs["n_classes"], tuple(inputs["image_shape"]),
         inputs["checksums"],
         searched=searched, chosen=_chosen(searched, run_id, beta), code=described.get("code") or {}, find=find,
     )  # fmt: skip
+
+
+def require_trust(store: Store, config: Mapping[str, Any], trust_code: bool) -> None:
+    """Raise InvalidInputError if a run names Python code or a service and is not trusted."""
+    named = named_code(std=config["std"], rob=config["rob"], extensions=config.get("extensions") or ())
+    if named and not trust_code:
+        raise InvalidInputError(needs_trust(store.uri, named, "pass trust_code=True (--trust-code to a command)"))
 
 
 def _described(store: Store) -> dict[str, Any]:

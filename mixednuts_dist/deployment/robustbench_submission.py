@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from ..attacks.budget import is_autoattack, spent_words
-from ..config.threat import ThreatModel
-from ..config.uris import placed
 from ..config.versions import fast_notes
 from ..errors import InvalidInputError
 from ..images.datasets import open_dataset
+from ..images.image_files import ImageFiles, evaluation_names
 from ..images.parquet_images import ParquetImages, read_part
 from ..norms.ball import ball_of
 from ..reports.templates import rendered
-from ..stages.runs import evaluate_fingerprint, stored_run
-from ..storage.partitions import Partition, partition_size_of, split_images
+from ..stages.runs import Run, autoattack_fingerprint, evaluate_fingerprint, stored_run, stored_search
+from ..storage.partitions import Partition
+from ..storage.records import SearchResult
+from ..storage.store import Store
 from ..storage.tables import read_columns
-from .loading import DeployedRun
+from .loading import require_trust
 
 TENSOR = "x_adv.pt"
 EVALUATION, NEW_MODEL = "new_evaluation.md", "new_model.md"
@@ -48,65 +49,82 @@ class Evaluated:
         return len(self.x_adv_NCHW)
 
 
-def export_submission(run: DeployedRun, folder: Path) -> list[str]:
-    """Write the tensor and both forms; returns the files' names.
+def export_submission(
+    uri: str, folder: Path, *, beta: float | None = None, trust_code: bool = False
+) -> tuple[list[str], int]:
+    """Write the tensor and both forms of a run, with or without `std`.
+
+    Args:
+        beta: is refused unless it is the beta that the run attacked.
+        trust_code: as in `load_run`.
+
+    Returns:
+        The files' names, and the number of images of RobustBench's test set that the run left out.
 
     Raises:
         MissingArtifact: if the evaluate stage has not finished.
         InvalidInputError: if the images' order in the test set is not known, or a stored image violates the threat
             model.
     """
-    if not run.is_deployed:
+    store = Store(uri)
+    run = stored_run(store, trusted=trust_code)
+    require_trust(store, run.config.as_written(), trust_code)
+    searched = stored_search(store)[0] if run.config.std else None
+    if searched and beta not in (None, searched.deployed_beta):
         raise InvalidInputError(
-            f"beta={run.chosen.beta:g} of run {run.run_id} was not attacked; the deployed one, "
-            f"beta={run.searched.deployed_beta:g}, was"
+            f"beta={beta:g} of run {run.config.run_id()} was not attacked; the deployed one, "
+            f"beta={searched.deployed_beta:g}, was"
         )
-    found = _evaluated(run)
+    dataset = open_dataset(run.config.data.uri)
+    source = dataset.manifest.source if isinstance(dataset, ParquetImages) else run.config.written(run.config.data.uri)
+    leaderboard = source.partition(":")[0]
+    found = _evaluated(run, dataset, searched)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(found.x_adv_NCHW, folder / TENSOR)
     content = {
-        "run": run, "tensor": TENSOR, "leaderboard": _source(run).partition(":")[0], "attacks": _attacks(run),
+        "model": _model(run), "threat": run.config.threat.threat_model(), "tensor": TENSOR, "leaderboard": leaderboard,
+        "attacks": _attacks(run),
         "clean": _percent(found.n_clean, found.total), "robust": _percent(found.n_robust, found.total),
     }  # fmt: skip
     for form in (EVALUATION, NEW_MODEL):
         (folder / form).write_text(rendered("deployment", form, **content), encoding="utf-8")
-    return [TENSOR, EVALUATION, NEW_MODEL]
+    left_out = max(0, _TEST_SETS.get(leaderboard, 0) - run.inputs.n_images)
+    return [TENSOR, EVALUATION, NEW_MODEL], left_out
 
 
-def missing_images(run: DeployedRun) -> int:
-    """Count the images of RobustBench's test set that the run left out; 0 for other datasets."""
-    scheme = _source(run).partition(":")[0]
-    return max(0, _TEST_SETS.get(scheme, 0) - run.n_images)
+def _model(run: Run) -> str:
+    """Describe the attacked classifier by what it is made of."""
+    written = run.config.as_written()
+    return f"MixedNUTS of {written['std']} and {written['rob']}" if run.config.std else str(written["rob"])
 
 
-def _evaluated(run: DeployedRun) -> Evaluated:
-    dataset = open_dataset(placed(run.config["data"]["uri"], run.find))
-    order_N = _order(dataset, run.n_images)
-    x_adv_NCHW = torch.empty(len(order_N), *run.image_shape)
+def _evaluated(run: Run, dataset: Any, searched: SearchResult | None) -> Evaluated:
+    name, content_hash = "rob", autoattack_fingerprint(run)
+    if searched:
+        name, content_hash = "mixed", evaluate_fingerprint(run, searched)
+    order_N = _order(dataset, run.inputs.n_images)
+    x_adv_NCHW = torch.empty(len(order_N), *run.inputs.image_shape)
     n_clean = n_robust = 0
-    for part in split_images(len(order_N), partition_size_of(len(order_N), run.config["partition_size"])):
-        rows = _rows(run, part)
+    columns = ["sample_id", "x_adv", f"{name}_clean", f"{name}_attacked", "robust"]
+    for part in run.partitions:
+        rows = read_columns(run.rows, "evaluate", [part], content_hash, columns)
         clean_BCHW, labels_B = dataset.read(part.start, part.stop)
         _check_threat(run, rows["x_adv"], clean_BCHW, part)
         x_adv_NCHW[order_N[part.start : part.stop]] = rows["x_adv"].float()
-        n_clean += int((rows["mixed_clean"].argmax(dim=1) == labels_B).sum())
+        clean_right_B = rows[f"{name}_clean"].argmax(dim=1) == labels_B
+        n_clean += int(clean_right_B.sum())
         # The submission claims only what the stored logits show, whatever the stored flag is.
-        right_B = (rows["mixed_clean"].argmax(dim=1) == labels_B) & (rows["mixed_attacked"].argmax(dim=1) == labels_B)
+        right_B = clean_right_B & (rows[f"{name}_attacked"].argmax(dim=1) == labels_B)
         if not torch.equal(right_B, rows["robust"]):
             raise InvalidInputError(f"{part}: the stored adversarial images do not reproduce the stored results")
         n_robust += int(right_B.sum())
     return Evaluated(x_adv_NCHW, n_clean, n_robust)
 
 
-def _rows(run: DeployedRun, part: Partition) -> dict[str, Tensor]:
-    opened = stored_run(run.store, trusted=True)
-    columns = ["sample_id", "x_adv", "mixed_clean", "mixed_attacked", "robust"]
-    return read_columns(opened.rows, "evaluate", [part], evaluate_fingerprint(opened, run.searched), columns)
-
-
-def _check_threat(run: DeployedRun, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partition) -> None:
-    eps, norm = run.config["threat"]["eps"], run.config["threat"]["norm"]
-    ball, delta_BCHW = ball_of(ThreatModel(norm, eps)), x_adv_BCHW - clean_BCHW
+def _check_threat(run: Run, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partition) -> None:
+    threat = run.config.threat.threat_model()
+    eps, norm = threat.eps, threat.norm
+    ball, delta_BCHW = ball_of(threat), x_adv_BCHW - clean_BCHW
     rounding = float(ball.length(torch.full_like(delta_BCHW[:1], _ROUNDING)))  # in every pixel
     worst = float(ball.length(delta_BCHW).max())
     if worst > eps + rounding or float(x_adv_BCHW.min()) < 0 or float(x_adv_BCHW.max()) > 1:
@@ -117,7 +135,10 @@ def _check_threat(run: DeployedRun, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part
 
 
 def _order(dataset: Any, n_images: int) -> Tensor:
-    """Return the place of each image in the source's order; only prepared datasets have another order."""
+    """Return the place of each image in the order of the test set."""
+    if isinstance(dataset, ImageFiles) and dataset.uri.startswith("imagenet:"):  # which may begin with each class
+        places = [evaluation_names().index(name) for name in dataset.names[:n_images]]
+        return torch.tensor(places).argsort().argsort()
     if not isinstance(dataset, ParquetImages):
         return torch.arange(n_images)
     names = [name for part in dataset.manifest.parts for name in read_part(dataset.store, part).names][:n_images]
@@ -131,26 +152,22 @@ def _order(dataset: Any, n_images: int) -> Tensor:
     return indices.argsort().argsort()  # the rank among the images of the run
 
 
-def _source(run: DeployedRun) -> str:
-    uri: str = run.config["data"]["uri"]
-    dataset = open_dataset(placed(uri, run.find))
-    return dataset.manifest.source if isinstance(dataset, ParquetImages) else uri
-
-
-def _attacks(run: DeployedRun) -> str:
+def _attacks(run: Run) -> str:
     """Name the attacks that ran, with the budgets that they used."""
-    evaluate = run.config["evaluate"]
-    evaluate = {**evaluate, "n_target_classes": min(evaluate["n_target_classes"], run.n_classes - 1)}
-    notes = "".join(f". {note}" for note in fast_notes(evaluate))
-    name = "AutoAttack" if is_autoattack(run.config["evaluate"], run.config["threat"]["norm"]) else "attack"
-    starts, attacks = evaluate.get("joint_starts", 0), evaluate["attacks"]
-    joint = f"a joint attack ({starts} start{'s' * (starts > 1)}) on images that stand by a hair, " if starts and (
-        {"joint", "apgd-t"} & {*attacks}) else ""  # fmt: skip
+    config, evaluate = run.config, run.config.evaluate.model_dump(mode="json")
+    evaluate["n_target_classes"] = min(evaluate["n_target_classes"], run.inputs.n_classes - 1)
+    steps, notes = [spent_words(evaluate)], "".join(f". {note}" for note in fast_notes(evaluate))
+    name = "AutoAttack" if is_autoattack(config.evaluate.model_dump(), config.threat.norm) else "attack"
+    end = f"run {config.run_id()} of mixednuts-dist, seed {config.seed}{notes}"
+    if not config.std and not run.inputs.mixed:
+        return f"{name}: {steps[0]}, each broken image verified in float32; {end}"
+    if config.std and config.evaluate.warm_start:
+        steps.insert(0, "the minimum-margin images of the robust base classifier")
+    if (starts := config.evaluate.joint_starts) and {"joint", "apgd-t"} & {*config.evaluate.attacks}:
+        steps[-1] += f", a joint attack ({starts} start{'s' * (starts > 1)}) on borderline images"
     return (
-        f"adaptive {name} of MixedNUTS: the minimum-margin images of the robust base classifier, then "
-        f"{spent_words(evaluate)}, {joint}gradients of the differentiable surrogate "
-        f"(mode {evaluate['mode']}), every verdict that of the mixture itself in float32; run {run.run_id} of "
-        f"mixednuts-dist, seed {run.config['seed']}{notes}"
+        f"adaptive {name} of MixedNUTS: {', then '.join(steps)}, gradients of the differentiable surrogate (mode "
+        f"{config.evaluate.mode}), each broken image verified in float32 on the mixed classifier itself; {end}"
     )
 
 

@@ -136,7 +136,8 @@ def _rob_results(opened: Run, fingerprint: str) -> RunResults:
         n_robust += int(rows["robust"].sum())
     n_images = sum(map(len, opened.partitions))
     survival = survival_of(standing, n_images)
-    accuracy = AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), _attack_words(opened.config))
+    attack = "adaptive " * opened.inputs.mixed + _attack_words(opened.config)
+    accuracy = AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), attack)
     return RunResults(
         **_description(opened), accuracy=(accuracy,), survival=survival, notes=tuple(square_note(survival))
     )

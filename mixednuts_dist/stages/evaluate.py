@@ -171,6 +171,7 @@ def autoattack_task(opened: Run) -> EvaluateTask:
         fingerprint=autoattack_fingerprint(opened),
         budget=budget_of(evaluate, opened.config.threat.norm),
         attacks=tuple(evaluate.attacks),
+        mode=evaluate.mode,
         eot=evaluate.eot,
         given=evaluate.points,
     )
@@ -182,7 +183,6 @@ def evaluate_task(opened: Run, search: SearchResult) -> EvaluateTask:
         autoattack_task(opened),
         fingerprint=evaluate_fingerprint(opened, search),
         mixture=deployed_mixture(opened, search),
-        mode=opened.config.evaluate.mode,
         points=tuple(
             replace(source, n_images=opened.config.search.first)
             for source in (
@@ -237,7 +237,8 @@ def evaluated_part(opened: Run, fingerprint: str) -> tuple[Run, tuple[str, ...]]
 class CheckTask(Task):
     """A second opinion: the unmodified pyautoattack on the classifier that an `EvaluateTask` has attacked.
 
-    A mixture is given to it with the surrogate's gradient (`as_bypass`). The float32 judge says what it broke.
+    It gets a mixed classifier with the surrogate's gradient (`as_bypass`). Float32 verification decides which
+    images are broken.
     """
 
     budget: AttackBudget
@@ -247,13 +248,14 @@ class CheckTask(Task):
         import torch
 
         from ..attacks.published import pyautoattack_images
+        from ..mixing.classifier import MixedClassifier
 
         x, y = worker.images(piece)
         model, name = worker.model, worker.model_name
         tried = torch.tensor([i in self.chosen for i in range(piece.start, piece.stop)], device=x.device)
         rows, x_adv, n_forward, n_backward = tried.nonzero().squeeze(1), x.clone(), 0, 0
         if len(rows):
-            attacked = worker.rob if self.mixture is None else worker.mixed(self.mixture).as_bypass()
+            attacked = model.as_bypass() if isinstance(model, MixedClassifier) else model
             x_adv[rows], n_forward, n_backward = pyautoattack_images(
                 attacked, x[rows], y[rows], threat=worker.spec.threat, budget=self.budget, seed=worker.spec.seed,
                 batch_size=worker.shape(x).rows,

@@ -65,6 +65,7 @@ class Inputs:
     image_shape: tuple[int, ...]
     checksums: dict[str, str]  # sha256 of "data", "labels", "std", "rob", "given points", as there are any
     masked: list[str] = field(default_factory=list)  # "std" or "rob" if its gradient is zero, so attacks are blind
+    mixed: bool = False  # whether `rob` is itself a mixed classifier, such as RobustBench's Bai2024MixedNUTS
 
 
 @dataclass(frozen=True)
@@ -221,20 +222,23 @@ def inspect_inputs(config: RunConfig) -> Inputs:
     from ..attacks.red_flags import has_gradient
     from ..classifiers.base_classifiers import check_classifier, classifier_checksum
     from ..images.datasets import check_images, labels_checksum
+    from ..mixing.classifier import MixedClassifier
 
     dataset = run_dataset(config)
     n_images = _n_images(config, dataset)
     images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
     check_images(images, labels, config.data.uri)
     checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset)}
-    n_classes, masked = dict[str, int](), list[str]()
+    n_classes, masked, mixed = dict[str, int](), list[str](), False
     for role, uri in (("std", config.std), ("rob", config.rob)):
         if uri is None:
             continue
         model = run_classifier(config, role)
         n_classes[role] = check_classifier(model, images, role, random=config.evaluate.eot is not None)
+        mixed = role == "rob" and isinstance(model, MixedClassifier)
+        differentiable = model.rob if isinstance(model, MixedClassifier) else model
         by_gradient = role == "rob" and config.attack.method == "apgd"
-        if (by_gradient or (role == "std" and not is_black_box(uri))) and not has_gradient(model, images):
+        if (by_gradient or (role == "std" and not is_black_box(uri))) and not has_gradient(differentiable, images):
             masked.append(role)
         if by_gradient and role in masked:
             raise BaseClassifierError(
@@ -254,7 +258,7 @@ def inspect_inputs(config: RunConfig) -> Inputs:
         raise DatasetError(f"{config.data.uri} holds label {largest}; the classifiers have {n_classes['rob']} classes")
     if config.evaluate.points is not None:
         checksums[_POINTS] = _checked_points(config, config.evaluate.points, n_images, images)
-    return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums, masked)
+    return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums, masked, mixed)
 
 
 def _checked_points(config: RunConfig, path: str, n_images: int, images: Tensor) -> str:
