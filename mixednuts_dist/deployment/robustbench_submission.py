@@ -55,7 +55,7 @@ def export_submission(
     """Write the tensor and both forms of a run, with or without `std`.
 
     Args:
-        beta: is refused unless it is the beta that the run attacked.
+        beta: the beta that the run attacked; any other one raises.
         trust_code: as in `load_run`.
 
     Returns:
