@@ -12,19 +12,14 @@ RIGHT_AND_WRONG = {"right": "#0f8f84", "wrong": "#b5761a"}
 _MOST_MAPS = 12
 
 
-def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tuple[float, str] | None = None) -> Figure:
+def lines(rows: Sequence[Row], *, x: str, y: str) -> Figure:
     """Draw lines with marks; rows hold `x`, `y` and `series`.
 
     Args:
         x, y: the titles of the axes.
-        named: True if the values of x are names in their order, not numbers.
-        rule: a level of y that is drawn across, and what it is.
     """
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
     across = number("x", x)
-    if named:
-        order = list(dict.fromkeys(row["x"] for row in rows))
-        across = {"field": "x", "type": "nominal", "title": x, "sort": order, "axis": {"labelAngle": 0}}
     up, marked = number("y", y, nice=True), key(names)
     layers = [
         layer(
@@ -34,12 +29,6 @@ def lines(rows: Sequence[Row], *, x: str, y: str, named: bool = False, rule: tup
         for i, name in enumerate(names)
     ]  # fmt: skip
     layers.append(layer("point", rows, {"x": across, "y": up, **marked}, filled=True, size=60, opacity=1))
-    if rule is not None:
-        level = [{"y": rule[0], "words": rule[1]}]
-        layers.append(layer("rule", level, {"y": up}, strokeDash=[2, 3]))
-        layers.append(
-            layer("text", level, {"y": up, "text": {"field": "words"}, "x": {"value": 4}}, align="left", dy=8)
-        )
     return Figure([panel(*layers)])
 
 

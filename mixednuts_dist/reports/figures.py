@@ -5,14 +5,13 @@ own file appears on the page after these, and as a PDF next to it.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from ..config.register import CHARTS, CRITERIA
 from .charts import accuracy_axes, bars, lines, maps, point, scatter_panel, window
 from .counts import Count, percent_text
 from .drawing import CLASSIFIER_COLORS, CLASSIFIER_MARKS, PALETTE, Figure, Row, Span, Spec, beside, called, key, layer
 from .margins import split_histograms
-from .results import RunResults, kept_by_rounds, kept_predicted, parameter_values, predicted, rounds_table
+from .results import RunResults, kept_by_rounds, parameter_values, predicted
 
 _PREDICTED, _ROUNDS = "predicted", "refinement rounds"
 _MARKS = {
@@ -111,45 +110,12 @@ def _tradeoff_words(results: RunResults) -> str:
 
 
 @CHARTS(
-    "rounds",
-    describes="Predicted and measured values of each refinement round",
-    caption="Each refinement round attacks the current choice, adds the adversarial examples, and searches again. "
-    "Left: retention, predicted and achieved. Right: clean accuracy. The last step is the whole adaptive attack on the "
-    "deployed choice.",
-    order=2,
-)
-def rounds(results: RunResults) -> Figure | None:
-    """Draw retention, predicted and achieved, and clean accuracy per refinement round at the deployed beta."""
-    if results.found is None or results.kept is None or len(results.search.rounds) < 2:
-        return None  # a sentence and the table show a single round
-    beta = results.parameters.beta
-    steps: list[tuple[str, Any, Any, Any]] = [
-        (str(row[0]), row[2], row[3], row[4]) for row in rounds_table(results).rows if row[1] == beta
-    ]
-    steps.append(("attack", results.row("mixed").clean, kept_predicted(results, results.parameters), results.kept))
-    kept = [
-        {"x": name, "y": count.percent, "series": series}
-        for name, _, foreseen, achieved in steps
-        for series, count in (("predicted", foreseen), ("achieved", achieved))
-    ]
-    clean = [{"x": name, "y": count.percent, "series": "clean"} for name, count, *_ in steps]
-    words = "; ".join(
-        f"step {name}: {achieved.correct} of {achieved.total} kept, {count.correct} of {count.total} clean"
-        for name, count, _, achieved in steps
-    )
-    return beside(
-        lines(kept, x="refinement round", y="retention (%)", named=True, rule=(100 * beta, f"β = {beta:g}")),
-        lines(clean, x="refinement round", y="clean accuracy (%)", named=True),
-    ).described(f"Refinement rounds. {words}.")
-
-
-@CHARTS(
     "margins",
     describes="Margins of the robust classifier, and the images that the threshold separates",
     caption="Margins of images that are correct under attack (bars) and of clean images that are wrong (outline), for "
     "rob as it is, after LayerNorm, and after M. The line is the margin threshold: the mixed classifier follows rob to "
     "its right and the standard classifier to its left.",
-    order=3,
+    order=2,
 )
 def margins(results: RunResults) -> Figure | None:
     """Draw one panel per form of `rob`."""
@@ -168,7 +134,7 @@ def margins(results: RunResults) -> Figure | None:
     describes="The objective over s and c, for each p",
     caption="The objective of the search over scale s and bias c, one map for each power p, at the deployed beta. "
     "Darker is better. The ring is the selected candidate; × marks candidates that cannot be used.",
-    order=4,
+    order=3,
 )
 def sensitivity(results: RunResults) -> Figure | None:
     """Draw one map per power, all on one color scale."""
@@ -206,7 +172,7 @@ def sensitivity_rows(results: RunResults) -> list[Row]:
     describes="Images that remain robust after each step of the attack",
     caption="Images that are still correct after each step, and how many of them the step broke. Each step attacks "
     "only the images that remain.",
-    order=5,
+    order=4,
 )
 def survival(results: RunResults) -> Figure:
     """Draw one bar per step."""
@@ -229,7 +195,7 @@ def survival(results: RunResults) -> Figure:
     caption="Left: for every beta, clean accuracy and robustness under the stored adversarial examples, both "
     "predicted, and what is certified at each radius. Right: what is certified of rob alone and of the deployed mixed "
     "classifier as the radius grows and, if the norms agree, what the attack left of the mixed classifier.",
-    order=6,
+    order=5,
 )
 def certified(results: RunResults) -> Figure | None:
     """Draw two panels; None for a run without certificates or without a search."""

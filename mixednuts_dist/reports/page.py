@@ -22,12 +22,8 @@ from .tables import accuracy_table, cost_table, file_name, search_table, surviva
 from .templates import png_uri, rendered
 from .worst_images import SMALL, Reason, WorstImage, class_text, perturbation_png, pixels_of, png
 
-_COSTS = (
-    "stage", "images", "partitions", "nodes", "core_seconds", "gpu_seconds", "seconds", "passes forward",
-    "passes backward",
-)  # fmt: skip
 # Charts with a fixed place on the page.
-PLACED = ("tradeoff", "rounds", "margins", "sensitivity", "survival", "certified")
+PLACED = ("tradeoff", "margins", "sensitivity", "survival", "certified")
 _REASONS: dict[Reason, tuple[str, str]] = {
     "lost": (
         "Broken, although both base classifiers are correct on the clean image",
@@ -69,7 +65,7 @@ def page(results: RunResults, drawn: dict[str, Figure], files: Sequence[str] = (
         "file_name": file_name,
         "accuracy": accuracy_table(results).only(["classifier", "clean", "robust"]),
         "survival": survival_table(results),
-        "costs": cost_table(results).only(_COSTS),
+        "costs": cost_table(results),
     }
     if results.found:
         content |= {

@@ -77,11 +77,6 @@ class StageCost:
         """Return the images of the stage per wall-clock second, all workers together."""
         return self.images / self.wall_seconds if self.wall_seconds else None
 
-    @property
-    def passes_per_image(self) -> float:
-        """Return the mean number of forward and backward passes per image."""
-        return (self.n_forward + self.n_backward) / self.images
-
 
 @dataclass(frozen=True)
 class RunResults:

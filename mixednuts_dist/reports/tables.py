@@ -65,17 +65,15 @@ def cost_table(results: RunResults) -> Table:
     """Return the cost of each stage that has finished partitions."""
     rows: list[list[Cell]] = [
         [
-            cost.stage, cost.images, cost.partitions, cost.nodes, ", ".join(cost.devices),
-            Seconds(3600 * cost.gpu_hours), Seconds(3600 * cost.core_hours),
-            None if cost.wall_seconds is None else Seconds(cost.wall_seconds),
-            cost.images_per_second, cost.n_forward, cost.n_backward,
-            cost.passes_per_image,
+            cost.stage, cost.images, cost.partitions, cost.nodes,
+            Seconds(3600 * cost.core_hours), Seconds(3600 * cost.gpu_hours),
+            None if cost.wall_seconds is None else Seconds(cost.wall_seconds), cost.n_forward, cost.n_backward,
         ]
         for cost in results.costs
     ]  # fmt: skip
     columns = [
-        "stage", "images", "partitions", "nodes", "computed on", "gpu_seconds", "core_seconds", "seconds",
-        "images/s", "passes forward", "passes backward", "passes an image",
+        "stage", "images", "partitions", "nodes", "core_seconds", "gpu_seconds", "seconds", "passes forward",
+        "passes backward",
     ]  # fmt: skip
     return Table(columns, rows)
 
