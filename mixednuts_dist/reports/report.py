@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 import yaml
 
-from ..attacks.budget import attack_words, spent_words
+from ..attacks.budget import WARM_START, attack_words, spent_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config.run_config import RunConfig
 from ..config.uris import is_black_box, reaches_out
@@ -45,6 +45,7 @@ from .results import (
     AccuracyRow,
     RunResults,
     SurvivalStep,
+    broken_images,
     gather_results,
     square_note,
     stage_costs,
@@ -127,20 +128,25 @@ def _mixture_results(opened: Run, fingerprint: str) -> RunResults:
 
 def _rob_results(opened: Run, fingerprint: str) -> RunResults:
     """Count the attacks on `rob` alone, for a run without `std`."""
-    steps, standing, n_robust = steps_of(opened), Counter[str](), 0
-    columns = ["label", "rob_clean", "robust", *(f"{SURVIVED}{step}" for step in steps)]
+    steps, standing, n_robust, warm_start = steps_of(opened), Counter[str](), 0, list[tuple[int, int, int]]()
+    columns = ["sample_id", "label", "rob_clean", "rob_attacked", "robust", *(f"{SURVIVED}{step}" for step in steps)]
     for partitions in _parts(opened):
         rows = read_columns(opened.rows, "evaluate", partitions, fingerprint, columns)
         survived = {step: rows[f"{SURVIVED}{step}"] for step in steps}
-        standing.update(standing_after(rows["rob_clean"].argmax(dim=1) == rows["label"], survived))
+        right_N = rows["rob_clean"].argmax(dim=1) == rows["label"]
+        standing.update(standing_after(right_N, survived))
+        if WARM_START in survived:
+            broken_N = right_N & ~survived[WARM_START]
+            warm_start += broken_images(broken_N, rows["sample_id"], rows["label"], rows["rob_attacked"])
         n_robust += int(rows["robust"].sum())
     n_images = sum(map(len, opened.partitions))
     survival = survival_of(standing, n_images)
     attack = "adaptive " * opened.inputs.mixed + _attack_words(opened.config)
     accuracy = AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), attack)
     return RunResults(
-        **_description(opened), accuracy=(accuracy,), survival=survival, notes=tuple(square_note(survival))
-    )
+        **_description(opened), accuracy=(accuracy,), survival=survival, notes=tuple(square_note(survival)),
+        warm_start=warm_start,
+    )  # fmt: skip
 
 
 def _attack_words(config: RunConfig) -> str:

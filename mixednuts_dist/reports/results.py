@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..attacks.budget import WARM_START
 from ..config.search_config import criterion_stage
 from ..config.threat import ThreatModel
 from ..config.uris import is_black_box
@@ -104,6 +105,7 @@ class RunResults:
     splits: tuple[MarginSplit, ...] = ()  # what a margin threshold separates, for each form of `rob`
     stages: tuple[AccuracyRow, ...] = ()  # images seen and not seen by the search, then complete added stages
     tables: Mapping[str, Table] = field(default_factory=dict)  # tables from added stages, by title
+    warm_start: Sequence[tuple[int, int, int]] = ()  # images that it broke: sample id, label, predicted class
     certified: Certified | None = None  # certificates, if a stage computed them
     candidates: tuple[Mapping[str, Any], ...] = ()  # rows of search/candidates.parquet at the deployed beta
     costs: tuple[StageCost, ...] = ()
@@ -229,10 +231,15 @@ def gather_results(
     chosen, hits, steps = search.deployed(), Counter[str](), Counter[str]()
     transform = chosen.transform()
     margins, worst, robust = MarginTally(transform, search.ln_k), WorstTally(), list[Tensor]()
+    warm_start: list[tuple[int, int, int]] = []
     for attack, evaluate in batches:
         mixed_right_N = evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N
         steps.update(standing_after(mixed_right_N, evaluate.survived))
         robust.append(evaluate.robust_N)
+        if WARM_START in evaluate.survived:
+            broken_N = mixed_right_N & ~evaluate.survived[WARM_START]
+            ids_N, labels_N = evaluate.sample_ids_N, evaluate.labels_N
+            warm_start += broken_images(broken_N, ids_N, labels_N, evaluate.mixed_attacked_NK)
         if attack is None:
             continue
         searched = evaluate.first(len(attack.labels_N))
@@ -258,6 +265,7 @@ def gather_results(
         accuracy=(*on_seen[:-1], mixed),
         stages=_seen_and_unseen(seen, mixed) if n_seen < n_images else (),
         survival=survival_of(steps, n_images),
+        warm_start=warm_start,
         notes=(),
         found=search,
         kept=Count(hits["kept"], hits["rob robust"]),
@@ -301,6 +309,14 @@ def _hits(attack: AttackRecords, evaluate: EvaluateRecords, transform: LogitTran
         "kept": robust_N & ~attack.rob_broken_N,
     }
     return {"images": labels_N.numel(), **{name: int(hits_N.sum()) for name, hits_N in found.items()}}
+
+
+def broken_images(
+    broken_N: Tensor, sample_ids_N: Tensor, labels_N: Tensor, attacked_NK: Tensor
+) -> list[tuple[int, int, int]]:
+    """Return the sample id, the label, and the predicted class of each broken image."""
+    columns = sample_ids_N[broken_N], labels_N[broken_N], attacked_NK.argmax(dim=1)[broken_N]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def standing_after(standing_N: Tensor, survived: Mapping[str, Tensor]) -> dict[str, int]:

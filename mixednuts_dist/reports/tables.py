@@ -82,6 +82,7 @@ TABLES: Mapping[str, Callable[[RunResults], Table]] = {
     "table": accuracy_table,
     "tradeoff": lambda results: search_table(results.search),
     "survival": survival_table,
+    "warm_start": lambda results: Table(["sample_id", "label", "predicted"], results.warm_start),
 }
 
 

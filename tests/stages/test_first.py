@@ -1,5 +1,6 @@
 """`search.first`: the attack, the search and its rounds see the first images only, and the evaluation sees all."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_report_separates_seen_from_unseen(finished: tuple[RunConfig, RunResults
     assert seen.clean.correct == results.parameters.clean_correct
     assert results.kept is not None and results.kept.total == results.row("rob").robust.correct
     assert results.survival[-1].standing == mixed.robust
+
+
+def test_warm_start_table_lists_the_images_that_it_broke(finished: tuple[RunConfig, RunResults]) -> None:
+    config, results = finished
+    report = Path(config.storage) / config.place() / "report"
+    found = list(csv.DictReader((report / "warm_start.csv").read_text().splitlines()))
+    (step,) = (step for step in results.survival if step.step == "warm-start")
+    assert len(found) == step.lost > 0
+    assert all(row["label"] != row["predicted"] for row in found)
+    assert {int(row["sample_id"]) for row in found} <= set(range(16)), "the attack stage took two partitions of 8"
 
 
 def searched_as(config: RunConfig) -> SearchResult:
