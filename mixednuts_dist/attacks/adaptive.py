@@ -6,8 +6,7 @@ Shapes: B images of C x H x W, K classes.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies, PrecisionChoice
@@ -17,17 +16,14 @@ from ..config.versions import version_named
 from .apgd import float32_runs
 from .ascent import ApgdRun
 from .attack import Setting, runs_of
-from .budget import WARM_START, AttackBudget, attacks_in, checked_budget
-from .draws import N_VERIFICATION, Draws, misclassified_share
+from .budget import AttackBudget, attacks_in, checked_budget
+from .draws import Draws
 from .entry import checked_labels
 from .gradient_model import AttackedModel, AttackMode, GradientModel, shape_of
 from .progress import Progress, shown_or
 from .result import AttackResult
-from .scheduler import CLEAN, Finished, Group, Scheduler
+from .scheduler import Group, Planner, Scheduler
 from .stepper import Run
-from .verification import Verifier
-
-TRANSFER = "transfer"  # the only attack on a classifier without gradients
 
 
 def autoattack(
@@ -103,7 +99,7 @@ def autoattack(
         progress=shown_or(progress, verbose),
     )  # fmt: skip
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids, cached_BCHW)
-    return attack_result(engine, attacks, engine.run_one(group))
+    return engine.run_one(group)
 
 
 def ensemble_engine(
@@ -114,6 +110,7 @@ def ensemble_engine(
     attacks: Sequence[str],
     budget: AttackBudget,
     shape: BatchShape,
+    planner: Planner | None = None,
     seed: int = 0,
     mode: AttackMode = "transfer",
     copies: FastCopies | None = None,
@@ -121,7 +118,7 @@ def ensemble_engine(
     progress: Callable[[Progress], None] | None = None,
     eot: int | None = None,
 ) -> Scheduler:
-    """Return a scheduler with the runs of the attacks.
+    """Return a scheduler with the runs of the attacks; fast copies are tried on images like `like_BCHW`.
 
     With `eot` a pass has this many rows per point, and everything computes in float32.
     """
@@ -132,12 +129,11 @@ def ensemble_engine(
         attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
     else:
         draws = Draws(model, eot, seed, mode)
-        attacked = AttackedModel(draws, GradientModel(draws.climb), subject=model)
+        attacked = AttackedModel(draws, GradientModel(draws.climb), draws=draws)
         shape = BatchShape(max(1, shape.rows // eot), fixed=True)
     return Scheduler(
-        attacked, lambda setting: ensemble_plan(setting, attacks), threat, budget, seed, shape, stop_when_broken,
-        progress,
-    )  # fmt: skip
+        attacked, planner or ensemble_plan, attacks, threat, budget, seed, shape, stop_when_broken, progress
+    )
 
 
 def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
@@ -160,63 +156,3 @@ def ensemble_plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
             if follower not in attacks:
                 plan += [replace(run, attack=name) for run in runs_of(follower, setting)]
     return plan
-
-
-def attack_result(engine: Scheduler, attacks: Sequence[str], finished: Finished) -> AttackResult:
-    """Verify the stored images once more in float32; an image that is correct there counts as robust.
-
-    Fresh draws decide about a random classifier.
-    """
-    group, device = finished.group, finished.group.x.device
-    verdicts = engine.verifier.verify(finished.best, group.y)
-    broken, n_draws, n_verified = verdicts.wrong, 1, len(group.y)
-    if isinstance(draws := engine.attacked.model, Draws):
-        share = misclassified_share(draws, finished.best, group.y, rows=engine.shape.rows)
-        broken, n_draws = share.cpu() >= 0.5, draws.n
-        n_verified += -(-N_VERIFICATION // draws.n) * len(group.y)
-    survived, broken_before = {}, {CLEAN}
-    for attack in ([WARM_START] if group.known is not None else []) + list(attacks):
-        broken_before.add(attack)
-        fell = torch.tensor([broken_by in broken_before for broken_by in finished.broken_by], dtype=torch.bool)
-        survived[attack] = (~fell | ~broken).to(device)
-    if n_draws > 1 and survived:
-        survived[attack] = (~broken).to(device)  # the draws verify the images after the last attack
-    clean = torch.tensor([broken_by != CLEAN for broken_by in finished.broken_by], dtype=torch.bool)
-    return AttackResult(
-        clean=(clean | ~broken).to(device),
-        broken=broken.to(device),
-        survived=survived,
-        x_adv=finished.best,
-        logits=verdicts.logits.to(device),
-        log_one_minus_margin=verdicts.log1m_margin.to(device),
-        n_forward=(finished.n_forward + n_verified) * n_draws,
-        n_backward=finished.n_backward * n_draws,
-        unconfirmed=(finished.broken & ~broken).to(device),
-        decided=finished.decided.to(device),
-    )
-
-
-def transferred_attack(
-    model: nn.Module, x_BCHW: Tensor, y_B: Tensor, x_adv_BCHW: Tensor, *, batch_size: int | BatchShape
-) -> AttackResult:
-    """Try the adversarial examples of another classifier on a model; this takes two forward passes per image.
-
-    The robust accuracy is an upper bound, because an attack along the model's own gradient may break more images.
-    """
-    judge = Verifier(model, BatchShape.of(batch_size, x_BCHW.device))
-    clean = ~judge.verify(x_BCHW, y_B).wrong.to(x_BCHW.device)
-    tried = torch.where(clean[:, None, None, None], x_adv_BCHW, x_BCHW)
-    verdicts = judge.verify(tried, y_B)
-    broken = verdicts.wrong.to(x_BCHW.device)
-    return AttackResult(
-        clean=clean,
-        broken=broken,
-        survived={TRANSFER: ~broken},
-        x_adv=tried,
-        logits=verdicts.logits.to(x_BCHW.device),
-        log_one_minus_margin=verdicts.log1m_margin.to(x_BCHW.device),
-        n_forward=2 * len(x_BCHW),
-        n_backward=0,
-        unconfirmed=torch.zeros_like(broken),
-        decided=torch.ones_like(broken),
-    )

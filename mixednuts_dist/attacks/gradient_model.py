@@ -105,7 +105,7 @@ class AttackedModel:
     model: Callable[[Tensor], Tensor]  # verifies in float32; images (B, C, H, W) -> logits (B, K)
     fast: GradientModel  # passes of the attacks
     float32: GradientModel | None = None  # passes of float32 runs, if `fast` computes below float32
-    subject: Any = None  # the random classifier, if `model` is its mean over draws
+    draws: Any = None  # `draws.Draws` of a random classifier, whose mean is `model`
 
     @property
     def in_float32(self) -> GradientModel:

@@ -8,20 +8,19 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..acceleration.batch_shape import ON_CPU, BatchShape
+from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies, PrecisionChoice
-from ..config.threat import ThreatModel, check_norm
-from .adaptive import attack_result
+from ..config.threat import ThreatModel
+from .adaptive import ensemble_engine
 from .apgd import float32_runs
 from .attack import Setting, borderline, runs_of
 from .budget import AttackBudget
 from .entry import checked_labels
-from .gradient_model import AttackedModel, shape_of
+from .gradient_model import shape_of
 from .progress import Progress, shown_or
 from .result import AttackResult
-from .scheduler import Group, Scheduler
+from .scheduler import Group
 from .stepper import ImageSummary, Run
-from .verification import check_images
 
 MMAA = ("apgd-ce", "apgd-t")
 
@@ -84,60 +83,16 @@ def minimum_margin_attack(
     y_B, x_BCHW = checked_labels(model, x_BCHW, y_B, threat), x_BCHW.detach()
     budget = AttackBudget(n_iter, n_target_classes, border_restarts=border_restarts)
     group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
-    engine = margin_engine(
-        model, x_BCHW, threat=threat, budget=budget, seed=seed, stop_when_broken=stop_when_broken,
-        shape=shape_of(batch_size, model, x_BCHW), copies=copies or FastCopies(precision),
-        progress=shown_or(progress, verbose),
+    engine = ensemble_engine(
+        model, x_BCHW, threat=threat, attacks=MMAA, planner=margin_plan, budget=budget, seed=seed,
+        stop_when_broken=stop_when_broken, shape=shape_of(batch_size, model, x_BCHW),
+        copies=copies or FastCopies(precision), progress=shown_or(progress, verbose),
     )  # fmt: skip
-    return attack_result(engine, MMAA, engine.run_one(group))
+    return engine.run_one(group)
 
 
-def black_box_margin_attack(
-    model: Callable[[Tensor], Tensor],
-    x_BCHW: Tensor,
-    y_B: Tensor,
-    *,
-    threat: ThreatModel,
-    n_queries: int = 5000,
-    seed: int = 0,
-    stop_when_broken: bool = True,
-    sample_ids: Sequence[int] | None = None,
-    batch_size: int | BatchShape = ON_CPU,
-    progress: Callable[[Progress], None] | None = None,
-) -> AttackResult:
-    """Search the smallest margin by Square, without gradients (paper, appendix D).
-
-    Arguments, result and errors are those of `minimum_margin_attack`; `n_queries` is Square's budget per image.
-    """
-    check_images(x_BCHW, y_B)
-    check_norm(["square-margin"], threat.norm)
-    group = Group(x_BCHW, y_B, range(len(x_BCHW)) if sample_ids is None else sample_ids)
-    engine = Scheduler(
-        AttackedModel.of(model), lambda setting: runs_of("square-margin", setting), threat,
-        AttackBudget(n_queries=n_queries), seed, BatchShape.of(batch_size, x_BCHW.device), stop_when_broken, progress,
-    )  # fmt: skip
-    return attack_result(engine, ("square-margin",), engine.run_one(group))
-
-
-def margin_engine(
-    model: Callable[[Tensor], Tensor],
-    like_BCHW: Tensor,
-    *,
-    threat: ThreatModel,
-    budget: AttackBudget,
-    seed: int,
-    stop_when_broken: bool,
-    shape: BatchShape,
-    copies: FastCopies | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Scheduler:
-    """Return a scheduler with MMAA's plan; fast copies are tried on images like `like_BCHW`."""
-    attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows)
-    return Scheduler(attacked, margin_plan, threat, budget, seed, shape, stop_when_broken, progress)
-
-
-def margin_plan(setting: Setting) -> list[Run]:
-    """Return MMAA's runs, and the same from other starts for borderline images.
+def margin_plan(setting: Setting, attacks: Sequence[str] = MMAA) -> list[Run]:
+    """Return the runs of the attacks, and the same from other starts for borderline images.
 
     Float32 runs come once, at the end: after each start their passes would hold few images.
     """
@@ -145,8 +100,8 @@ def margin_plan(setting: Setting) -> list[Run]:
     def near(image: ImageSummary) -> bool:
         return borderline(image.margin, image.clean_margin, setting)
 
-    once = [run for name in MMAA for run in runs_of(name, setting)]
+    once = [run for name in attacks for run in runs_of(name, setting)]
     plan = list(once)
     for restart in range(1, setting.budget.border_restarts + 1):
         plan += [replace(run, restart=restart, wanted=near, group=f"restart {restart}") for run in once]
-    return plan + (float32_runs(setting, "apgd-t", plan) if setting.low_precision else [])
+    return plan + (float32_runs(setting, attacks[-1], plan) if setting.low_precision else [])

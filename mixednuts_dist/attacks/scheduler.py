@@ -21,14 +21,15 @@ One image's way::
     ImageRecord.offer              the first misclassified point in the order of the plan breaks the image: this cancels
       │                            the later runs, and nothing else. When no run of the group is open, the next one
       ▼
-    Finished (the group)           with the last image that is decided
+    AttackResult (of the group)    with the last image that is decided; its images are verified once more
 
 So outcomes and counts depend on the image, its sample id, the seed and the batch shape, and not on partitions, order,
-other images, or when the host looked. A new group enters as soon as no batch is full.
+other images, or when the host looked.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -41,9 +42,11 @@ from ..config.threat import ThreatModel
 from .attack import Setting
 from .batch import Batch, Claim, Job
 from .budget import WARM_START, AttackBudget
+from .draws import N_VERIFICATION, misclassified_share
 from .gradient_model import AttackedModel
 from .image_record import AS_CLEAN, AS_KNOWN, NEVER, ImageRecord, Where
 from .progress import Progress
+from .result import AttackResult
 from .stepper import Run, Stepper
 from .verification import Verified, Verifier
 
@@ -54,7 +57,7 @@ _APART_COST = 4  # cost of a row of a verification if float32 passes have a sepa
 
 _logger = logging.getLogger(__name__)
 
-Planner = Callable[[Setting], Sequence[Run]]
+Planner = Callable[[Setting, Sequence[str]], Sequence[Run]]  # plans the attacks of these names
 Key = tuple[Stepper[Any], bool]  # runs with the same stepper and precision share a batch
 
 
@@ -66,21 +69,6 @@ class Group:
     y: Tensor  # (B,) labels
     sample_ids: Sequence[int]  # key the random numbers
     known: Tensor | None = None  # (B, C, H, W) points of an earlier stage inside the same balls, tried first
-    key: Any = None  # the caller's
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The outcome of a group; (B,) each, on the host except for the images."""
-
-    group: Group
-    best: Tensor  # where the smallest margin was verified; a broken image is misclassified there
-    log1m_margin: Tensor  # float64, log(1 - margin) there
-    broken: Tensor  # bool
-    broken_by: list[str]  # the attack that broke it, "clean", "warm-start", or "" for a robust image
-    n_forward: int  # passes of real images; padding is not counted
-    n_backward: int
-    decided: Tensor  # bool: False for images whose attack was interrupted
 
 
 @dataclass
@@ -89,13 +77,14 @@ class Scheduler:
 
     Args:
         attacked: what is attacked and verified.
-        planner: makes the plan, once the number of classes is known.
+        planner: makes the plan of the attacks, once the number of classes is known.
         stop_when_broken: an image leaves as soon as a misclassified point is verified; otherwise it ends its plan.
         progress: called with a `Progress` whenever points were verified.
     """
 
     attacked: AttackedModel
     planner: Planner
+    attacks: Sequence[str]
     threat: ThreatModel
     budget: AttackBudget
     seed: int
@@ -119,41 +108,30 @@ class Scheduler:
         self.n_decided = 0  # images of all groups so far
         self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
 
-    def run(self, source: Iterable[Group | None]) -> Iterator[Finished]:
-        """Yield each group as its last image is decided.
-
-        The next group is taken from the source whenever no batch is full. The source may give None, "nothing yet": the
-        scheduler continues with its images, and asks again after the next pass; a source that will have nothing for a
-        while waits a little before it gives None. After its end the scheduler finishes its images.
+    def run_one(self, group: Group) -> AttackResult:
+        """Return the result of one group; a keyboard interrupt returns what is verified by then.
 
         Raises:
             torch.OutOfMemoryError: if not even one image fits.
         """
-        groups, is_open = iter(source), True
-        while is_open or self._present:
-            while is_open and not any(batch.is_full for batch in self._batches.values()):
-                group = next(groups, _END)
-                if isinstance(group, _End):
-                    is_open = False
-                elif group is None:
-                    break
-                else:
-                    self._admit(group)
-                    yield from self._finished()
-            self.step()
-            yield from self._finished()
-
-    def run_one(self, group: Group) -> Finished:
-        """Return the outcome of one group; a keyboard interrupt returns what is verified by then."""
         try:
-            return next(self.run([group]))
+            self.admit(group)
+            while True:
+                for _, result in self.finished():
+                    return result
+                self.step()
         except KeyboardInterrupt:
             if not self._present:  # not even the clean images were verified
                 raise
             _logger.warning("interrupted: returning what is verified so far; `decided` marks the images that are done")
             for batch in self._batches.values():
                 batch.note_passes()
-            return self._outcome(*self._present[0])
+            return self._result(*self._present[0])
+
+    @property
+    def has_room(self) -> bool:
+        """Whether no batch is full, so that a further group may enter."""
+        return not any(batch.is_full for batch in self._batches.values())
 
     def step(self) -> None:
         """Take one step of a batch, or verify the claims if that is due."""
@@ -217,7 +195,8 @@ class Scheduler:
 
     # Images come, go from group to group of runs, and leave
 
-    def _admit(self, group: Group) -> None:
+    def admit(self, group: Group) -> None:
+        """Verify the clean images of a group, and send them on."""
         clean = self.verifier.verify(group.x, group.y)
         known = None if group.known is None else self.verifier.verify(group.known, group.y)
         n_classes = clean.logits.shape[1]
@@ -247,8 +226,9 @@ class Scheduler:
 
     def _make_plan(self, n_classes: int) -> None:
         low_precision = self.attacked.float32 is not None
-        subject = self.attacked.subject or self.attacked.model
-        self.plan = list(self.planner(Setting(self.threat, self.budget, n_classes, self.seed, subject, low_precision)))
+        subject = self.attacked.model if self.attacked.draws is None else self.attacked.draws.model
+        setting = Setting(self.threat, self.budget, n_classes, self.seed, subject, low_precision)
+        self.plan = list(self.planner(setting, self.attacks))
         places = range(len(self.plan))
         self._repeats = [_repeated(self.plan, at) for at in places]
         together = groupby(places, key=lambda at: (_key(self.plan[at]), self.plan[at].group or at))
@@ -282,44 +262,60 @@ class Scheduler:
     def _batch_of(self, image: ImageRecord) -> Batch:
         return self._batches[_key(self.plan[self._groups_of_runs[image.group][0]])]
 
-    def _finished(self) -> Iterator[Finished]:
+    def finished(self) -> Iterator[tuple[Group, AttackResult]]:
+        """Yield the groups whose images are all decided; each one once."""
         for group, images in list(self._present):
             if all(image.decided for image in images):
                 self._present = [each for each in self._present if each[1] is not images]
-                outcome = self._outcome(group, images)
-                self._n_forward += outcome.n_forward
-                self._n_backward += outcome.n_backward
-                yield outcome
+                n_forward, n_backward = self._passes_of(images)
+                self._n_forward += n_forward
+                self._n_backward += n_backward
+                yield group, self._result(group, images)
 
-    def _outcome(self, group: Group, images: list[ImageRecord]) -> Finished:
+    def _result(self, group: Group, images: list[ImageRecord]) -> AttackResult:
+        """Verify the best points once more; an image that is correct there counts as robust.
+
+        Fresh draws decide about a random classifier.
+        """
+        best, draws = torch.stack([image.best for image in images]), self.attacked.draws
+        verified = self.verifier.verify(best, group.y)
+        broken, n_draws, n_verified = verified.wrong, 1, len(images)
+        if draws is not None:
+            broken = misclassified_share(draws, best, group.y, rows=self.shape.rows).cpu() >= 0.5
+            n_draws, n_verified = draws.n, n_verified * (1 + math.ceil(N_VERIFICATION / draws.n))
         places = [image.broken_at[0] for image in images]
-        passes = [self._n_passes(image) for image in images]
-        return Finished(
-            group=group,
-            best=torch.stack([image.best for image in images]),
-            log1m_margin=torch.tensor([image.log1m_margin for image in images], dtype=torch.float64),
-            broken=torch.tensor([image.broken for image in images]),
-            broken_by=[_BESIDES[at] if at in _BESIDES else self.plan[int(at)].attack for at in places],
-            n_forward=sum(n for n, _ in passes),
-            n_backward=sum(n for _, n in passes),
-            decided=torch.tensor([image.decided for image in images]),
+        broken_by = [_BESIDES[at] if at in _BESIDES else self.plan[int(at)].attack for at in places]
+        survived, before = {}, {CLEAN}
+        for attack in [WARM_START] * (group.known is not None) + list(self.attacks):
+            before.add(attack)
+            survived[attack] = ~torch.tensor([name in before for name in broken_by]) | ~broken
+        if draws is not None and survived:
+            survived[attack] = ~broken  # the draws verify the images after the last attack
+        device, (n_forward, n_backward) = best.device, self._passes_of(images)
+        return AttackResult(
+            clean=(torch.tensor([name != CLEAN for name in broken_by]) | ~broken).to(device),
+            broken=broken.to(device),
+            survived={attack: left.to(device) for attack, left in survived.items()},
+            x_adv=best,
+            logits=verified.logits.to(device),
+            log_one_minus_margin=verified.log1m_margin.to(device),
+            n_forward=(n_forward + n_verified) * n_draws,
+            n_backward=n_backward * n_draws,
+            unconfirmed=(torch.tensor([image.broken for image in images]) & ~broken).to(device),
+            decided=torch.tensor([image.decided for image in images]).to(device),
         )
 
     # Counts
 
-    def _n_passes(self, image: ImageRecord) -> tuple[int, int]:
-        return image.passes(self.plan, self.stop_when_broken)
-
-    def _in_flight(self) -> tuple[int, int]:
-        for batch in self._batches.values():
-            batch.note_passes()
-        each = [self._n_passes(image) for _, images in self._present for image in images]
+    def _passes_of(self, images: Sequence[ImageRecord]) -> tuple[int, int]:
+        each = [image.passes(self.plan, self.stop_when_broken) for image in images]
         return sum(n for n, _ in each), sum(n for _, n in each)
 
-    @property
-    def n_forward_in_flight(self) -> int:
-        """Forward passes so far of images whose groups are not finished."""
-        return self._in_flight()[0]
+    def passes_in_flight(self) -> tuple[int, int]:
+        """Return the (forward, backward) passes so far of images whose groups are not finished."""
+        for batch in self._batches.values():
+            batch.note_passes()
+        return self._passes_of([image for _, images in self._present for image in images])
 
     @property
     def n_rows(self) -> int:
@@ -327,17 +323,10 @@ class Scheduler:
         return sum(batch.n_rows for batch in self._batches.values())
 
     def _progress(self) -> Progress:
-        n_forward, n_backward = self._in_flight()
+        n_forward, n_backward = self.passes_in_flight()
         return Progress(
             self._n_images, self.n_decided, self._n_broken, self._n_forward + n_forward, self._n_backward + n_backward
         )
-
-
-class _End:
-    """Comes after the last group."""
-
-
-_END = _End()
 
 
 def _key(run: Run) -> Key:

@@ -1,12 +1,11 @@
 """Prefetching: one scheduler for many calls, whose free slots go to the groups of later calls."""
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .scheduler import Finished, Group, Scheduler
+from .result import AttackResult
+from .scheduler import Group, Scheduler
 
 _logger = logging.getLogger(__name__)
 
@@ -21,55 +20,40 @@ class Stream:
 
     def __init__(self, engine: Scheduler, group: Callable[[Any], Group]) -> None:
         self.engine, self._group = engine, group
-        self._outcomes = engine.run(self._groups())
-        self._to_begin: deque[Any] = deque()  # keys whose groups the engine has not taken yet
-        self._inside: set[Any] = set()  # keys whose groups it has taken and not returned
-        self._done: dict[Any, Finished] = {}
-        self._wanted: Any = None
-        self._n_returned = 0  # images of the groups that it has returned
-
-    @property
-    def n_decided(self) -> int:
-        """Decided images of groups that are not returned yet."""
-        return self.engine.n_decided - self._n_returned
+        self._inside: dict[Any, Group] = {}  # groups that the engine has taken and not finished, by key
+        self._done: dict[Any, AttackResult] = {}
 
     @property
     def n_forward_begun(self) -> int:
         """Passes so far of images of groups that are not returned yet."""
-        return self.engine.n_forward_in_flight + sum(finished.n_forward for finished in self._done.values())
+        return self.engine.passes_in_flight()[0] + sum(result.n_forward for result in self._done.values())
 
-    def finish(self, key: Any, prefetched: Sequence[Any] = ()) -> Finished:
-        """Return the outcome of a key's group, and begin the `prefetched` groups, in order, as slots become free.
+    def finish(self, key: Any, prefetched: Sequence[Any] = ()) -> AttackResult:
+        """Return the result of a key's group, and begin the `prefetched` groups, in order, as slots become free.
 
         If a prefetched group cannot be loaded, it is tried again when it is the key. After an error the stream is
         unusable.
         """
-        self._wanted = key
-        self._to_begin = deque(
-            each for each in (key, *prefetched) if each not in self._inside and each not in self._done
-        )
+        to_begin = [each for each in (key, *prefetched) if each not in self._inside and each not in self._done]
         while key not in self._done:
-            finished = next(self._outcomes)
-            self._inside.discard(finished.group.key)
-            self._done[finished.group.key] = finished
-        outcome = self._done.pop(key)
-        self._n_returned += len(outcome.group.y)
-        for each in set(self._done) - set(prefetched):  # another worker has them now
-            self._n_returned += len(self._done.pop(each).group.y)
-        return outcome
+            while to_begin and self.engine.has_room:
+                self._begin(to_begin.pop(0), wanted=key)
+            self.engine.step()
+            for group, result in self.engine.finished():
+                (own,) = (each for each, inside in self._inside.items() if inside is group)
+                del self._inside[own]
+                self._done[own] = result
+        result = self._done.pop(key)
+        self._done = {each: done for each, done in self._done.items() if each in prefetched}  # others went elsewhere
+        return result
 
-    def _groups(self) -> Iterator[Group | None]:
-        while True:
-            if not self._to_begin:
-                yield None
-                continue
-            key = self._to_begin.popleft()
-            try:
-                group = replace(self._group(key), key=key)
-            except Exception as error:
-                if key == self._wanted:
-                    raise
-                _logger.info("%s is not prefetched: %s", key, error)
-                continue
-            self._inside.add(key)
-            yield group
+    def _begin(self, key: Any, wanted: Any) -> None:
+        try:
+            group = self._group(key)
+        except Exception as error:
+            if key == wanted:
+                raise
+            _logger.info("%s is not prefetched: %s", key, error)
+            return
+        self._inside[key] = group
+        self.engine.admit(group)

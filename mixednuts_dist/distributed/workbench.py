@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies, Precision
 from ..attacks.gradient_model import measured_rows, repeats_its_bits
-from ..attacks.scheduler import Finished, Group, Scheduler
+from ..attacks.result import AttackResult
+from ..attacks.scheduler import Group, Scheduler
 from ..attacks.stream import Stream
 from ..attacks.verification import Verifier
 from ..images.datasets import Dataset
@@ -130,7 +131,7 @@ class Workbench:
         *,
         name: str = "model",
         group: Callable[[Partition], Group] | None = None,
-    ) -> tuple[Scheduler, Finished]:
+    ) -> AttackResult:
         """The piece's images at the end of an engine that goes from piece to piece.
 
         Args:
@@ -140,8 +141,7 @@ class Workbench:
         """
         if name not in self._streams:
             self._streams[name] = Stream(make(), group or self.group)
-        stream = self._streams[name]
-        return stream.engine, stream.finish(piece, self._prefetched)
+        return self._streams[name].finish(piece, self._prefetched)
 
     def group(self, piece: Partition) -> Group:
         """A piece's images as an engine takes them."""

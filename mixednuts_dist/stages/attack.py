@@ -102,36 +102,35 @@ class AttackTask(Task):
         }
         summary = worker.summary("rob", rob_clean, y, ~found.broken, found.n_forward, found.n_backward)
         if "std" in worker.networks:
-            std = self._std_attacked(worker, piece, found.x_adv)
-            std_clean = worker.logits(worker.std, x)
-            columns |= {"std_clean": std_clean, "std_attacked": std.logits, "std_broken": ~std.robust}
-            columns["std_at_rob_attacked"] = worker.logits(worker.std, found.x_adv)
-            summary["n_forward"] += std.n_forward
-            summary["n_backward"] += std.n_backward
+            std_clean, there = worker.logits(worker.std, x), worker.logits(worker.std, found.x_adv)
+            if is_black_box(str(worker.spec.std_uri)):  # only the adversarial examples of `rob` are tried
+                attacked = there.where((std_clean.argmax(dim=1) == y)[:, None], std_clean)
+                broken, n_forward, n_backward = attacked.argmax(dim=1) != y, 2 * len(y), 0
+            else:
+                std = self._std_attacked(worker, piece)
+                attacked, broken, n_forward, n_backward = std.logits, std.broken, std.n_forward, std.n_backward
+            columns |= {"std_clean": std_clean, "std_attacked": attacked, "std_broken": broken}
+            columns["std_at_rob_attacked"] = there
+            summary["n_forward"] += n_forward
+            summary["n_backward"] += n_backward
         return columns, summary
 
     def _minimum_margins(self, worker: Workbench, piece: Partition) -> AttackResult:
-        from ..attacks.adaptive import attack_result
-        from ..attacks.minimum_margin import MMAA, black_box_margin_attack, margin_engine
+        from ..attacks.adaptive import ensemble_engine
+        from ..attacks.minimum_margin import MMAA, margin_plan
 
-        x, y = worker.images(piece)
-        spec = worker.spec
-        rob = self._mapped(worker, worker.rob)
-        if self.method == "square":
-            return black_box_margin_attack(
-                rob, x, y, threat=spec.threat, n_queries=self.budget.n_queries, seed=spec.seed,
-                stop_when_broken=self.stop_when_broken, sample_ids=range(piece.start, piece.stop),
-                batch_size=worker.shape(x),
-            )  # fmt: skip
+        x, _ = worker.images(piece)
+        black_box = self.method == "square"
 
         def make() -> Scheduler:
-            return margin_engine(
-                rob, x, threat=spec.threat, budget=self.budget, seed=spec.seed,
-                stop_when_broken=self.stop_when_broken, shape=worker.shape(x), copies=worker.copies,
+            return ensemble_engine(
+                self._mapped(worker, worker.rob), x, threat=worker.spec.threat,
+                attacks=("square-margin",) if black_box else MMAA, planner=None if black_box else margin_plan,
+                budget=self.budget, seed=worker.spec.seed, stop_when_broken=self.stop_when_broken,
+                shape=worker.shape(x), copies=None if black_box else worker.copies,
             )  # fmt: skip
 
-        engine, finished = worker.attacked(piece, make, name="rob")
-        return attack_result(engine, MMAA, finished)
+        return worker.attacked(piece, make, name="rob")
 
     def _mapped(self, worker: Workbench, rob: nn.Module) -> nn.Module:
         from torch import nn
@@ -140,22 +139,18 @@ class AttackTask(Task):
 
         return nn.Sequential(rob, self.logit_map or LayerNormTransform(worker.spec.ln_k))
 
-    def _std_attacked(self, worker: Workbench, piece: Partition, rob_x_adv: Tensor) -> AttackResult:
-        from ..attacks.adaptive import attack_result, ensemble_engine, transferred_attack
+    def _std_attacked(self, worker: Workbench, piece: Partition) -> AttackResult:
+        from ..attacks.adaptive import ensemble_engine
 
-        x, y = worker.images(piece)
-        spec = worker.spec
-        if is_black_box(str(spec.std_uri)):
-            return transferred_attack(worker.std, x, y, rob_x_adv, batch_size=worker.shape(x))
+        x, _ = worker.images(piece)
 
         def make() -> Scheduler:
             return ensemble_engine(
-                worker.std, x, threat=spec.threat, attacks=STD_ATTACKS, seed=spec.seed, budget=self.budget,
-                shape=worker.shape(x), copies=worker.copies,
+                worker.std, x, threat=worker.spec.threat, attacks=STD_ATTACKS, seed=worker.spec.seed,
+                budget=self.budget, shape=worker.shape(x), copies=worker.copies,
             )  # fmt: skip
 
-        engine, finished = worker.attacked(piece, make, name="std")
-        return attack_result(engine, STD_ATTACKS, finished)
+        return worker.attacked(piece, make, name="std")
 
 
 def attack_task(opened: Run) -> AttackTask:

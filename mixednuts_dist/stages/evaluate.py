@@ -121,7 +121,6 @@ class EvaluateTask(Task):
     given: str | None = None  # a file of points that somebody handed in, likewise
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
-        from ..attacks.adaptive import attack_result
         from ..attacks.gradient_model import AttackedModel
         from ..attacks.red_flags import raised_flags
 
@@ -134,8 +133,7 @@ class EvaluateTask(Task):
                 points.append(held_points(worker, piece, self.given).tried)
             return replace(group, known=hardest_points(worker, model, group.x, group.y, points)) if points else group
 
-        engine, finished = worker.attacked(piece, self.engine(worker, x, self.attacks), group=with_points)
-        outcome = attack_result(engine, self.attacks, finished)
+        outcome = worker.attacked(piece, self.engine(worker, x, self.attacks), group=with_points)
         clean = worker.logits(model, x)
         attacked = AttackedModel.of(model, mode=self.mode)
         flags = raised_flags(attacked, x, y, outcome.unconfirmed, batch_size=worker.shape(x))

@@ -65,13 +65,10 @@ class IndividualTask(EvaluateTask):
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         import torch
 
-        from ..attacks.adaptive import attack_result
-
         x, y = worker.images(piece)
-        outcomes = {}
-        for attack in self.attacks:
-            attacked = worker.attacked(piece, self.engine(worker, x, (attack,)), name=attack)
-            outcomes[attack] = attack_result(attacked[0], (attack,), attacked[1])
+        outcomes = {
+            attack: worker.attacked(piece, self.engine(worker, x, (attack,)), name=attack) for attack in self.attacks
+        }
         columns = {f"{SURVIVED}{attack}": outcome.robust for attack, outcome in outcomes.items()}
         columns["robust"] = torch.stack([outcome.robust for outcome in outcomes.values()]).all(dim=0)
         passes = [sum(getattr(outcome, kind) for outcome in outcomes.values()) for kind in ("n_forward", "n_backward")]

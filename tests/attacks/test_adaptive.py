@@ -1,16 +1,13 @@
 """Adaptive AutoAttack on a mixed classifier: its plan, records and cached images."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from pyautoattack import AutoAttack
 
-from mixednuts_dist.acceleration.batch_shape import BatchShape
 from mixednuts_dist.attacks.adaptive import autoattack, ensemble_plan
 from mixednuts_dist.attacks.attack import Setting, borderline
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.minimum_margin import margin_engine
+from mixednuts_dist.attacks.minimum_margin import margin_plan
 from mixednuts_dist.attacks.stepper import ImageSummary
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.errors import InvalidInputError
@@ -81,14 +78,11 @@ def test_square_and_fab_use_low_precision_only_after_apgd() -> None:
 
 
 @pytest.mark.parametrize("plan_of", ["autoattack", "minimum margin"])
-def test_borderline_images_repeat_apgd_in_float32(plan_of: str, victim) -> None:
+def test_borderline_images_repeat_apgd_in_float32(plan_of: str) -> None:
     if plan_of == "autoattack":
         plan = ensemble_plan(Setting(THREAT, QUICK, 10, low_precision=True), ["apgd-ce", "apgd-t"])
     else:
-        model, x, _ = victim()
-        settings = {"threat": THREAT, "seed": 0, "stop_when_broken": True, "shape": BatchShape(8)}
-        engine = margin_engine(model, x, budget=replace(QUICK, border_restarts=0), **settings)
-        plan = engine.planner(Setting(THREAT, QUICK, 10, low_precision=True))
+        plan = margin_plan(Setting(THREAT, QUICK, 10, low_precision=True))
     searched = [run for run in plan if run.name.startswith("apgd")]
     low, exact = searched[: len(searched) // 2], searched[len(searched) // 2 :]
     assert [run.float32 for run in searched] == [False] * len(low) + [True] * len(exact)

@@ -11,7 +11,8 @@ from mixednuts_dist.attacks.adaptive import ensemble_plan
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
-from mixednuts_dist.attacks.scheduler import Finished, Group, Scheduler
+from mixednuts_dist.attacks.result import AttackResult
+from mixednuts_dist.attacks.scheduler import Group, Scheduler
 from mixednuts_dist.config.threat import ThreatModel
 from tests.helpers.simulated_card import SimulatedCard
 from tests.helpers.small_nets import images, small_net
@@ -36,7 +37,7 @@ class Counting(nn.Module):
         return sum(n * rows * (1 + takes_gradient) for (takes_gradient, rows), n in self.rows.items())
 
 
-def attacked_in_two_arithmetics(shape: BatchShape) -> tuple[Finished, Counting, Counting]:
+def attacked_in_two_arithmetics(shape: BatchShape) -> tuple[AttackResult, Counting, Counting]:
     """Attack images of which some are borderline: (result, low-precision network, float32 network)."""
     network, x = small_net(10, SHAPE, seed=0, sharpness=3), images(40, SHAPE)
     coarse, exact = Counting(network), Counting(network)
@@ -46,10 +47,7 @@ def attacked_in_two_arithmetics(shape: BatchShape) -> tuple[Finished, Counting, 
     with torch.no_grad():
         y = network(x).argmax(dim=1)
     attacks = ("apgd-ce", "apgd-t")
-    engine = Scheduler(
-        attacked, lambda setting: ensemble_plan(setting, attacks), ThreatModel("Linf", 0.012), AttackBudget(10, 3), 0,
-        shape,
-    )  # fmt: skip
+    engine = Scheduler(attacked, ensemble_plan, attacks, ThreatModel("Linf", 0.012), AttackBudget(10, 3), 0, shape)
     found = engine.run_one(Group(x, y, range(40)))
     assert 0 < int(found.broken.sum()) < 40
     return found, coarse, exact
@@ -63,7 +61,7 @@ def test_float32_passes_on_a_gpu_are_small_and_full() -> None:
     assert {rows for _, rows in exact.rows} == {8}
     assert exact.cost() < 0.7 * before
     assert torch.equal(found.broken, one.broken)
-    assert torch.allclose(found.log1m_margin, one.log1m_margin, atol=1e-5)
+    assert torch.allclose(found.log_one_minus_margin, one.log_one_minus_margin, atol=1e-5)
     assert (found.n_forward, found.n_backward) == (one.n_forward, one.n_backward)
 
 

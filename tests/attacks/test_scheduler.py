@@ -4,7 +4,7 @@ Nothing is lost when memory runs out, only verified points count, and an image's
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -20,8 +20,9 @@ from mixednuts_dist.attacks.batch import Batch
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.attacks.gradient_model import AttackedModel, GradientModel, Outputs
 from mixednuts_dist.attacks.image_record import ImageRecord
-from mixednuts_dist.attacks.minimum_margin import AttackResult, minimum_margin_attack
-from mixednuts_dist.attacks.scheduler import Finished, Group, Scheduler, ordered_targets
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
+from mixednuts_dist.attacks.result import AttackResult
+from mixednuts_dist.attacks.scheduler import Group, Scheduler, ordered_targets
 from mixednuts_dist.attacks.square import SquareSteps
 from mixednuts_dist.attacks.stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.stream import Stream
@@ -43,10 +44,10 @@ def make_scheduler(attacked: AttackedModel, rows: int = 16, *, n_iter: int = 12,
     attacks = ("apgd-ce", "apgd-t")
     budget = AttackBudget(n_iter, 2)
     shape = BatchShape(rows, fixed=True)
-    return Scheduler(attacked, lambda setting: ensemble_plan(setting, attacks), LINF, budget, 0, shape, stop)
+    return Scheduler(attacked, ensemble_plan, attacks, LINF, budget, 0, shape, stop)
 
 
-def found_by(model: AttackedModel, x: Tensor, y: Tensor, **options: int) -> Finished:
+def found_by(model: AttackedModel, x: Tensor, y: Tensor, **options: int) -> AttackResult:
     return make_scheduler(model, **options).run_one(Group(x, y, range(len(x))))
 
 
@@ -59,7 +60,7 @@ def test_running_out_of_memory_loses_nothing(victim, room: int) -> None:
     found = found_by(AttackedModel.of(short), x, y)
     assert short.refused > 0
     assert torch.equal(found.broken, expected.broken)
-    assert torch.allclose(found.log1m_margin.exp(), expected.log1m_margin.exp(), atol=1e-4)
+    assert torch.allclose(found.log_one_minus_margin.exp(), expected.log_one_minus_margin.exp(), atol=1e-4)
     assert 0 < int(found.broken.sum()) < len(x)
 
 
@@ -79,7 +80,7 @@ def test_memory_that_ends_in_the_middle_of_an_attack(victim) -> None:
     found = found_by(AttackedModel.of(shrinking), x, y)
     expected = found_by(AttackedModel.of(model), x, y)
     assert short.refused > 0
-    assert torch.allclose(found.best, expected.best, atol=1e-5)
+    assert torch.allclose(found.x_adv, expected.x_adv, atol=1e-5)
     assert abs(found.n_backward - expected.n_backward) <= 3
 
 
@@ -122,7 +123,7 @@ def test_an_image_that_only_seems_broken_goes_on(victim) -> None:
     model, x, y = victim(n=16)
     found = found_by(estimating(model, torch.neg), x, y)
     with torch.no_grad():
-        assert torch.equal(found.broken, model(found.best).argmax(dim=1) != y)
+        assert torch.equal(found.broken, model(found.x_adv).argmax(dim=1) != y)
     standing = int((~found.broken).sum())
     assert standing > 0
     assert found.n_backward >= standing * 3 * 13
@@ -155,7 +156,7 @@ def test_image_that_seems_robust_is_verified_after_each_run(victim) -> None:
     calm = torch.nn.functional.one_hot(label, 10) * 8.0
     found = found_by(estimating(model, lambda logits: logits + calm), x, y)
     with torch.no_grad():
-        assert torch.equal(found.broken, model(found.best).argmax(dim=1) != y)
+        assert torch.equal(found.broken, model(found.x_adv).argmax(dim=1) != y)
     assert bool(found.broken.any())
     assert found.n_backward >= len(x) * 13, "no attempt leaves before its phase is over"
 
@@ -179,7 +180,7 @@ def test_reading_flags_rarely_changes_neither_result_nor_count(
         monkeypatch.setattr(Batch, "__init__", made)
         found = found_by(doubted, x, y, rows=8)
         assert torch.equal(found.broken, prompt.broken)
-        assert torch.equal(found.best, prompt.best)
+        assert torch.equal(found.x_adv, prompt.x_adv)
         assert (found.n_forward, found.n_backward) == (prompt.n_forward, prompt.n_backward)
 
 
@@ -192,55 +193,19 @@ def test_several_queries_per_pass_change_no_result(
     """Also if some of the points that seem misclassified are refuted."""
     model, x, y = victim(n=7)
 
-    def found(depth: int, subject: AttackedModel) -> Finished:
+    def found(depth: int, subject: AttackedModel) -> AttackResult:
         monkeypatch.setattr(SquareSteps, "look_ahead", depth)
         shape, budget = BatchShape(32, fixed=True), AttackBudget(n_queries=60)
-        runs = lambda setting: ensemble_plan(setting, [attack])  # noqa: E731
-        return Scheduler(subject, runs, threat, budget, 0, shape, stop).run_one(Group(x, y, range(len(x))))
+        engine = Scheduler(subject, ensemble_plan, [attack], threat, budget, 0, shape, stop)
+        return engine.run_one(Group(x, y, range(len(x))))
 
     for subject in (AttackedModel.of(model), estimating(model, lambda logits: logits.clamp(max=1))):
         one = found(1, subject)
         for depth in (3, 8):
             several = found(depth, subject)
-            assert torch.equal(several.best, one.best)
+            assert torch.equal(several.x_adv, one.x_adv)
             assert torch.equal(several.broken, one.broken)
             assert (several.n_forward, several.n_backward) == (one.n_forward, 0)
-
-
-def test_groups_return_once_decided_with_unchanged_bits(victim) -> None:
-    """Slots stay full across groups; every image has the bits that it has alone."""
-    model, x, y = victim(n=50)
-    whole = found_by(AttackedModel.of(model), x, y)
-    bounds = [(0, 3), (3, 30), (30, 31), (31, 50)]
-
-    def groups() -> Iterator[Group | None]:
-        for first, stop in bounds:
-            yield None
-            yield Group(x[first:stop], y[first:stop], range(first, stop), key=(first, stop))
-
-    engine = make_scheduler(AttackedModel.of(model))
-    found = {finished.group.key: finished for finished in engine.run(groups())}
-    assert sorted(found) == bounds
-    for (first, stop), finished in found.items():
-        assert torch.equal(finished.best, whole.best[first:stop])
-        assert torch.equal(finished.log1m_margin, whole.log1m_margin[first:stop])
-        assert finished.broken_by == whole.broken_by[first:stop]
-    assert sum(finished.n_backward for finished in found.values()) == whole.n_backward
-
-
-def test_slots_are_filled_from_the_next_group(victim) -> None:
-    """Ten groups of eight in sixteen slots: hardly a row of a pass is padding."""
-    model, x, y = victim(n=80)
-    sizes: list[int] = []
-
-    def watched(images: Tensor) -> Tensor:
-        sizes.append(len(images))
-        return model(images)
-
-    engine = make_scheduler(AttackedModel.of(watched))
-    found = list(engine.run(Group(x[i : i + 8], y[i : i + 8], range(i, i + 8)) for i in range(0, 80, 8)))
-    real = sum(finished.n_forward for finished in found)
-    assert real / sum(sizes) > 0.75
 
 
 @pytest.mark.parametrize("stop", [True, False])
@@ -250,24 +215,26 @@ def test_parallel_runs_equal_sequential_runs(victim, attacks: list[str], stop: b
     model, x, y = victim(n=40)
     budget, padding = AttackBudget(12, 9), {}
 
-    def found(images: Tensor, *, side_by_side: bool) -> Finished:
-        def plan(setting: Setting) -> list[Run]:
+    def found(images: Tensor, *, side_by_side: bool) -> AttackResult:
+        def plan(setting: Setting, attacks: Sequence[str]) -> list[Run]:
             runs = ensemble_plan(setting, attacks)
             return runs if side_by_side else [replace(run, group="") for run in runs]
 
-        engine = Scheduler(AttackedModel.of(model), plan, LINF, budget, 0, BatchShape(32, fixed=True), stop)
+        engine = Scheduler(AttackedModel.of(model), plan, attacks, LINF, budget, 0, BatchShape(32, fixed=True), stop)
         ids = images.tolist()
         finished = engine.run_one(Group(x[images], y[images], ids))
         padding[side_by_side] = engine.n_rows - finished.n_forward
         return finished
 
     whole = found(torch.arange(40), side_by_side=False)
-    assert {"", attacks[0]} <= set(whole.broken_by)
+    first, last = whole.survived.values()
+    assert bool((whole.clean & ~first).any())
+    assert bool(last.any())
     for some in (torch.arange(40), torch.arange(3, 40, 5)):
         together, alone = found(some, side_by_side=True), found(some, side_by_side=False)
-        assert torch.equal(together.best, whole.best[some])
-        assert torch.equal(together.log1m_margin, whole.log1m_margin[some])
-        assert together.broken_by == [whole.broken_by[i] for i in some.tolist()]
+        assert torch.equal(together.x_adv, whole.x_adv[some])
+        assert torch.equal(together.log_one_minus_margin, whole.log_one_minus_margin[some])
+        assert all(torch.equal(left, whole.survived[name][some]) for name, left in together.survived.items())
         assert (together.n_forward, together.n_backward) == (alone.n_forward, alone.n_backward)
         # If no run of APGD ends early and images outnumber rows, no row is empty.
         full = attacks == ["apgd-ce", "apgd-t"] and not stop and len(some) > 32
@@ -286,14 +253,14 @@ def test_each_run_of_a_group_chooses_its_images(victim, side_by_side: bool) -> N
     model, x, y = victim(n=12)
     taken = {1: [], 2: [0, 1, 5], 3: [1, 5, 7, 11]}  # target -> sample ids
 
-    def plan(setting: Setting) -> list[Run]:
+    def plan(setting: Setting, _: Sequence[str]) -> list[Run]:
         def by(target: int) -> Callable[[ImageSummary], bool]:
             return lambda image: chosen_by(engine, image) in taken[target]
 
         chosen = [replace(run, wanted=by(run.target), group="a" * side_by_side) for run in ApgdT(setting).runs()]
         return [*chosen, *ApgdCe(setting).runs()]
 
-    engine = Scheduler(AttackedModel.of(model), plan, LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
+    engine = Scheduler(AttackedModel.of(model), plan, (), LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
     images = records_of(engine)
     finished = engine.run_one(Group(x, y, range(12)))
     assert bool(finished.decided.all())
@@ -302,7 +269,7 @@ def test_each_run_of_a_group_chooses_its_images(victim, side_by_side: bool) -> N
     assert finished.n_backward == sum(map(sum, expected))
     assert [sorted(image.reached) for image in images] == [[i for i, n in enumerate(row) if n] for row in expected]
     reached = [max(image.clean_log1m_margin, *image.reached.values()) for image in images]
-    assert reached == finished.log1m_margin.tolist()
+    assert reached == finished.log_one_minus_margin.tolist()
 
 
 def records_of(engine: Scheduler) -> list[ImageRecord]:
@@ -323,7 +290,7 @@ def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
     model, x, y = victim(n=12)
     told: dict[tuple[int, int], float] = {}
 
-    def plan(setting: Setting) -> list[Run]:
+    def plan(setting: Setting, _: Sequence[str]) -> list[Run]:
         def by(target: int) -> Callable[[ImageSummary], bool]:
             def wanted(image: ImageSummary) -> bool:
                 told[chosen_by(engine, image), target] = image.repeated_margin
@@ -334,7 +301,7 @@ def test_float32_repeat_knows_the_margin_of_its_run(victim) -> None:
         low = ApgdT(setting).runs()
         return [*low, *(replace(run, float32=True, wanted=by(run.target), group="") for run in low)]
 
-    engine = Scheduler(AttackedModel.of(model), plan, LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
+    engine = Scheduler(AttackedModel.of(model), plan, (), LINF, AttackBudget(5, 3), 0, BatchShape(8), False)
     images = records_of(engine)
     engine.run_one(Group(x, y, range(12)))
     for image in images:
@@ -381,14 +348,13 @@ def test_first_target_that_breaks_an_image_counts(victim) -> None:
     for breaks_last in (1, 2):
         engine = Scheduler(
             AttackedModel.of(model),
-            lambda _: [Run("steps", f"steps/{i}", Steps(LINF), i, group="steps") for i in range(1, 5)],
-            LINF, AttackBudget(n_iter, 4), 0,
-            BatchShape(8, fixed=True),
+            lambda *_: [Run("steps", f"steps/{i}", Steps(LINF), i, group="steps") for i in range(1, 5)],
+            ("steps",), LINF, AttackBudget(n_iter, 4), 0, BatchShape(8, fixed=True),
         )  # fmt: skip
         finished = engine.run_one(Group(x, y, [0]))
-        assert torch.equal(finished.best, fooling[breaks_last - 1 : breaks_last])
-        # One pass for the clean image, then per run its steps and one verification.
-        assert finished.n_forward == 1 + breaks_last * (n_iter + 1)
+        assert torch.equal(finished.x_adv, fooling[breaks_last - 1 : breaks_last])
+        # A pass for the clean image and one for the result; per run its steps and one verification.
+        assert finished.n_forward == 2 + breaks_last * (n_iter + 1)
 
 
 def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
@@ -402,23 +368,23 @@ def test_prefetched_groups_fill_slots_with_unchanged_bits(victim) -> None:
 
     padding = {}
     for n_prefetched in (0, 2):
-        stream, n_forward = Stream(make_scheduler(AttackedModel.of(model)), group), 0
+        stream, n_backward = Stream(make_scheduler(AttackedModel.of(model)), group), 0
         for i, first in enumerate(firsts):
             found = stream.finish(first, firsts[i + 1 : i + 1 + n_prefetched])
-            n_forward += found.n_forward
-            assert found.group.key == first
-            assert torch.equal(found.best, whole.best[first : first + 8])
-            assert torch.equal(found.log1m_margin, whole.log1m_margin[first : first + 8])
+            n_backward += found.n_backward
+            assert torch.equal(found.x_adv, whole.x_adv[first : first + 8])
+            assert torch.equal(found.log_one_minus_margin, whole.log_one_minus_margin[first : first + 8])
             assert bool(found.decided.all())
-        assert stream.n_decided == stream.n_forward_begun == 0
-        padding[n_prefetched] = stream.engine.n_rows - n_forward
+        assert stream.n_forward_begun == 0
+        padding[n_prefetched] = stream.engine.n_rows - n_backward
+        assert n_backward == whole.n_backward
     assert made == firsts * 2
     assert padding[2] < padding[0] / 2
 
 
 def test_stream_recreates_failed_groups_and_drops_unwanted_ones(victim) -> None:
     model, x, y = victim(n=12)
-    broken = True
+    whole, broken = found_by(AttackedModel.of(model), x, y), True
 
     def group(first: int) -> Group:
         if first == 4 and broken:
@@ -426,13 +392,13 @@ def test_stream_recreates_failed_groups_and_drops_unwanted_ones(victim) -> None:
         return Group(x[first : first + 4], y[first : first + 4], range(first, first + 4))
 
     stream = Stream(make_scheduler(AttackedModel.of(model)), group)
-    assert stream.finish(0, [4, 8]).group.key == 0
+    assert torch.equal(stream.finish(0, [4, 8]).x_adv, whole.x_adv[:4])
     with pytest.raises(OSError, match="not there yet"):
         Stream(make_scheduler(AttackedModel.of(model)), group).finish(4)
     broken = False
-    assert stream.finish(4).group.key == 4  # 8 went to another worker
-    assert stream.finish(8).group.key == 8
-    assert stream.n_decided == 0
+    assert torch.equal(stream.finish(4).x_adv, whole.x_adv[4:8])  # 8 went to another worker
+    assert torch.equal(stream.finish(8).x_adv, whole.x_adv[8:])
+    assert stream.n_forward_begun == 0
 
 
 def test_a_keyboard_interrupt_returns_what_is_verified_by_then(victim) -> None:
@@ -557,9 +523,9 @@ class SecondNeverWins(nn.Module):
 def test_known_point_orders_the_targets() -> None:
     x, y = torch.full((5, 1, 4, 4), 0.5), torch.zeros(5, dtype=torch.long)
 
-    def found_by(known: Tensor | None) -> Finished:
+    def found_by(known: Tensor | None) -> AttackResult:
         model, threat, shape = AttackedModel.of(SecondNeverWins()), ThreatModel("Linf", 0.1), BatchShape(8, fixed=True)
-        engine = Scheduler(model, lambda s: ensemble_plan(s, ["apgd-t"]), threat, AttackBudget(15), 0, shape)
+        engine = Scheduler(model, ensemble_plan, ["apgd-t"], threat, AttackBudget(15), 0, shape)
         return engine.run_one(Group(x, y, range(5), known))
 
     blind, aimed = found_by(None), found_by(x + 0.08)

@@ -231,7 +231,7 @@ def test_state_images_counts_the_state_of_all_batches(card) -> None:
     engine = ensemble_engine(
         mixed, x, threat=LINF, attacks=STANDARD_ATTACKS, budget=TINY, shape=shape, copies=FastCopies("bf16")
     )  # fmt: skip
-    engine._admit(Group(x, y, range(16)))
+    engine.admit(Group(x, y, range(16)))
     for batch in engine._batches.values():
         batch._resize([], shape.rows)
     arrays = [

@@ -41,7 +41,7 @@ def no_round_waits(attack: str, refused: Callable[[], AbstractContextManager[obj
         mixed, x, threat=LINF, attacks=(attack,), budget=QUICK, shape=BatchShape(16, fixed=True),
         copies=FastCopies("fp32"),
     )  # fmt: skip
-    engine._admit(Group(x, y, range(16)))
+    engine.admit(Group(x, y, range(16)))
     batch = next(each for each in engine._batches.values() if each.n_ready)
     batch.step()  # fills the slots
     with refused():

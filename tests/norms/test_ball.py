@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixednuts_dist.attacks.adaptive import autoattack
 from mixednuts_dist.attacks.budget import AttackBudget
-from mixednuts_dist.attacks.minimum_margin import black_box_margin_attack, minimum_margin_attack
+from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.register import NORMS, load_extensions
 from mixednuts_dist.config.run_config import parse_config
@@ -171,7 +171,7 @@ def test_attack_that_lacks_a_norm_raises_before_any_pass() -> None:
     with pytest.raises(ThreatModelError, match=message):
         autoattack(lambda _: pytest.fail("a pass"), x, y, threat=threat)
     with pytest.raises(ThreatModelError, match="attack 'square-margin' supports the norms Linf, L2"):
-        black_box_margin_attack(lambda _: pytest.fail("a pass"), x, y, threat=threat)
+        autoattack(lambda _: pytest.fail("a pass"), x, y, threat=threat, attacks=["square-margin"])
     with pytest.raises(
         ThreatModelError, match=r"eps=0.03137 is too small for norm 'L1': its radii begin at 0.1, .*12 on"
     ):
