@@ -143,8 +143,8 @@ def _run_cells(run: Run) -> dict[str, Any]:
         clean,
         robust,
         read_search_result(run).deployed_beta if config.std is not None and searched else None,
-        round(gpu, 3),
-        round(core, 3),
+        gpu,
+        core,
         max((summary.finished for summary in every), default=None),
         "reported" if run.store.exists(RESULTS) else ["started", *begun][-1],
     )

@@ -57,7 +57,7 @@ def _require_small(folder: Path) -> None:
         raise ClusterError(
             f"{folder} holds {total >> 20:,} MiB, and a job's folder may hold {_MOST_BYTES >> 20} MiB; the largest "
             f"files are {named}. Name them in .gitignore, and give weights and images as URIs or paths that every node "
-            "can read (docs/clusters.md)"
+            "can read (docs/run-on-a-cluster.md)"
         )
 
 

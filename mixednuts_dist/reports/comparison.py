@@ -4,8 +4,7 @@ Shapes: N images of the runs.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -56,21 +55,9 @@ class Pair:
     only_second: int
     neither: int
     interval: tuple[float, float]  # 95% interval for the difference, in points
-
-    @property
-    def total(self) -> int:
-        """All images."""
-        return self.both + self.only_first + self.only_second + self.neither
-
-    @property
-    def difference(self) -> float:
-        """Return the accuracy of the first minus that of the second, in points."""
-        return 100 * (self.only_first - self.only_second) / self.total
-
-    @cached_property
-    def p_value(self) -> float:
-        """McNemar's exact test; see `exact_mcnemar`."""
-        return exact_mcnemar(self.only_first, self.only_second)
+    difference_points: float  # the accuracy of the first minus that of the second
+    p: float  # McNemar's exact test
+    p_holm: float  # the same, corrected over all pairs of this question
 
 
 @dataclass(frozen=True)
@@ -80,45 +67,30 @@ class Comparison:
     answers: tuple[Answers, ...]
     pairs: tuple[Pair, ...]
 
-    @cached_property
-    def adjusted(self) -> tuple[float, ...]:
-        """Holm's p-values, a pair each: over all pairs of one question."""
-        found = [0.0] * len(self.pairs)
-        for what in ("clean", "robust"):
-            places = [i for i, pair in enumerate(self.pairs) if pair.what == what]
-            for i, value in zip(places, holm([self.pairs[i].p_value for i in places]), strict=True):
-                found[i] = value
-        return tuple(found)
-
     def table(self) -> Table:
         """A row for each pair and question; the runs are A, B and so on. "first" are images that only the first has."""
         letters = {one.name: chr(ord("A") + i) for i, one in enumerate(self.answers)}
         rows: list[list[Cell]] = []
-        for pair, p in zip(self.pairs, self.adjusted, strict=True):
+        for pair in self.pairs:
             low, high = pair.interval
-            points = minus(f"{pair.difference:+.2f}"), minus(f"[{low:+.1f}, {high:+.1f}]")
-            rows.append(
-                [f"{pair.what}, {letters[pair.first]} {letters[pair.second]}", pair.both, pair.only_first,
-                 pair.only_second, pair.neither, *points, p]
-            )  # fmt: skip
+            points = minus(f"{pair.difference_points:+.2f}"), minus(f"[{low:+.1f}, {high:+.1f}]")
+            counts = pair.both, pair.only_first, pair.only_second, pair.neither
+            rows.append([f"{pair.what}, {letters[pair.first]} {letters[pair.second]}", *counts, *points, pair.p_holm])
         return Table(["right", "both", "first", "second", "neither", "points", "95%", "p (Holm)"], rows)
 
     def sentences(self) -> list[str]:
         """Name the runs and the test, and warn if the runs were attacked differently."""
-        told = [f"{chr(ord('A') + i)}: {one.name} in {one.run.store.uri}" for i, one in enumerate(self.answers)]
-        told.append("p: McNemar's exact test with Holm's correction over all pairs of runs.")
+        found = [f"{chr(ord('A') + i)}: {one.name} in {one.run.store.uri}" for i, one in enumerate(self.answers)]
+        found.append("p: McNemar's exact test with Holm's correction over all pairs of runs.")
         settings = [one.run.config.evaluate.model_dump() for one in self.answers]
         if any(each != settings[0] for each in settings):
-            told.append("The runs' attacks differ (their key evaluate): robust counts are under each run's own.")
-        return told
+            found.append("The runs' attacks differ (their key evaluate): robust counts are under each run's own.")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """`runs`, and a list `pairs` with counts, interval, `p` and `p_holm`."""
-        pairs = [
-            {**asdict(pair), "difference_points": pair.difference, "p": pair.p_value, "p_holm": p}
-            for pair, p in zip(self.pairs, self.adjusted, strict=True)
-        ]  # fmt: skip
-        return {"format": "mixednuts-comparison/1", "runs": [one.name for one in self.answers], "pairs": pairs}
+        names, pairs = [one.name for one in self.answers], [asdict(pair) for pair in self.pairs]
+        return {"format": "mixednuts-comparison/1", "runs": names, "pairs": pairs}
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
@@ -133,8 +105,10 @@ def compare(runs: Sequence[Run]) -> Comparison:
         raise InvalidInputError("a comparison takes two runs or more; give their folders or URIs")
     for run in runs[1:]:
         _require_comparable(runs[0], run)
-    answers = tuple(Answers.of(run) for run in runs)
-    pairs = [_pair(what, *two) for what in ("clean", "robust") for two in combinations(answers, 2)]
+    answers, pairs = tuple(Answers.of(run) for run in runs), list[Pair]()
+    for what in ("clean", "robust"):
+        found = [_pair(what, *two) for two in combinations(answers, 2)]
+        pairs += [replace(pair, p_holm=p) for pair, p in zip(found, holm([pair.p for pair in found]), strict=True)]
     return Comparison(answers, tuple(pairs))
 
 
@@ -183,10 +157,12 @@ def _require_comparable(first: Run, second: Run) -> None:
 
 
 def _pair(what: str, first: Answers, second: Answers) -> Pair:
+    """Return the pair without Holm's correction."""
     first_N, second_N = (one.clean_N if what == "clean" else one.robust_N for one in (first, second))
+    only_first, only_second = int((first_N & ~second_N).sum()), int((second_N & ~first_N).sum())
+    p = exact_mcnemar(only_first, only_second)
     return Pair(
-        what, first.name, second.name,
-        both=int((first_N & second_N).sum()), only_first=int((first_N & ~second_N).sum()),
-        only_second=int((second_N & ~first_N).sum()), neither=int((~first_N & ~second_N).sum()),
-        interval=difference_interval(first_N, second_N),
+        what, first.name, second.name, int((first_N & second_N).sum()), only_first, only_second,
+        int((~first_N & ~second_N).sum()), difference_interval(first_N, second_N),
+        100 * (only_first - only_second) / first_N.numel(), p, p,
     )  # fmt: skip
