@@ -1,4 +1,4 @@
-"""Certified and correct images of any smoothed mixture, from the stored votes of the certify stage.
+"""Certified and correct images of any smoothed mixed classifier, from the stored votes of the certify stage.
 
 The rows answer for every alpha and radius; no network pass is needed.
 

@@ -1,7 +1,7 @@
-"""Certified radii of the smoothed mixture, in closed form.
+"""Certified radii of the smoothed mixed classifier, in closed form.
 
-The mixture is `F(x) = (1 - a) s(x) + a q(x)`, where a is alpha, s(x) are the probabilities of the standard classifier
-(one-hot at T = 0), and q(x) are those of the robust one. Let y be a class and `tau = (1 - a) / a < 1`.
+The mixed classifier is `F(x) = (1 - a) s(x) + a q(x)`, where a is alpha, s(x) are the probabilities of the standard
+classifier (one-hot at T = 0), and q(x) are those of the robust one. Let y be a class and `tau = (1 - a) / a < 1`.
 
 **Proposition 1 (the lead of the standard classifier).** Let `s_k - s_y <= gamma` for every class k != y at every point
 of a ball, with gamma in [-1, 1]. If `min_k (q_y - q_k) > gamma tau` at every point of the ball, F predicts y there.
@@ -41,16 +41,15 @@ transformation M plays no part, and with GELU it may even change the class under
 
 **Origin.** Proposition 1 with gamma = 1 is the margin lemma of mixed classifiers (Bai et al., arXiv 2311.15165).
 Proposition 2 is the bound of Cohen et al. (1902.02918), Salman et al. (1906.04584) and, for thresholds on margins,
-Kumar et al. 2020. The radius is a corollary of the two. A T = 0 mixture is a compositional architecture, as in Certify
-or Predict (Mueller et al. 2021) and ACES (Horvath et al. 2022, 2204.00487), whose gate is the robust margin.
+Kumar et al. 2020. The radius is a corollary of the two. With T = 0 the mixed classifier is a compositional
+architecture, as in Certify or Predict (Mueller et al. 2021) and ACES (Horvath et al. 2022, 2204.00487), whose gate is
+the robust margin.
 
 **Limits.** The proofs are for exact real arithmetic. Floating point can break smoothing in constructed cases (Voracek
 and Hein 2023).
 
 Shapes: B images.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -64,7 +63,7 @@ _HALVINGS = 70  # from 160 standard deviations to below 1e-16 of one
 def certified_radius(
     p_top_B: Tensor, *, sigma: float, alpha: float, p_second_B: Tensor | None = None, std_lead: float = 1.0
 ) -> Tensor:
-    """Return the L2 radius up to which the smoothed mixture keeps its class (the corollary above), (B,) float64.
+    """Return the L2 radius up to which the class cannot change (the corollary above), (B,) float64.
 
     A negative radius means that the class is not certified even at the image itself.
 
@@ -93,8 +92,12 @@ def certified_radius(
     if p_second_B is None:
         return closed_B
     p_second_B = torch.minimum(_votes("p_second_B", p_second_B), 1 - p_top_B)
-    solved_B = _last_radius(lambda r_B: smoothed_margin(p_top_B, p_second_B, r_B) > needed, p_top_B) * sigma
-    return torch.maximum(closed_B, solved_B)  # in exact arithmetic the second is never smaller
+    low_B, high_B = torch.full_like(p_top_B, -_WIDEST), torch.full_like(p_top_B, _WIDEST)
+    for _ in range(_HALVINGS):  # bisection: the margin falls with the distance
+        middle_B = (low_B + high_B) / 2
+        held_B = smoothed_margin(p_top_B, p_second_B, middle_B) > needed
+        low_B, high_B = torch.where(held_B, middle_B, low_B), torch.where(held_B, high_B, middle_B)
+    return torch.maximum(closed_B, low_B * sigma)  # in exact arithmetic the second is never smaller
 
 
 def radius_with_std(p_top_B: Tensor, p_second_B: Tensor, std_radius_B: Tensor, *, sigma: float, alpha: float) -> Tensor:
@@ -124,7 +127,7 @@ def smoothed_margin(p_top_B: Tensor, p_second_B: Tensor, distance_B: Tensor | fl
 
 
 def vote_needed(radius: float, *, sigma: float, alpha: float) -> float:
-    """Return the vote above which the mixture is certified at `radius`: `Phi(r / sigma + Phi^-1(1 / (2 alpha)))`.
+    """Return the vote above which a class is certified at `radius`: `Phi(r / sigma + Phi^-1(1 / (2 alpha)))`.
 
     >>> round(vote_needed(0.25, sigma=0.25, alpha=1.0), 4)  # Phi(1)
     0.8413
@@ -148,16 +151,6 @@ def needed_margin(alpha: float, std_lead: float = 1.0) -> float:
             "Give an alpha in (0.5, 1]"
         )
     return std_lead * (1 - alpha) / alpha
-
-
-def _last_radius(holds: Callable[[Tensor], Tensor], like_B: Tensor) -> Tensor:
-    """Return the largest distance, in standard deviations, at which a condition that only ever stops to hold holds."""
-    low_B, high_B = torch.full_like(like_B, -_WIDEST), torch.full_like(like_B, _WIDEST)
-    for _ in range(_HALVINGS):
-        middle_B = (low_B + high_B) / 2
-        held_B = holds(middle_B)
-        low_B, high_B = torch.where(held_B, middle_B, low_B), torch.where(held_B, high_B, middle_B)
-    return low_B
 
 
 def _votes(name: str, votes_B: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ follows from that one event. The class is fixed before these draws.
 looks too, as in the adaptive sampling of Horvath et al. 2022. So an image may stop at any look, for any reason. The
 last look has half of the error.
 
-**What the confidence means.** For each image, the probability that a false certificate is issued is at most
+**Meaning of the confidence.** For each image, the probability that a false certificate is issued is at most
 1 - confidence. It is not the probability that an issued certificate is false. Choosing the best of several sigma or
 seeds after the fact multiplies it. Images have independent draws, so the number of false bounds among N images is at
 most binomial (`most_false`).
@@ -32,7 +32,7 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from .certificates import smoothed_margin
 
-_TOP_SHARE = 0.75  # of an image's error, for the bound p_A of the class itself
+_TOP_SHARE = 0.75  # p_A of the class itself gets this share of the allowed error
 
 
 def lower_bound(hits: Tensor, n: Tensor | int, error: Tensor | float) -> Tensor:
@@ -158,7 +158,7 @@ def top_and_second(counts_BK: Tensor, classes_B: Tensor) -> tuple[Tensor, Tensor
 
 
 def require_enough_draws(n: int, confidence: float, least_vote: float) -> None:
-    """Refuse a number of draws that could not certify even the smallest vote that is asked for.
+    """Reject a number of draws that could not certify even the smallest vote of interest.
 
     Raises:
         InvalidInputError: with the smallest number of draws that could.

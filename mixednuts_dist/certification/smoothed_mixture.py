@@ -1,7 +1,7 @@
 """The classifier that the certificates are about: `(1 - a) s(x) + a P(rob(x + sigma z) = .)`, z standard normal.
 
-The votes are classes of the robust classifier, so of a searched mixture alpha alone matters here. The standard
-classifier gets the image itself, once.
+The votes are classes of the robust classifier, so alpha is the only selected parameter that
+matters here. The standard classifier gets the image itself, once.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -26,8 +26,8 @@ from .smoothing import ABSTAINS, SmoothingPlan, Votes, settled_classes, smoothed
 class CertifiedClasses:
     """The result of `SmoothedMixture.certify`."""
 
-    classes: Tensor  # (B,) int64, `ABSTAINS` where nothing is certified
-    radii: Tensor  # (B,) float64, in L2, units of the pixel range; 0 where it abstains
+    classes: Tensor  # (B,) int64, `ABSTAINS` if nothing is certified
+    radii: Tensor  # (B,) float64, in L2, units of the pixel range; 0 if it abstains
 
 
 class SmoothedMixture(nn.Module):
@@ -41,7 +41,7 @@ class SmoothedMixture(nn.Module):
     Args:
         mixed: the two base classifiers and alpha.
         sigma: standard deviation of the noise, in units of the pixel range [0, 1].
-        confidence: of the result of each image.
+        confidence: probability that the result of an image is right.
         n_choose: draws that choose a class, before those that bound its vote.
         rows: images per pass.
 
@@ -68,7 +68,7 @@ class SmoothedMixture(nn.Module):
         self.eval()
 
     def predict(self, x_BCHW: Tensor, n: int = 1000, *, seed: int | None = None) -> Tensor:
-        """Return the classes of the smoothed mixture, (B,); `ABSTAINS` if `n` draws do not settle the class.
+        """Return the classes of the smoothed classifier, (B,); `ABSTAINS` if `n` draws do not settle the class.
 
         Args:
             x_BCHW: images in [0, 1].

@@ -45,7 +45,7 @@ class SmoothingPlan:
 
     @property
     def least_vote(self) -> float:
-        """The vote above which the mixture is certified at the largest alpha and the smallest radius."""
+        """The vote above which an image is certified at the largest alpha and the smallest radius."""
         return vote_needed(min(self.radii), sigma=self.sigma, alpha=max(self.alphas))
 
     @property
@@ -74,7 +74,7 @@ class Votes:
 def settled_classes(
     std_BK: Tensor, chosen_counts_BK: Tensor, counts_BK: Tensor, n_drawn_B: Tensor, looks: Looks, mixture: Mixture
 ) -> Tensor:
-    """Return the classes of the smoothed mixture, (B,); `ABSTAINS` where the draws do not settle the class.
+    """Return the classes of the smoothed classifier, (B,); `ABSTAINS` if the draws do not settle the class.
 
     The first draws choose the class with the most mixed votes. It is returned if the lower bound of its mixed vote is
     above the upper bounds of all other classes. These K bounds hold together: each has 1/K of the error.
@@ -129,7 +129,7 @@ def smoothed_votes(
     """Draw until each image's certificates are decided or its draws are used up.
 
     Args:
-        logits_of: logits (B, K) of images (B, C, H, W), in batches of its own fixed shape.
+        logits_of: logits (B, K) of images (B, C, H, W), in batches of one fixed shape.
         labels_B: an image whose chosen class is another stops at its first look.
         rows: images per batch.
     """
@@ -147,7 +147,7 @@ def smoothed_votes(
         n_drawn_B[open_B], start = look, stop
         chosen_B = counts_BHK[open_B, 0].argmax(dim=1)
         decided_B = looks.decided(*top_and_second(counts_BHK[open_B, 1], chosen_B), look, n_classes, questions)
-        if plan.stop_when_decided:  # where the smoothed classifier is wrong, no radius counts
+        if plan.stop_when_decided:  # no radius counts if the smoothed classifier is wrong
             decided_B |= chosen_B != labels_B[open_B]
         open_B = open_B[~decided_B]
     return Votes(counts_BHK[:, 0], counts_BHK[:, 1], n_drawn_B, int(n_drawn_B.sum()) + plan.n_choose * len(x_BCHW))
