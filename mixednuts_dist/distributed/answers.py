@@ -1,9 +1,9 @@
-"""What a classifier answers while it is attacked: a run looked at it once, and it may change afterwards.
+"""Checks the classifiers' outputs during attacks: no NaN or infinity, and the same logits as at the start.
 
-A card that errs once, a factory that counts its calls, dropout that is switched on later: rows with such an answer are
-never written. The piece fails, is tried again and names the classifier.
+A GPU may fail once, a factory may count its calls, and dropout may be switched on later. Rows with such outputs are
+never written. The partition fails with an error that names the classifier, and is tried again.
 
-Shapes: B images of a piece, K classes.
+Shapes: B images of a partition, K classes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,17 +16,17 @@ from ..attacks.red_flags import LOGITS_TOLERANCE
 from ..errors import BaseClassifierError, StoreError
 from ..storage.tables import unusable_values
 
-_AT_ONCE = 16  # images, when a failed piece is looked at again
-_REPEATED = 16  # images of a worker's first piece that are classified once more after each piece
+_AT_ONCE = 16  # images per pass after a partition has failed
+_REPEATED = 16  # images of a worker's first partition, which are classified again after each partition
 
 
 class Answers:
-    """The answers of a run's classifiers, watched while pieces are computed.
+    """Watches the outputs of a run's classifiers.
 
     Args:
-        uris: of "std", where the run has one, and "rob".
-        n_classes: as the driver found it; None where it has not looked.
-        logits: of a classifier, in float32, as `Workbench.logits`.
+        uris: role ("std" if the run has one, "rob") -> URI.
+        n_classes: the number of classes on the driver; None if the driver has not run the classifiers.
+        logits: returns a classifier's float32 logits, as `Workbench.logits` does.
         random: whether logits need not repeat (`evaluate.eot`).
     """
 
@@ -41,23 +41,23 @@ class Answers:
     ) -> None:
         self._networks, self._uris, self._n_classes = networks, uris, n_classes
         self._logits, self._random = logits, random
-        self._first: tuple[Tensor, dict[str, Tensor]] | None = None  # images, and what was answered when they came
+        self._first: tuple[Tensor, dict[str, Tensor]] | None = None  # the first images and their logits
         self._watches = {role: _Watch(network) for role, network in networks.items()}
 
     @contextmanager
     def checked(self, x_BCHW: Tensor) -> Iterator[Callable[[Mapping[str, Tensor]], None]]:
-        """In here a piece is computed from its images; what it gives refuses columns that must not be written.
+        """Compute a partition in the block; yields a function that rejects columns that must not be written.
 
         Raises:
-            BaseClassifierError: naming the classifier that answered NaN, infinity or something else than logits, or
-                other logits than before for the same images.
+            BaseClassifierError: naming the classifier whose outputs were not finite logits, or have changed for the
+                same images.
         """
         for watch in self._watches.values():
             watch.take()
         try:
             if self._first is None and not self._random:
                 probe_BCHW = x_BCHW[:_REPEATED].clone()
-                self._first = probe_BCHW, self._answered(probe_BCHW)
+                self._first = probe_BCHW, self._all_logits(probe_BCHW)
             yield self._require_usable
         except (StoreError, BaseClassifierError):
             raise
@@ -70,20 +70,20 @@ class Answers:
         seen = [role for role, watch in self._watches.items() if watch.take()]
         bad = next(filter(None, (unusable_values(name, values) for name, values in columns.items())), None)
         if seen or bad:
-            named, what = " or ".join(map(self._named, seen or self._uris)), bad or "some answers held NaN or infinity"
+            named, what = " or ".join(map(self._named, seen or self._uris)), bad or "some outputs held NaN or infinity"
             raise BaseClassifierError(f"{named}: {what}; when the run began all of them were finite")
         if self._first is not None:
             self._require_repeated(*self._first)
 
-    def _answered(self, x_BCHW: Tensor) -> dict[str, Tensor]:
+    def _all_logits(self, x_BCHW: Tensor) -> dict[str, Tensor]:
         return {role: self._logits(network, x_BCHW) for role, network in self._networks.items()}
 
     def _require_repeated(self, x_BCHW: Tensor, first: Mapping[str, Tensor]) -> None:
-        """The same logits as before the first piece: attacks on one that is random by now, or another, say nothing.
+        """Reject a classifier whose logits have changed, because attacks on it are not valid.
 
-        A black box answers from what it remembers.
+        A black-box classifier returns remembered logits here.
         """
-        for role, again_BK in self._answered(x_BCHW).items():
+        for role, again_BK in self._all_logits(x_BCHW).items():
             if not torch.allclose(again_BK, first[role], rtol=LOGITS_TOLERANCE, atol=LOGITS_TOLERANCE):
                 raise BaseClassifierError(
                     f"{self._named(role)} gives {len(x_BCHW)} images other logits than before its first partition, by "
@@ -93,17 +93,17 @@ class Answers:
 
     @torch.no_grad()
     def _raise_if_unusable(self, role: str, network: nn.Module, x_BCHW: Tensor) -> None:
-        """After a piece has failed: ask the classifier for its images once more."""
+        """Run a classifier once more on the images of a partition that has failed."""
         for part_BCHW in torch.split(x_BCHW, _AT_ONCE):
             try:
                 logits = network(part_BCHW)
-            except Exception as error:  # its own code may raise anything
+            except Exception as error:  # the classifier's code may raise anything
                 raise BaseClassifierError(f"{self._named(role)} fails: {type(error).__name__}: {error}") from error
             expected = (len(part_BCHW), self._n_classes or logits.shape[-1])
             finite = bool(logits.isfinite().all())
             if tuple(logits.shape) != expected or not logits.is_floating_point() or not finite:
                 raise BaseClassifierError(
-                    f"{self._named(role)} answers {logits.dtype} of shape {tuple(logits.shape)}"
+                    f"{self._named(role)} returns {logits.dtype} of shape {tuple(logits.shape)}"
                     f"{'' if finite else ', some of it NaN or infinite'}; when the run began it was finite "
                     f"floating-point logits of shape {expected}"
                 )
@@ -113,10 +113,10 @@ class Answers:
 
 
 class _Watch:
-    """A classifier's forward hook that remembers, on its device, whether any answer held NaN or infinity.
+    """A forward hook that remembers, on the device, whether any output held NaN or infinity.
 
-    A NaN in the middle of an attack is in no column: the attack only ends at a weaker point. Copies of the network,
-    which compute in another precision, are not watched.
+    NaN in the middle of an attack appears in no column, because the attack only returns a weaker point. Copies of the
+    network in another precision are not watched.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -132,6 +132,6 @@ class _Watch:
         return _Watch(nn.Identity())
 
     def take(self) -> bool:
-        """Whether there was one since the last call."""
+        """Whether there was such an output since the last call."""
         seen, self._seen = self._seen, None
         return seen is not None and bool(seen)

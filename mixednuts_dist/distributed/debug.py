@@ -1,4 +1,4 @@
-"""One worker in the driver's own thread: breakpoints work, and an exception surfaces as it is, with its traceback."""
+"""One worker in the driver's own thread: breakpoints work, and exceptions surface unchanged with their traceback."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ from .worker_spec import WorkerSpec
 
 @EXECUTORS("debug", describes="the thread of the command, for breakpoints", order=2)
 class DebugExecutor(Executor):
-    """Each call is done before `call` returns."""
+    """Completes each call before `call` returns."""
 
     def workers(self, compute: ComputeConfig) -> PoolSettings:
-        """One, with the GPU that there is."""
+        """Return one worker, with a GPU if there is one."""
         return PoolSettings.of(compute, 1, float(torch.cuda.device_count() > 0))
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "_Here":
-        """An object."""
+        """Return a worker in this thread."""
         return _Here(AttackWorker(spec, settings.num_gpus))
 
 
@@ -35,36 +35,35 @@ class _Here:
         self._worker = worker
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
-        """The answer; what the method raises is raised here."""
+        """Return the result; an exception of the method is raised here."""
         future, own = Future[Any](), os.getpid()
-        with _signals_end_it_whole():
+        with _delayed_signals():
             try:
                 future.set_result(getattr(self._worker, method)(*arguments))
-            except SystemExit as error:  # it would end the command without a word
+            except SystemExit as error:  # it would end the command without a message
                 raise RuntimeError(f"sys.exit({error.code!r}) was called in {method}") from error
             finally:
-                if os.getpid() != own:  # a child that a classifier has forked, which came back from it
+                if os.getpid() != own:  # a classifier has forked this process
                     os._exit(0)
         return future
 
     def end(self) -> None:
-        """There is no process to end."""
+        """Do nothing, because there is no process."""
 
 
 class _SignalReceived(BaseException):
-    """Ctrl-C or SIGTERM in the middle of a piece; the attacks would answer a KeyboardInterrupt with what they have."""
+    """Ends a partition after Ctrl-C or SIGTERM. After a KeyboardInterrupt the attacks would return partial results."""
 
 
 @contextlib.contextmanager
-def _signals_end_it_whole() -> Iterator[None]:
-    """In here a signal ends the piece without a file of half its work; then the usual handler is called.
+def _delayed_signals() -> Iterator[None]:
+    """End the block at the first signal, then call the signal's usual handler.
 
-    It is called whatever the signal came out as: a library may make an error of another kind of it, or nothing at all.
+    The handler is called even if a library has converted or swallowed the exception.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
     received: list[int] = []
     at_work = True
 
@@ -73,12 +72,11 @@ def _signals_end_it_whole() -> Iterator[None]:
         if at_work and len(received) == 1:
             raise _SignalReceived
 
-    # The alarm raises an interrupt again that was swallowed before. What is ignored, as SIGHUP under nohup, stays so.
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {
-        number: signal.signal(number, receive) for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
-    }
+    # SIGALRM raises an interrupt again that was swallowed before. Ignored signals, such as SIGHUP under nohup, remain
+    # ignored.
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM]
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, receive) for number in handled}
     try:
         yield
     except _SignalReceived:

@@ -1,8 +1,8 @@
-"""Where the pieces of a run are computed: an executor, chosen by name (`compute.executor`) from a register.
+"""Executors start the workers that compute a run's partitions. `compute.executor` chooses one by name.
 
-Another one is one file, in this room or named by the configuration's `extensions`: a class with `workers`, which says
-how many workers there are to be, and `begin`, which starts one. What is computed, in which order, how often it is tried
-and what a lost worker costs is the business of `pool.py`, the same for all of them.
+To add an executor, register a class with `workers`, which returns the number of workers and their resources, and
+`begin`, which starts one worker. It may be a file of this package or of the configuration's `extensions`. The pool
+(`pool.py`) decides what each worker computes, how often a partition is tried and what follows a lost worker.
 """
 
 import logging
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ..config.compute_config import ComputeConfig
@@ -20,7 +19,7 @@ from ..errors import ClusterError, MixedNutsError
 from ..selection.criteria import Scores
 from ..selection.grid import Grid
 from .search_inputs import SearchInputs, SearchTask
-from .worker import PassSeconds
+from .timing import PassSeconds
 from .worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -30,19 +29,19 @@ Scoring = Callable[[Sequence[Grid]], list[Scores]]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """How many workers, what each one reserves, and how often a piece may fail."""
+    """The number of workers, their resources, and the limits on failures and time."""
 
     n_workers: int
-    num_cpus: float
+    num_cpus: float  # per worker
     num_gpus: float
     max_tries: int = 3
-    start_seconds: float = math.inf  # how long all workers together may keep the stage waiting for the first one
-    placement: Mapping[str, Any] = field(default_factory=dict)  # where workers may run, in the executor's own terms
+    start_seconds: float = math.inf  # a stage waits this long for its first worker that is ready
+    placement: Mapping[str, Any] = field(default_factory=dict)  # where workers may run, in the executor's terms
     watchdog: float = math.inf  # times the duration that the slowest finished partition suggests
 
     @classmethod
     def of(cls, compute: ComputeConfig, n_workers: int, num_gpus: float, **options: Any) -> Self:
-        """As configured, for so many workers."""
+        """Return the configured settings for this number of workers."""
         return cls(
             n_workers, compute.num_cpus, num_gpus, compute.max_tries, compute.start_seconds,
             watchdog=compute.watchdog or math.inf, **options,
@@ -50,7 +49,7 @@ class PoolSettings:
 
 
 class WorkerLost(Exception):
-    """A worker's process is gone, or (`machine`) its machine, which does not count as a failed try of its piece."""
+    """A worker's process or (`machine`) its machine is gone. A lost machine uses up no try of the partition."""
 
     def __init__(self, reason: str, *, machine: bool = False) -> None:
         super().__init__(reason)
@@ -61,35 +60,31 @@ class Worker(Protocol):
     """An `AttackWorker` in some process."""
 
     def call(self, method: str, *arguments: Any) -> "Future[Any]":
-        """Begin one of its methods; the future raises what the method raised, or `WorkerLost`."""
+        """Begin one of its methods; the future raises the method's exception, or `WorkerLost`."""
 
     def end(self) -> None:
         """Kill the worker immediately; open calls may never complete."""
 
 
 class Executor:
-    """One for a whole command: all its stages use it, one after the other.
-
-    Nothing is started before a stage has work, so that a run that is done starts nothing.
+    """Starts workers for all stages of a command, one stage after the other. It starts nothing before it is needed.
 
     Args:
-        address: of a cluster, for executors that have one.
+        address: the cluster's address, for executors that have one.
     """
-
-    keeps_workers = True  # from one stage to the next, with their classifiers loaded, while `executing` is open
 
     def __init__(self, address: str | None = None) -> None:
         self.address = address
-        self.report: Callable[[str], None] = logger.info  # called before what takes a while
+        self.report: Callable[[str], None] = logger.info  # called before slow operations
         self.n_users = 0  # open blocks of `executing`
-        self._idle: list[tuple[WorkerSpec, PoolSettings, Worker]] = []
+        self._idle: list[tuple[WorkerSpec, PoolSettings, Worker]] = []  # kept from one stage to the next
 
     def workers(self, compute: ComputeConfig) -> PoolSettings:
-        """How many workers, and what each one reserves; starts what they need."""
+        """Return the number of workers and their resources, after starting what they need."""
         raise NotImplementedError
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> Worker:
-        """A new worker; returns at once, where there is no room yet too."""
+        """Return a new worker at once, even if it has to wait for resources."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -99,15 +94,15 @@ class Executor:
         """Disconnect, or stop what `start` has started."""
 
     def is_gone(self, node: str) -> bool:  # noqa: ARG002
-        """Whether a machine that was there has left."""
+        """Whether a node has left the cluster."""
         return False
 
     def room(self) -> str:
-        """What there is to compute on, for messages."""
+        """Describe the available resources, for messages."""
         return "this machine"
 
     def export(self, run_id: str, stage: str, values: Mapping[str, float]) -> None:
-        """Export a stage's metrics, if the executor has a place for them; `values` as in `metrics.DESCRIPTIONS`."""
+        """Export a stage's metrics, named as in `metrics.DESCRIPTIONS`, if the executor supports metrics."""
 
     def scoring(self, inputs: SearchInputs, task: SearchTask, compute: ComputeConfig) -> Scoring | None:  # noqa: ARG002
         """Return a function that scores grids in parallel, or None to score them in this process."""
@@ -118,17 +113,17 @@ class Executor:
         return any(kept[:2] == (spec, settings) for kept in self._idle)
 
     def hire(self, spec: WorkerSpec, settings: PoolSettings) -> Worker:
-        """A worker that an earlier stage has released, or a new one."""
+        """Return a worker that an earlier stage has released, or a new one."""
         for kept in self._idle:
             if kept[:2] == (spec, settings):
                 self._idle.remove(kept)
                 return kept[2]
-        self.end_idle()  # they may hold what the new one needs
+        self.end_idle()  # they may hold the resources that the new worker needs
         return self.begin(spec, settings)
 
     def release(self, spec: WorkerSpec, settings: PoolSettings, worker: Worker) -> None:
-        """Take back a worker that is at nothing."""
-        if self.keeps_workers and self.n_users:
+        """Keep an idle worker with its classifiers for the next stage, or end it after the last stage."""
+        if self.n_users:
             self._idle.append((spec, settings, worker))
         else:
             worker.end()
@@ -139,10 +134,10 @@ class Executor:
             self._idle.pop()[2].end()
 
     def time_passes(self, spec: WorkerSpec, settings: PoolSettings) -> dict[str, PassSeconds]:
-        """Seconds a pass of "rob", and of "std" and "mixed" where there are, on one worker.
+        """Return the seconds per pass of "rob" and, if the run has two classifiers, of "std" and "mixed".
 
         Raises:
-            ClusterError: where a worker cannot start; its own MixedNutsError is passed on as it is.
+            ClusterError: if a worker cannot start; its own MixedNutsError is passed on unchanged.
         """
         worker = self.hire(spec, settings)
         try:
@@ -159,22 +154,20 @@ class Executor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.end_idle()
         self.close()
 
 
 def make_executor(name: str, address: str | None = None) -> Executor:
-    """The executor of that name; nothing is started yet."""
+    """Return the executor of that name, which has not started anything."""
     made: Executor = EXECUTORS.get(name)(address)
     return made
 
 
 @contextmanager
 def executing(given: Executor | None, compute: ComputeConfig) -> Iterator[Executor]:
-    """The caller's executor, or the configured one, which ends with the block."""
+    """Yield the caller's executor, or the configured one, which ends with the block."""
     executor = given or make_executor(compute.executor)
     executor.n_users += 1
     try:

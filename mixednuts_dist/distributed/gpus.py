@@ -1,4 +1,4 @@
-"""Whether torch can use the GPU that a worker is given, and why not."""
+"""Checks whether torch can use a worker's GPU, and limits the memory of workers that share one."""
 
 import platform
 import re
@@ -10,7 +10,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def nvidia_driver() -> str | None:
-    """The version of this machine's NVIDIA driver; None where none is loaded."""
+    """Return the version of this machine's NVIDIA driver, or None if none is loaded."""
     try:
         found = re.search(r"Module\s.*?(\d+\.[\d.]+)", _DRIVER.read_text())
     except OSError:
@@ -19,10 +19,10 @@ def nvidia_driver() -> str | None:
 
 
 def keep_to_share(n_gpus: float) -> None:
-    """Bound this process's memory to its share of its GPU, where it has a part of one.
+    """Limit this process to its share of the GPU's memory, if it has only a part of a GPU.
 
-    A GiB of the share stays outside: CUDA's context and libraries take about half of that, uncounted. Memory that ends
-    there is an out-of-memory error of this process alone, which halves its batch.
+    One GiB of the share remains free, because CUDA's context and libraries take about half of that, uncounted. If the
+    memory runs out, only this process gets an error, after which it halves its batch.
     """
     if 0 < n_gpus < 1:
         total = torch.cuda.mem_get_info()[1]
@@ -30,7 +30,7 @@ def keep_to_share(n_gpus: float) -> None:
 
 
 def unusable_gpu() -> str:
-    """What to say where a worker has a GPU and torch cannot use it."""
+    """Return the message for a worker whose GPU torch cannot use."""
     wheel = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     driver = nvidia_driver()
     has = f"the NVIDIA driver is {driver}" if driver else "no NVIDIA driver is loaded"

@@ -1,8 +1,8 @@
-"""Worker processes on this machine, without Ray: one for each GPU, else one for every `compute.num_cpus` cores.
+"""Worker processes on this machine, without Ray: one per GPU or, without GPUs, one per `compute.num_cpus` cores.
 
-A call goes to a process's standard input as a pickled (number, method, arguments), its answer comes from the standard
-output as (number, value, error, traceback). What classifiers print goes to the process's log, of which a lost worker's
-message shows the end. A process whose driver is gone reads the end of its input, and ends.
+The driver writes each call to a process's standard input as a pickled (number, method, arguments), and reads (number,
+value, error, traceback) from its standard output. The output of classifiers goes to the process's log, and the message
+about a lost worker shows the end of that log. A process ends when its input ends, which happens if the driver dies.
 """
 
 import contextlib
@@ -29,29 +29,29 @@ from .worker import AttackWorker
 from .worker_spec import WorkerSpec
 
 _COMMAND = f"from {__name__} import serve; serve()"
-_END_SECONDS = 1.0  # that a process which has closed its output may take to end by itself
-_LAST_WORDS = 2000  # bytes of a lost worker's log
+_END_SECONDS = 1.0  # a process may take this long to exit after it has closed its output
+_LAST_WORDS = 2000  # bytes of a lost worker's log in the message about it
 _DEVICES = "CUDA_VISIBLE_DEVICES"
-_OUT_OF_MEMORY = ", perhaps by Linux for want of memory: a lower compute.num_workers leaves each process more"
+_OUT_OF_MEMORY = ", possibly by the kernel because memory ran out; try a lower compute.num_workers"
 
 
 @EXECUTORS("local", describes="worker processes on this machine, without Ray", order=1)
 class LocalExecutor(Executor):
-    """Processes; see the module."""
+    """Starts worker processes."""
 
     def __init__(self, address: str | None = None) -> None:
         super().__init__(address)
         self._begun: list[_Process] = []
 
     def workers(self, compute: ComputeConfig) -> PoolSettings:
-        """As many as GPUs or cores have room for, unless their number is given."""
+        """Return as many workers as GPUs or cores have room for, unless their number is configured."""
         n_gpus = len(_gpus())
         each = compute.num_gpus if compute.num_gpus is not None else float(n_gpus > 0)
         room = n_gpus / each if each else len(os.sched_getaffinity(0)) / compute.num_cpus
         return PoolSettings.of(compute, compute.num_workers or max(1, int(room)), each)
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "_Process":
-        """A process of its own; with GPUs, the first share of one that no other process has."""
+        """Start a process; with GPUs, it gets the first share of a GPU that no other process has."""
         self._begun = [process for process in self._begun if not process.ended]
         taken = {process.share for process in self._begun}
         share = next(number for number in itertools.count() if number not in taken)
@@ -65,14 +65,14 @@ class LocalExecutor(Executor):
 
 
 def _gpus() -> list[str]:
-    """As the environment variable names them."""
+    """Return the GPUs by their names in CUDA_VISIBLE_DEVICES."""
     if given := os.environ.get(_DEVICES):
         return given.split(",")
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
 class _Process:
-    """A worker in a process of its own."""
+    """A worker in its own process."""
 
     def __init__(self, spec: WorkerSpec, num_gpus: float, share: int, visible: dict[str, str]) -> None:
         self.share, self.ended = share, False
@@ -80,7 +80,7 @@ class _Process:
         self._numbers, self._lock, self._log = itertools.count(), threading.Lock(), tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            start_new_session=True,  # Ctrl-C is for the driver, which ends its workers
+            start_new_session=True,  # only the driver receives Ctrl-C; it ends its workers
             env={**os.environ, **visible, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -106,14 +106,14 @@ class _Process:
         self._process.wait()
 
     def _send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # it is dead, which the end of its answers shows
+        with contextlib.suppress(OSError):  # the process is dead, and `_read` notices the end of its output
             self._requests.write(pickle.dumps(message))
             self._requests.flush()
 
     def _read(self) -> None:
-        """Settle the calls that are answered and, once the process has ended, all others.
+        """Complete the calls whose results arrive and, after the process has ended, all others.
 
-        A process whose answer cannot be unpickled here is ended, whatever the unpickling raises.
+        A process whose result cannot be unpickled is ended, whatever the exception.
         """
         with contextlib.suppress(Exception):
             while True:
@@ -147,7 +147,7 @@ class _Process:
 
 
 def _ending(code: int) -> str:
-    """What ended a process, from its exit status.
+    """Describe how a process ended.
 
     >>> _ending(3), _ending(-11)
     ('exit status 3', 'killed by signal 11 (SIGSEGV)')
@@ -159,48 +159,44 @@ def _ending(code: int) -> str:
 
 
 def serve() -> None:
-    """The process: answer the calls from standard input, one after the other, until it ends."""
+    """Run the calls from standard input, one after the other, until the input ends."""
     requests, answers = _own_pipes()
-    lock, own = threading.Lock(), os.getpid()
-    worker = AttackWorker(*pickle.load(requests))
+    own, worker = os.getpid(), AttackWorker(*pickle.load(requests))
     calls: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]] = queue.SimpleQueue()
-
-    def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        content = _answered(worker, number, method, arguments)
-        if os.getpid() != own:  # a child that a classifier has forked, which came back from it
-            os._exit(0)
-        with lock:
-            answers.write(content)
-            answers.flush()
 
     def read() -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 calls.put(pickle.load(requests))
-        os._exit(1)  # the driver is gone, or wants this process to be
+        os._exit(1)  # the driver is dead or wants this process to end
 
     threading.Thread(target=read, name="calls", daemon=True).start()
     while True:
-        answer(*calls.get())
+        content = _result(worker, *calls.get())
+        if os.getpid() != own:  # a classifier has forked this process
+            os._exit(0)
+        answers.write(content)
+        answers.flush()
 
 
 def _own_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Standard input and output for the calls alone: what classifiers print goes where errors go."""
+    """Return the pipes of standard input and output; the output of classifiers goes to standard error instead."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     return requests, answers
 
 
-def _answered(worker: AttackWorker, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
+def _result(worker: AttackWorker, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
+    """Call a method and return the pickled result or exception."""
     try:
         return pickle.dumps((number, getattr(worker, method)(*arguments), None, ""))
     except (Exception, SystemExit) as error:
         trace = traceback.format_exc()
         try:
             content = pickle.dumps((number, None, error, trace))
-            pickle.loads(content)  # some errors cannot be made again from what they hold
-            if isinstance(error, SystemExit):  # it would end the driver
+            pickle.loads(content)  # some exceptions cannot be unpickled
+            if isinstance(error, SystemExit):  # in the driver, it would end the command
                 raise ValueError
         except Exception:
             content = pickle.dumps((number, None, RuntimeError(f"{type(error).__name__}: {error}"), trace))

@@ -44,7 +44,7 @@ _orders: dict[tuple[str, int, int], Sequence[int]] = {}  # the last one
 
 @dataclass(frozen=True)
 class PartDone:
-    """A part that is there, or the error that a worker had with it; every image in it has `image_shape`."""
+    """A stored part, whose images all have `image_shape`, or the error of the worker that should have stored it."""
 
     part: ImagePart
     image_shape: tuple[int, int, int]
@@ -55,7 +55,7 @@ class PartDone:
 
 @dataclass(frozen=True, kw_only=True)
 class PartTask(Task):
-    """Write a part of the first `n_images` of the worker's dataset in balanced order, unless a whole file is there."""
+    """Write a part of the first `n_images` of the worker's dataset in balanced order, unless a whole file exists."""
 
     destination: str
     n_images: int

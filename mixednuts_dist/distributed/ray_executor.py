@@ -24,16 +24,16 @@ from .search_inputs import SearchInputs, SearchTask
 from .worker import AttackWorker
 from .worker_spec import Place, WorkerSpec
 
-_WATCH_SECONDS = 0.2  # between two looks at whether the raylet is there
+_WATCH_SECONDS = 0.2  # between two checks whether the raylet is alive
 
 logger = logging.getLogger(__name__)
 
 
 @EXECUTORS("ray", describes="a Ray cluster, or a private Ray instance on this machine", order=0)
 class RayExecutor(Executor):
-    """Ray at `address`, else at RAY_ADDRESS, else a new local one that leaves with this executor.
+    """Uses the Ray cluster at `address` or RAY_ADDRESS; without an address, it starts a private Ray on this machine.
 
-    A Ray that the caller has started already is used as it is and left running.
+    If the caller has already connected to Ray, that connection is used and left open.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -62,12 +62,12 @@ class RayExecutor(Executor):
             self._started = False
 
     def workers(self, compute: ComputeConfig) -> PoolSettings:
-        """As many as the cluster has room for, unless their number is given."""
+        """Return as many workers as the cluster has room for, unless their number is configured."""
         self.start()
         return pool_settings(compute, may_grow=not self._is_local)
 
     def begin(self, spec: WorkerSpec, settings: PoolSettings) -> "ActorWorker":
-        """An actor; it joins when the cluster has room."""
+        """Return an actor, which joins when the cluster has room."""
         options = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, **settings.placement}
         self._n_begun += 1
         together = settings.n_workers if self._n_begun <= settings.n_workers else 1
@@ -81,7 +81,7 @@ class RayExecutor(Executor):
         return bool(node) and node not in {node["NodeID"] for node in nodes if node["Alive"]}
 
     def room(self) -> str:
-        """The cluster's resources."""
+        """Describe the cluster's resources."""
         has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
         counts = (f"{has.get(name, 0):g} {name}s ({free.get(name, 0):g} free)" for name in ("CPU", "GPU"))
@@ -104,7 +104,7 @@ class RayExecutor(Executor):
 
 
 class RayWorker(AttackWorker):
-    """The worker as an actor: it logs and counts where Ray collects that."""
+    """The worker as an actor, which writes its log to Ray's log folder."""
 
     def locate(self) -> Place:
         """Return the id of its Ray node and its GPUs."""
@@ -112,7 +112,7 @@ class RayWorker(AttackWorker):
 
     def ready(self) -> str:
         """Load everything, as the plain worker does."""
-        log_json()  # into the node's log folder
+        log_json()
         end_with_parent()
         return super().ready()
 
@@ -146,10 +146,10 @@ class ActorWorker:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """What the worker raised, or that it is lost.
+    """Translate an error of Ray into the worker's own exception or WorkerLost.
 
-    A process that dies alone is reported as dead by its node at once. Where the whole machine goes, nothing reports it:
-    the connection breaks seconds before Ray declares the node dead.
+    A node reports the death of a single process at once. If the whole machine dies, the connection breaks seconds
+    before Ray declares the node dead.
     """
     if isinstance(error, RayTaskError):
         cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
@@ -162,9 +162,9 @@ def _plain(error: BaseException) -> BaseException:
 
 
 def end_with_parent() -> None:
-    """Have this process end as soon as the one that started it, the node's raylet, is gone.
+    """End this process as soon as its parent, the node's raylet, is dead.
 
-    A driver that is killed takes its private Ray with it at once; a worker would notice seconds later.
+    The raylet of a private Ray dies with the driver, and without this check a worker would notice seconds later.
     """
     parent = os.getppid()
 
@@ -183,7 +183,7 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
     `num_gpus`, because its autoscaler makes room for the workers that wait for it.
 
     Raises:
-        ClusterError: where there is no room for a single worker and no number is configured.
+        ClusterError: if there is no room for a single worker and no number is configured.
     """
     placement = _placement(compute)
     num_workers, num_gpus, num_cpus = compute.num_workers, compute.num_gpus, compute.num_cpus
@@ -210,7 +210,7 @@ def pool_settings(compute: ComputeConfig, *, may_grow: bool = False) -> PoolSett
 
 
 def _placement(compute: ComputeConfig) -> dict[str, Any]:
-    """Ray's options for where workers may run."""
+    """Return Ray's options for where workers may run."""
     asked = {
         "accelerator_type": compute.accelerator_type,
         "label_selector": dict(compute.label_selector),
@@ -220,7 +220,7 @@ def _placement(compute: ComputeConfig) -> dict[str, Any]:
 
 
 def _resources(placement: Mapping[str, Any]) -> dict[str, float]:
-    """What the nodes have together on which `placement` allows workers."""
+    """Return the sum of the resources of the nodes on which `placement` allows workers."""
     other = [each["label_selector"] for each in placement.get("fallback_strategy", ())]
     selectors: list[Mapping[str, str]] = [placement.get("label_selector", {}), *other]
     found: dict[str, float] = {}
@@ -235,7 +235,7 @@ def _resources(placement: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _fits(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether a node's labels are what Ray's label selector asks for: `value`, `!value`, `in(a, b)` or `!in(a, b)`."""
+    """Whether a node's labels match Ray's label selector: `value`, `!value`, `in(a, b)` or `!in(a, b)`."""
     for key, condition in selector.items():
         negated, plain = condition.startswith("!"), condition.removeprefix("!")
         listed = re.fullmatch(r"in\((.*)\)", plain)

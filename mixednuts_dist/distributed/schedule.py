@@ -33,7 +33,7 @@ class WorkQueue:
 
     Args:
         weights: the expected cost of each partition; its number of images if missing.
-        in_order: hand out the partitions as they come instead of the most expensive first.
+        in_order: hand out the partitions in the given order instead of the most expensive first.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Places:
     """Consecutive failures of each place, which is a node or one GPU of a node."""
 
     MOST = 2  # after this many a place gets no more work until a worker succeeds there
-    FIRST_SECONDS, LAST_SECONDS = 10.0, 300.0  # of the back-off
+    FIRST_SECONDS, LAST_SECONDS = 10.0, 300.0  # shortest and longest back-off
 
     def __init__(self) -> None:
         self._failures: dict[Any, list[Exception]] = {}
@@ -160,7 +160,7 @@ class Failures:
     stage: str
     max_tries: int
     _records: dict[Partition, _Record] = field(default_factory=dict)
-    _quarantined: dict[Partition, str] = field(default_factory=dict)  # -> the sentence that says why
+    _quarantined: dict[Partition, str] = field(default_factory=dict)  # -> the reason as a sentence
     _any_done: bool = False
 
     def tries(self, partition: Partition) -> int:

@@ -1,4 +1,4 @@
-"""What the driver sends to the trials of a search: the cached logits, and how to score candidates on them."""
+"""The cached logits and the criterion of a search, as the driver sends them to its trials."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,12 +38,12 @@ class SearchInputs:
 
 @dataclass(frozen=True)
 class SearchTask:
-    """What all trials of one search have in common."""
+    """The settings that all trials of a search share."""
 
     store_uri: str
     fingerprint: str
     criterion: str
-    extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
+    extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256 on the driver
     working_folder: str = ""  # the driver's
 
 

@@ -1,10 +1,10 @@
-"""Runs as Ray jobs, through a cluster's dashboard.
+"""Runs as Ray jobs, submitted through a cluster's dashboard.
 
-With a job travels the current folder (the configuration, classifier files, a checkout's package), without what
-`.gitignore` names; an installed package travels beside it. Its dependencies are the nodes' own, or `uv run` makes them
-from pyproject.toml. No environment variable travels: the jobs API shows them to everyone, so credentials belong to the
-nodes' roles. Ray refuses a submission id that was used before, so none is given: a run is identified by its run id and
-resumed from its storage.
+Ray uploads the current folder (the configuration, classifier files and a checkout of this package) without the files
+that `.gitignore` names. An installed package is uploaded separately. The nodes provide its dependencies, or `uv run`
+installs them from pyproject.toml. No environment variable is sent, because the jobs API shows them to all users; give
+the nodes' roles the credentials. No submission id is set, because Ray rejects an id that was used before; a run is
+identified by its run id and resumes from its storage.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from ..errors import ClusterError
 
 _PACKAGE = Path(__file__).parents[1]
-_STAYS = [".git", ".venv", "runs"]  # beside what .gitignore names
+_STAYS = [".git", ".venv", "runs"]  # not uploaded, in addition to the names in .gitignore
 _UV = ("uv", "run", "--no-dev")
-_MOST_BYTES = 100 << 20  # what the dashboard takes
+_MOST_BYTES = 100 << 20  # the limit of the dashboard
 
 
 def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: str, with_uv: bool) -> str:
     """Start `mixednuts ARGUMENTS` on the cluster whose dashboard answers at `address`; returns the submission id.
 
     Raises:
-        ClusterError: where nothing answers, the upload is refused, or uv has no project to install.
+        ClusterError: if the dashboard is unreachable or rejects the upload, or uv has no project to install.
     """
     if with_uv and not (folder / "pyproject.toml").is_file():
         raise ClusterError(f"--install-deps installs what {folder}/pyproject.toml declares, and there is no such file")
@@ -44,7 +44,7 @@ def submit_job(address: str, arguments: Sequence[str], *, folder: Path, run_id: 
 
 
 def _require_small(folder: Path) -> None:
-    """Refuse a folder that Ray's dashboard would refuse, with a next step.
+    """Reject a folder that is too large for Ray's dashboard.
 
     Raises:
         ClusterError: naming the largest files, if they hold more than `_MOST_BYTES`.
@@ -62,7 +62,7 @@ def _require_small(folder: Path) -> None:
 
 
 def _travelling(folder: Path) -> list[Path]:
-    """The files that travel with a job: git's, if it knows them, else all that do not always stay."""
+    """Return the files that are uploaded: those that git lists or, without a repository, all except `_STAYS`."""
     try:
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout.decode().split("\0")
@@ -73,7 +73,7 @@ def _travelling(folder: Path) -> list[Path]:
 
 
 def runtime_env(folder: Path) -> dict[str, Any]:
-    """What the job's driver and workers find: `folder`, and the package where it does not lie in there."""
+    """Return the runtime environment of a job: `folder` and, if the folder does not contain it, this package."""
     declared: dict[str, Any] = {"working_dir": str(folder), "excludes": _STAYS}
     if not (folder / _PACKAGE.name / "__init__.py").is_file():
         declared["py_modules"] = [str(_PACKAGE)]
@@ -81,7 +81,7 @@ def runtime_env(folder: Path) -> dict[str, Any]:
 
 
 def follow_job(address: str, submission_id: str, show: Callable[[str], None]) -> bool:
-    """Show the job's log until it ends; True where it succeeded."""
+    """Show the job's log until it ends; returns whether it succeeded."""
 
     async def follow(client: JobSubmissionClient) -> None:
         async for text in client.tail_job_logs(submission_id):

@@ -31,7 +31,7 @@ from ..selection.selection import score_candidates
 from .executor import PoolSettings
 from .search_inputs import SearchInputs, SearchTask
 
-_MAX_FAILURES = 3  # of one trial; a lost node is no failure of it
+_MAX_FAILURES = 3  # per trial; a lost node does not count
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -125,7 +125,7 @@ def score_trial(config: dict[str, Any], inputs: SearchInputs, task: SearchTask, 
 
 
 def _metrics(criterion: Criterion, grid: Grid, scores: Scores) -> dict[str, Any]:
-    """What the dashboard and Tune show of a trial: per beta, the best candidate's accuracy and retention."""
+    """Return a trial's metrics for Tune and the dashboard: per beta, the best candidate's accuracy and retention."""
     found: dict[str, Any] = {}
     for i, beta in enumerate(grid.betas):
         counts, kept = scores.counts[i].flatten(), scores.kept[i].flatten()

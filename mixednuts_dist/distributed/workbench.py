@@ -1,22 +1,22 @@
-"""What a stage computes with on one worker: the run's classifiers on its device, its images, and stored rows.
+"""The tools of a stage on one worker: the run's classifiers on its device, its images, and stored rows.
 
-A stage's `compute(worker, piece)` gets a `Workbench`::
+A stage's `compute(worker, partition)` gets a `Workbench`::
 
-    x, y = worker.images(piece)        images (B, C, H, W) in [0, 1] and labels (B,), on the device
-    worker.rob, worker.std             the run's classifiers on the device
-    worker.model                       what the stage is about: the run's mixture, or rob
-    worker.logits(model, x)            (B, K) in float32, whatever the precision of the attacks' gradients
-    worker.stored(piece, stage, fingerprint, column)   the piece's rows of a column of an earlier stage
-    worker.attacked(piece, make)       the piece's images at the end of an engine of attacks
-    worker.summary(...)                the counts of the receipt
-    worker.spec                        seed, threat model, URIs of the run
-    worker.shape(x), worker.copies    rows of each pass, and the fast copies that gradients are taken through
+    x, y = worker.images(partition)        images (B, C, H, W) in [0, 1] and labels (B,), on the device
+    worker.rob, worker.std                 the run's classifiers on the device
+    worker.model                           the task's classifier: the mixed or the robust classifier
+    worker.logits(model, x)                (B, K) in float32, whatever the precision of the attacks' gradients
+    worker.stored(partition, stage, fingerprint, column)   the partition's rows of a column of an earlier stage
+    worker.attacked(partition, make)       the partition's images after an engine of attacks
+    worker.summary(...)                    the counts of the partition's summary
+    worker.spec                            seed, threat model and URIs of the run
+    worker.shape(x), worker.copies         rows per pass, and the fast copies through which gradients are taken
 
-Slots that empty while a piece's last images are attacked go to images of prefetched pieces, those that the worker gets
-next: one engine for each attacked network goes from piece to piece. An image's result does not depend on its company,
-so rows are the same bits whatever was prefetched.
+Slots that become free during a partition's last attacks take images of prefetched partitions, which the worker gets
+next. One engine per attacked network therefore continues from partition to partition. The result of an image does not
+depend on the other images in its batch, so prefetching does not change any row.
 
-Shapes: B images of a piece, C x H x W, K classes.
+Shapes: B images of a partition, C x H x W, K classes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,10 +44,10 @@ from .worker_spec import WorkerSpec
 
 
 class Workbench:
-    """One worker's, for all pieces of all tasks that it gets.
+    """The tools of one worker for all partitions of all its tasks.
 
     Args:
-        networks: "std", where the run has one, and "rob", on the device.
+        networks: "rob" and, if the run has two classifiers, "std", on the device.
     """
 
     def __init__(
@@ -56,40 +56,40 @@ class Workbench:
         self.spec, self.networks, self.store, self.device = spec, networks, store, device
         self.copies = FastCopies(spec.precision, compile=spec.compile)
         self._dataset = dataset
-        self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the piece at hand and prefetched ones
+        self._read: dict[Partition, tuple[Tensor, Tensor]] = {}  # images of the current and the prefetched partitions
         self._settled: tuple[BatchShape, dict[str, Precision], bool] | None = None
-        self._streams: dict[str, Stream] = {}  # of the task at hand, by what they attack
-        self._task: tuple[str, str] | None = None  # its stage and fingerprint
-        self._mixture: Mixture | None = None  # what it is about
-        self._model: MixedClassifier | None = None
+        self._rows = ""  # the folder of the current task's rows
+        self._mixture: Mixture | None = None  # describes the current task's mixed classifier
+        self._streams: dict[str, Stream] = {}  # the current task's engines, by the name of the attacked network
+        self._model: MixedClassifier | None = None  # the current task's mixed classifier
         self._prefetched: Sequence[Partition] = ()
 
     # --- for stages ---------------------------------------------------------------------------------------------------
 
     @property
     def std(self) -> nn.Module:
-        """The standard classifier; KeyError in a run without one."""
+        """Return the standard classifier; KeyError in a run without one."""
         return self.networks["std"]
 
     @property
     def rob(self) -> nn.Module:
-        """The robust classifier."""
+        """Return the robust classifier."""
         return self.networks["rob"]
 
     def images(self, piece: Partition) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) in [0, 1] and labels (B,), on the device."""
+        """Return images (B, C, H, W) in [0, 1] and labels (B,), on the device."""
         if piece not in self._read:
             x, y = self._dataset.read(piece.start, piece.stop)
             self._read[piece] = x.to(self.device), y.to(self.device)
         return self._read[piece]
 
     def stored(self, piece: Partition, stage: str, fingerprint: str, column: str) -> Tensor:
-        """A piece's rows of one column of another stage's file, on the device; errors as in `read_columns`."""
+        """Return a column of another stage's file, on the device; errors as in `read_columns`."""
         return read_columns(self.store, stage, [piece], fingerprint, [column])[column].to(self.device)
 
     @property
     def model(self) -> nn.Module:
-        """The mixture that the task at hand is about; rob where it is about none."""
+        """Return the task's mixed classifier, or the robust classifier if the task has none."""
         if self._mixture is None:
             return self.rob
         self._model = self._model or self.mixed(self._mixture)
@@ -97,25 +97,25 @@ class Workbench:
 
     @property
     def model_name(self) -> str:
-        """What receipts and columns call it: "mixed" or "rob"."""
-        return "rob" if self._mixture is None else "mixed"
+        """Return the name of `model` in summaries and columns: "mixed" or "rob"."""
+        return "mixed" if self._mixture else "rob"
 
     def mixed(self, mixture: Mixture) -> MixedClassifier:
-        """Return a mixture of the run's two classifiers, on the device."""
+        """Return a mixed classifier of the run's two classifiers, on the device."""
         return MixedClassifier.from_mixture(self.std, self.rob, mixture).to(self.device)
 
     def logits(self, model: Any, x: Tensor) -> Tensor:
-        """(B, K) in float32, in passes of the run's batch shape."""
+        """Return logits (B, K) in float32, computed in passes of the run's batch shape."""
         return Verifier(model, self.shape(x)).logits(x)
 
     def shape(self, x: Tensor) -> BatchShape:
-        """The batch shape of every pass of the run on this type of device; `x` are any images of it."""
+        """Return the batch shape of all passes on this type of device; `x` are any images of the run."""
         return self._decisions(x)[0]
 
     def summary(
         self, classifier: str, clean_BK: Tensor, y: Tensor, robust_B: Tensor, n_forward: int, n_backward: int = 0
     ) -> dict[str, Any]:
-        """The receipt's counts, of the classifier of that name."""
+        """Return the counts of the partition's summary, for the classifier with this name."""
         return {
             "classifier": classifier,
             "clean_correct": int((clean_BK.argmax(dim=1) == y).sum()),
@@ -132,19 +132,19 @@ class Workbench:
         name: str = "model",
         group: Callable[[Partition], Group] | None = None,
     ) -> AttackResult:
-        """The piece's images at the end of an engine that goes from piece to piece.
+        """Attack a partition's images with an engine that continues from partition to partition.
 
         Args:
-            make: the engine, made at the task's first piece.
-            name: of what it attacks, where a task has several engines.
-            group: a piece's images as they enter, with points that are tried first for instance.
+            make: makes the engine, for the task's first partition.
+            name: the attacked network, if a task has several engines.
+            group: returns a partition's images as they enter, for example with points that are tried first.
         """
         if name not in self._streams:
             self._streams[name] = Stream(make(), group or self.group)
         return self._streams[name].finish(piece, self._prefetched)
 
     def group(self, piece: Partition) -> Group:
-        """A piece's images as an engine takes them."""
+        """Return a partition's images in the form that an engine accepts."""
         x, y = self.images(piece)
         return Group(x, y, range(piece.start, piece.stop))
 
@@ -152,18 +152,11 @@ class Workbench:
 
     @contextmanager
     def at(
-        self,
-        piece: Partition,
-        stage: str,
-        fingerprint: str,
-        *,
-        mixture: Mixture | None = None,
-        prefetched: Sequence[Partition] = (),
+        self, piece: Partition, rows: str, mixture: Mixture | None = None, prefetched: Sequence[Partition] = ()
     ) -> Iterator[None]:
-        """In here a task's rows of a piece are computed; engines take in the prefetched pieces as slots empty."""
-        if (stage, fingerprint) != self._task:
-            self._streams, self._task = {}, (stage, fingerprint)
-            self._mixture, self._model = mixture, None
+        """Compute a partition for the folder `rows` in the block; engines also take images of prefetched partitions."""
+        if rows != self._rows:
+            self._streams, self._model, self._mixture, self._rows = {}, None, mixture, rows
         self._read = {each: images for each, images in self._read.items() if each in (piece, *prefetched)}
         self._prefetched = prefetched
         try:
@@ -174,19 +167,19 @@ class Workbench:
 
     @property
     def n_forward_begun(self) -> int:
-        """Passes so far of images of prefetched pieces."""
+        """Return the number of passes so far on images of prefetched partitions."""
         return sum(stream.n_forward_begun for stream in self._streams.values())
 
     def precisions(self, x: Tensor) -> str:
-        """What each network's gradients are computed in."""
+        """Describe the precision of each network's gradients."""
         return ", ".join(f"{role} {precision}" for role, precision in self._decisions(x)[1].items())
 
     def repeatable(self, x: Tensor) -> bool:
-        """Whether a pass over the same images gives the same bits again; else only verdicts repeat."""
+        """Whether two passes over the same images give the same bits; otherwise only verified results repeat."""
         return self._decisions(x)[2]
 
     def _decisions(self, x: Tensor) -> tuple[BatchShape, dict[str, Precision], bool]:
-        """Rows, precisions, and whether passes repeat their bits."""
+        """Return the batch shape, the precisions, and whether passes repeat their bits."""
         if self._settled is None:
             self.use(self.measured(x))
         assert self._settled is not None
@@ -207,8 +200,7 @@ class Workbench:
             model = MixedClassifier(self.std, self.rob, IdentityTransform(), 0.5)
         if rows == "auto":
             rows = measured_rows(model, x, self.spec.precision)
-        # Copies of its own: those of the run are made, and perhaps compiled, once it is known in what.
-        trial = FastCopies(self.spec.precision)
+        trial = FastCopies(self.spec.precision)  # the run's copies are made, and perhaps compiled, after this decision
         networks = self.networks.items()
         return {
             "rows": rows,

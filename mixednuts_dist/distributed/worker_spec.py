@@ -1,4 +1,4 @@
-"""What every worker must know of the run."""
+"""The description of a run that every worker gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..config.threat import ThreatModel
 from ..config.uris import placed, travelled
 
-if TYPE_CHECKING:  # what only looks at a run does without PyTorch
+if TYPE_CHECKING:  # commands that only look at a run do not import PyTorch
     from ..acceleration.precision import PrecisionChoice
 
 
@@ -22,13 +22,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker needs to know of the run."""
+    """The inputs and settings of a run, as the driver found them."""
 
-    store_uri: str  # of the rows
+    store_uri: str  # where the rows are stored
     data_uri: str
-    std_uri: str | None  # None: rob is attacked alone
-    rob_uri: str | None  # None: a worker without classifiers
-    checksums: Mapping[str, str]  # of "labels", "std" and "rob", as the driver saw them
+    std_uri: str | None  # None if the robust classifier is attacked alone
+    rob_uri: str | None  # None for a worker without classifiers
+    checksums: Mapping[str, str]  # "labels", "std", "rob" -> checksum on the driver
     threat: ThreatModel
     seed: int
     ln_k: int | None
@@ -37,21 +37,21 @@ class WorkerSpec:
     precision: PrecisionChoice = "fp32"
     compile: bool = False
     random: bool = False  # the classifiers need not repeat their logits
-    n_classes: int | None = None  # as the driver found it; None where it has not looked
+    n_classes: int | None = None  # None if the driver has not run the classifiers
     working_folder: str = ""  # the driver's, to which relative paths are relative
-    extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256, as the driver saw them
+    extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256 on the driver
     run: str = ""  # the folder of the run's own files, below `store_uri`
-    n_workers: int = 1  # that start with it, and load from the same storage
-    objects: Mapping[str, Any] = field(default_factory=dict, repr=False)  # modules and a dataset in place of URIs
+    n_workers: int = 1  # workers that start together and load from the same storage
+    objects: Mapping[str, Any] = field(default_factory=dict, repr=False)  # modules and a dataset instead of URIs
 
     @property
     def uris(self) -> dict[str, str]:
-        """Of "std", where the run has one, and "rob"."""
+        """Return role ("std" if the run has one, "rob") -> URI on this machine."""
         uris = (("std", self.std_uri), ("rob", self.rob_uri))
         return {role: self.placed(uri) for role, uri in uris if uri is not None}
 
     def placed(self, uri: str) -> str:
-        """A URI with its files where they lie on this machine."""
+        """Return a URI whose files are found on this machine."""
         return placed(uri, travelled(self.working_folder))
 
     @property

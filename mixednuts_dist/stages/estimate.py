@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
-from ..distributed.worker import PassSeconds
+from ..distributed.timing import PassSeconds
 from ..errors import MissingArtifact
 from ..storage.records import Receipt
 from .choosing import attacks_its_choice

@@ -66,8 +66,8 @@ class ChangesInTheAttack(Watcher):
     [
         (NAN, "demo_rob", r"rob='py:.*:Changes'.* NaN or infinit"),
         (NAN, "demo_std", r"std='py:.*:Changes': .* NaN or infinity"),
-        ("logits = logits[:, :9]", "demo_rob", r"rob='py:.*:Changes' answers torch.float32 of shape \(\d+, 9\); when"),
-        ("logits = logits.long()", "demo_std", r"std='py:.*:Changes' answers torch.int64 of shape"),
+        ("logits = logits[:, :9]", "demo_rob", r"rob='py:.*:Changes' returns torch.float32 of shape \(\d+, 9\); when"),
+        ("logits = logits.long()", "demo_std", r"std='py:.*:Changes' returns torch.int64 of shape"),
         ("raise SystemError('gone')", "demo_std", r"std='py:.*:Changes' fails: SystemError: gone"),
         (DROPOUT, "demo_std", r"std='py:.*:Changes' gives 8 images other logits .* it has become random, or changed"),
         ("logits = 2 * logits", "demo_rob", r"rob='py:.*:Changes' gives 8 images other logits .* random, or changed"),

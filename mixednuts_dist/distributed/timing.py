@@ -1,0 +1,73 @@
+"""Measures how long passes through a run's classifiers take, for cost estimates."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..acceleration.precision import FastCopies
+from ..acceleration.tf32 import tf32_allowed
+from ..attacks.gradient_model import AttackedModel
+from ..mixing.classifier import MixedClassifier
+from ..mixing.transforms import LogitTransform
+
+_ENOUGH_SECONDS, _MOST_REPEATS = 1.0, 20
+
+
+@dataclass(frozen=True)
+class PassSeconds:
+    """Seconds per image in a full batch."""
+
+    forward: float
+    both: float  # forward and backward
+
+    def of(self, n_forward: int, n_backward: int) -> float:
+        """Return the seconds per image for these numbers of passes; each backward pass includes a forward pass."""
+        return (n_forward - n_backward) * self.forward + n_backward * self.both
+
+
+def time_classifiers(networks: Mapping[str, nn.Module], x_BCHW: Tensor, copies: FastCopies) -> dict[str, PassSeconds]:
+    """Time the base classifiers and, if there are two, their mixed classifier, whose parameters do not change its cost.
+
+    The passes go through the fast copies, as nearly all passes of a run do.
+    """
+    models = dict(networks)
+    if "std" in networks:
+        mixed = MixedClassifier(networks["std"], networks["rob"], LogitTransform(1.0, 1.0, 0.0), 0.9).eval()
+        models["mixed"] = mixed.to(x_BCHW.device)
+    return {
+        name: _time(AttackedModel.of(model, copies=copies, like_BCHW=x_BCHW, rows=len(x_BCHW)), x_BCHW)
+        for name, model in models.items()
+    }
+
+
+def _time(attacked: AttackedModel, x_BCHW: Tensor) -> PassSeconds:
+    def forward() -> None:
+        with torch.no_grad(), tf32_allowed(attacked.fast.tf32):
+            attacked.fast.run(x_BCHW).model_logits  # noqa: B018, the property computes the logits
+
+    def both() -> None:
+        attacked.fast.probe(x_BCHW)
+
+    return PassSeconds(_seconds(forward, x_BCHW) / len(x_BCHW), _seconds(both, x_BCHW) / len(x_BCHW))
+
+
+def _seconds(act: Callable[[], Any], x_BCHW: Tensor) -> float:
+    """Return the median of several repeats, after one repeat as a warm-up."""
+    times: list[float] = []
+    act()
+    while sum(times) < _ENOUGH_SECONDS and len(times) < _MOST_REPEATS:
+        _synchronize(x_BCHW)
+        started = time.perf_counter()
+        act()
+        _synchronize(x_BCHW)
+        times.append(time.perf_counter() - started)
+    return sorted(times)[len(times) // 2]
+
+
+def _synchronize(x_BCHW: Tensor) -> None:
+    if x_BCHW.is_cuda:
+        torch.cuda.synchronize(x_BCHW.device)
