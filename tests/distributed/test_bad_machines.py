@@ -1,6 +1,7 @@
 """A bad machine never costs the run: the pool over workers that are threads, some of which fail as bad machines do."""
 
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -249,6 +250,7 @@ def test_storage_failure_of_one_node_does_not_end_the_stage(tmp_path: Path) -> N
     stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i % 2}"), no_storage), 2, 10)
     assert isinstance(stage.error, StoreError)
     assert not stage.written
+    assert all(machine.ended for machine in stage.executor.started)
 
 
 def test_a_written_partition_is_never_reported_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,3 +310,62 @@ def test_kept_workers_that_died_between_stages_are_replaced(tmp_path: Path) -> N
     stage = Stage(tmp_path, dead, 4, 20, kept=executor)
     stage.require_complete()
     assert 1 <= len(executor.started) <= 4
+
+
+def test_classifier_that_never_works_ends_the_stage_early(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, lambda i: Machine(Place(f"node{i % 2}"), dead_card), 2, 24)
+    assert isinstance(stage.error, PartitionFailed)
+    assert re.search(r"tries have failed, so the rest was not tried", str(stage.error))
+    assert len(stage.executor.started) < 24
+
+
+class Hoarder(Machine):
+    """A worker whose storage accepts no file before `flush`, which first calls `on_flush`."""
+
+    def __init__(self, act: Act = good, on_flush: Callable[[], None] = lambda: None) -> None:
+        self.on_flush, self.kept = on_flush, dict[Partition, Receipt]()
+        super().__init__(Place("node"), act)
+
+    def process(self, *arguments: Any) -> dict[Partition, Receipt]:
+        self.kept |= super().process(*arguments)
+        return {}
+
+    def flush(self) -> dict[Partition, Receipt]:
+        self.on_flush()
+        return self.kept
+
+
+def die() -> None:
+    raise WorkerLost("killed by signal 9")
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_unwritten_partitions_count_once_stored(tmp_path: Path, n_workers: int) -> None:
+    """The first worker that flushes dies. Its partitions run twice and keep their single try."""
+    first = iter([True])
+    stage = Stage(
+        tmp_path, lambda _: Hoarder(on_flush=lambda: die() if next(first, False) else None), n_workers, 6, max_tries=1
+    )
+    stage.require_complete()
+    computed = [index for machine in stage.executor.started for index in machine.done]
+    assert set(computed) == set(range(6))
+    assert 6 < len(computed) <= 12
+
+
+def test_unwritten_partition_is_kept_if_all_others_fail(tmp_path: Path) -> None:
+    def only_first(partition: Partition) -> None:
+        if partition.index:
+            raise ValueError("this partition fails")
+
+    stage = Stage(tmp_path, lambda _: Hoarder(only_first), 1, 3, max_tries=1)
+    assert isinstance(stage.error, PartitionFailed)
+    assert str(stage.error).count("this partition fails") == 2, "something works, so each of the others has its try"
+    assert stage.written == [0]
+
+
+def test_partition_whose_workers_die_waiting_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixednuts_dist.distributed.schedule.MAX_LOST_MACHINES", 3)
+    stage = Stage(tmp_path, lambda _: Hoarder(on_flush=die), 1, 1, max_tries=1)
+    assert isinstance(stage.error, PartitionFailed)
+    assert re.search(r"partition 0 .*lost 3 ", str(stage.error))
+    assert sum(len(machine.done) for machine in stage.executor.started) == 3

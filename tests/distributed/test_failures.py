@@ -7,12 +7,15 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from mixednuts_dist.config.compute_config import ComputeConfig
-from mixednuts_dist.distributed.executor import WorkerLost
+from mixednuts_dist.distributed.executor import PoolSettings, WorkerLost
+from mixednuts_dist.distributed.pool import Pool
 from mixednuts_dist.distributed.ray_executor import RayExecutor, _plain, pool_settings
-from mixednuts_dist.distributed.schedule import HOPELESS, MAX_LOST_MACHINES, Failures
+from mixednuts_dist.distributed.schedule import HOPELESS, MAX_LOST_MACHINES, Failures, WorkQueue
+from mixednuts_dist.distributed.tasks import Task
 from mixednuts_dist.errors import ClusterError, PartitionFailed
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
+from tests.helpers.worker_specs import unchecked_spec
 
 PART = Partition(4, 40, 60)
 
@@ -104,3 +107,10 @@ def test_growing_cluster_warns_of_workers_without_gpus(caplog: pytest.LogCapture
         pool_settings(compute, may_grow=True)
     pool_settings(ComputeConfig(num_workers=8))
     assert not caplog.text
+
+
+@pytest.mark.usefixtures("ray_executor")
+def test_pool_names_requested_and_present_resources(tmp_path: Path) -> None:
+    task, settings = Task(stage="attack", fingerprint=""), PoolSettings(1, 10_000, 0, start_seconds=0.5)
+    with pytest.raises(ClusterError, match=r"1 were requested, each with 10000 CPUs.*the cluster has \d+ CPUs"):
+        Pool(unchecked_spec(tmp_path), task, settings, RayExecutor()).run(WorkQueue([PART]))

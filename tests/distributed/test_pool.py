@@ -53,16 +53,6 @@ def test_killed_workers_cost_nothing_but_time(
 
 
 @pytest.mark.alone
-def test_a_process_that_dies_at_one_image_once_is_replaced(
-    tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any
-) -> None:
-    config = tiny(rob=f"py:{factory}:dying_once")
-    attack.run(config, executor=ray_executor)
-    assert (factory.parent / "mark").exists()
-    assert sorted(table(config)["sample_id"]) == list(range(24))
-
-
-@pytest.mark.alone
 def test_hanging_worker_is_replaced(
     tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -76,25 +66,20 @@ def test_hanging_worker_is_replaced(
     assert sorted(table(config)["sample_id"]) == list(range(24))
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        pytest.param("raising", "BaseClassifierError: rob=.*: ValueError: image 10 is poison", marks=pytest.mark.slow),
-        pytest.param("dying", "the worker died", marks=pytest.mark.alone),
-    ],
-)
+@pytest.mark.slow
 def test_failing_partition_is_quarantined_and_named(
-    tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, name: str, reason: str
+    tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any
 ) -> None:
     """The failing partition is prefetched next to sound ones."""
-    config = tiny(rob=f"py:{factory}:{name}", partition_size=2)
-    told = rf"^partition 5 \(images 10-11\) failed 3 of 3 tries: {reason}"
-    with pytest.raises(PartitionFailed, match=told) as caught:
+    config = tiny(rob=f"py:{factory}:raising", partition_size=2)
+    reason = "BaseClassifierError: rob=.*: ValueError: image 10 is poison"
+    named = rf"^partition 5 \(images 10-11\) failed 3 of 3 tries: {reason}"
+    with pytest.raises(PartitionFailed, match=named) as caught:
         attack.run(config, executor=ray_executor)
     assert sorted(table(config)["sample_id"]) == [*range(10), *range(12, 24)]
     log = Path(config.storage) / config.place() / "errors" / "attack-00005.txt"
     assert str(log) in str(caught.value)
-    assert reason.rpartition(": ")[2].split()[-1] in log.read_text()
+    assert "poison" in log.read_text()
 
 
 def test_a_worker_with_other_weights_than_the_driver_is_refused(
@@ -107,15 +92,3 @@ def test_a_worker_with_other_weights_than_the_driver_is_refused(
     )
     with pytest.raises(BaseClassifierError, match="this machine holds other weights"):
         attack.run(tiny(rob=f"py:{path}:rob"), executor=ray_executor)
-
-
-@pytest.mark.alone
-def test_a_classifier_that_never_works_ends_the_stage_early(
-    tiny: Callable[..., RunConfig], factory: Path, ray_executor: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It passes the driver's look at a few images, and fails at every partition."""
-    config = tiny(rob=f"py:{factory}:never", partition_size=1)
-    told = r"no kernel\. Log: .*\nAll of \d+ tries have failed, so the rest was not tried"
-    with pytest.raises(PartitionFailed, match=told):
-        attack.run(config, executor=ray_executor)
-    assert sum(" failed on node" in record.getMessage() for record in caplog.records) < 24

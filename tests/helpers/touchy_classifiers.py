@@ -35,19 +35,6 @@ def raising():
         raise ValueError("image 10 is poison")
     return Touchy(act)
 
-class Never(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = demo_rob()
-
-    def forward(self, x):
-        if "default_worker" in sys.argv[0]:
-            raise RuntimeError("no kernel")
-        return self.net(x)
-
-def never():
-    return Never()
-
 def dying():
     return Touchy(lambda: os._exit(3))
 
@@ -56,13 +43,6 @@ def hanging_once():
         if not MARK.exists():
             MARK.write_text("hung")
             time.sleep(3600)
-    return Touchy(act)
-
-def dying_once():
-    def act():
-        if not MARK.exists():
-            MARK.write_text("dead")
-            os._exit(3)
     return Touchy(act)
 """
 
