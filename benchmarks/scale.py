@@ -30,7 +30,8 @@ from mixednuts_dist.attacks.budget import WARM_START
 from mixednuts_dist.attacks.red_flags import FLAGS
 from mixednuts_dist.config.run_config import RunConfig, digest, load_config, parse_config
 from mixednuts_dist.images.datasets import open_dataset
-from mixednuts_dist.stages.runs import Run, evaluate_fingerprint, finished_partitions, open_run, read_search_result
+from mixednuts_dist.stages.runs import Run, finished_partitions, open_run
+from mixednuts_dist.stages.search_result import evaluate_fingerprint, read_search_result
 from mixednuts_dist.storage.index import IndexWriter, with_checksum
 from mixednuts_dist.storage.partitions import Partition, rows_folder
 from mixednuts_dist.storage.records import Receipt

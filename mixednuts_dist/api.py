@@ -28,7 +28,7 @@ from .reports.figures import figures
 from .reports.page import report_files
 from .reports.results import RunResults
 from .reports.tables import accuracy_table, search_table
-from .stages.runs import run_classifier
+from .stages.run_inputs import run_classifier
 
 _BETA: float = SearchConfig.model_fields["beta"].default
 

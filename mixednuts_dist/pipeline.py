@@ -1,4 +1,4 @@
-"""All stages in order; each does only what is not done yet."""
+"""Run all stages in order; each computes only what is missing."""
 
 import logging
 from collections.abc import Mapping
@@ -14,8 +14,9 @@ from .errors import DamagedFile, MissingArtifact, ReadOnlyStorage
 from .images.datasets import Dataset
 from .reports import report
 from .reports.results import RunResults
-from .stages import attack, evaluate, search
+from .stages import search
 from .stages.choosing import needed_stage
+from .stages.cross_check import cross_check
 from .stages.progress import RunProgress
 from .stages.runs import Run, open_run, reopen_run
 from .stages.stage import stages_of
@@ -35,14 +36,14 @@ def run(
     progress: RunProgress | None = None,
     drawn: bool = True,
 ) -> RunResults:
-    """Attack, search, evaluate, run the stages that the configuration asks for, and report; errors as in the stages.
+    """Attack, search, evaluate, run the added stages of the configuration, and report; errors as in the stages.
 
     Args:
         config: from `load_config` or `parse_config`.
         classifiers: modules to use instead of the URIs `std` and `rob`; the caller's modules do not change.
         images: an opened dataset to use instead of `data.uri`.
-        executor: that runs all stages; by default the one of `compute.executor`. `debug` runs in this process.
-        progress: is called at the beginning and end of each stage and after each partition.
+        executor: runs all stages; by default, the one of `compute.executor`. `debug` runs in this process.
+        progress: receives the start and end of each stage and each finished partition.
         drawn: whether to draw the figures and the page.
 
     Without `std` there is neither attack nor search. If a stage finds a damaged file, the file is quarantined and all
@@ -70,7 +71,7 @@ def run(
 
 
 def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images: Dataset | None) -> RunConfig:
-    """The configuration with the caller's objects, which their checksums name in the run."""
+    """Return the configuration with the caller's objects, which the run names by their checksums."""
     objects: dict[str, Any] = dict(classifiers)
     labels = {role: f"{GIVEN}:{classifier_checksum(model, GIVEN)[:12]}" for role, model in classifiers.items()}
     if images is not None:
@@ -79,21 +80,20 @@ def with_objects(config: RunConfig, classifiers: Mapping[str, nn.Module], images
 
 
 def _complete(opened: Run, executor: Executor, progress: RunProgress, drawn: bool) -> RunResults:
-    asked = stages_of(opened.config)  # before any pass: a stage may refuse its keys
+    stages = {stage.name: stage for stage in stages_of(opened.config)}  # a stage may reject its keys before any pass
     if opened.config.std is not None:
-        attack.complete(opened, executor, progress)
-        for stage in asked:
-            if stage.name == needed_stage(opened.config.search):
-                stage.complete(opened, executor, progress)
+        stages["attack"].complete(opened, executor, progress)
+        if needed := needed_stage(opened.config.search):
+            stages[needed].complete(opened, executor, progress)
         search.complete(opened, executor, progress)
-    evaluate.complete(opened, executor, progress)
-    every_image = opened.config.evaluate.until is None  # a search learns from a whole evaluation only
-    while opened.config.std is not None and every_image and search.learn(opened, executor, progress):
-        evaluate.complete(opened, executor, progress)
-    evaluate.check(opened, executor, progress)
-    for stage in asked:
-        if stage.name in opened.config.added_stages():
-            stage.complete(opened, executor, progress)
+    stages["evaluate"].complete(opened, executor, progress)
+    if opened.config.std is not None and opened.config.evaluate.until is None:  # the search needs all images
+        while search.learn(opened, executor, progress):
+            stages["evaluate"].complete(opened, executor, progress)
+    cross_check(opened, executor, progress)
+    for name in opened.config.added_stages():
+        if name in stages:
+            stages[name].complete(opened, executor, progress)
     if not drawn:
         return report.collect(opened)
     executor.report("drawing the tables, the figures and the page")

@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -153,11 +153,6 @@ class Invocation:
     source: str = ""
     overrides: tuple[str, ...] = ()
 
-    def changed(self, override: str) -> "Invocation":
-        """Return the same command with one more override."""
-        overrides = (*self.overrides, override)
-        return replace(self, config=config_of(self.source, overrides, local=self.local), overrides=overrides)
-
     def typed(self, command: str, *more: str) -> str:
         """Return another command on the same configuration, with `more` overrides."""
         overrides = (*self.overrides, *more)
@@ -228,6 +223,7 @@ def run_command(
     as_json: bool = False,
     interrupted: str = RESUMES,
     before: Callable[[Any], Any] | None = None,
+    sets: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Make a command on CONFIG: the function receives an `Invocation` and its other options.
 
@@ -241,6 +237,7 @@ def run_command(
         as_json: whether it takes --json.
         interrupted: the message after a signal.
         before: an argument in front of CONFIG.
+        sets: options that set a key of the configuration, option -> key.
     """
 
     def make(function: Callable[..., None]) -> click.Command:
@@ -254,6 +251,8 @@ def run_command(
             with reported(interrupted) as console:
                 if not runs and is_run(config):
                     raise ConfigError(f"{config} is a run, not a configuration file. Run: mixednuts run {config}")
+                given = ((key, options[option]) for option, key in (sets or {}).items())
+                overrides = (*overrides, *(f"{key}={value}" for key, value in given if value is not None))
                 loaded = config_of(config, overrides, trust=trust_code, local=local)
                 function(Invocation(loaded, console, address, local, trust_code, config, overrides), **options)
 

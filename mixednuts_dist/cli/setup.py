@@ -122,7 +122,7 @@ def _remote_storage_problems(uri: str) -> Iterator[str]:
 
 
 def _problems_of_use(config: RunConfig) -> Iterator[str]:
-    from ..stages.runs import inspect_inputs
+    from ..stages.run_inputs import inspect_inputs
 
     try:
         inputs = inspect_inputs(config)

@@ -56,7 +56,11 @@ def search(given: Invocation) -> None:
     _search(given)
 
 
-@run_command("evaluate mine.yaml --local --set evaluate.preset=fast", "evaluate mine.yaml --adv-images x_adv.pt")
+@run_command(
+    "evaluate mine.yaml --local --set evaluate.preset=fast",
+    "evaluate mine.yaml --adv-images x_adv.pt",
+    sets={"adv_images": "judge.points"},
+)
 @click.option("--adv-images", metavar="FILE", help="Verify adversarial images from FILE instead.")
 def evaluate(given: Invocation, adv_images: str | None) -> None:
     """Attack the mixed classifier with adaptive AutoAttack.
@@ -64,10 +68,7 @@ def evaluate(given: Invocation, adv_images: str | None) -> None:
     A CONFIG without `std` attacks its one classifier with AutoAttack. With --adv-images the command counts which images
     of FILE (.pt, .npy, .npz, .parquet) the classifiers misclassify, verified in float32.
     """
-    if adv_images is None:
-        _stage(given, "evaluate")
-    else:
-        _stage(given.changed(f"judge.points={adv_images}"), "judge")
+    _stage(given, "evaluate" if adv_images is None else "judge")
 
 
 @run_command(

@@ -21,17 +21,9 @@ from ..config.versions import fast_notes
 from ..errors import MissingArtifact, MixedNutsError
 from ..reports.counts import Count, device_hours, held_text, outcome_counts, seconds_text
 from ..reports.table import Cell, Table, print_table
-from ..stages.runs import (
-    RESULTS,
-    SELECTED,
-    Run,
-    current_stage,
-    finished_partitions,
-    read_search_result,
-    reopen_run,
-    run_store,
-    stored_run,
-)
+from ..stages.driver_notes import current_stage
+from ..stages.runs import RESULTS, Run, finished_partitions, reopen_run, run_store, stored_run
+from ..stages.search_result import SELECTED, read_search_result
 from ..stages.stage import Stage, stages_of
 from ..storage.outages import FIRST_ANSWER_SECONDS
 from ..storage.records import Receipt
@@ -238,11 +230,13 @@ def run_status(config: RunConfig) -> RunStatus:
     Raises:
         StoreError: if the storage does not answer or its bucket does not exist.
     """
-    store = run_store(config, FIRST_ANSWER_SECONDS)
-    if not store.exists(RUN):
+    try:
+        opened = reopen_run(config, FIRST_ANSWER_SECONDS)
+    except MissingArtifact:
+        store = run_store(config, FIRST_ANSWER_SECONDS)
         store.require_bucket()
-        return RunStatus(config.run_id(), store.uri, (), False, False, False, (), ())
-    opened = reopen_run(config, FIRST_ANSWER_SECONDS)
+        unsearched = None if config.std is None else False
+        return RunStatus(config.run_id(), store.uri, (), unsearched, False, False, (), ())
     searched = opened.store.exists(SELECTED)
     stages = [
         _stage_status(stage.part(opened), stage.name, stage.model_name(config), summaries)

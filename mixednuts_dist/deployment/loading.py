@@ -34,7 +34,7 @@ from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
 from ..selection.choice import Choice
-from ..stages.runs import stored_search
+from ..stages.search_result import stored_search
 from ..storage.code_files import places
 from ..storage.records import SearchResult
 from ..storage.run_file import RUN, read_run_file

@@ -20,19 +20,15 @@ from ..config.versions import fast_notes
 from ..deployment.loading import loading_line
 from ..errors import DatasetError, FingerprintMismatch, ReadOnlyStorage, redacted
 from ..stages.attack import ATTACKS_OF, STD_ATTACKS
-from ..stages.evaluate import CHECK, check_fingerprint, evaluated_part, steps_of
+from ..stages.cross_check import CHECK, check_fingerprint
+from ..stages.driver_notes import stage_clock, stage_seconds
+from ..stages.early_stop import evaluated_part
+from ..stages.evaluate import steps_of
 from ..stages.progress import RunProgress
-from ..stages.runs import (
-    Run,
-    finished_partitions,
-    read_search_result,
-    reopen_run,
-    require_complete,
-    run_dataset,
-    stage_clock,
-    stage_seconds,
-)
+from ..stages.run_inputs import run_dataset
+from ..stages.runs import Run, finished_partitions, reopen_run, require_complete
 from ..stages.search import read_candidates
+from ..stages.search_result import read_search_result
 from ..stages.stage import Certified, Stage, require_needs, stage_of
 from ..storage.partitions import Partition
 from ..storage.records import AttackRecords, EvaluateRecords, Receipt

@@ -18,7 +18,8 @@ from ..config.section import Positive, Section, read_fraction
 from ..errors import InvalidInputError
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
-from .runs import Run, read_search_result
+from .runs import Run
+from .search_result import read_search_result
 from .stage import Certified, Outcome, Stage
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
-"""The choice of the search stage over the points that are known: grid, the choice of every beta, predictions."""
+"""The search over all known adversarial examples: grid, the choice of every beta, and predictions."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,31 +14,26 @@ from ..config.search_config import SearchConfig, criterion_stage, grid_values
 from ..distributed.executor import Executor
 from ..distributed.search_inputs import SearchInputs, SearchTask
 from ..errors import InvalidInputError
+from ..mixing.clamps import Clamp
 from ..selection.choice import Choice
 from ..selection.criteria import Criterion, Scores
 from ..selection.exploration import Exploration, Selection
 from ..selection.grid import Grid, Pair, kept_images
 from ..selection.inputs import CachedLogits
 from ..selection.prediction import compare_candidates, with_predictions
-from ..selection.selection import (
-    score_candidates,
-    search_grid,
-    surrogate_alpha,
-)
-from ..storage.records import AttackRecords, SearchResult, candidates_table
+from ..selection.selection import score_candidates, search_grid, surrogate_alpha
+from ..storage.records import SearchResult, candidates_table
 from ..storage.tables import read_attack_records
-from .rounds import Points, centre_cutoff, wanted_images
-from .runs import SELECTED, Run, search_fingerprint, searched_images
+from .rounds import Points, centered_threshold, wanted_images
+from .runs import Run, searched_images
+from .search_result import SELECTED, search_fingerprint
 from .stage import stage_of
 
 CANDIDATES = "search/candidates.parquet"
-WORTH_TRIALS = 1 << 29  # mapped logits, seconds of one core: for fewer a second Tune job takes longer to start
 WITHOUT_ROUNDS = (
     "criterion {!r} fixes the margin threshold by beta, so the choice was not attacked and made again (search.rounds): "
     "beta holds under the stored perturbations only."
 )
-
-
 CERTIFIED = (
     "The search counted certificates: beta is the share of the {:,} images certified for rob alone that the mixture "
     "stays certified on, and no attack is asked for that."
@@ -47,49 +43,50 @@ Scoring = Callable[[Sequence[Grid]], list[Scores]]
 
 
 class Choosing:
-    """The search over the points that it is called with: a grid, its widening, the choice of every beta."""
+    """Searches the configured grids, widens them, and chooses a candidate for every beta, as often as it is called."""
 
     def __init__(self, opened: Run, executor: Executor) -> None:
         self.opened, self._executor, self._search = opened, executor, opened.config.search
         self._sample = searched_images(opened)
         given = opened.rows, opened.partitions, opened.attack_fingerprint
         self.records = read_attack_records(*given, sample_ids=self._sample)
-        self._inputs = _inputs(self.records)
+        stored = (
+            self.records.labels_N,
+            self.records.std_clean_NK,
+            self.records.rob_clean_NK,
+            self.records.rob_attacked_NK,
+        )
+        self._inputs = SearchInputs(*(values.numpy() for values in stored))
         self._rows = self._inputs.rows()
         if (needed := needed_stage(self._search)) is not None:
             ids = None if self._sample is None else self._sample.tolist()
             certificates = stage_of(opened.config, needed).certificates(opened, ids)
             self._rows = replace(self._rows, certificates=certificates)
+        self._criterion(self._rows, self._search.clamp, self._search.ln_k)  # raises before Ray starts
+        extensions = load_extensions(opened.config.extensions)
         self._task = SearchTask(
-            opened.store.uri,
-            search_fingerprint(opened),
-            self._search.criterion,
-            load_extensions(opened.config.extensions),
-            str(Path.cwd()),
+            opened.store.uri, search_fingerprint(opened), self._search.criterion, extensions, str(Path.cwd())
         )
-        search = self._search  # what cannot be searched is refused before Ray starts
-        CRITERIA.get(search.criterion).from_rows(self._rows, clamp=search.clamp, ln_k=search.ln_k)
-        self.explored: Exploration | None = None  # the last one
+        self.explored: Exploration | None = None  # by the last call
+
+    def _criterion(self, rows: CachedLogits, clamp: Clamp, ln_k: int | None) -> Criterion:
+        criterion: Criterion = CRITERIA.get(self._search.criterion).from_rows(rows, clamp=clamp, ln_k=ln_k)
+        return criterion
 
     def __call__(self, points: Points | None) -> SearchResult:
-        """Every beta's choice."""
-        rows = self._rows
-        n_more = 0 if points is None else len(points.image_P) - len(rows.labels_B)
+        """Search over the adversarial examples of rounds or, for None, over those of the attack stage alone."""
+        search, rows = self._search, self._rows
+        n_images = len(rows.labels_B)
+        n_more = 0 if points is None else len(points.image_P) - n_images
         if points is not None and n_more:
-            rows = replace(rows, points=points.beyond(len(rows.labels_B)))
-        criterion = CRITERIA.get(self._search.criterion)
-        criteria: dict[Pair, Criterion] = {
-            (clamp, ln_k): criterion.from_rows(rows, clamp=clamp, ln_k=ln_k) for clamp, ln_k in self._search.pairs()
-        }
-        grid, found = grid_of(self._search), f", {n_more:,} more points of rounds" if n_more else ""
-        n_candidates = len(self._search.pairs()) * len(grid.scales) * len(grid.powers) * len(grid.biases)
+            rows = replace(rows, points=points.beyond(n_images))
+        criteria: dict[Pair, Criterion] = {pair: self._criterion(rows, *pair) for pair in search.pairs()}
+        n_candidates = len(criteria) * math.prod(grid_of(search).shape[1:])
+        found = f", {n_more:,} more points of rounds" if n_more else ""
         self._executor.report(
-            f"searching {n_candidates:,} candidates (s, p, c) on the stored logits of {len(rows.labels_B):,} "
-            f"images{found}"
+            f"searching {n_candidates:,} candidates (s, p, c) on the stored logits of {n_images:,} images{found}"
         )
-        search = self._search
-        scoring = self._scoring(search, criteria, by_rounds=rows.points is not None)
-        exploration = explored(search, criteria, scoring)
+        exploration = explored(search, criteria, self._scoring(search, criteria, by_rounds=rows.points is not None))
         self.explored = exploration
         notes = (
             *self._sample_notes(),
@@ -97,7 +94,30 @@ class Choosing:
             *(_limit_notes(search, criteria) if points is not None else ()),
             *_widening_notes(exploration),
         )
-        return _result(search, self.records, points, exploration, notes)
+        return self._result(points, exploration, notes)
+
+    def _result(self, points: Points | None, exploration: Exploration, notes: Sequence[str]) -> SearchResult:
+        search, records, cached = self._search, self.records, self._inputs.rows()
+        choices = {beta: exploration.choice(beta) for beta in search.all_betas()}
+        deployed, first = choices[search.beta], exploration.parts[0]
+        if deployed is None:
+            first.for_beta(search.beta)  # raises with the reason
+        assert deployed is not None
+        survived = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
+        alpha_d = surrogate_alpha(records.rob_attacked_NK[survived], search.surrogate_beta)
+        found = (replace(choice, surrogate_alpha=alpha_d) for choice in choices.values() if choice is not None)
+        remarks = (remark for remark in exploration.remarks(choices) if remark.beta in (None, search.beta))
+        return SearchResult(
+            criterion=search.criterion,
+            clamp=deployed.clamp,
+            ln_k=deployed.ln_k,
+            deployed_beta=search.beta,
+            surrogate_alpha=alpha_d,
+            entries=tuple(_predicted(choice, cached, points) for choice in found),
+            n_candidates=sum(part.objectives[0].numel() for part in exploration.parts),
+            n_undeployable=sum(part.n_undeployable for part in exploration.parts),
+            notes=(*map(str, remarks), *notes, *_certified_notes(search, first)),
+        )
 
     def _sample_notes(self) -> tuple[str, ...]:
         if self._sample is None:
@@ -110,64 +130,47 @@ class Choosing:
         return (f"The search read {n_searched:,} of the {n_images:,} images, {how}; its predictions count those.",)
 
     def _scoring(self, search: SearchConfig, criteria: dict[Pair, Criterion], *, by_rounds: bool) -> Scoring:
-        """Return how grids are scored: by the executor (a Tune job on Ray) or, with points of rounds, in this process.
+        """Return how grids are scored: by the executor (a Tune job on Ray) or, after rounds, in this process.
 
-        With points of rounds each beta keeps some images to spare, as far as rob itself is right at all of them.
+        After rounds, each beta keeps a few more images than required, if `rob` itself is right on that many.
         """
 
-        def wanted(criterion: Criterion, beta: float) -> float:
-            return wanted_images(beta, criterion.n_attacked) if by_rounds else criterion.required(beta)
-
         def here(grids: Sequence[Grid]) -> list[Scores]:
-            scores = []
-            for grid in grids:
-                criterion = criteria[grid.pair]
-                most = criterion.attacked.n_right() if by_rounds else criterion.n_attacked
-                kept = [min(most, wanted(criterion, beta)) for beta in grid.betas]
-                scores.append(score_candidates(criterion, grid, [max(1, k) for k in kept]))
-            return scores
+            return [score_candidates(criteria[grid.pair], grid, kept(criteria[grid.pair], grid)) for grid in grids]
 
-        tuned = None
-        if self._search.tune and not by_rounds and not needed_stage(search):
-            tuned = self._executor.scoring(self._inputs, self._task, self.opened.config.compute)
-        if tuned is None:
+        def kept(criterion: Criterion, grid: Grid) -> list[float]:
+            n = criterion.n_attacked
+            if not by_rounds:
+                return [max(1, min(n, criterion.required(beta))) for beta in grid.betas]
+            return [max(1, min(criterion.attacked.n_right(), wanted_images(beta, n))) for beta in grid.betas]
+
+        trials = None
+        if search.tune and not by_rounds and not needed_stage(search):
+            trials = self._executor.scoring(self._inputs, self._task, self.opened.config.compute)
+        if trials is None:
             return here
-        trials = tuned
-
-        def on_tune(grids: Sequence[Grid]) -> list[Scores]:
-            """The configured grid is a Tune job; a wider one is scored here unless it is large."""
-            configured = all(not grid.widenings for grid in grids)
-            work = sum(work_of(grid, {grid.pair: criteria[grid.pair]}) for grid in grids)
-            return trials(grids) if configured or work >= WORTH_TRIALS else here(grids)
-
-        return on_tune
+        on_tune = trials
+        # a wider grid is scored here, because a second Tune job takes longer to start
+        return lambda grids: here(grids) if any(grid.widenings for grid in grids) else on_tune(grids)
 
     def store(self, result: SearchResult, write: Callable[[str, bytes], object]) -> None:
-        """Leave `search/candidates.parquet` and `search/selected.json`, in this order."""
+        """Write `search/candidates.parquet`, then `search/selected.json`."""
         assert self.explored is not None
-        fingerprint, exploration = self._task.fingerprint, self.explored
-        files = {"candidates.parquet": candidates_table(exploration, fingerprint)}
-        self.opened.store.write_all("search", files)
+        fingerprint = self._task.fingerprint
+        self.opened.store.write_all("search", {"candidates.parquet": candidates_table(self.explored, fingerprint)})
         content = {"run_id": self.opened.config.run_id(), "fingerprint": fingerprint, "result": result.to_json()}
         content["digest"] = digest(content)
         write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
 
 
 def attacks_its_choice(search: SearchConfig) -> bool:
-    """Whether the search has rounds; criteria that fix the cutoff by beta, or that count certificates, have none."""
+    """Return whether the search has rounds; criteria that fix the threshold by beta or count certificates have none."""
     return bool(search.rounds) and CRITERIA.get(search.criterion).inequality and needed_stage(search) is None
 
 
 def needed_stage(search: SearchConfig) -> str | None:
-    """The stage whose certificates the criterion reads, beside the attack's rows."""
+    """Return the stage whose certificates the criterion reads, if any."""
     return criterion_stage(search.criterion)
-
-
-def work_of(grid: Grid, criteria: Mapping[Pair, Criterion]) -> int:
-    """Logits that the search maps: of every row under every candidate."""
-    rows = sum(len(criterion.attacked) + len(criterion.clean) for criterion in criteria.values())
-    n_classes = next(iter(criteria.values())).attacked.descending_NK.shape[1]
-    return rows * n_classes * len(grid.scales) * len(grid.powers) * len(grid.biases)
 
 
 def explored(search: SearchConfig, criteria: dict[Pair, Criterion], scoring: Scoring) -> Exploration:
@@ -192,15 +195,6 @@ def _widened(grid: Grid, tried: Grid, known: Scores, scoring: Scoring) -> Scores
     return whole
 
 
-def _inputs(records: AttackRecords) -> SearchInputs:
-    return SearchInputs(
-        records.labels_N.numpy(),
-        records.std_clean_NK.numpy(),
-        records.rob_clean_NK.numpy(),
-        records.rob_attacked_NK.numpy(),
-    )
-
-
 def grid_of(search: SearchConfig, pair: Pair | None = None) -> Grid:
     clamp, ln_k = pair or (search.clamp, search.ln_k)
     return Grid.checked(
@@ -214,7 +208,7 @@ def grid_of(search: SearchConfig, pair: Pair | None = None) -> Grid:
 
 
 def _comparison_notes(search: SearchConfig, inputs: SearchInputs, exploration: Exploration) -> tuple[str, ...]:
-    """Where the criterion that this one is compared with would have chosen a less accurate mixture."""
+    """Return a note if the criterion that this one is compared with would choose a less accurate mixed classifier."""
     other, chosen = CRITERIA.get(search.criterion).compared_with, exploration.choice(search.beta)
     if other is None or chosen is None:
         return ()
@@ -228,7 +222,7 @@ def _comparison_notes(search: SearchConfig, inputs: SearchInputs, exploration: E
 
 
 def _widening_notes(exploration: Exploration) -> tuple[str, ...]:
-    """How far a grid has grown because its best candidate lay on its edge."""
+    """Return a note on each grid that was widened because its best candidate lay on its edge."""
     grown = [part.grid for part in exploration.parts if part.grid.widenings]
     return tuple(
         f"The default grid ({grid.clamp}, {layer_norm}) was widened {grid.widenings} time{'s' * (grid.widenings > 1)} "
@@ -241,7 +235,7 @@ def _widening_notes(exploration: Exploration) -> tuple[str, ...]:
 
 
 def _limit_notes(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> tuple[str, ...]:
-    """Where rounds have shown that rob itself keeps fewer images than the target asks for."""
+    """Return a note if rounds have shown that `rob` itself is robust on fewer images than beta requires."""
     first = next(iter(criteria.values()))
     n_right, n_robust = first.attacked.n_right(), first.n_attacked
     if n_right >= kept_images(search.beta, n_robust):
@@ -252,49 +246,17 @@ def _limit_notes(search: SearchConfig, criteria: Mapping[Pair, Criterion]) -> tu
     )
 
 
-def _result(
-    search: SearchConfig, records: AttackRecords, points: Points | None, exploration: Exploration, notes: Sequence[str]
-) -> SearchResult:
-    choices = {beta: exploration.choice(beta) for beta in search.all_betas()}
-    deployed = choices[search.beta]
-    first = exploration.parts[0]
-    if deployed is None:
-        first.for_beta(search.beta)  # raises, and says why nothing is left at the deployed beta
-    assert deployed is not None
-    survived = records.rob_attacked_NK.argmax(dim=1) == records.labels_N
-    alpha_d = surrogate_alpha(records.rob_attacked_NK[survived], search.surrogate_beta)
-    cached = _inputs(records).rows()
-    found = (replace(choice, surrogate_alpha=alpha_d) for choice in choices.values() if choice is not None)
-    predicted = (_predicted(choice, cached, points) for choice in found)
-    return SearchResult(
-        criterion=search.criterion,
-        clamp=deployed.clamp,
-        ln_k=deployed.ln_k,
-        deployed_beta=search.beta,
-        surrogate_alpha=alpha_d,
-        entries=tuple(predicted),
-        n_candidates=sum(part.objectives[0].numel() for part in exploration.parts),
-        n_undeployable=sum(part.n_undeployable for part in exploration.parts),
-        # The other betas' remarks are left out: there is one line of each in the table.
-        notes=(
-            *(str(remark) for remark in exploration.remarks(choices) if remark.beta in (None, search.beta)),
-            *notes,
-            *_certified_notes(search, first),
-        ),
-    )
-
-
 def _certified_notes(search: SearchConfig, first: Selection) -> tuple[str, ...]:
-    """What beta means where the choice is not attacked and made again."""
+    """Return a note on the meaning of beta if the choice is not attacked."""
     if needed_stage(search) is not None:
         return (CERTIFIED.format(first.n_attacked),)
     return (WITHOUT_ROUNDS.format(search.criterion),) if search.rounds and not attacks_its_choice(search) else ()
 
 
 def _predicted(choice: Choice, cached: CachedLogits, points: Points | None) -> Choice:
-    """The choice with its predictions; under sets of points, each image counts by its hardest one."""
+    """Return the choice with its predictions; with examples of rounds, each image counts by its hardest one."""
     if points is None:
         return with_predictions(choice, cached)
-    choice = centre_cutoff(choice, cached)
+    choice = centered_threshold(choice, cached)
     gaps_B = points.largest_log_gaps(cached.labels_B, choice.transform(), any_std=False)
     return with_predictions(choice, cached, kept_B=gaps_B <= choice.log_one_minus_cutoff)

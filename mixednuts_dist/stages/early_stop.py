@@ -1,12 +1,14 @@
 """Early stopping of an evaluation, as soon as the robust accuracy is known precisely enough."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
 from ..attacks.sequential import ConfidenceSequence
 from ..storage.partitions import Partition
 from ..storage.records import Receipt
+from .runs import Run, finished_partitions, require_complete
 
 
 class EarlyStop:
@@ -62,3 +64,25 @@ class EarlyStop:
             f"robust accuracy on all {every:,} images is between {100 * low:.2f}% and {100 * high:.2f}% (95% "
             f"confidence over all looks), from {counted:,} images in randomly drawn partitions"
         )
+
+
+def early_stop_of(opened: Run) -> EarlyStop | None:
+    """Return the configured early stop, without any counted partition; None for an evaluation of all images."""
+    until = opened.config.evaluate.until
+    return None if until is None else EarlyStop(opened.partitions, opened.config.seed, until)
+
+
+def evaluated_part(opened: Run, fingerprint: str) -> tuple[Run, tuple[str, ...]]:
+    """Return the run cut to the partitions that count, and a note for the report if `evaluate.until` has cut it.
+
+    Finished partitions beyond the required ones do not count, because the quick ones are among them.
+
+    Raises:
+        MissingArtifact: if the evaluation has not finished.
+    """
+    stop, finished = early_stop_of(opened), finished_partitions(opened, "evaluate", fingerprint)
+    if stop is None or len(finished) == len(opened.partitions) or not stop.enough(finished.values()):
+        require_complete(opened, "evaluate", fingerprint)
+        return opened, ()
+    note = f"evaluate.until = {opened.config.evaluate.until:g}: {stop.sentence()}. All counts refer to those images."
+    return replace(opened, only=tuple(stop.counted)), (note,)

@@ -16,7 +16,8 @@ from ..storage.records import Receipt
 from .choosing import attacks_its_choice
 from .partitioned import worker_spec
 from .rounds import SHARES_ATTACKED, round_attacks, round_budget
-from .runs import SELECTED, Run, finished_partitions, open_run
+from .runs import Run, finished_partitions, open_run
+from .search_result import SELECTED
 from .stage import Stage, attack_passes, stages_of
 
 

@@ -16,7 +16,8 @@ from ..config.section import Section
 from ..storage.partitions import Partition
 from .points import held_points
 from .progress import RunProgress
-from .runs import Run, finished_partitions, run_dataset
+from .run_inputs import run_dataset
+from .runs import Run, finished_partitions
 from .stage import Outcome, Stage, classifier_names, stage_of
 
 if TYPE_CHECKING:

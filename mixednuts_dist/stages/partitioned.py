@@ -1,6 +1,6 @@
 """Run the task of a stage on all unfinished partitions of a run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..config.register import load_extensions
@@ -14,9 +14,10 @@ from ..storage.index import IndexWriter, set_damaged_aside
 from ..storage.partitions import Partition, rows_folder
 from ..storage.records import Receipt
 from ..storage.store import Store
+from .driver_notes import record_current_stage, stage_clock
 from .early_stop import EarlyStop
 from .progress import RunProgress
-from .runs import Run, finished_partitions, record_current_stage, stage_clock
+from .runs import Run, finished_partitions
 
 
 def run_partitions(
@@ -40,36 +41,39 @@ def run_partitions(
     todo = [partition for partition in opened.partitions if partition not in finished]
     progress.stage_started(task.stage, sum(map(len, opened.partitions)), [*finished.values()])
     index = IndexWriter(opened.rows, task.stage, task.fingerprint, finished)
+    n = len(finished)
     if early_stop:
         todo = sorted(todo, key=early_stop.place)
     if not todo or (early_stop and early_stop.enough(finished.values())):
         index.flush()
-        done = f"{len(finished)} of {len(finished)} partitions are done"
-        ended = f"nothing to do: {early_stop.sentence() if early_stop and todo else done}"
-    else:
-        set_damaged_aside(opened.rows, rows_folder(task.stage, task.fingerprint), todo)
-        _delete_error_logs(opened.store, task.stage, todo)
-        record_current_stage(opened.store, task.stage, task.fingerprint)
-        queue = WorkQueue(todo, weights=weights, in_order=early_stop is not None)
-        with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
-            pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
-            _count(pool, finished.values())
-            computed = _compute(pool, queue, index, progress, early_stop)
-        opened.rows.sweep()  # unfinished files of killed workers
-        ended = _computed(len(computed), len(finished), early_stop)
-    progress.stage_finished(task.stage, ended)
+        done = early_stop.sentence() if early_stop and todo else f"{n} of {n} partitions are done"
+        progress.stage_finished(task.stage, f"nothing to do: {done}")
+        return
+    set_damaged_aside(opened.rows, rows_folder(task.stage, task.fingerprint), todo)
+    _delete_error_logs(opened.store, task.stage, todo)
+    record_current_stage(opened.store, task.stage, task.fingerprint)
+    queue = WorkQueue(todo, weights=weights, in_order=early_stop is not None)
+    with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
+        pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)
+        _count(pool, *finished.values())
+        n_computed = _compute(pool, queue, index, progress, early_stop)
+    opened.rows.sweep()  # unfinished files of killed workers
+    done = f"{n_computed} partition{'s' * (n_computed != 1)} computed"
+    done += f", {n} {'was' if n == 1 else 'were'} done already" if n else ""
+    progress.stage_finished(task.stage, f"{done}; {early_stop.sentence()}" if early_stop else done)
 
 
 def _compute(
     pool: Pool, queue: WorkQueue, index: IndexWriter, progress: RunProgress, early_stop: EarlyStop | None
-) -> list[Receipt]:
-    """Run the pool over the queue, enter each finished partition into the index, and return the new summaries."""
-    computed: list[Receipt] = []
+) -> int:
+    """Run the pool over the queue, enter each new partition into the index, and return their number."""
+    n_computed = 0
 
     def written(receipt: Receipt) -> None:
+        nonlocal n_computed
+        n_computed += 1
         index.add(receipt)
-        computed.append(receipt)
-        _count(pool, [receipt])
+        _count(pool, receipt)
         progress.partition_done(receipt)
         if early_stop and early_stop.enough([receipt]):
             queue.stop()
@@ -79,29 +83,20 @@ def _compute(
         pool.run(queue)
     finally:
         index.flush()
-    return computed
+    return n_computed
 
 
-def _count(pool: Pool, receipts: Iterable[Receipt]) -> None:
-    """Add finished partitions to the metrics that a pool exports."""
-    for receipt in receipts:
-        n_broken = receipt.n_images - receipt.robust
-        pool.counts.update(images=receipt.n_images, broken=n_broken, forward_passes=receipt.n_forward)
-
-
-def _computed(n_computed: int, n_finished: int, early_stop: EarlyStop | None) -> str:
-    done = f"{n_computed} partition{'s' * (n_computed != 1)} computed"
-    if n_finished:
-        done += f", {n_finished} {'was' if n_finished == 1 else 'were'} done already"
-    return f"{done}; {early_stop.sentence()}" if early_stop else done
+def _count(pool: Pool, *receipts: Receipt) -> None:
+    """Add partitions to the metrics that a pool exports."""
+    for each in receipts:
+        pool.counts.update(images=each.n_images, broken=each.n_images - each.robust, forward_passes=each.n_forward)
 
 
 def _delete_error_logs(store: Store, stage: str, todo: Sequence[Partition]) -> None:
     """Delete the logs of earlier failures of the partitions that are tried again."""
-    left = set(store.names("errors"))
-    for path in (error_log(stage, partition) for partition in todo):
-        if path.removeprefix("errors/") in left:
-            store.delete(path)
+    left = {f"errors/{name}" for name in store.names("errors")}
+    for path in left & {error_log(stage, partition) for partition in todo}:
+        store.delete(path)
 
 
 def worker_spec(opened: Run) -> WorkerSpec:

@@ -1,10 +1,10 @@
-"""Search rounds: the chosen mixture is attacked, and the search chooses again with the points that the attack ended on.
+"""Refinement rounds: attack the chosen mixed classifier, add the adversarial examples, and search again.
 
-Under a candidate an image's margin is the smallest over the points known for it, so every point that any round has
-found counts for every later choice. A round is a stage of its own, `search/round-<i>/`: distributed and resumable. Its
-rows depend on the attack stage's and the earlier rounds' rows alone, so a lost round is computed again from those.
+The margin of an image is the smallest one over all its known adversarial examples, so the examples of a round count for
+every later choice. A round is distributed and resumable like a stage. Its rows depend only on the rows of the attack
+stage and of the earlier rounds.
 
-Shapes: N images, P points, K classes.
+Shapes: N images, P adversarial examples ("points"), K classes.
 """
 
 import math
@@ -31,33 +31,31 @@ from .challenge import RoundTask
 from .partitioned import run_partitions
 from .points import StoredPoints, points_of_round, round_folder
 from .progress import RunProgress
-from .runs import Run, evaluate_fingerprint, finished_partitions, search_sample, searched_images
+from .runs import Run, finished_partitions, search_sample, searched_images
+from .search_result import evaluate_fingerprint
 from .stage import budget_of
 
-Mixed = tuple[float | str | int | None, ...]  # equal for two choices of the same mixture
-ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack; FAB and Square are the evaluation's
-STEP_ROUNDING = 1e-9  # relative: a gap this close to the cutoff is the one that the cutoff was put on
-# Of the images that are predicted to stay those next to the cutoff are attacked: half of them in the first round, then
-# a quarter. On the digits the first two rounds broke 59 images, nearly all among the nearest third, the later ones
-# images among the nearest 17 of 580.
+Mixed = tuple[float | str | int | None, ...]  # equal for two choices of the same mixed classifier
+ROUND_ATTACKS = ("apgd-ce", "apgd-t")  # "apgd-t" includes the joint attack
+STEP_ROUNDING = 1e-9  # relative distance at which a margin equals the threshold
+# Attacked are the images closest to the margin threshold, as a share of the images predicted to remain robust, in the
+# first and in later rounds: on the digits, nearly all images that break are among the closest third.
 SHARES_ATTACKED, LEAST_ATTACKED = (0.5, 0.25), 100
-# Of rob's robust images: what the rounds keep beyond beta. On the digits the evaluation, with twice the iterations and
-# three starts, broke 1 image of 609 that the rounds had left.
-SPARE = 0.003
-ROUND_ITERATIONS = 50  # at most; the evaluation has the whole budget
+SPARE = 0.003  # share of images kept beyond beta, because the evaluation is stronger than a round
+ROUND_ITERATIONS = 50  # maximum number of iterations of an attack
 
 
 @dataclass(frozen=True)
 class Points:
-    """The attacked points known so far, of all images together."""
+    """The known adversarial examples of all images."""
 
-    image_P: Tensor  # int64, the row of the point's image
-    rob_PK: Tensor  # raw logits of rob
-    std_P: Tensor  # int64, std's class
+    image_P: Tensor  # int64, the row of the image
+    rob_PK: Tensor  # raw logits of the robust classifier
+    std_P: Tensor  # int64, the class of the standard classifier
 
     @classmethod
     def of_attack(cls, opened: Run) -> "Points":
-        """The attack stage's: one an image."""
+        """Return the examples of the attack stage, one per image."""
         names = "rob_attacked", "std_at_rob_attacked"
         given = opened.rows, "attack", opened.partitions, opened.attack_fingerprint, names
         rows = read_columns(*given, sample_ids=searched_images(opened))
@@ -65,7 +63,7 @@ class Points:
         return cls(torch.arange(len(rob_NK)), rob_NK, std_NK.argmax(dim=1))
 
     def joined(self, other: "Points") -> "Points":
-        """These, then the others."""
+        """Return these examples, then the others."""
         return Points(
             torch.cat([self.image_P, other.image_P]),
             torch.cat([self.rob_PK, other.rob_PK]),
@@ -73,15 +71,14 @@ class Points:
         )
 
     def beyond(self, n_images: int) -> AttackedPoints:
-        """All but the attack stage's first one of every image, as the search takes them."""
+        """Return the examples after the attack stage's first one per image, in the form that the search reads."""
         return AttackedPoints(self.rob_PK[n_images:], self.image_P[n_images:], self.std_P[n_images:])
 
     def largest_log_gaps(self, labels_N: Tensor, transform: LogitMap, *, any_std: bool) -> Tensor:
-        """log(1 - margin) of M(rob) at each image's hardest point, (N,), float64.
+        """Return log(1 - margin) of M(rob) at the hardest example of each image, (N,), float64.
 
-        The margin is the signed one, which holds whatever std answers; but for `any_std` it is, as in the search, at
-        the points that rounds have found the lead over std's class there, where std is wrong and both rob and M(rob)
-        are right.
+        The signed margin holds for any class of the standard classifier. Without `any_std`, the examples of rounds
+        count by the lead over its class, as in the search, if it is wrong and both `rob` and M(rob) are right.
         """
         mapped_PK, labels_P = transform(self.rob_PK.double()), labels_N[self.image_P]
         gaps_P = log_one_minus_signed_margin(mapped_PK, labels_P)
@@ -95,74 +92,74 @@ class Points:
 
 
 class Rounds:
-    """The rounds of one search.
+    """The refinement rounds of one search.
 
     Args:
-        choose: the search over all points that are known: every beta's choice.
+        choose: searches over all known examples, and returns the choice of every beta.
     """
 
-    def __init__(self, opened: Run, records: AttackRecords, choose: Callable[[Points], SearchResult]) -> None:
+    def __init__(
+        self, opened: Run, records: AttackRecords, choose: Callable[[Points], SearchResult], executor: Executor,
+        progress: RunProgress,
+    ) -> None:  # fmt: skip
         self._opened, self._records, self._choose = opened, records, choose
+        self._executor, self._progress = executor, progress
         self._sources = [StoredPoints("attack", opened.attack_fingerprint)]
         self._points = Points.of_attack(opened)
-        self._broken: dict[Mixed, Tensor] = {}  # by the judge, in the rounds that attacked the choice
-        self._settled = set[tuple[float, Mixed]]()  # betas with mixtures that were attacked and chosen again
+        self._broken: dict[Mixed, Tensor] = {}  # verified in float32, for each attacked choice
+        self._settled = set[tuple[float, Mixed]]()  # choices of a beta that were attacked and chosen again
         self._done: list[SearchRound] = []
 
-    def run(self, executor: Executor | None, progress: RunProgress) -> SearchResult:
-        """Round after round, until every beta to be measured is kept or `search.rounds` are done.
+    def run(self) -> SearchResult:
+        """Attack and search again until every measured beta is reached, or `search.rounds` are done.
 
-        Rounds whose files exist, also those that an evaluation has started, are only read.
+        Rounds whose files exist are only read, also those that an evaluation has started.
         """
-        result = self._attacked(self._choose(self._points), executor, progress)
-        while self._is_there(task := self._evaluation_task(result, evaluate_fingerprint(self._opened, result))):
-            learnt = self._learnt(result, task, executor, progress)
+        result = self._attacked(self._choose(self._points))
+        while self._is_there(task := self._evaluation_task(result)):
+            learnt = self._learnt(result, task)
             if learnt is None:
                 break
             result = learnt
         return result
 
-    def learn(self, result: SearchResult, executor: Executor | None, progress: RunProgress) -> SearchResult | None:
-        """One more round from the images that the evaluation of `result` ended on, and rounds of attack after it.
+    def learn(self, result: SearchResult) -> SearchResult | None:
+        """Search again with the examples of the evaluation of `result`, and attack the new choice.
 
-        None where the same mixture is chosen again: no other one keeps more, and it is evaluated already.
+        None if the search chooses the same mixed classifier again, which is already evaluated.
         """
         for done in result.rounds:
-            self._take_in(done)
-        task = self._evaluation_task(result, evaluate_fingerprint(self._opened, result))
-        return self._learnt(result, task, executor, progress)
+            self._add(done)
+        return self._learnt(result, self._evaluation_task(result))
 
-    def _attacked(self, result: SearchResult, executor: Executor | None, progress: RunProgress) -> SearchResult:
-        """Rounds of attack, beginning with this choice, until it keeps enough."""
+    def _attacked(self, result: SearchResult) -> SearchResult:
+        """Attack the choices of a result, and search again, until they keep enough images."""
         rounds, n_before = self._opened.config.search.rounds, sum(1 for done in self._done if done.evaluated)
         while len(self._done) - n_before < rounds * (1 + n_before) and (left := self._unmet(result)):
-            self._round(self._task(left, result), left, executor, progress)
+            self._round(self._task(left, result), left)
             result = self._chosen_again(result) if self._unmet(result) else result
         return replace(result, rounds=tuple(self._done))
 
-    def _learnt(
-        self, result: SearchResult, task: RoundTask, executor: Executor | None, progress: RunProgress
-    ) -> SearchResult | None:
-        """The choice after the round with an evaluation's images, and those that attack it; None as `learn`."""
-        evaluated = task.points[-1].fingerprint
-        self._round(task, [result.deployed()], executor, progress, evaluated=evaluated)
+    def _learnt(self, result: SearchResult, task: RoundTask) -> SearchResult | None:
+        """Search again after a round with the examples of an evaluation; None as in `learn`."""
+        self._round(task, [result.deployed()], evaluated=task.points[-1].fingerprint)
         learnt = self._chosen_again(result)
         if _mixed(learnt.deployed()) == _mixed(result.deployed()):
             return None
-        return self._attacked(learnt, executor, progress)
+        return self._attacked(learnt)
 
     def _chosen_again(self, result: SearchResult) -> SearchResult:
-        """The search over all points; what has been attacked and is kept stays chosen."""
+        """Search over all known examples; choices that were attacked and keep enough images remain chosen."""
         held = {beta: entry for beta, entry in result.by_beta().items() if self._is_kept(entry)}
         result = self._choose(self._points).with_entries(held)
         self._settled |= {(entry.beta, _mixed(entry)) for entry in result.entries if _mixed(entry) in self._broken}
         return result
 
     def _unmet(self, result: SearchResult) -> list[Choice]:
-        """The choices to be measured that have not been attacked or do not keep enough.
+        """Return the choices to measure that have not been attacked or do not keep enough images.
 
-        Left out are choices that were attacked, fell short, and were chosen again all the same, for instance because
-        rob itself keeps no more images at all points: another round would find the same points.
+        A choice that was attacked, missed its beta and was chosen again is left out: another round would find the same
+        examples. This happens if the robust classifier alone is not robust on more images.
         """
         return [
             entry
@@ -171,23 +168,16 @@ class Rounds:
         ]
 
     def _measured(self, result: SearchResult) -> list[Choice]:
-        """The choices to be measured, the deployed one first."""
+        """Return the choices to measure, the deployed one first."""
         entries, measure = result.by_beta(), self._opened.config.search.measure
         betas = dict.fromkeys((result.deployed_beta, *(entries if measure == "all" else measure)))
         return [entries[beta] for beta in betas if beta in entries]
 
-    def _round(
-        self,
-        task: RoundTask,
-        attacked: Sequence[Choice],
-        executor: Executor | None,
-        progress: RunProgress,
-        *,
-        evaluated: str = "",
-    ) -> None:
-        if task.attacks and executor is not None and not self._is_there(task):
-            executor.report(self._announcement(task, attacked))
-        run_partitions(self._opened, task, executor, progress)
+    def _round(self, task: RoundTask, attacked: Sequence[Choice], evaluated: str = "") -> None:
+        """Compute a round on these choices, and add its examples."""
+        if task.attacks and not self._is_there(task):
+            self._executor.report(self._announcement(task, attacked))
+        run_partitions(self._opened, task, self._executor, self._progress)
         receipts = finished_partitions(self._opened, task.stage, task.fingerprint).values()
         done = SearchRound(
             round=len(self._done) + 1,
@@ -199,11 +189,10 @@ class Rounds:
             n_backward=sum(receipt.n_backward for receipt in receipts),
             evaluated=evaluated,
         )
-        tried = self._take_in(done)
+        tried = self._add(done)
         self._done[-1] = replace(done, kept=tuple(self._kept(entry) for entry in attacked), tried=tried)
 
     def _announcement(self, task: RoundTask, attacked: Sequence[Choice]) -> str:
-        """What a round is about to attack."""
         near = []
         for entry, reach in zip(attacked, task.reaches, strict=True):
             gaps_N = self._stable_log_gaps(entry)
@@ -215,25 +204,25 @@ class Rounds:
         )
 
     def _is_there(self, task: RoundTask) -> bool:
-        """Whether all files of the round exist already."""
+        """Return whether all files of the round exist."""
         return len(finished_partitions(self._opened, task.stage, task.fingerprint)) == len(self._opened.partitions)
 
-    def _evaluation_task(self, result: SearchResult, evaluated: str) -> RoundTask:
-        """No attack: of the points known of each image, the evaluation's among them, the hardest one is stored."""
+    def _evaluation_task(self, result: SearchResult) -> RoundTask:
+        """Return a round without attacks that stores the hardest known example, including those of the evaluation."""
+        evaluated = evaluate_fingerprint(self._opened, result)
         task = self._task([result.deployed()], result)
         points = (*task.points, StoredPoints("evaluate", evaluated))
         return replace(task, attacks=(), points=points, fingerprint=digest({"of": task.fingerprint, "by": evaluated}))
 
     def _task(self, attacked: Sequence[Choice], result: SearchResult) -> RoundTask:
-        """The next round, on these choices of a result."""
+        """Return the next round on these choices of a result."""
         number, surrogate_alpha = len(self._done) + 1, result.surrogate_alpha
         opened, evaluate = self._opened, self._opened.config.evaluate
         budget, sample = round_budget(evaluate), search_sample(opened)
         mixtures = tuple(
             replace(entry.mixture(), surrogate_alpha=surrogate_alpha, rd=evaluate.rd) for entry in attacked
         )
-        # The other betas together attack half as many images as the deployed one: their points mostly serve all.
-        # With as many, five betas took 2.2 times the passes of one in three rounds (240 digits); so they take 2.05.
+        # All other betas together attack half as many images as the deployed one, whose examples mostly serve them too.
         others = max(1, sum(entry.beta != result.deployed_beta for entry in attacked))
         weights = [1 if entry.beta == result.deployed_beta else 0.5 / others for entry in attacked]
         share = SHARES_ATTACKED[min(number, len(SHARES_ATTACKED)) - 1]
@@ -261,10 +250,9 @@ class Rounds:
         )
 
     def _reach(self, entry: Choice, share: float, weight: float) -> float:
-        """The log(1 - margin) down to which images are attacked: the nearest share of those that are predicted to stay.
+        """Return the log(1 - margin) down to which images are attacked, a share of those predicted to be robust.
 
-        Images far above the cutoff hardly ever break, and attacking them takes most of a round's time. The evaluation
-        attacks them too.
+        Images far above the margin threshold hardly ever break. Only the evaluation attacks them.
         """
         kept_N = self._stable_log_gaps(entry)
         if not len(kept_N):
@@ -273,12 +261,12 @@ class Rounds:
         return float(kept_N.sort(descending=True).values[min(n_near, len(kept_N)) - 1])
 
     def _stable_log_gaps(self, entry: Choice) -> Tensor:
-        """log(1 - margin) of the images that the choice is predicted to keep."""
+        """Return log(1 - margin) of the images on which the choice is predicted to be robust."""
         gaps_N = self._points.largest_log_gaps(self._records.labels_N, entry.transform(), any_std=True)
         return gaps_N[~self._records.rob_broken_N & (gaps_N <= entry.log_one_minus_cutoff)]
 
-    def _take_in(self, done: SearchRound) -> tuple[int, ...]:
-        """Join the round's points to the others; returns how many images each choice was attacked on."""
+    def _add(self, done: SearchRound) -> tuple[int, ...]:
+        """Add the examples of a round; return the number of images on which each choice was attacked."""
         opened, tried = self._opened, list[int]()
         for i, entry in enumerate(done.attacked):
             names = [f"{name}_{i}" for name in ("tried", "broken", "rob_attacked", "std_attacked")]
@@ -294,14 +282,12 @@ class Rounds:
         return tuple(tried)
 
     def _is_kept(self, entry: Choice) -> bool:
-        """Whether the choice was attacked and keeps its share of rob's robust images at all points known by now."""
-        return _mixed(entry) in self._broken and self._kept(entry) >= self._wanted(entry.beta)
-
-    def _wanted(self, beta: float) -> int:
-        return wanted_images(beta, int((~self._records.rob_broken_N).sum()))
+        """Return whether the choice was attacked and keeps enough images at all known examples."""
+        n_robust = int((~self._records.rob_broken_N).sum())
+        return _mixed(entry) in self._broken and self._kept(entry) >= wanted_images(entry.beta, n_robust)
 
     def _kept(self, entry: Choice) -> int:
-        """Images that rob keeps, and the mixture too: on the clean image, at every point, and by the judge."""
+        """Count the images on which `rob` and the attacked choice remain robust at every known example."""
         mixture, labels_N = entry.mixture(), self._records.labels_N
         classes_P = mixed_classes(self._points.rob_PK, self._points.std_P, mixture)
         std_clean_N = self._records.std_clean_NK.argmax(dim=1)
@@ -312,18 +298,18 @@ class Rounds:
 
 
 def round_attacks(config: RunConfig) -> tuple[str, ...]:
-    """The attacks of a refinement round: Square alone if `rob` has no gradients."""
+    """Return the attacks of a refinement round, which is Square alone if `rob` has no gradients."""
     return ("square",) if is_black_box(config.rob) else ROUND_ATTACKS
 
 
 def round_budget(evaluate: EvaluateConfig) -> AttackBudget:
-    """The evaluation's budget with fewer iterations."""
+    """Return the budget of the evaluation with fewer iterations."""
     budget = budget_of(evaluate)
     return replace(budget, n_iter=min(budget.n_iter, ROUND_ITERATIONS))
 
 
 def wanted_images(beta: float, n_robust: int) -> int:
-    """Return how many of the robust classifier's robust images the rounds want to keep: a few to spare.
+    """Return how many robust images of the robust classifier the rounds keep: a few more than beta requires.
 
     >>> wanted_images(0.95, 609)
     581
@@ -335,20 +321,23 @@ def _mixed(entry: Choice) -> Mixed:
     return entry.scale, entry.power, entry.bias, entry.one_minus_alpha, entry.clamp, entry.ln_k
 
 
-def centre_cutoff(entry: Choice, cached: CachedLogits) -> Choice:
-    """The same candidate with its cutoff moved to the middle of the interval in which its clean count is the same.
+def centered_threshold(entry: Choice, cached: CachedLogits) -> Choice:
+    """Return the candidate with a lower margin threshold, in the middle of the interval with the same clean accuracy.
 
-    The search puts the cutoff at an order statistic, so one image's margin equals it: the last bits decide whether that
-    image is kept, and an attack that lowers its margin at all breaks it. A lower cutoff keeps at least as many images.
-    The clean count changes only where the cutoff passes a clean image's gap `p_t - p_k` between M(rob)'s class and
-    std's, so the cutoff is lowered half of the way to the next such gap.
+    The search puts the threshold at an order statistic, so it equals the margin of one image, and any attack that
+    lowers that margin breaks the image. A lower threshold keeps at least as many images robust. The clean accuracy
+    changes only at a lead `p_t - p_k` of the class of M(rob) over that of `std` on a clean image. The new threshold
+    lies halfway to the next such lead.
     """
     mapped_BK = entry.transform()(cached.rob_clean_BK.double())
     gaps_B = log_one_minus_gap(mapped_BK, mapped_BK.argmax(dim=1), cached.std_pred_B)
     start = entry.log_one_minus_cutoff
     above_B = gaps_B[(gaps_B > start + STEP_ROUNDING * abs(start)) & (gaps_B < 0)]
     end = float(above_B.min()) if len(above_B) else 0.0
-    cutoff = -math.expm1((start + end) / 2)
+    threshold = -math.expm1((start + end) / 2)
     return replace(
-        entry, alpha=1 / (1 + cutoff), one_minus_alpha=cutoff / (1 + cutoff), log_one_minus_cutoff=(start + end) / 2
+        entry,
+        alpha=1 / (1 + threshold),
+        one_minus_alpha=threshold / (1 + threshold),
+        log_one_minus_cutoff=(start + end) / 2,
     )

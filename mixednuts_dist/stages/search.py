@@ -1,10 +1,11 @@
-"""The search stage: Algorithm 1 over the cached logits, for every beta at once."""
+"""The search stage runs Algorithm 1 over the stored logits, for all betas at once."""
 
 import logging
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from torch import Tensor
 
 from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
@@ -14,39 +15,31 @@ from ..storage.damage import set_aside_if_damaged
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .choosing import CANDIDATES, Choosing, attacks_its_choice, needed_stage
+from .driver_notes import stage_clock
 from .progress import RunProgress
 from .rounds import Rounds
-from .runs import (
-    SELECTED,
-    Run,
-    evaluate_fingerprint,
-    open_run,
-    read_search_result,
-    require_complete,
-    search_fingerprint,
-    stage_clock,
-)
+from .runs import Run, open_run, require_complete
+from .search_result import SELECTED, evaluate_fingerprint, read_search_result, search_fingerprint
 from .stage import stage_of
 
 logger = logging.getLogger(__name__)
 
-MOST_EVALUATIONS = 2  # evaluations whose images may start another round
-_GRID_KEYS = ("clamp", "ln_k")  # rows that agree in these are from the same grid
+MOST_EVALUATIONS = 2  # the number of evaluations whose examples may start another round
+_GRID_KEYS = ("clamp", "ln_k")  # equal in all rows of one grid
 
 
 def run(config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> SearchResult:
-    """Search s, p, c and alpha, unless the run has a result of the same search; returns what was selected.
+    """Search s, p, c and alpha, unless the run has a result, and return the selected parameters.
 
     Raises:
-        MissingArtifact: where the attack stage has not finished.
-        InvalidInputError: where no candidate is feasible, or no attacked image is classified correctly.
+        MissingArtifact: if the attack stage has not finished.
+        InvalidInputError: if no candidate is feasible, or no attacked image is classified correctly.
     """
-    opened = open_run(config)
-    return complete(opened, executor, progress or RunProgress())
+    return complete(open_run(config), executor, progress or RunProgress())
 
 
 def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> SearchResult:
-    """The stage on an opened run; errors as in `run`."""
+    """Complete the stage of an opened run; errors as in `run`."""
     _ = opened.config.required_std
     opened = opened.searched
     require_complete(opened, "attack", opened.attack_fingerprint)
@@ -68,7 +61,7 @@ def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> S
 
 
 def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
-    """The grid that the choice at `beta` is from: rows of `search/candidates.parquet` with objective, cutoff and alpha.
+    """Return the candidates of the grid from which the choice at `beta` comes, with their objectives and alphas.
 
     Raises:
         MissingArtifact, FingerprintMismatch: as in `read_search_result`.
@@ -95,20 +88,18 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
 def _search(opened: Run, executor: Executor | None, progress: RunProgress) -> SearchResult:
     with executing(executor, opened.config.compute) as used:
         choosing = Choosing(opened, used)
-        search = opened.config.search
-        if attacks_its_choice(search):
-            result = Rounds(opened, choosing.records, choosing).run(used, progress)
+        if attacks_its_choice(opened.config.search):
+            result = Rounds(opened, choosing.records, choosing, used, progress).run()
         else:
             result = choosing(None)
     choosing.store(result, opened.store.create)
-    return read_search_result(opened)  # where two drivers search, both deploy what the first has stored
+    return read_search_result(opened)  # two drivers both deploy the result that was stored first
 
 
 def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool:
-    """Search once more with the images that the evaluation ended on, if it kept too few.
+    """Search again with the adversarial examples of the evaluation, if too few images remained robust.
 
-    False if it kept enough, or where the search ends in the same mixture all the same. Afterwards another choice may be
-    deployed, which is then still to be evaluated.
+    Return True if the run now deploys another mixed classifier, which is still to be evaluated.
     """
     opened = opened.searched
     search, result = opened.config.search, read_search_result(opened)
@@ -121,7 +112,7 @@ def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool
     logger.info("the evaluation kept %d of %d; its images start one more round", kept, n_robust)
     with executing(executor, opened.config.compute) as used, stage_clock(opened.store, "search"):
         choosing = Choosing(opened, used)
-        learnt = Rounds(opened, choosing.records, choosing).learn(result, used, progress)
+        learnt = Rounds(opened, choosing.records, choosing, used, progress).learn(result)
     if learnt is None:
         return False
     choosing.store(learnt, opened.store.write)
@@ -130,39 +121,25 @@ def learn(opened: Run, executor: Executor | None, progress: RunProgress) -> bool
 
 
 def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
-    """Images that rob keeps and the mixture too, as the finished evaluate stage measured it, and those that rob keeps.
+    """Return the number of robust images of `rob` that remain robust in the evaluation, and the number of all of them.
 
     Errors as in `read_columns`.
     """
-    given = opened.rows, "evaluate", opened.partitions, evaluate_fingerprint(opened, result), ["robust"]
-    first = opened.config.search.first
-    robust_N = read_columns(*given)["robust"][:first]
-    attacked = opened.rows, "attack", opened.partitions, opened.attack_fingerprint, ["rob_broken"]
-    rob_robust_N = ~read_columns(*attacked)["rob_broken"][:first]
+
+    def column(stage: str, content_hash: str, name: str) -> Tensor:
+        rows = read_columns(opened.rows, stage, opened.partitions, content_hash, [name])
+        return rows[name][: opened.config.search.first]
+
+    robust_N = column("evaluate", evaluate_fingerprint(opened, result), "robust")
+    rob_robust_N = ~column("attack", opened.attack_fingerprint, "rob_broken")
     return int((robust_N & rob_robust_N).sum()), int(rob_robust_N.sum())
 
 
 def _headline(result: SearchResult) -> str:
-    chosen = result.deployed()
-    measured = {
-        entry: f", which left {kept} of rob's {done.of} robust images"
-        for done in result.rounds
-        for entry, kept in zip(done.attacked, done.kept, strict=True)
-    }
-    passes = sum(done.n_forward + done.n_backward for done in result.rounds)
-    tried = [
-        (entry.beta, n)
-        for done in result.rounds
-        if not done.evaluated
-        for entry, n in zip(done.attacked, done.tried, strict=False)
-    ]
-    n_betas, n_of_one = len(dict(tried)), sum(n for beta, n in tried if beta == chosen.beta)
-    rounds = f"; {len(result.rounds)} round{'s' * (len(result.rounds) > 1)} of attack" if result.rounds else ""
-    rounds += f" on {n_betas} betas" * (n_betas > 1) + f" in {passes:,} passes" * bool(rounds)
-    if n_betas > 1 and n_of_one:
-        rounds += f" ({sum(n for _, n in tried) / n_of_one:.2f} times the images attacked of this one)"
-    rounds += measured.get(chosen, "")
+    chosen, passes = result.deployed(), sum(done.n_forward + done.n_backward for done in result.rounds)
     alpha = f"{chosen.alpha:.4g}" if chosen.one_minus_alpha > 1e-3 else f"1 - {chosen.one_minus_alpha:.3g}"
+    n = len(result.rounds)
+    rounds = f"; {n} refinement round{'s' * (n > 1)} in {passes:,} passes" if n else ""
     return (
         f"beta {chosen.beta:g}: s {chosen.scale:.4g}, p {chosen.power:.4g}, c {chosen.bias:.4g}, alpha {alpha}; "
         f"predicts {chosen.clean_correct} of {chosen.total} clean images right{rounds}"

@@ -33,7 +33,8 @@ from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .progress import RunProgress
-from .runs import Run, open_run, read_search_result, require_complete
+from .runs import Run, open_run, require_complete
+from .search_result import read_search_result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,67 +52,67 @@ class Stage:
         keys: its section of the configuration.
     """
 
-    Keys: ClassVar[type[Section]] = Section  # of its section in the configuration
+    Keys: ClassVar[type[Section]] = Section  # the model of the stage's section in the configuration
     needs: ClassVar[tuple[str, ...]] = ()  # stages whose rows must be complete
-    of_mixture: ClassVar[bool] = False  # about the searched mixture (in a run without std: about rob), not rob
-    columns: ClassVar[Mapping[str, str]] = {}  # what `compute` returns: name -> meaning, with unit; () for unchecked
+    of_mixture: ClassVar[bool] = False  # True: it works on the deployed mixed classifier, if the run has a `std`
+    columns: ClassVar[Mapping[str, str]] = {}  # the columns of `compute`: name -> meaning; empty: not checked
 
     def __init__(self, name: str, keys: Section) -> None:
         self.name, self.keys = name, keys
 
     def asked(self, config: RunConfig) -> bool:  # noqa: ARG002
-        """Whether the run has the stage, given that its key is there."""
+        """Return whether the run has the stage, given that the configuration has its key."""
         return True
 
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
-        """The rows of a piece, beside `sample_id` and `label`, and the counts of its receipt (`worker.summary`)."""
+        """Return the rows of a partition without `sample_id` and `label`, and its counts (`worker.summary`)."""
         raise NotImplementedError(f"stage {self.name!r} does not define what it computes")
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
-        """For `estimate`: forward and backward passes of the costliest image, by classifier (std, rob, mixed)."""
+        """Return, for `estimate`, the forward and backward passes of the most expensive image, by classifier."""
         return {}
 
     def likely_share(self, opened: Run) -> tuple[float, str] | None:  # noqa: ARG002
-        """For `estimate`, before any row is there: which part of the passes is likely, and why; None for unknown."""
+        """Return, for `estimate` before the stage starts, the likely share of the passes, and the reason."""
         return None
 
     def costs(self, opened: Run) -> Mapping[Partition, float] | None:  # noqa: ARG002
-        """What partitions are likely to cost, in any unit: the heaviest go first. None for their number of images."""
+        """Return the expected cost per partition in any unit, or None for the number of images."""
         return None
 
     def further(self) -> Mapping[str, str]:
-        """What other run goes on from the rows: why -> KEY.PATH=VALUE, which the command prints as its next one."""
+        """Return other runs that use the rows, reason -> KEY.PATH=VALUE; the command prints them as next steps."""
         return {}
 
     def words(self) -> str:
-        """For the report's table: what an image that counts as robust has withstood."""
+        """Return, for the report, what a robust image withstands."""
         return STAGES.entries()[self.name].describes
 
     def outcomes(self, opened: Run) -> Sequence[Outcome]:  # noqa: ARG002
-        """The stage's rows of the report's accuracy table once it is complete; none for one row of the receipts."""
+        """Return the stage's rows of the accuracy table; if empty, the report shows one row from the summaries."""
         return ()
 
     def certificates(self, opened: Run, sample_ids: Sequence[int] | None) -> Certificates:  # noqa: ARG002
-        """For a criterion that says `stage=` of this one: what its complete rows prove of these images, or of all."""
+        """Return what the complete rows prove about images, for a search criterion that counts certificates."""
         raise InvalidInputError(f"stage {self.name!r} certifies nothing that a search could count")
 
     def certified(self, opened: Run) -> Certified | None:  # noqa: ARG002
-        """What is proven of rob and of every beta's mixture, for the report's chart and its images."""
+        """Return the certified images of `rob` and of the mixed classifier of each beta, for the report."""
         return None
 
     def tables(self, opened: Run) -> Mapping[str, tuple[Sequence[str], Sequence[Sequence[object]]]]:  # noqa: ARG002
-        """Tables of its own for the report: title -> columns and rows; a pair (some, all) in a row is a count."""
+        """Return tables for the report, title -> columns and rows; a pair (some, all) in a row is a count."""
         return {}
 
     def model_name(self, config: RunConfig) -> str:
-        """Which classifier the stage is about."""
+        """Return the classifier that the stage works on, "mixed" or "rob"."""
         return "mixed" if self.of_mixture and config.std is not None else "rob"
 
     def fingerprint(self, opened: Run) -> str:
-        """8 hex digits of all that the rows depend on: inputs, keys, earlier stages and the mixture.
+        """Return 8 hex digits of everything that determines the rows: inputs, keys and results of earlier stages.
 
         Raises:
-            MissingArtifact: where the stage is about the mixture and the search has not been run.
+            MissingArtifact: if the stage works on the mixed classifier and the search has not run.
         """
         keys = ("version", "data", "std", "rob", "threat", "seed", "partition_size", "precision", "extensions")
         values = opened.config.determinants()
@@ -127,35 +128,35 @@ class Stage:
         )
 
     def rows(self, opened: Run, columns: Sequence[str]) -> dict[str, Tensor]:
-        """Columns of all images, in their order.
+        """Return columns of all images, in their order.
 
         Raises:
-            MissingArtifact: where the stage has not finished.
+            MissingArtifact: if the stage has not finished.
         """
         fingerprint = self.fingerprint(opened)
         require_complete(opened, self.name, fingerprint)
         return read_columns(opened.rows, self.name, opened.partitions, fingerprint, columns)
 
     def searched(self, opened: Run) -> SearchResult | None:
-        """What the search chose, where the stage is about the mixture. Errors as in `read_search_result`."""
+        """Return the search result that the stage works on, if any; errors as in `read_search_result`."""
         return read_search_result(opened) if self.model_name(opened.config) == "mixed" else None
 
     def part(self, opened: Run) -> Run:
-        """The run cut to the partitions that the stage computes: all of them, or those of `search.first`."""
+        """Return the run cut to the partitions that the stage computes."""
         return opened
 
     def task(self, opened: Run) -> Task:
-        """What goes to the workers; a stage with more to say than its keys returns a task of its own."""
+        """Return the task for the workers; a stage that sends more than its keys overrides this."""
         search = self.searched(opened)
         mixture = deployed_mixture(opened, search) if search else None
         return _StageTask(stage=self.name, fingerprint=self.fingerprint(opened), mixture=mixture, of=self)
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
-        """Compute the partitions that are not done.
+        """Compute the unfinished partitions.
 
         Raises:
-            MissingArtifact: where an earlier stage has not finished.
-            PartitionFailed: where partitions failed all of their tries; the others are finished first.
+            MissingArtifact: if an earlier stage has not finished.
+            PartitionFailed: if partitions fail repeatedly; all others are finished first.
         """
         from .partitioned import run_partitions
 
@@ -163,7 +164,7 @@ class Stage:
         run_partitions(self.part(opened), self.task(opened), executor, progress, self.costs(opened))
 
     def run(self, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None) -> Run:
-        """`complete` on a run that is opened for it; errors as there and in `open_run`."""
+        """Open the run and complete the stage; errors as in `complete` and `open_run`."""
         opened = open_run(config)
         self.complete(opened, executor, progress or RunProgress())
         return opened
@@ -181,14 +182,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Certified:
-    """Numbers of images that are certified, of `total`, and how far each image is."""
+    """The numbers of certified images out of `total`, and the largest radius of each image."""
 
-    claim: str  # what a certificate says, and how surely
+    claim: str  # the guarantee of a certificate and its confidence
     norm: str
-    radii: Mapping[float, str]  # that were asked for, rising, and how each is written
+    radii: Mapping[float, str]  # the configured radii, rising, with their labels
     by_beta: Mapping[float, tuple[int, ...]]  # images at each of `radii`
-    by_radius: Mapping[str, Sequence[tuple[float, int]]]  # of rob alone and of the deployed mixture
-    reach: Sequence[float]  # by sample id: the deployed mixture's largest certified radius, 0 for none
+    by_radius: Mapping[str, Sequence[tuple[float, int]]]  # "rob" and "mixed" -> (radius, images)
+    reach: Sequence[float]  # by sample id, the largest certified radius of the deployed classifier; 0 for none
     total: int
 
 
@@ -207,21 +208,21 @@ class _StageTask(Task):
 
 
 def classifier_names(config: RunConfig) -> tuple[str, ...]:
-    """What a run has to say something of: its two classifiers and the mixture, or rob alone."""
+    """Return the names of the classifiers of a run."""
     return ("rob",) if config.std is None else ("std", "rob", "mixed")
 
 
 def stages_of(config: RunConfig) -> list[Stage]:
-    """The stages that a configuration asks for, in the order of the register."""
+    """Return the stages of a configuration, in the order of the register."""
     found = [stage_of(config, name) for name in STAGES.names() if config.section(name) is not None]
     return [stage for stage in found if stage.asked(config)]
 
 
 def stage_of(config: RunConfig, name: str) -> Stage:
-    """A stage that the configuration asks for.
+    """Return a stage of a configuration.
 
     Raises:
-        InvalidInputError: for a stage without a key in the configuration; it names the key.
+        InvalidInputError: if the configuration has no key of that name.
     """
     kind, keys = STAGES.get(name), config.section(name)
     if keys is None:
@@ -230,30 +231,36 @@ def stage_of(config: RunConfig, name: str) -> Stage:
     return stage
 
 
+def run_stage(
+    name: str, config: RunConfig, *, executor: Executor | None = None, progress: RunProgress | None = None
+) -> Run:
+    """Open the run of a configuration, complete one stage, and return the run; errors as in `Stage.run`."""
+    return stage_of(config, name).run(config, executor=executor, progress=progress)
+
+
 def require_needs(stage: Stage, opened: Run) -> None:
-    """Refuse to begin a stage before those that it needs are complete; without std some of them are not there.
+    """Check that the stages that a stage needs are complete, as far as the run has them.
 
     Raises:
-        MissingArtifact: naming what is missing and the command that computes it.
+        MissingArtifact: with the missing partitions and the command that computes them.
     """
-    needed = [stage_of(opened.config, name) for name in stage.needs]
-    for other in needed:
+    for other in (stage_of(opened.config, name) for name in stage.needs):
         if other.asked(opened.config):
             require_complete(other.part(opened), other.name, other.fingerprint(opened))
 
 
 def deployed_mixture(opened: Run, search: SearchResult) -> Mixture:
-    """What the search chose, with the surrogate that gradients against it are taken through."""
+    """Return the chosen mixed classifier with the surrogate through which attacks compute gradients."""
     return replace(search.deployed().mixture(), surrogate_alpha=search.surrogate_alpha, rd=opened.config.evaluate.rd)
 
 
 def deployed_settings(search: SearchResult) -> dict[str, object]:
-    """Plain values that are equal only for the same deployed mixture."""
+    """Return plain values that are equal only for the same deployed mixed classifier."""
     return {"alpha_d": search.surrogate_alpha, **search.deployed().settings()}
 
 
 def budget_of(section: AttackConfig | EvaluateConfig, norm: str = "") -> AttackBudget:
-    """The passes that a section of the configuration allows an image; those of a version depend on the norm."""
+    """Return the attack budget of a section of the configuration; the budget of a version depends on the norm."""
     common = {key: getattr(section, key) for key in ("n_iter", "n_target_classes", "n_queries")}
     if isinstance(section, EvaluateConfig):
         return AttackBudget(**common, joint_starts=section.joint_starts).in_version(section.version, norm)
@@ -261,9 +268,9 @@ def budget_of(section: AttackConfig | EvaluateConfig, norm: str = "") -> AttackB
 
 
 def attack_passes(attacks: Sequence[str], budget: AttackBudget, n_classes: int) -> tuple[int, int]:
-    """(forward, backward) of an image that survives the attacks once, as their register entries say.
+    """Return the (forward, backward) passes of an image that survives all attacks.
 
-    Added are the clean image's pass, that at the stored points and the last verdict's; those in between are few.
+    Three forward passes are added: the clean image, its stored adversarial example, and the last verification.
     """
     each = [ATTACKS.get(attack).passes(budget.of(attack), n_classes) for attack in attacks]
     return sum(forward for forward, _ in each) + 3, sum(backward for _, backward in each)

@@ -37,7 +37,9 @@ from ..stages import evaluate as evaluate_stage
 from ..stages import search as search_stage
 from ..stages.partitioned import run_partitions
 from ..stages.progress import RunProgress
-from ..stages.runs import MOST_LOGITS, Run, open_run, read_search_result, searched_images
+from ..stages.runs import MOST_LOGITS, Run, open_run, searched_images
+from ..stages.search_result import read_search_result
+from ..stages.stage import stage_of
 from ..storage.partitions import split_images
 from ..storage.records import AttackRecords, Receipt, SearchResult
 from ..storage.store import Store
@@ -95,7 +97,7 @@ class Bench:
     def run(self) -> Run:
         """Return the run, with its attack and search stages complete."""
         opened = open_run(self.config)
-        attack_stage.complete(opened, self.executor, self.progress)
+        stage_of(self.config, "attack").complete(opened, self.executor, self.progress)
         search_stage.complete(opened, self.executor, self.progress)
         return opened
 
@@ -130,7 +132,7 @@ class Bench:
     @cached_property
     def results(self) -> RunResults:
         """Return the results of the run, with its evaluate stage complete."""
-        evaluate_stage.complete(self.run, self.executor, self.progress)
+        stage_of(self.config, "evaluate").complete(self.run, self.executor, self.progress)
         return collect(self.run)
 
     @property
@@ -217,7 +219,7 @@ class Bench:
         if rob == self.config.rob:
             return self.first_rows
         part = self._part(open_run(self.config.with_changes(rob=rob)))
-        attack_stage.complete(part, self.executor, _Labelled(self.progress, f"MMAA on {rob}"))
+        stage_of(part.config, "attack").complete(part, self.executor, _Labelled(self.progress, f"MMAA on {rob}"))
         return read_attack_records(part.rows, part.partitions, part.attack_fingerprint)
 
     @property

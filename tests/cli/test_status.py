@@ -50,7 +50,9 @@ def test_a_run_that_was_just_submitted_has_not_started(tmp_path: Path) -> None:
     assert "has not started" in shown.stdout
     assert "mixednuts attack" not in shown.stdout  # it would start a second driver
     found = json.loads(CliRunner().invoke(main, ["status", str(config), "--json"]).stdout)
-    assert (found["started"], found["stages"]) == (False, [])
+    assert (found["started"], found["searched"], found["stages"]) == (False, False, [])
+    alone = json.loads(CliRunner().invoke(main, ["status", str(config), "--json", "--set", "std=null"]).stdout)
+    assert (alone["started"], alone["searched"]) == (False, None)
 
 
 def test_a_deleted_bucket_is_not_a_run_that_has_not_started(tmp_path: Path, object_store: ObjectStore) -> None:

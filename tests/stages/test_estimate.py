@@ -86,7 +86,7 @@ def test_an_estimate_gets_closer_with_what_is_finished(
     assert after["stages"][0]["images_left"] == 0
     assert after["stages"][0]["at_most"]["hours"] == 0
     assert 0 < after["stages"][1]["likely"]["hours"] <= after["stages"][1]["at_most"]["hours"]
-    assert "what rob keeps" in after["stages"][1]["basis"]
+    assert "the same images as rob" in after["stages"][1]["basis"]
 
 
 def test_estimate_contains_rounds_until_the_choice(tiny: Callable[..., RunConfig], local_executor: Any) -> None:

@@ -10,7 +10,8 @@ from mixednuts_dist import pipeline
 from mixednuts_dist.cli.status import run_status
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.reports.results import RunResults
-from mixednuts_dist.stages.runs import read_search_result, reopen_run, searched_images
+from mixednuts_dist.stages.runs import reopen_run, searched_images
+from mixednuts_dist.stages.search_result import read_search_result
 from mixednuts_dist.storage.records import SearchResult
 from tests.helpers.runs import rows_in, tiny_content
 

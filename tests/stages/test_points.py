@@ -72,8 +72,8 @@ def test_read_points_finds_the_hardest_in_both_formats(clean) -> None:
     noise = [(x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(i))).clamp(0, 1) for i in range(3)]
     some = torch.arange(N) % 4 == 1
     points = [noise[0], *(torch.where(some[:, None, None, None], each, x) for each in noise[1:])]
-    older = torch.where(some[:, None, None, None], points[1], torch.zeros_like(x))
-    worker: Any = Worker(x, y, {"x_adv": points[0], "x_adv_0": older, "x_adv_1": bits_apart(points[2], x)})
+    rounds = {f"x_adv_{i}": bits_apart(points[i + 1], x) for i in range(2)}
+    worker: Any = Worker(x, y, {"x_adv": points[0], **rounds})
     sources = [StoredPoints("attack", "f0"), StoredPoints("search/round-1", "f1", ("x_adv_0", "x_adv_1"))]
     found = read_points(worker, SimpleNamespace(), sources)
     assert all(torch.equal(one, other) for one, other in zip(found, points, strict=True))

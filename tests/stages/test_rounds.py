@@ -17,10 +17,10 @@ from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.selection.inputs import AttackedPoints
 from mixednuts_dist.selection.kernel import Slab
 from mixednuts_dist.stages import attack, evaluate, search
-from mixednuts_dist.stages.evaluate import evaluate_fingerprint
 from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.stages.rounds import Points, wanted_images
 from mixednuts_dist.stages.runs import reopen_run
+from mixednuts_dist.stages.search_result import evaluate_fingerprint
 from mixednuts_dist.storage.records import Receipt, SearchResult
 from mixednuts_dist.storage.tables import read_columns
 from tests.helpers.brute_force import GRID, rows, with_points

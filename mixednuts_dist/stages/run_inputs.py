@@ -1,0 +1,115 @@
+"""The inputs of a run: its images and base classifiers, opened and tried once, with their checksums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..config.run_config import RunConfig
+from ..config.uris import is_black_box
+from ..errors import BaseClassifierError, ConfigError, DatasetError
+
+if TYPE_CHECKING:  # `status` works without PyTorch
+    from torch import Tensor, nn
+
+    from ..images.datasets import Dataset
+
+GIVEN_POINTS = "given points"  # the key of `evaluate.points` among the checksums
+_PROBE_IMAGES = 8
+_LEAST_CLASSES = 4  # for evaluate.check: the targeted DLR loss of pyautoattack needs a fourth logit
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The properties of the images and classifiers at a configuration's URIs."""
+
+    n_images: int
+    n_classes: int
+    image_shape: tuple[int, ...]
+    checksums: dict[str, str]  # sha256 by key: "data", "labels", "std", "rob", "given points"
+    masked: list[str] = field(default_factory=list)  # "std" or "rob" if its gradient is zero, which blinds attacks
+    mixed: bool = False  # whether `rob` is itself a mixed classifier, such as RobustBench's Bai2024MixedNUTS
+
+
+def run_dataset(config: RunConfig) -> Dataset:
+    """Return the dataset that the caller passed, or open the one that the URI names."""
+    from ..images.datasets import open_dataset
+
+    dataset: Dataset = config.objects["data"] if "data" in config.objects else open_dataset(config.data.uri)
+    return dataset
+
+
+def run_classifier(config: RunConfig, role: str) -> nn.Module:
+    """Return a copy of the module "std" or "rob" that the caller passed, or load the one that the URI names."""
+    from ..classifiers.base_classifiers import copied, load_classifier
+
+    if role in config.objects:
+        return copied(config.objects[role])
+    return load_classifier(str(getattr(config, role)), role)
+
+
+def inspect_inputs(config: RunConfig) -> Inputs:
+    """Open the dataset and both classifiers and try them on a few images, on the CPU.
+
+    Raises:
+        DatasetError, BaseClassifierError: if they cannot be used.
+        ConfigError: if `evaluate.check` cannot attack a classifier with so few classes.
+    """
+    from ..attacks.red_flags import has_gradient
+    from ..classifiers.base_classifiers import check_classifier, classifier_checksum
+    from ..images.datasets import check_images, labels_checksum
+    from ..mixing.classifier import MixedClassifier
+
+    dataset = run_dataset(config)
+    n_images = config.data.n or len(dataset)
+    if n_images > len(dataset):
+        raise DatasetError(f"data.n={n_images}, but {config.data.uri} has {len(dataset)} images")
+    images, labels = dataset.read(0, min(_PROBE_IMAGES, n_images))
+    check_images(images, labels, config.data.uri)
+    checksums = {"data": dataset.checksum(n_images), "labels": labels_checksum(dataset)}
+    n_classes, masked, mixed = dict[str, int](), list[str](), False
+    for role, uri in (("std", config.std), ("rob", config.rob)):
+        if uri is None:
+            continue
+        model = run_classifier(config, role)
+        n_classes[role] = check_classifier(model, images, role, random=config.evaluate.eot is not None)
+        mixed = role == "rob" and isinstance(model, MixedClassifier)
+        differentiable = model.rob if isinstance(model, MixedClassifier) else model
+        by_gradient = role == "rob" and config.attack.method == "apgd"
+        if (by_gradient or (role == "std" and not is_black_box(uri))) and not has_gradient(differentiable, images):
+            masked.append(role)
+        if by_gradient and role in masked:
+            raise BaseClassifierError(
+                f"{role}={uri!r} has no gradient. Wrap it in mixednuts_dist.straight_through if a module rounds or "
+                "quantizes, or set attack.method: square for margins from its answers alone."
+            )
+        checksums[role] = classifier_checksum(model, uri)
+    if n_classes.get("std", n_classes["rob"]) != n_classes["rob"]:
+        raise BaseClassifierError(f"`std` has {n_classes['std']} classes and `rob` {n_classes['rob']}; they must agree")
+    if config.evaluate.check and n_classes["rob"] < _LEAST_CLASSES:
+        raise ConfigError(
+            f"evaluate.check={config.evaluate.check} needs {_LEAST_CLASSES} classes or more, and rob={config.rob!r} "
+            f"has {n_classes['rob']}; leave the check out"
+        )
+    largest = int(dataset.labels[:n_images].max())
+    if largest >= n_classes["rob"]:
+        raise DatasetError(f"{config.data.uri} holds label {largest}; the classifiers have {n_classes['rob']} classes")
+    if config.evaluate.points is not None:
+        checksums[GIVEN_POINTS] = _checked_points(config, config.evaluate.points, n_images, images)
+    return Inputs(n_images, n_classes["rob"], tuple(images.shape[1:]), checksums, masked, mixed)
+
+
+def _checked_points(config: RunConfig, path: str, n_images: int, images: Tensor) -> str:
+    """Return the checksum of submitted adversarial images, after a comparison with the first images."""
+    from ..images.points import points_checksum, read_points_file
+
+    given, threat = read_points_file(path), config.threat.threat_model()
+    given.require_of(n_images, images)
+    held = given.held_against(range(len(images)), images, threat)
+    if bool(held.given.any()) and not bool(held.counts.any()):
+        nearest = float(held.distance[held.given].min())
+        raise DatasetError(
+            f"{path}: none of the first {len(images)} adversarial images is in [0, 1] and within {threat}; the "
+            f"nearest is {nearest:.3g} away: are they of other images, or in another order? Give their sample_id"
+        )
+    return points_checksum(path)

@@ -1,0 +1,82 @@
+"""The content hashes of the search and evaluate stages, and the stored result of the search."""
+
+from ..config.config_file import read_json
+from ..config.run_config import digest
+from ..config.search_config import criterion_stage
+from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact
+from ..storage.records import SearchResult
+from ..storage.store import Store
+from .run_inputs import GIVEN_POINTS
+from .runs import Run
+
+SELECTED = "search/selected.json"
+
+
+def search_fingerprint(opened: Run) -> str:
+    """Return 8 hex digits of everything that determines the search's files."""
+    values, stage = opened.config.determinants(), criterion_stage(opened.config.search.criterion)
+    counted = {stage: values[stage]} if stage else {}
+    return digest({"attack": opened.attack_fingerprint, "search": values["search"], **counted})
+
+
+def evaluate_fingerprint(opened: Run, search: SearchResult | None) -> str:
+    """Return 8 hex digits of everything that determines the evaluate stage's rows.
+
+    Args:
+        search: the result that names the deployed mixed classifier; None for AutoAttack on `rob` alone.
+    """
+    values, checksums = opened.config.determinants(), opened.inputs.checksums
+    if search is None:
+        keys = ("version", "data", "rob", "threat", "seed", "partition_size", "precision", "evaluate")
+        return digest({**{key: values[key] for key in keys}, "checksums": checksums})
+    cut = {} if opened.searched is opened or not values["evaluate"]["warm_start"] else {"first": _n_warm(opened)}
+    given = {GIVEN_POINTS: checksums[GIVEN_POINTS]} if GIVEN_POINTS in checksums else {}
+    return digest({
+        "attack": opened.attack_fingerprint,
+        "deployed": {"alpha_d": search.surrogate_alpha, **search.deployed().settings()},
+        "evaluate": values["evaluate"],
+        "points": [done.fingerprint for done in search.rounds],
+        **given,
+        **cut,
+    })  # fmt: skip
+
+
+def _n_warm(opened: Run) -> int:
+    """Return the number of images in the partitions that the attack stage computes."""
+    size = opened.partition_size
+    return -(-(opened.config.search.first or 0) // size) * size
+
+
+def read_search_result(opened: Run) -> SearchResult:
+    """Read `search/selected.json`.
+
+    Raises:
+        MissingArtifact: if the search has not run.
+        DamagedFile: if the file is not as written; it remains in its place.
+        FingerprintMismatch: if the file belongs to another run.
+    """
+    result, fingerprint = stored_search(opened.store)
+    if fingerprint != search_fingerprint(opened):
+        raise FingerprintMismatch(
+            f"{opened.store.address(SELECTED)} has the content hash {fingerprint}, this run has "
+            f"{search_fingerprint(opened)}; delete it and search again"
+        )
+    return result
+
+
+def stored_search(store: Store) -> tuple[SearchResult, str]:
+    """Return the search's result in a run's folder and the content hash of its inputs; errors as above."""
+    address = store.address(SELECTED)
+    try:
+        content = read_json(store.read(SELECTED))
+        if content.pop("digest") != digest(content):
+            raise ValueError("its content has changed")
+        return SearchResult.from_json(content["result"]), content["fingerprint"]
+    except MissingArtifact as error:
+        raise MissingArtifact(
+            f"the run has not been searched yet: {address} does not exist. Run: mixednuts search with the same "
+            "configuration, or mixednuts run for all that is missing"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{address} is damaged ({error}): `mixednuts search` sets it aside and searches again"
+        raise DamagedFile(message, address) from error
