@@ -14,6 +14,7 @@ import tarfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -144,22 +145,33 @@ def _shortened(text: str, most: int = 300) -> str:
 
 
 def fetch(item: Missing, on_bytes: Callable[[int, int], None] = lambda _done, _all: None) -> str:
-    """Put a missing file into its place; returns its sha256.
+    """Download a missing file from the first of its sources that has it, and return its sha256.
 
-    The bytes go to `<file>.part`, which is renamed when it is whole; the next call continues an unfinished one.
-    `on_bytes` is called with the number of bytes written and the number in all (0 where the server does not say).
+    The bytes go to `<file>.part`, which is renamed when it is complete; the next call continues an unfinished one.
+    `on_bytes` is called with the number of bytes written and the total (0 if the server does not send it).
 
     Raises:
-        BaseClassifierError: where no source is known, the server refuses, or the file's sha256 is not the published
-            one; such a file is deleted.
+        BaseClassifierError: if no source is known, all of them refuse, or a file's sha256 is not the published one;
+            such a file is deleted.
     """
     if not item.url:
         raise BaseClassifierError(f"{item.what}: it cannot be fetched; {item.command}")
     if item.url.startswith("hf://"):
         return _from_hub(item)
+    *first, last = item.url, *item.mirrors
+    for url in first:
+        try:
+            return _from_server(replace(item, url=url), on_bytes)
+        except BaseClassifierError as error:
+            logger.warning("%s", error)
+            Path(f"{item.path}.part").unlink(missing_ok=True)
+    return _from_server(replace(item, url=last), on_bytes)
+
+
+def _from_server(item: Missing, on_bytes: Callable[[int, int], None]) -> str:
     path = Path(item.path)
-    folder = path.parents[1] if item.url.endswith(_ARCHIVE) else path.parent  # an archive holds the file's own folder
-    target = folder / item.url.rpartition("/")[2] if item.url.endswith(_ARCHIVE) else path
+    is_archive = item.url.endswith(_ARCHIVE)
+    target = path.parents[1] / item.url.rpartition("/")[2] if is_archive else path  # it holds the file's own folder
     part = target.with_name(f"{target.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     _download(item, part, on_bytes)
@@ -167,23 +179,22 @@ def fetch(item: Missing, on_bytes: Callable[[int, int], None] = lambda _done, _a
     if not sha256.startswith(item.sha256):
         part.unlink()
         raise BaseClassifierError(
-            f"{item.url} gave a file with sha256 {sha256[:12]}..., published is {item.sha256}...; it was thrown away"
+            f"{item.url} sent a file with sha256 {sha256[:12]}..., but {item.sha256}... is published. It was deleted"
         )
-    if target == path:
-        require_checkpoint(part)  # a page that says why not is no file
-        part.replace(path)
-        return sha256
+    if not is_archive:
+        require_checkpoint(part)  # the server may have sent a page
     part.replace(target)
-    try:
-        with tarfile.open(target) as archive:
-            archive.extractall(folder, filter="data")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise BaseClassifierError(f"{target} is damaged ({error}); delete it and fetch it again") from error
+    if is_archive:
+        try:
+            with tarfile.open(target) as archive:
+                archive.extractall(target.parent, filter="data")
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise BaseClassifierError(f"{target} is damaged ({error}). Delete it and fetch it again") from error
     return sha256
 
 
 def _download(item: Missing, part: Path, on_bytes: Callable[[int, int], None]) -> None:
-    """Append to `part` until the server has sent all of the file; a broken connection is continued where it broke."""
+    """Append to `part` until the server has sent the whole file; after a lost connection, continue where it broke."""
     import requests
     import urllib3
 
@@ -192,7 +203,7 @@ def _download(item: Missing, part: Path, on_bytes: Callable[[int, int], None]) -
         headers = {"Range": f"bytes={have}-"} if have else {}
         try:
             with requests.get(item.url, headers=headers, timeout=_TIMEOUT_SECONDS, stream=True) as response:
-                if response.status_code == 416:  # all of it is there
+                if response.status_code == 416:  # the file is complete
                     return
                 if response.status_code >= 400:
                     raise _refused(item, f"{response.status_code} {response.reason}")

@@ -36,6 +36,12 @@ _ROBUST_PARTS = {
     "cifar100": "Wang2023Better_WRN-70-16",
     "imagenet": "Liu2023Comprehensive_Swin-L",
 }
+# The standard classifiers' own addresses (README of Bai-YT/MixedNUTS), which do not have Google Drive's quota.
+_STD_MIRRORS = {
+    "cifar10": "https://huggingface.co/Bai-YT/MixedNUTS/resolve/main/cifar10_std_rn152.pt",
+    "cifar100": "https://huggingface.co/Bai-YT/MixedNUTS/resolve/main/cifar100_std_rn152.pt",
+    "imagenet": "https://dl.fbaipublicfiles.com/convnext/convnextv2/im22k/convnextv2_large_22k_224_ema.pt",
+}
 _N_CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
 _ARCHITECTURES = "robustbench.model_zoo.architectures"
 _UNUSED_BY_FORWARD = {"mean", "std", "mu", "sigma", "normalize.mean", "normalize.std"}
@@ -136,7 +142,12 @@ def _missing_weights(uri: ResourceUri) -> Iterator[Missing]:
         except BaseClassifierError:
             url = f"https://drive.usercontent.google.com/download?id={drive_id}&export=download&confirm=t"
             command = f"mkdir -p {path.parent} && gdown {drive_id} -O {path}"
-            yield Missing(f"the weights of {uri.target}", str(path.absolute()), command, url)
+            missing = Missing(f"the weights of {uri.target}", str(path.absolute()), command, url)
+            if uri.option("part") is not None:
+                mirror = _STD_MIRRORS[_benchmark(uri)[0]]
+                command = f"curl -L --create-dirs -o {path} {mirror}"
+                missing = replace(missing, command=command, url=mirror, mirrors=(url,))
+            yield missing
 
 
 @CLASSIFIERS("robustbench", describes="a model of RobustBench's zoo", order=2,

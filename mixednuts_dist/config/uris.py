@@ -65,8 +65,9 @@ class Missing:
     what: str  # "the weights of Carmon2019Unlabeled"
     path: str  # where it is looked for
     command: str  # how to get it
-    url: str = ""  # where `checkpoints.fetch` gets it; empty where that is not known
-    sha256: str = ""  # of the file, or its first digits, where the source publishes them
+    url: str = ""  # where `checkpoints.fetch` gets it; empty if no source is known
+    sha256: str = ""  # of the file, or its first digits, if the source publishes them
+    mirrors: tuple[str, ...] = ()  # sources that are tried after `url`
 
 
 def with_missing(find: Callable[[ResourceUri], Iterable[Missing]]) -> Callable[[Opener], Opener]:

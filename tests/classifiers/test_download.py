@@ -1,5 +1,6 @@
 """Fetching: from a real server on loopback that breaks off, redirects, refuses and lies."""
 
+import dataclasses
 import hashlib
 import io
 import tarfile
@@ -13,10 +14,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from mixednuts_dist.classifiers import checkpoints
+from mixednuts_dist.classifiers import checkpoints, robustbench_zoo
 from mixednuts_dist.classifiers.checkpoints import fetch
 from mixednuts_dist.cli import main
-from mixednuts_dist.config.uris import Missing
+from mixednuts_dist.config.uris import Missing, missing_input
 from mixednuts_dist.errors import BaseClassifierError
 from tests.helpers.runs import tiny_content
 
@@ -88,7 +89,7 @@ def test_the_next_call_goes_on_from_what_an_ended_one_has_left(server: Server, t
 
 @pytest.mark.parametrize(
     ("content", "sha256", "message"),
-    [(CONTENT[:-1], SHA256[:8], "thrown away"), (b"<html>quota exceeded", "", "web page"), (b"", "", "empty")],
+    [(CONTENT[:-1], SHA256[:8], "It was deleted"), (b"<html>quota exceeded", "", "web page"), (b"", "", "empty")],
     ids=["other bytes", "a page", "nothing"],
 )
 def test_what_is_not_the_file_is_not_put_into_place(
@@ -148,3 +149,28 @@ def test_check_fetch_downloads_missing_files(server: Server, tmp_path: Path, mon
     shown = CliRunner().invoke(main, ["check", str(tmp_path / "mine.yaml"), "--fetch"])
     assert shown.exit_code == 0
     assert "nothing is missing. Next: mixednuts run" in shown.output
+
+
+@pytest.mark.parametrize("first", ["refuses", "sends a page"])
+def test_second_source_is_tried_from_its_first_byte(server: Server, tmp_path: Path, first: str) -> None:
+    content = b"<html>quota exceeded" if first == "sends a page" else CONTENT[:9]
+    broken = Server()
+    broken.content, broken.status = content, 200 if first == "sends a page" else 404
+    threading.Thread(target=broken.http.serve_forever, args=(0.02,), daemon=True).start()
+    path = tmp_path / "w.pt"
+    item = dataclasses.replace(missing(broken, path), mirrors=(f"{server.url}/w.pt",))
+    assert fetch(item) == SHA256
+    assert path.read_bytes() == CONTENT
+    assert server.asked == [None]
+    broken.http.shutdown()
+    broken.http.server_close()
+
+
+def test_published_std_comes_from_its_authors_first(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
+    uri = f"robustbench:{robustbench_zoo.MIXTURE}?dataset=cifar10&part=std&model_dir={tmp_path}"
+    (item,) = missing_input("std", uri)
+    assert item.url.startswith("https://huggingface.co/Bai-YT/MixedNUTS/") and "drive" in item.mirrors[0]
+    monkeypatch.setitem(robustbench_zoo._STD_MIRRORS, "cifar10", f"{server.url}/std.pt")
+    (item,) = missing_input("std", uri)
+    assert fetch(item) == SHA256
+    assert missing_input("std", uri) == []
