@@ -141,7 +141,7 @@ def _require_status(address: str) -> None:
     except subprocess.TimeoutExpired as error:
         raise OSError(f"what listens there did not answer as Ray within {_ANSWER_SECONDS:g} s") from error
     if done.returncode:
-        raise OSError(shortened(" ".join((done.stderr or done.stdout).split())[-200:], 200))
+        raise OSError(shortened((done.stderr or done.stdout).strip().rpartition("\n")[2], 200))
 
 
 def _start() -> list[psutil.Process]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from ..errors import ClusterError
@@ -95,5 +95,10 @@ def follow_job(address: str, submission_id: str, show: Callable[[str], None]) ->
 def _asked(address: str, question: Callable[[JobSubmissionClient], Any]) -> Any:
     try:
         return question(JobSubmissionClient(address))
+    except AuthenticationError as error:
+        raise ClusterError(
+            f"the cluster at {address} requires a token. Set RAY_AUTH_MODE=token, and put the token into "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN"
+        ) from error
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise ClusterError(f"the cluster's dashboard at {address}: {error}") from error

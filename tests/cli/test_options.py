@@ -195,3 +195,19 @@ def test_what_a_classifier_prints_goes_to_stderr(tmp_path: Path, capfd: pytest.C
     assert "printed" in shown.stderr
     assert "written below Python" in below.err
     assert "written below Python" not in below.out
+
+
+def test_submission_without_the_clusters_token_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import AuthenticationError
+
+    def refuse(address: str) -> None:
+        raise AuthenticationError(f"{address}: Unauthorized")
+
+    monkeypatch.setattr("mixednuts_dist.distributed.submission.JobSubmissionClient", refuse)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["submit", str(tiny_file(tmp_path)), "--address", "http://127.0.0.1:1"]
+    shown = CliRunner().invoke(main, arguments)
+    assert shown.exit_code == 1
+    assert "http://127.0.0.1:1 requires a token. Set RAY_AUTH_MODE=token" in " ".join(shown.stderr.split())
