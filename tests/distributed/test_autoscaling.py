@@ -1,9 +1,7 @@
 """cluster.yaml's node types under Ray's autoscaler, on its fake provider: up for waiting workers, down when idle."""
 
 import json
-import time
 import urllib.request
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.helpers.local_head import Head, local_head
+from tests.helpers.local_head import Head, awaited, local_head
 from tests.helpers.runs import tiny_file
 
 HEAD_TYPE = "ray.head.default"  # as the fake provider calls whatever node it runs on
@@ -69,13 +67,6 @@ def kill_a_machine(head: Head) -> None:
             process.kill()
             return
     raise AssertionError("the fake provider has no machine")
-
-
-def awaited(condition: Callable[[], bool], what: str, seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
-        time.sleep(0.2)
 
 
 @pytest.mark.alone

@@ -182,8 +182,15 @@ def awaited(condition: Callable[[], bool], what: str, seconds: float = 300) -> N
         time.sleep(0.1)
 
 
+def job_of(head: Head, job: str, part: str = "") -> dict[str, Any]:
+    """Return what the dashboard answers about a job. A command such as `ray job status` takes seconds to start."""
+    with urllib.request.urlopen(f"{head.dashboard}/api/jobs/{job}{part}", timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
 def stop(head: Head, job: str) -> None:
-    """Stop a job over HTTP: `ray job stop` takes seconds to start, in which the attack may end."""
+    """Stop a job over HTTP, before its attack can end."""
     request = urllib.request.Request(f"{head.dashboard}/api/jobs/{job}/stop", method="POST")
     with urllib.request.urlopen(request, timeout=30) as answer:
         assert json.load(answer) == {"stopped": True}

@@ -1,10 +1,7 @@
 """Real pictures at 224 pixels through S3: prepare, attack, search, evaluate with two workers, as a user would."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,9 +11,11 @@ import psutil
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import Normalized, classifier_checksum, load_classifier
+from mixednuts_dist.cli import main
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
@@ -26,6 +25,7 @@ from mixednuts_dist.images.parquet_images import MANIFEST, ImagePart, ImageRows,
 from mixednuts_dist.stages.attack import AttackTask
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
+from tests.helpers.local_head import Head
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.real import REAL
 
@@ -45,14 +45,6 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def command(*arguments: str) -> str:
-    """Run `mixednuts` with this environment; its stdout."""
-    program = Path(sys.executable).with_name("mixednuts")
-    shown = subprocess.run([str(program), *arguments], capture_output=True, text=True, check=False, env={**os.environ})
-    assert shown.returncode == 0, shown.stderr
-    return shown.stdout
-
-
 def fitted(images: torch.Tensor, seed: int, path: Path) -> str:
     """A small timm network with random features and a head solved to know these pictures; its URI."""
     name = f"timm:test_byobnet?num_classes={N_CLASSES}"
@@ -68,16 +60,16 @@ def fitted(images: torch.Tensor, seed: int, path: Path) -> str:
     return f"{name}&checkpoint={path}"
 
 
-@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.real
 @pytest.mark.timeout(420)
 def test_real_pictures_go_through_a_bucket_with_two_workers(
-    tree: Path, object_store: ObjectStore, tmp_path: Path
+    tree: Path, object_store: ObjectStore, tmp_path: Path, cluster: Head
 ) -> None:
     source, prepared = f"folder:{tree}?preprocess=Res256Crop224", object_store.uri("pictures")
-    told = command("prepare", source, "--to", prepared)
-    assert told.strip() == f"data: {{uri: parquet:{prepared}}}"
+    told = CliRunner().invoke(main, ["prepare", source, "--to", prepared])
+    assert told.exit_code == 0, told.output
+    assert told.stdout.strip() == f"data: {{uri: parquet:{prepared}}}"
     originals, _ = open_dataset(source).read(0, N_CLASSES)
     images, labels = open_dataset(f"parquet:{prepared}").read(0, N_CLASSES)
     assert torch.equal(images, originals[labels])  # one picture per class, so the label is the position
@@ -98,7 +90,9 @@ def test_real_pictures_go_through_a_bucket_with_two_workers(
         "compute": {"num_workers": 2, "batch_size": 8},  # a partition fills a pass without padding
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    results = json.loads(command("run", str(tmp_path / "config.yaml"), "--json"))
+    shown = cluster.command("mixednuts", "run", str(tmp_path / "config.yaml"), "--json", "--address", cluster.address)
+    assert shown.returncode == 0, shown.stderr
+    results = json.loads(shown.stdout)
     accuracy = results["accuracy"]
     assert results["n_images"] == N_CLASSES
     assert accuracy["std"]["clean"]["correct"] == accuracy["rob"]["clean"]["correct"] == N_CLASSES

@@ -3,6 +3,7 @@
 Killed workers of one machine and images that crash a worker are in tests/distributed/test_pool.py.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from mixednuts_dist import pipeline
+from mixednuts_dist.config.run_config import load_config
 from mixednuts_dist.stages.runs import RESULTS
 from tests.helpers.drivers import (
     N_PARTITIONS,
     Driver,
     Undisturbed,
+    comparable,
     driver_on,
     everything,
     leftovers,
@@ -121,7 +125,8 @@ def held_at_the_report(folder: Path) -> tuple[dict[str, str], Path]:
     """The environment of such a process, and the file that is its sign."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(HELD_AT_THE_REPORT.format(sign=str(folder / "sign")))
-    return {**os.environ, "PYTHONPATH": str(folder)}, folder / "sign"
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}, folder / "sign"
 
 
 def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_executor: Any, cluster: Head) -> None:
@@ -149,12 +154,12 @@ def test_a_signal_in_each_stage_of_one_run(tmp_path: Path, local_executor: Any, 
     assert len(stamps(storage, "search/round-1")) < 8
     stopped(driver_on(cluster, *given, tmp_path / "evaluate"), "evaluate", 1, signal.SIGTERM)
     environment, sign = held_at_the_report(tmp_path / "held")
-    last = Driver(*given, tmp_path / "report", "--local", environment=environment)
+    last = Driver(*given, tmp_path / "report", "--set=compute.executor=debug", environment=environment)
     last.wait_until(sign.exists)
     stopped(last, "evaluate", 8, signal.SIGINT)
     assert not list((tmp_path / "runs").rglob(RESULTS))
-    again = Driver(*given, tmp_path / "again", "--local")
-    assert again.results() == undisturbed.results
+    resumed = pipeline.run(load_config(undisturbed.config, [f"storage={storage}"]), executor=local_executor)
+    assert comparable(json.dumps(resumed.to_json())) == undisturbed.results
     assert rows(storage) == undisturbed.rows
     assert leftovers(storage) == []
 
