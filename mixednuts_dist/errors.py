@@ -1,6 +1,6 @@
-"""What goes wrong and what goes on: the error tree, with one root to catch, and the log as JSON, one object a line.
+"""The errors of the package, which have one root to catch, and the log as JSON, one object per line.
 
-Each error's message says what is wrong, the value and the next step.
+The message of each error contains what is wrong, the value, and the next step.
 """
 
 import json
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 
 def printable(text: str) -> str:
-    """The text with its control characters written out; what a classifier raises may hold escape sequences.
+    """Escape the control characters of a text, for example of an error that a classifier raises.
 
     >>> printable("red: \\x1b[31m")
     'red: \\\\x1b[31m'
@@ -39,16 +39,16 @@ class DatasetError(MixedNutsError):
 
 
 class BaseClassifierError(MixedNutsError):
-    """A base classifier URI cannot be resolved, or what it resolves to is not a classifier in our sense."""
+    """A base classifier URI cannot be resolved, or its object is not a usable classifier."""
 
 
 class MissingExtra(MixedNutsError):
     """A feature needs a package of an extra that is not installed.
 
     Args:
-        feature: what was asked for.
-        package: that is missing.
-        extra: of this package that brings it.
+        feature: the requested feature.
+        package: the missing package.
+        extra: the extra of mixednuts_dist that installs it.
     """
 
     def __init__(self, feature: str, package: str, extra: str) -> None:
@@ -56,11 +56,11 @@ class MissingExtra(MixedNutsError):
 
 
 class StoreError(MixedNutsError):
-    """The storage refused, or an address points outside of it."""
+    """The storage rejected a request, or an address points outside of it."""
 
 
 class ReadOnlyStorage(StoreError):
-    """The storage takes no files: a folder without write permission, a file in a folder's place, no such bucket."""
+    """The storage cannot be written: a folder without permission, a file instead of a folder, or a missing bucket."""
 
 
 class FingerprintMismatch(StoreError):
@@ -68,11 +68,11 @@ class FingerprintMismatch(StoreError):
 
 
 class NewerSchema(FingerprintMismatch):
-    """A stored file is of a release that this one does not know; nothing of it is read or changed."""
+    """A newer release wrote a stored file. It is neither read nor changed."""
 
 
 class DamagedFile(FingerprintMismatch):
-    """A stored file is not what was written. Readers leave it as it is; the stage that computes it again renames it.
+    """A stored file has changed since it was written. The stage that computes it again renames it.
 
     Args:
         message: what is wrong.
@@ -85,7 +85,7 @@ class DamagedFile(FingerprintMismatch):
 
 
 class MissingArtifact(MixedNutsError):
-    """A stage was asked for whose input an earlier stage has not written yet."""
+    """An earlier stage has not yet written the input of the requested stage."""
 
 
 class PartitionFailed(MixedNutsError):
@@ -106,7 +106,7 @@ _SECRETS = (
 
 
 def redacted(text: str) -> str:
-    """The text without the passwords and tokens of the addresses in it.
+    """Remove the passwords and tokens of addresses from a text.
 
     Example:
         >>> redacted("s3://key:secret@bucket/runs, https://host/x?token=abc&n=1")
@@ -121,9 +121,9 @@ _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger and message, then whatever the call gave as `extra` (run, stage, partition, node, ...).
+    """Write time, level, logger and message, and the `extra` of the call (run, stage, partition, node, ...).
 
-    Ray gives every record of its process a name with an underscore before it; those are left out.
+    Names that begin with an underscore are left out, because Ray adds them to every record.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -140,7 +140,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_json(level: int = logging.INFO) -> None:
-    """Write this process's log to stderr as JSON; for entry points only."""
+    """Write the log of this process to stderr as JSON. Only entry points call it."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

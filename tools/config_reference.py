@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from mixednuts_dist.config.run_config import config_with_stages, stages_with_keys
 from mixednuts_dist.config.search_config import RangeConfig
-from mixednuts_dist.config.section import Registered, section_in
+from mixednuts_dist.config.section import Registered, Section
 
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
 
@@ -29,9 +29,10 @@ def config_reference() -> str:
 
 
 def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key of a section and of the sections in it, in the order of the file."""
+    """Yield every key of a section and of the sections in it, in the order of the file."""
     for name, field in model.model_fields.items():
-        section = section_in(field.annotation)
+        kinds = (field.annotation, *get_args(field.annotation))
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
         if section is not None:
             yield from fields_of(section, f"{prefix}{name}.")
         if section is None or not section.model_fields:

@@ -1,4 +1,4 @@
-"""The keys that say where a run is computed, and how fast."""
+"""The keys of `compute`: where and how fast a run is computed."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ from .section import Positive, Registered, Section
 
 
 class ComputeConfig(Section):
-    """Where and how fast; nothing in here moves a result."""
+    """Where and how fast a run is computed. No key changes a result."""
 
     executor: Annotated[str, Registered(EXECUTORS)] = Field(
         default="ray",

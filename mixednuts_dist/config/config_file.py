@@ -1,4 +1,4 @@
-"""A YAML file as plain values; what is wrong with a file is said in one line."""
+"""Read a YAML file as plain values, and report what is wrong with it in one line."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from ..errors import ConfigError, redacted
 _DEEPEST_KEY = 8  # parts of a key.path
 _LARGEST_FILE = 2**17  # bytes; the largest configuration that we ship has 1,600
 _MOST_VALUES = 1_000_000
-_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # of PyYAML on `!!int ''` and such
+_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)  # what PyYAML raises for `!!int ''`
 
 
 def shortened(value: object, length: int = 80) -> str:
-    """The value as Python writes it, on one line, without passwords, cut in the middle where it is longer."""
+    """Return the value as Python writes it, on one line, without passwords, and shortened in the middle."""
     try:
         text = redacted(repr(value))
     except ValueError:
@@ -30,13 +30,13 @@ def shortened(value: object, length: int = 80) -> str:
 
 
 def read_yaml_file(path: Path) -> dict[str, Any]:
-    """The keys and values of a YAML file.
+    """Return the keys and values of a YAML file.
 
     Raises:
-        ConfigError: in one line, for a file that is missing, too large, not UTF-8, not YAML (with line and column), no
-            mapping, or that holds a key twice.
+        ConfigError: in one line, if the file is missing, too large, not UTF-8, not YAML (with line and column), not a
+            mapping, or if it contains a key twice.
     """
-    if not os.path.isfile(path):  # noqa: PTH113, of a name that is too long it says False
+    if not os.path.isfile(path):  # noqa: PTH113, which returns False for a name that is too long
         raise ConfigError(f"{path}: no such configuration file (working folder: {Path.cwd()})")
     try:
         with path.open("rb") as file:
@@ -62,7 +62,7 @@ def read_yaml_file(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """The value that a YAML text stands for; errors as in `read_yaml_file`, beginning with `source`."""
+    """Return the value of a YAML text. Raises as `read_yaml_file`, with messages that begin with `source`."""
     try:
         loader = _Loader(text)
         try:
@@ -86,7 +86,7 @@ def read_yaml(text: str, source: str) -> Any:
 
 
 def apply_override(content: dict[str, Any], override: str) -> None:
-    """Put the value of `key.path=value`, which is YAML, into the content of a file; errors as in `read_yaml_file`."""
+    """Set the value of `key.path=value`, which is YAML, in the content of a file. Raises as `read_yaml_file`."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts) or len(parts) > _DEEPEST_KEY:
@@ -102,10 +102,10 @@ def apply_override(content: dict[str, Any], override: str) -> None:
 
 
 def read_run_yaml(content: bytes) -> Any:
-    """What the `run.yaml` of a run says.
+    """Return the value of the `run.yaml` of a run.
 
     Raises:
-        ValueError: where it is no YAML, nested too deeply, or written out far longer than it is.
+        ValueError: if it is not YAML, is nested too deeply, or has too many values.
     """
     try:
         found = yaml.safe_load(content)
@@ -116,10 +116,10 @@ def read_run_yaml(content: bytes) -> Any:
 
 
 def _size(value: Any, known: dict[int, int]) -> int:
-    """How many values it holds, those that several places share (`*name`) counted at each.
+    """Count the values, and count a shared value (`*name`) wherever it occurs.
 
     Raises:
-        OverflowError: for more than a configuration can need: some lists of a list that is shared reach a billion.
+        OverflowError: for more values than a configuration needs. Nested lists of a shared list reach a billion.
     """
     if id(value) not in known:
         kept = (*value, *value.values()) if isinstance(value, dict) else value
@@ -131,10 +131,10 @@ def _size(value: Any, known: dict[int, int]) -> int:
 
 
 def read_json(content: bytes) -> Any:
-    """The value that a JSON file of a run stands for.
+    """Return the value of a JSON file of a run.
 
     Raises:
-        ValueError: where it is no JSON, or nested too deeply to be one of ours.
+        ValueError: if it is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(content)
@@ -146,10 +146,10 @@ _PLAIN = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 
 
 def require_plain(kind: type, values: Mapping[str, Any]) -> None:
-    """Hold values of a file against the plain fields of their dataclass: int, float, str, bool.
+    """Check the values of a file against the int, float, str and bool fields of their dataclass.
 
     Raises:
-        ValueError: naming the first that is of another type; a truth value is no number.
+        ValueError: for the first value of another type. A truth value is not a number.
     """
     for field in fields(kind):
         named, value = str(getattr(field.type, "__name__", field.type)), values.get(field.name)
@@ -162,7 +162,7 @@ def require_plain(kind: type, values: Mapping[str, Any]) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader of plain values, which also refuses a key that is there twice."""
+    """PyYAML's loader of plain values, which also rejects a key that occurs twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[Any, int] = {}
@@ -176,7 +176,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ARG002
         try:
-            return super().construct_object(node, deep=True)  # which refuses a list that holds itself
+            return super().construct_object(node, deep=True)  # which rejects a list that contains itself
         except _UNREADABLE as error:
             kind = node.tag.rpartition(":")[2]
             raise _refused(f"{shortened(node.value)} cannot be read as {kind}", node.start_mark) from error

@@ -1,14 +1,14 @@
 """The extension points: an attack, a loss, a clamp, a dataset, ... is one file that registers itself under a name.
 
-An entry of the package is a file of the register's room with a decorated class or function::
+An entry of the package is a file in the package of its register, with a decorated class or function::
 
     @CLAMPS("relu", describes="max(v, 0)")
     def relu(u_BK: Tensor) -> Tensor: ...
 
-An entry of a user's is the same in a Python file that the configuration names (`extensions: [my_clamp.py]`).
+Your own entry is the same in a Python file that the configuration names (`extensions: [my_clamp.py]`).
 
 The names and one-line descriptions of the package's own entries are read from the source of their files, without
-importing them: a wrong name in a configuration is refused before torch is imported, and no list is kept by hand.
+importing them, so a configuration with a wrong name is rejected before torch is imported.
 """
 
 import ast
@@ -36,11 +36,11 @@ _LOADED: dict[Path, str] = {}  # an extension's file -> the module of its conten
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of an entry without importing it."""
+    """An entry, as it is known without an import."""
 
     name: str
     describes: str  # one line
-    facts: Mapping[str, Any]  # what else the decorator was given, as far as it is literal
+    facts: Mapping[str, Any]  # the other literal arguments of the decorator
     home: str  # the module that registers it
 
 
@@ -48,8 +48,8 @@ class Register(Generic[T]):
     """Entries of one kind by name.
 
     Args:
-        constant: the name of the constant that holds this register, by which decorators are found in the source.
-        kind: what an entry is, for messages.
+        constant: name of the constant that holds this register; decorators are found by it in the source.
+        kind: noun for an entry, for messages.
         room: the folder of the package whose files register the built-in entries.
     """
 
@@ -61,10 +61,10 @@ class Register(Generic[T]):
         _EVERY.append(self)
 
     def __call__(self, name: str, *, describes: str, **facts: Any) -> Callable[[T], T]:
-        """A decorator that registers what it decorates; `facts` are the entry's own, as its register's users read them.
+        """Return a decorator that registers an object with the `facts` that the users of the register read.
 
         Raises:
-            ConfigError: for a name that another file has taken.
+            ConfigError: if another file has registered the name.
         """
 
         def register(made: T) -> T:
@@ -82,28 +82,25 @@ class Register(Generic[T]):
         return register
 
     def entries(self) -> dict[str, Entry]:
-        """Every entry by name: the package's own by `order=`, then by file; after them those of extensions."""
+        """Return every entry by name: the package's own by `order=`, then by file, and then those of extensions."""
         return {**_built_in(self.constant, self.room), **self._added}
 
     def names(self) -> tuple[str, ...]:
-        """Every valid name."""
+        """Return every valid name."""
         return tuple(self.entries())
 
     def check(self, name: str) -> str:
-        """`name` itself.
+        """Return `name`.
 
         Raises:
-            InvalidInputError: for a name that is not registered; the message lists the valid ones.
+            InvalidInputError: if it is not registered. The message lists the valid names.
         """
         if self._entry(name) is None:
-            shown, names = str(name)[:80], self.names()
-            close = difflib.get_close_matches(shown, names, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else "."
-            raise InvalidInputError(f"{self.kind} {shown!r} is not known{hint} Valid names: {', '.join(names)}")
+            raise InvalidInputError(unknown_name(self.kind, name, self.names()))
         return name
 
     def get(self, name: str) -> T:
-        """What is registered under `name`; imports its file. Errors as in `check`."""
+        """Import and return the object that is registered under `name`. Raises as `check`."""
         self.check(name)
         if name not in self._made:
             importlib.import_module(self.entries()[name].home)
@@ -116,6 +113,14 @@ class Register(Generic[T]):
 
     def _entry(self, name: str) -> Entry | None:
         return self.entries().get(name)
+
+
+def unknown_name(kind: str, name: object, valid: Iterable[str]) -> str:
+    """Return the message for a name that is not one of the valid ones."""
+    shown, valid = str(name)[:80], list(valid)
+    close = difflib.get_close_matches(shown, valid, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"{kind} {shown!r} is not known{hint} Valid names: {', '.join(valid)}"
 
 
 NORMS: Register[Any] = Register("NORMS", "norm", "norms")
@@ -133,22 +138,19 @@ REGISTERS = (NORMS, ATTACKS, LOSSES, CLAMPS, CRITERIA, DATASETS, CLASSIFIERS, ST
 
 
 def load_extensions(files: Iterable[str]) -> dict[str, str]:
-    """Import the Python files, each once a process and content; returns file -> sha256 of its content.
+    """Import the Python files, each once per process and content, and return file -> sha256 of its content.
 
     Raises:
-        ConfigError: for a file that does not exist or cannot be imported, with its error.
+        ConfigError: if a file does not exist or cannot be imported.
     """
     return {file: _load(Path(file.removeprefix("py:"))) for file in files}
 
 
 def require_extensions(expected: Mapping[str, str], find: Callable[[str], str] = str) -> None:
-    """Import the files in a worker, which have to be those that the driver imported: file -> sha256.
-
-    Args:
-        find: from the driver's path to this machine's.
+    """Import in a worker the files that the driver imported (file -> sha256), at the paths that `find` returns.
 
     Raises:
-        ConfigError: for a file that is missing here, cannot be imported or has another content.
+        ConfigError: if a file is missing here, cannot be imported, or has another content.
     """
     for file, expects in expected.items():
         sha256 = _load(Path(find(file.removeprefix("py:"))))
@@ -184,10 +186,10 @@ class _SourceOnly(SourceFileLoader):
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """The Python file as the module `name`, under which other processes find what was pickled from it.
+    """Import a Python file as the module `name`, under which other processes unpickle its objects.
 
     Raises:
-        ImportError: for what is no Python file; beside it whatever the file itself raises.
+        ImportError: if it is not a Python file, or another error that the file raises.
     """
     if path.suffix != ".py":
         raise ImportError(f"{path} is not a Python file")
@@ -222,7 +224,7 @@ def _forget(module: str) -> None:
 
 @functools.cache
 def _built_in(constant: str, room: str) -> Mapping[str, Entry]:
-    """The entries that the files of a room register, read from their source."""
+    """Return the entries that the files of a package register, read from their source."""
     found = [entry for path in sorted((_PACKAGE / room).glob("*.py")) for entry in _registered(path, constant, room)]
     found.sort(key=lambda entry: entry.facts.get("order", len(found)))  # stable: then by file
     return {entry.name: entry for entry in found}
@@ -242,7 +244,7 @@ def _registered(path: Path, constant: str, room: str) -> Iterator[Entry]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal, None for anything else."""
+    """Return the value of a literal, and None for anything else."""
     try:
         return ast.literal_eval(node)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The configuration: one YAML file, read into frozen models and validated once, before anything expensive starts."""
+"""Read the configuration, one YAML file, into frozen models, and validate it before anything expensive starts."""
 
 import functools
 import hashlib
@@ -24,7 +24,7 @@ from .versions import FAST
 RUNS = "runs"  # the folder of the runs of one name
 _RUN_FOLDERS = ("acceleration", "check", "errors", "report", RUNS, "studies")
 _STAGE = r"[a-z][a-z0-9_]{0,31}"
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # with the hash behind it a folder's name on any file system
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # followed by the hash, it is a valid folder name on any file system
 _PRESETS: Mapping[str, Mapping[str, Any]] = {
     "fast": {
         "attack": {key: FAST[key] for key in ("n_iter", "n_target_classes")},
@@ -37,7 +37,7 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
         "precision": "fp32",
     },
 }
-RESULTS_VERSION = 4  # part of every fingerprint: raised when the same configuration would give other rows
+RESULTS_VERSION = 4  # part of every content hash; it rises if the same configuration would give other rows
 
 
 class DataConfig(Section):
@@ -55,7 +55,7 @@ class DataConfig(Section):
 
 
 class RunConfig(Section):
-    """Everything about one run; the keys of the YAML file."""
+    """One run: the keys of the YAML file."""
 
     name: str = Field(
         json_schema_extra={"pattern": f"^{_NAME}$"}, description="Name of the run, with which its run ID begins."
@@ -102,26 +102,23 @@ class RunConfig(Section):
     compute: ComputeConfig = ComputeConfig()
 
     _written: dict[str, str] = PrivateAttr(default_factory=dict)  # a value with its paths placed -> as written
-
     _folder: str = PrivateAttr(default="")
-
     _trusted: bool = PrivateAttr(default=True)
-
     _objects: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def with_changes(self, **changes: Any) -> Self:
-        """As of every section; what is written stays known."""
+        """Return the configuration with some keys changed. Paths as written and given objects are kept."""
         changed = super().with_changes(**changes)
         changed._written, changed._folder, changed._trusted = self._written, self._folder, self._trusted
         changed._objects = self._objects
         return changed
 
     def with_objects(self, objects: Mapping[str, Any], labels: Mapping[str, str]) -> Self:
-        """Use modules and a dataset in place of URIs.
+        """Use modules and a dataset instead of URIs.
 
         Args:
-            objects: "std" and "rob", torch modules, and "data", an opened dataset, as there are any.
-            labels: what the run writes for each of them in place of a URI; they are part of the run id.
+            objects: optional: torch modules as "std" and "rob", and an opened dataset as "data".
+            labels: text that the run writes for each of them instead of a URI, and that is part of the run ID.
         """
         uris = {role: label for role, label in labels.items() if role != "data"}
         data = {"data": self.data.with_changes(uri=labels["data"])} if "data" in labels else {}
@@ -131,21 +128,21 @@ class RunConfig(Section):
 
     @property
     def objects(self) -> Mapping[str, Any]:
-        """Modules ("std", "rob") and the dataset ("data") that the caller passed in place of URIs."""
+        """Modules ("std", "rob") and the dataset ("data") that the caller passed instead of URIs."""
         return self._objects
 
     @property
     def trusted(self) -> bool:
-        """False for what a run's folder says of itself, which may be a stranger's, until the user trusts it."""
+        """Whether the user wrote or trusts this configuration. One from the folder of a run is untrusted at first."""
         return self._trusted
 
     def outside(self) -> dict[str, str]:
-        """What it names beyond the package, by key: code, services and files."""
+        """Return the code, services and files outside the package that the configuration names, by key."""
         uris = {"data.uri": self.data.uri, "std": self.std or "", "rob": self.rob}
         return {key: self.written(uri) for key, uri in uris.items() if reaches_out(uri)} | self.outside_of_stages()
 
     def outside_of_stages(self) -> dict[str, str]:
-        """The same of what even a look at the run's files takes."""
+        """Return those that are needed even to read the files of the run."""
         named = {"extensions": ", ".join(self.extensions)} if self.extensions else {}
         reading = [name for name in self.added_stages() if STAGES.entries()[name].facts.get("names_files")]
         return named | {name: str(keys) for name in reading if (keys := self.section(name)) is not None}
@@ -156,7 +153,7 @@ class RunConfig(Section):
         return self._folder or str(Path.cwd())
 
     def code_files(self) -> dict[str, str]:
-        """The user's Python files that URIs and `extensions` name: as written -> where they lie."""
+        """Return the Python files that URIs and `extensions` name: path as written -> path."""
         uris = [uri for uri in (self.std, self.rob) if uri is not None]
         found = {written: file for uri in uris
                  for written, file in zip(code_files(self.written(uri)), code_files(uri), strict=True)}  # fmt: skip
@@ -164,11 +161,11 @@ class RunConfig(Section):
         return found | {file.removeprefix("py:"): there.removeprefix("py:") for file, there in extensions.items()}
 
     def written(self, value: str) -> str:
-        """A URI or path of this configuration as it was written."""
+        """Return a URI or path of this configuration as it was written."""
         return self._written.get(value, value)
 
     def as_written(self, **options: Any) -> dict[str, Any]:
-        """All values as plain ones, paths as they were written; `options` are those of `model_dump`."""
+        """Return all values as plain ones, with paths as they were written; `options` are those of `model_dump`."""
         values = self.model_dump(mode="json", **options)
         values["data"]["uri"] = self.written(self.data.uri)
         values |= {role: uri and self.written(uri) for role in ("std", "rob") for uri in [values[role]]}
@@ -262,25 +259,25 @@ class RunConfig(Section):
 
     @classmethod
     def valid_keys(cls) -> list[str]:
-        """Those of stages, which are added as a configuration names them, included."""
+        """Return the valid keys, including those of all stages."""
         return sorted({*cls.model_fields, *stages_with_keys()})
 
     def section(self, stage: str) -> Section | None:
-        """The keys of a stage; None where the run is not asked for it."""
+        """Return the keys of a stage, and None if the configuration does not request the stage."""
         keys: Section | None = getattr(self, stage, None)
         return keys
 
     @classmethod
     def added_stages(cls) -> tuple[str, ...]:
-        """Stages whose key stands in this configuration beside the ones that every configuration has."""
+        """Return the stages that this configuration requests in addition to those of every run."""
         return tuple(name for name in cls.model_fields if name not in RunConfig.model_fields)
 
     @property
     def required_std(self) -> str:
-        """URI of std, for what needs two classifiers.
+        """URI of the standard classifier.
 
         Raises:
-            ConfigError: where the run has none.
+            ConfigError: if the run has none.
         """
         if self.std is None:
             raise ConfigError(
@@ -290,10 +287,10 @@ class RunConfig(Section):
         return self.std
 
     def determinants(self) -> dict[str, Any]:
-        """What the rows depend on: everything but where they are stored and computed; of extensions, their content.
+        """Return what determines the rows: all keys except storage and compute, and the content of extensions.
 
-        The second opinion and stages with a key of their own have fingerprints of their own, and where an evaluation
-        ends does not move a row. A stage whose certificates the search counts stays in: it decides what is deployed.
+        The cross-check and additional stages have separate content hashes, and `until` does not change a row. A stage
+        whose certificates the search counts is included, because it determines the selected parameters.
         """
         left_out: dict[str, Any] = {
             **dict.fromkeys({*self.added_stages()} - {criterion_stage(self.search.criterion)}, True),
@@ -310,13 +307,13 @@ class RunConfig(Section):
         return {"version": RESULTS_VERSION, **values, **({"extensions": contents} if contents else {})}
 
     def attack_determinants(self) -> dict[str, Any]:
-        """What the attack stage's rows depend on: runs that agree here share them."""
+        """Return everything that determines the rows of the attack stage. Runs with equal values share these rows."""
         keys = ("version", "data", "std", "rob", "threat", "seed", "partition_size", "precision", "attack")
         values = self.determinants()
         return {**{key: values[key] for key in (*keys, "extensions") if key in values}, "ln_k": self.search.ln_k}
 
     def run_id(self) -> str:
-        """The name and 8 hex digits of what determines the results."""
+        """Return the name and 8 hex digits of the hash of everything that determines the results."""
         return f"{self.name}-{digest(self.determinants())}"
 
     def place(self) -> str:
@@ -325,7 +322,7 @@ class RunConfig(Section):
 
 
 def config_with_stages(names: Iterable[str]) -> type[RunConfig]:
-    """The configuration with a key for each of these registered stages; None, the default, does not ask for it."""
+    """Return the configuration class with an optional key for each of these registered stages."""
     return _with_keys(tuple((name, STAGES.get(name).Keys, STAGES.entries()[name].describes) for name in sorted(names)))
 
 
@@ -339,10 +336,10 @@ def _with_keys(stages: tuple[tuple[str, type[Section], str], ...]) -> type[RunCo
 
 
 def stages_with_keys() -> list[str]:
-    """Registered stages that a configuration asks for by a key of their own.
+    """Return the registered stages that a configuration requests by a key.
 
     Raises:
-        ConfigError: for an extension's stage with the name of another key, or of a folder that every run has.
+        ConfigError: if the stage of an extension has the name of another key, or of a folder that every run has.
     """
     own = [name for name, entry in STAGES.entries().items() if entry.home.startswith("mixednuts_dist.")]
     for name in STAGES.names():
@@ -356,7 +353,7 @@ def stages_with_keys() -> list[str]:
 
 
 def digest(value: Mapping[str, Any]) -> str:
-    """8 hex digits of the sha256 of `value` as canonical JSON."""
+    """Return 8 hex digits of the sha256 of `value` as canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -364,12 +361,12 @@ def digest(value: Mapping[str, Any]) -> str:
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read the YAML file at `path`, apply `key.path=value` overrides (values are YAML), and validate.
 
-    Relative paths in URIs and `extensions` are relative to the file's folder, where they exist there, else to the
-    working folder; `storage` to the working folder.
+    Paths in URIs and `extensions` are relative to the folder of the file if they exist there, and otherwise to the
+    working folder. `storage` is relative to the working folder.
 
     Raises:
-        ConfigError: for a missing or unreadable file, an unknown key, a wrong type or value; it names the key, the
-            value and what is valid, in one line each.
+        ConfigError: for a missing or unreadable file, an unknown key, or a wrong type or value. Each mistake has one
+            line with the key, the value and the valid ones.
     """
     content = read_yaml_file(Path(path))
     for override in overrides:
@@ -386,18 +383,20 @@ def parse_config(
     folder: str = "",
     find: Callable[[str], str] | None = None,
 ) -> RunConfig:
-    """Validate a mapping as a RunConfig, after importing the extensions that it names; errors as in `load_config`.
+    """Import the extensions that a mapping names, and validate it as a RunConfig. Raises as `load_config`.
 
     Args:
-        folder: where the configuration's file lay; the working folder by default.
-        find: from a path as written to where it lies; relative to the working folder by default.
+        folder: folder of the file of the configuration. By default, the working folder.
+        find: function from a path as written to a path that exists. By default, paths are kept as written.
     """
     written: dict[str, str] = {}
     content = _with_places(content, find, written) if find else content
     extensions = content.get("extensions")
     if extensions is not None and _are_texts(extensions):
         load_extensions(extensions)
-    content = _with_places(content, find, written) if find else content  # of URIs whose forms the extensions register
+    content = (
+        _with_places(content, find, written) if find else content
+    )  # also in URIs whose forms the extensions register
     asked = [name for name in stages_with_keys() if name in content]
     content = {key: {} if key in asked and value is True else value for key, value in content.items()}
     config = config_with_stages(asked).checked(content, f"{source}: ")
@@ -410,7 +409,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def _with_places(content: Mapping[str, Any], find: Callable[[str], str], written: dict[str, str]) -> dict[str, Any]:
-    """The content with its paths where `find` says that they lie; notes in `written` what stood there."""
+    """Replace each path by `find(path)`, and record in `written` how the configuration wrote it."""
 
     def place(value: Any, where: Callable[[str], str]) -> Any:
         if not isinstance(value, str) or (there := where(value)) == value:

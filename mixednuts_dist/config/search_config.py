@@ -1,4 +1,4 @@
-"""The keys of the search: the grid of candidates, and what is asked of the choice."""
+"""The keys of `search`: the grid of candidates, and the criterion and target of the selection."""
 
 import math
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ Grid = Annotated[
 
 
 def grid_values(grid: Grid) -> tuple[float, ...]:
-    """The candidate values of a range or of an explicit list."""
+    """Return the candidate values of a range or of an explicit list."""
     return grid.values() if isinstance(grid, RangeConfig) else grid
 
 
@@ -76,13 +76,13 @@ ClampName = Annotated[str, Registered(CLAMPS)]
 CriterionName = Annotated[str, Registered(CRITERIA)]
 
 
-# As often as it takes: within the limits there are 22 scales, 37 powers and 23 biases, 37 times the default candidates.
-# On the digits and on CIFAR images four times were enough, and made 7,000 to 10,000 candidates.
+# Within the limits there are 22 scales, 37 powers and 23 biases, 37 times the default candidates. On the digits and on
+# CIFAR images, four extensions were enough and resulted in 7,000 to 10,000 candidates.
 _WIDENINGS = 16
 
 
 def criterion_stage(criterion: str) -> str | None:
-    """The stage whose certificates a criterion reads; None for criteria of attacked images alone."""
+    """Return the stage whose certificates a criterion reads, and None if it reads attacked images alone."""
     stage: str | None = CRITERIA.entries()[criterion].facts.get("stage")
     return stage
 
@@ -160,12 +160,12 @@ class SearchConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_target(cls, content: Any) -> Any:
-        """Turn `keep` into `beta`, and refuse two targets."""
+        """Turn `keep` into `beta`, and reject two targets."""
         if not isinstance(content, Mapping):
             return content
         content = dict(content)
         given = [name for name in ("beta", "keep") if content.get(name) is not None]
-        # A resolved configuration names the default beta beside its target.
+        # A resolved configuration names the default beta in addition to its target.
         targets = [name for name in given if name != "beta" or content[name] != cls.model_fields["beta"].default]
         if len(targets) > 1:
             values = ", ".join(f"{name}: {shortened(content[name])}" for name in targets)
@@ -184,11 +184,11 @@ class SearchConfig(Section):
         return self
 
     def pairs(self) -> tuple[tuple[ClampName, int | None], ...]:
-        """Every clamp with every LayerNorm width, the configured ones first."""
+        """Return every clamp with every LayerNorm width, `clamp` and `ln_k` first."""
         clamps, widths = dict.fromkeys((self.clamp, *self.clamps)), dict.fromkeys((self.ln_k, *self.ln_ks))
         return tuple((clamp, ln_k) for clamp in clamps for ln_k in widths)
 
     def all_betas(self) -> tuple[float, ...]:
-        """Every beta to answer for, the deployed one included, largest first."""
+        """Return every beta of the search, including the deployed one, from the largest to the smallest."""
         measured = () if self.measure == "all" else self.measure
         return tuple(sorted({*self.betas, *measured, self.beta}, reverse=True))

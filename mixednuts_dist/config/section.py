@@ -1,4 +1,4 @@
-"""A section of the configuration: frozen keys, checked types, and what is wrong with them in one line each."""
+"""A section of the configuration: frozen keys with checked types, and one line per mistake."""
 
 import difflib
 import math
@@ -22,12 +22,12 @@ from ..errors import ConfigError
 from .config_file import shortened
 from .register import Register
 
-_MOST_LINES = 12  # of a message; a list of ten thousand wrong values is one mistake
-_FORMS = {"range", "list"}  # of a key that takes either, in the places of pydantic's errors
+_MOST_LINES = 12  # in a message; a list of ten thousand wrong values is one mistake
+_FORMS = {"range", "list"}  # pydantic adds these names to the place of an error in a grid
 
 
 def read_fraction(value: object) -> object:
-    """Read "8/255" or "0.5/255" as a number; anything else is left to the type check."""
+    """Read "8/255" or "0.5/255" as a number, and leave anything else to the type check."""
     if isinstance(value, str) and value.count("/") == 1:
         above, _, below = value.partition("/")
         try:
@@ -39,7 +39,7 @@ def read_fraction(value: object) -> object:
 
 
 def _holds_truth_value(value: object) -> bool:
-    """Whether `value` is true or false, or a list with one in it; Python would take them for 1 and 0."""
+    """Whether `value` contains true or false, which Python accepts as 1 and 0."""
     return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_holds_truth_value, value)))
 
 
@@ -48,14 +48,14 @@ Repeats = Annotated[int, Field(ge=0, le=1000)]
 
 
 class Section(BaseModel):
-    """Keys of the configuration: frozen, and an unknown key is an error."""
+    """Keys of the configuration. They are frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=4096)
 
     @field_validator("*", mode="before")
     @classmethod
     def _plain(cls, value: object, info: ValidationInfo) -> object:
-        """true and false only where they belong, and text that can be printed."""
+        """Reject true and false except for keys of that type, and text that cannot be printed."""
         takes = cls.model_fields[str(info.field_name)].annotation
         if takes is not bool and _holds_truth_value(value):
             raise ValueError("takes no true or false; text such as yes, no, on and off needs quotes in YAML")
@@ -64,19 +64,19 @@ class Section(BaseModel):
         return value
 
     def with_changes(self, **changes: Any) -> Self:
-        """The same section with some keys changed, checked as the file is.
+        """Return the section with some keys changed, and check it as the file.
 
         Raises:
-            ConfigError: for a value that the file could not have either.
+            ConfigError: for a value that is not valid in the file.
         """
         return self.checked({**{key: getattr(self, key) for key in type(self).model_fields}, **changes})
 
     @classmethod
     def checked(cls, content: Mapping[str, Any], prefix: str = "") -> Self:
-        """The section with these values.
+        """Validate these values.
 
         Raises:
-            ConfigError: a line for each mistake, which begins with `prefix` and the key.
+            ConfigError: with one line per mistake, which begins with `prefix` and the key.
         """
         try:
             return cls.model_validate(content)
@@ -87,12 +87,12 @@ class Section(BaseModel):
 
     @classmethod
     def valid_keys(cls) -> list[str]:
-        """What may stand in it."""
+        """Return the valid keys."""
         return sorted(cls.model_fields)
 
     @classmethod
     def _explain(cls, detail: dict[str, Any]) -> str:
-        """One line an error: the key, what is wrong, the value, the valid ones."""
+        """Return one line per error: the key, what is wrong, the value, and the valid ones."""
         location = [part for part in detail["loc"] if part not in _FORMS]
         key = ".".join(str(part) if re.fullmatch(r"\w{1,40}", str(part)) else shortened(part, 40) for part in location)
         if detail["type"] == "extra_forbidden":
@@ -107,16 +107,16 @@ class Section(BaseModel):
 
     @classmethod
     def _keys_at(cls, location: Sequence[Any]) -> list[str]:
-        """The valid keys of the section at `location`."""
+        """Return the valid keys of the section at `location`."""
         section: type[Section] = cls
         for part in location:
             field = section.model_fields.get(part)
-            section = next(_sections_in(field.annotation), section) if field else section
+            section = next(sections_in(field.annotation), section) if field else section
         return section.valid_keys()
 
 
 class Registered:
-    """Text that must be a name in a register: `Annotated[str, Registered(CLAMPS)]`; the schema lists the names."""
+    """Accept only names of a register, and list them in the schema: `Annotated[str, Registered(CLAMPS)]`."""
 
     def __init__(self, register: Register[Any]) -> None:
         self.register = register
@@ -128,15 +128,9 @@ class Registered:
         return {**handler(schema), "enum": list(self.register.names())}
 
 
-def section_in(annotation: Any) -> type[Section] | None:
-    """The section that a key holds, where it holds one, required or not."""
-    kinds = (annotation, *get_args(annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
-
-
-def _sections_in(annotation: Any) -> Iterator[type[Section]]:
-    """Every section that a key may hold, also where it takes other forms."""
+def sections_in(annotation: Any) -> Iterator[type[Section]]:
+    """Yield every section that a key may contain, also if it accepts other forms."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
     for inner in get_args(annotation):
-        yield from _sections_in(inner)
+        yield from sections_in(inner)

@@ -1,4 +1,4 @@
-"""The threat model: which perturbations an adversary may use."""
+"""The threat model: the perturbations that an adversary may use."""
 
 import math
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from .register import ATTACKS, NORMS
 class ThreatModel:
     """All `x'` with `||x' - x||_norm <= eps` and `x'` in [0, 1]; `eps` in units of the pixel range [0, 1].
 
-    `norm` is a name in the register `NORMS`, whose entry says which radii it has. As text a radius of single pixels is
-    in grey levels where that is the shorter way to write it.
+    `norm` is a name in the register `NORMS`, whose entry defines the valid radii. The text form of a radius is in gray
+    levels if that is shorter.
 
     Example:
         >>> [str(ThreatModel("Linf", eps)) for eps in (8 / 255, 0.25 / 255, 0.15)]
@@ -32,7 +32,7 @@ class ThreatModel:
             NORMS.check(self.norm)
         except InvalidInputError as error:
             raise ThreatModelError(str(error)) from None
-        given: object = self.eps  # callers of other code may give the text that a configuration takes
+        given: object = self.eps  # a caller may pass the text that a configuration accepts
         if isinstance(given, str):
             raise ThreatModelError(f"eps={given!r} is text; give a number: eps={given}")
         usual, smallest, largest = (self._fact(key) for key in ("usual", "smallest", "largest"))
@@ -59,20 +59,20 @@ class ThreatModel:
 
 
 def check_threat(threat: Any) -> None:
-    """Refuse what a caller may give in the place of a threat model.
+    """Check that an argument is a threat model.
 
     Raises:
-        InvalidInputError: with the call that makes one.
+        InvalidInputError: for another type, with a call that makes a threat model.
     """
     if not isinstance(threat, ThreatModel):
         raise InvalidInputError(f"threat={threat!r} is {type(threat).__name__}; give ThreatModel('Linf', 8 / 255)")
 
 
 def check_norm(attacks: Iterable[str], norm: str) -> None:
-    """Refuse attacks without mathematics for a norm; an entry of `ATTACKS` without the fact `norms` works in all.
+    """Check that the attacks support a norm. An entry of `ATTACKS` without the fact `norms` supports all of them.
 
     Raises:
-        ThreatModelError: naming the attack, the norms that it supports and the attacks that there are.
+        ThreatModelError: with the attack, the norms that it supports, and the attacks that support this norm.
     """
     entries = ATTACKS.entries()
     fitting = [name for name, entry in entries.items() if norm in entry.facts.get("norms", (norm,))]

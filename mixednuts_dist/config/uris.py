@@ -1,7 +1,7 @@
-"""What a dataset or base classifier URI says, checked in milliseconds: no torch, weights or images are loaded.
+"""Check dataset and base classifier URIs in milliseconds, without loading torch, weights or images.
 
-Which schemes there are, what their target is and which options they take, stands in the decorators of the registers
-`DATASETS` and `CLASSIFIERS`, one entry a scheme::
+The decorators of the registers `DATASETS` and `CLASSIFIERS` define the schemes with their targets and options, one
+entry per scheme::
 
     @DATASETS(
         "stripes",
@@ -12,10 +12,10 @@ Which schemes there are, what their target is and which options they take, stand
     )
     def open_stripes(uri: ResourceUri) -> Dataset: ...
 
-`target` and the kind of an option are one of the kinds of `_wrong_value`; an entry that says nothing takes any target
-and no option. Further facts: `any_option` (the options are keyword arguments of the user's function), `gradients=False`
-(a black box), `random_weights` (`weights=none` builds it without files), `image_shape` (C, H, W), `preprocess` (the
-default of that option), `downloads` (it has a function that says what is not on this machine: see `with_missing`).
+`target` and the kind of an option are one of the kinds of `_wrong_value`. By default, an entry accepts any target and
+no option. Further facts: `any_option` (the options are keyword arguments of a function), `gradients=False` (a
+black box), `random_weights` (`weights=none` builds it without files), `image_shape` (C, H, W), `preprocess` (the
+default of that option), `downloads` (a function lists what is missing on this machine: see `with_missing`).
 """
 
 import difflib
@@ -32,12 +32,12 @@ from .register import CLASSIFIERS, DATASETS, Entry, Register
 PREPROCESS = re.compile(r"(?P<cubic>Bicubic)?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?")
 _KINDS = ("any", "nothing", "text", "number", "file", "folder", "place", "factory", "repository", "host", "preprocess")
 _PATHS = ("file", "folder", "place")
-_SHORT = 80  # characters of a value that a message shows
+_SHORT = 80  # characters of a value in a message
 
-_WEIGHTS = (".pth", ".pt", ".ckpt", ".safetensors", ".bin", ".tar", ".th")  # what checkpoints end in
+_WEIGHTS = (".pth", ".pt", ".ckpt", ".safetensors", ".bin", ".tar", ".th")  # file name extensions of checkpoints
 
-# Two checkpoints as two functions: what `mixednuts init` writes as nets.py.
-GIVEN = "given"  # begins what a run writes for an object that the caller passed in place of a URI
+GIVEN = "given"  # scheme that a run writes for an object that the caller passed instead of a URI
+# Two checkpoints as two functions; `mixednuts init` writes them as nets.py.
 TWO_CHECKPOINTS = Path(__file__).with_name("nets.py.txt").read_text(encoding="utf-8")
 
 Opener = TypeVar("Opener", bound=Callable[..., Any])
@@ -45,35 +45,35 @@ Opener = TypeVar("Opener", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class ResourceUri:
-    """`scheme:target?key=value&...#fragment`; `options` keeps the order in which they were written."""
+    """`scheme:target?key=value&...#fragment`, with the options in the order in which they were written."""
 
     scheme: str
     target: str
     options: tuple[tuple[str, str], ...] = ()
     fragment: str = ""
-    text: str = ""  # the whole of it, as written
+    text: str = ""  # the whole URI, as written
 
     def option(self, key: str, default: str | None = None) -> str | None:
-        """The value written for `key`."""
+        """Return the value of `key`."""
         return dict(self.options).get(key, default)
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Something that a URI needs and this machine does not have."""
+    """Something that a URI needs and that is missing on this machine."""
 
     what: str  # "the weights of Carmon2019Unlabeled"
-    path: str  # where it is looked for
+    path: str  # where it is expected
     command: str  # how to get it
-    url: str = ""  # where `checkpoints.fetch` gets it; empty if no source is known
-    sha256: str = ""  # of the file, or its first digits, if the source publishes them
+    url: str = ""  # where `checkpoints.fetch` gets it; empty if unknown
+    sha256: str = ""  # hash of the file, or its first digits, if the source publishes them
     mirrors: tuple[str, ...] = ()  # sources that are tried after `url`
 
 
 def with_missing(find: Callable[[ResourceUri], Iterable[Missing]]) -> Callable[[Opener], Opener]:
-    """Give an opener the function that lists what it lacks; its entry says `downloads=True`.
+    """Return a decorator that attaches to an opener the function that lists what is missing.
 
-    The module of such an entry imports torch only inside of its functions, so that `missing_inputs` is quick.
+    Its entry has the fact `downloads=True`. Its module imports torch only in functions, so `missing_inputs` is quick.
     """
 
     def mark(opener: Opener) -> Opener:
@@ -84,7 +84,7 @@ def with_missing(find: Callable[[ResourceUri], Iterable[Missing]]) -> Callable[[
 
 
 def parse_uri(uri: str) -> ResourceUri:
-    """Split a URI; a missing target is empty. Only black boxes have a fragment: a path may hold a `#`."""
+    """Split a URI. A missing target is empty. Only black boxes have a fragment, because a path may contain a `#`."""
     scheme, fragment, text = uri.partition(":")[0], "", uri
     if _fact(CLASSIFIERS, scheme, "gradients") is False:
         uri, _, fragment = uri.partition("#")
@@ -94,12 +94,12 @@ def parse_uri(uri: str) -> ResourceUri:
 
 
 def is_black_box(uri: str) -> bool:
-    """Whether the classifier answers without gradients: a service or a plain function."""
+    """Whether the classifier has no gradients: a service or a plain function."""
     return _fact(CLASSIFIERS, uri.partition(":")[0], "gradients") is False
 
 
 def reaches_out(uri: str) -> str | None:
-    """What a URI takes beyond the package and what it downloads: "code", "a service", "files", or None.
+    """Return what a URI uses outside the package and its downloads: "code", "a service", "files", or None.
 
     >>> reaches_out("py:os:system?command=ls"), reaches_out("folder:photos"), reaches_out("digits")
     ('code', 'files', None)
@@ -116,20 +116,20 @@ def reaches_out(uri: str) -> str | None:
 
 
 def named_code(*, std: str | None, rob: str, extensions: Iterable[str] = ()) -> dict[str, str]:
-    """Which of these run Python code, or ask a service, that somebody has named: key -> as written."""
+    """Return those that run Python code or use a service: key -> value as written."""
     found = {key: uri for key, uri in (("std", std), ("rob", rob)) if uri and reaches_out(uri) in ("code", "a service")}
     files = ", ".join(extensions)
     return {**found, "extensions": files} if files else found
 
 
 def needs_trust(run: str, outside: Mapping[str, str], ask: str = "pass --trust-code, or the configuration file") -> str:
-    """What is said of a run that names code, services or files beyond its folder, by key."""
+    """Return the message about a run that names code, services or files outside its folder, by key."""
     named = ", ".join(f"{key}: {_short(value)}" for key, value in outside.items())
     return f"{run} references resources outside its folder ({named}). Review them, then {ask}"
 
 
 def without_weights(uri: str) -> str | None:
-    """The same classifier of a library with random weights; None for the forms that cannot be had without theirs."""
+    """Return the URI of the same network with random weights, and None for forms that always load weights."""
     parsed = parse_uri(uri)
     if not _fact(CLASSIFIERS, parsed.scheme, "random_weights"):
         return None
@@ -138,7 +138,7 @@ def without_weights(uri: str) -> str | None:
 
 
 def known_image_shape(uri: str) -> tuple[int, int, int] | None:
-    """(C, H, W) where the URI alone decides it, whether or not the images are at hand."""
+    """Return (C, H, W) if the URI alone determines it, even if the images are missing."""
     parsed = parse_uri(uri)
     shape: tuple[int, int, int] | None = _fact(DATASETS, parsed.scheme, "image_shape")
     if shape:
@@ -149,14 +149,14 @@ def known_image_shape(uri: str) -> tuple[int, int, int] | None:
 
 
 def placed(uri: str, find: Callable[[str], str]) -> str:
-    """The URI with each file and folder that it names where `find` says that it lies; of black boxes as it is.
+    """Replace each path in a URI by `find(path)`. URIs of black boxes do not change.
 
     >>> placed("py:nets.py:rob?depth=3", lambda path: f"/nets/{path}")
     'py:/nets/nets.py:rob?depth=3'
     """
     parsed = parse_uri(uri)
     entry = CLASSIFIERS.entries().get(parsed.scheme) or DATASETS.entries().get(parsed.scheme)
-    if entry is None or not parsed.target or is_black_box(uri):  # whose checksum has the URI in it
+    if entry is None or not parsed.target or is_black_box(uri):  # its checksum contains the URI
         return uri
     rest = uri.removeprefix(f"{parsed.scheme}:")
     for _, path in _named_paths(parsed, entry):
@@ -166,33 +166,32 @@ def placed(uri: str, find: Callable[[str], str]) -> str:
 
 
 def code_files(*uris: str) -> list[str]:
-    """The Python files, as written, of which the URIs `py:FILE.py:FUNCTION` take a function."""
+    """Return the Python files, as written, that URIs of the form `py:FILE.py:FUNCTION` name."""
     parsed = [parse_uri(uri) for uri in uris]
     modules = [split_factory(one.target)[0] for one in parsed if one.scheme == "py"]
     return list(dict.fromkeys(module for module in modules if module.endswith(".py")))
 
 
 def beside(*folders: str | Path) -> Callable[[str], str]:
-    """Where a relative path lies: in the first of the folders that has it, else below the working folder, as written.
-
-    Paths of a configuration are relative to its file; older configurations were written for the working folder.
-    """
+    """Return a function that looks up a relative path in the folders, and otherwise returns it as written."""
 
     def find(path: str) -> str:
         if "://" in path or Path(path).is_absolute():
             return path
         try:
             there = next((str(Path(folder, path)) for folder in folders if Path(folder, path).exists()), path)
-        except (OSError, ValueError):  # a name that is too long, or holds a NUL
+        except (OSError, ValueError):  # a name that is too long or contains a NUL
             return path
-        return path if "?" in there else there  # a URI's options begin with one
+        return path if "?" in there else there  # the options of a URI begin with "?"
 
     return find
 
 
 def travelled(working_folder: str) -> Callable[[str], str]:
-    """Where a worker finds a path of the driver's: in the driver's working folder, where the machine has it, else in
-    its own, which a job's folder has travelled to."""
+    """Return a function that finds a path of the driver on the machine of a worker.
+
+    It looks in the working folder of the driver, and otherwise in that of the worker, to which Ray copies a job.
+    """
     own = not working_folder or Path(working_folder) == Path.cwd()
 
     def find(path: str) -> str:
@@ -205,17 +204,17 @@ def travelled(working_folder: str) -> Callable[[str], str]:
 
 
 def dataset_forms() -> tuple[str, ...]:
-    """Every valid form of `data.uri`, those of extensions included."""
+    """Return every valid form of `data.uri`, including those of extensions."""
     return tuple(form for entry in DATASETS.entries().values() for form in _forms(entry))
 
 
 def classifier_forms() -> tuple[str, ...]:
-    """Every valid form of `std` and `rob`, including those of extensions."""
+    """Return every valid form of `std` and `rob`, including those of extensions."""
     return tuple(form for entry in CLASSIFIERS.entries().values() for form in _forms(entry))
 
 
 def check_uris(*, data: str | None, std: str | None, rob: str | None) -> None:
-    """Refuse URIs whose forms or files cannot be right; errors as in the two checks below."""
+    """Check the forms and files of URIs. Raises as the two functions below."""
     if data is not None:
         check_dataset_uri(data)
     for role, uri in (("std", std), ("rob", rob)):
@@ -224,35 +223,35 @@ def check_uris(*, data: str | None, std: str | None, rob: str | None) -> None:
 
 
 def check_dataset_uri(uri: str) -> None:
-    """Refuse a dataset that cannot exist.
+    """Check the URI of a dataset.
 
     Raises:
-        DatasetError: for an unknown form (the valid ones are listed) or option, a missing file or folder.
+        DatasetError: for an unknown form (with the valid ones) or option, or a missing file or folder.
     """
     _check_uri(uri, "data.uri", DATASETS, dataset_forms(), DatasetError)
 
 
 def check_classifier_uri(uri: str, role: str) -> None:
-    """Refuse a base classifier that cannot exist.
+    """Check the URI of a base classifier.
 
     Raises:
-        BaseClassifierError: for an unknown form (the valid ones are listed) or option, or a missing file or name.
+        BaseClassifierError: for an unknown form (with the valid ones) or option, or a missing file or name.
     """
     _check_uri(uri, role, CLASSIFIERS, classifier_forms(), BaseClassifierError)
 
 
 def missing_inputs(*, data: str, std: str | None, rob: str) -> list[tuple[str, Missing]]:
-    """(key of the configuration, what it lacks) of everything that is not on this machine; torch is not imported.
+    """Return (key of the configuration, missing item) for everything that is missing here, without importing torch.
 
     Raises:
-        DatasetError, BaseClassifierError: for URIs that no file could make right; as in the checks above.
+        DatasetError, BaseClassifierError: for wrong URIs, as in the checks above.
     """
     wanted = (("data.uri", data), ("std", std), ("rob", rob))
     return [(key, item) for key, uri in wanted if uri is not None for item in missing_input(key, uri)]
 
 
 def missing_input(key: str, uri: str) -> list[Missing]:
-    """The same for one URI: of `data.uri`, `std` or `rob`."""
+    """Return what is missing for one URI, of the key `data.uri`, `std` or `rob`."""
     register = DATASETS if key == "data.uri" else CLASSIFIERS
     parsed = parse_uri(uri)
     lacking = list(_lacking_files(parsed, register.entries().get(parsed.scheme)))
@@ -264,7 +263,7 @@ def missing_input(key: str, uri: str) -> list[Missing]:
 
 
 def split_factory(target: str) -> tuple[str, str]:
-    """ "package.module:factory" -> its two halves."""
+    """Split "package.module:factory" into its two halves."""
     module, _, factory = target.rpartition(":")
     return module, factory
 
@@ -274,7 +273,7 @@ def _check_uri(uri: str, key: str, register: Register[Any], forms: Sequence[str]
     entry = register.entries().get(parsed.scheme)
     if entry is None:
         suffix = Path(parsed.target or parsed.scheme).suffix[1:]
-        if suffix in register.names():  # a file without its form
+        if suffix in register.names():  # a file name without a scheme
             raise error(f"{key}={_short(uri)!r} is not a known form; did you mean '{suffix}:{_short(uri)}'?")
         if suffix and f".{suffix}" in _WEIGHTS and register is CLASSIFIERS:
             raise error(
@@ -311,7 +310,7 @@ def _check_address(uri: str, key: str, entry: Entry, error: type[MixedNutsError]
     try:
         address = urlsplit(uri)
         named = address.hostname and (address.port is None or address.port >= 0)
-    except ValueError:  # brackets that do not close, a port that is no number
+    except ValueError:  # an open bracket, or a port that is not a number
         named = None
     if not named:
         raise error(f"{key}={_short(uri)!r}: no host; valid forms: {', '.join(_forms(entry))}")
@@ -322,11 +321,11 @@ def _check_address(uri: str, key: str, entry: Entry, error: type[MixedNutsError]
         )
 
 
-def _wrong_value(value: str, kind: str) -> str | None:  # noqa: PLR0911, one line a kind
-    """What is wrong with a target or an option's value of this kind, or None.
+def _wrong_value(value: str, kind: str) -> str | None:  # noqa: PLR0911, one line per kind
+    """Return what is wrong with a target or an option of this kind, or None.
 
     Kinds: any, nothing, text, number, file, folder, place (a folder or a URI), factory ("module:function"), repository
-    ("ORG/NAME"), host, preprocess, or the valid values themselves with a bar between them ("std|rob").
+    ("ORG/NAME"), host, preprocess, or the valid values separated by bars ("std|rob").
     """
     if kind not in _KINDS:
         choices = kind.split("|")
@@ -354,7 +353,7 @@ def _wrong_value(value: str, kind: str) -> str | None:  # noqa: PLR0911, one lin
 
 
 def _lacking_files(parsed: ResourceUri, entry: Entry | None) -> Iterator[Missing]:
-    """Files and folders that the URI names itself and that are not there."""
+    """Yield the files and folders that the URI names and that do not exist."""
     if entry is None:
         return
     for kind, value in _named_paths(parsed, entry):
@@ -367,7 +366,7 @@ def _lacking_files(parsed: ResourceUri, entry: Entry | None) -> Iterator[Missing
 
 
 def _named_paths(parsed: ResourceUri, entry: Entry) -> Iterator[tuple[str, str]]:
-    """(kind, path as written) of what a URI names in a file system, the target first."""
+    """Yield (kind, path as written) for the paths in a URI, the target first."""
     options, target = entry.facts.get("options", {}), entry.facts.get("target", "any")
     if target == "factory" and split_factory(parsed.target)[0].endswith(".py"):
         yield "file", split_factory(parsed.target)[0]
@@ -376,7 +375,7 @@ def _named_paths(parsed: ResourceUri, entry: Entry) -> Iterator[tuple[str, str]]
 
 
 def _listed(what: str, valid: Sequence[str], written: str, names: Iterable[str]) -> str:
-    """The valid ones, for the end of a message, and the name that is closest to what was written."""
+    """Return the end of a message: the valid values, and the name that is closest to the written one."""
     close = difflib.get_close_matches(written, list(names), n=1)
     return f"; valid {what}: {', '.join(valid)}" + (f"; did you mean {close[0]!r}?" if close else "")
 

@@ -1,21 +1,21 @@
-"""AutoAttack's versions by name, and the preset fast: which attacks, and with how many restarts, targets and draws."""
+"""The versions of AutoAttack and the preset `fast`: attacks, and numbers of restarts, targets and draws."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidInputError
+from .register import unknown_name
 
 
 @dataclass(frozen=True)
 class Version:
-    """What a version is made of; iterations, targets and queries are an `AttackBudget`'s defaults."""
+    """A version of AutoAttack. Iterations, targets and queries are the defaults of `AttackBudget`."""
 
     attacks: tuple[str, ...]
-    eot: int | None = None  # draws of a random classifier that gradients are averaged over
-    n_restarts: int = 1  # of APGD-CE, APGD-DLR and untargeted FAB
-    own: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)  # norm -> attack -> otherwise
+    eot: int | None = None  # number of draws of a random classifier per gradient
+    n_restarts: int = 1  # APGD-CE, APGD-DLR and untargeted FAB use it
+    own: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)  # norm -> attack -> other values
 
 
 VERSIONS = {
@@ -29,25 +29,24 @@ VERSIONS = {
 
 
 def version_named(name: str) -> Version:
-    """The version of that name.
+    """Return the version of that name.
 
     Raises:
-        InvalidInputError: for an unknown one; it lists those that there are.
+        InvalidInputError: for an unknown name, with the valid ones.
     """
     if name not in VERSIONS:
-        close = difflib.get_close_matches(str(name)[:80], VERSIONS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else "."
-        raise InvalidInputError(f"version {str(name)[:80]!r} is not known{hint} Versions: {', '.join(VERSIONS)}")
+        raise InvalidInputError(unknown_name("version", name, VERSIONS))
     return VERSIONS[name]
 
 
-# What `preset: fast` stands for, and of how many images that standard broke it missed how many (docs/validation.md).
+# The values of `preset: fast`. It misses `_FAST_MISSED` of the `_FAST_OF` images that `standard` broke
+# (docs/validation.md).
 FAST: dict[str, Any] = {"attacks": ["apgd-ce", "apgd-t"], "n_iter": 100, "n_target_classes": 3, "joint_starts": 1}
 _FAST_MISSED, _FAST_OF = 0, 275
 
 
 def fast_notes(evaluate: Mapping[str, Any]) -> list[str]:
-    """What to say beside results of the fast preset's settings, as run.yaml has them; nothing for others."""
+    """Return the note for results with the settings of the fast preset, and nothing for other settings."""
     if any(evaluate.get(key) != value for key, value in FAST.items()):
         return []
     return [
