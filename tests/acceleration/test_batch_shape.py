@@ -58,15 +58,15 @@ def test_few_images_have_the_bits_that_they_have_in_a_full_batch(n: int) -> None
 
 
 class DiffersBelow(nn.Module):
-    """A network whose kernels round differently below a number of rows."""
+    """A network that rounds differently below a number of rows, and whose other bits no CPU changes."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
-        self.net, self.rows, self.sizes = small_net(3, (1, 4, 4)), rows, []
+        self.rows, self.sizes = rows, []
 
     def forward(self, x: Tensor) -> Tensor:
         self.sizes.append(len(x))
-        return self.net(x) * (1 + (1e-6 if len(x) < self.rows else 0.0))
+        return x[:, 0, 0, :3] * (1 + (1e-6 if len(x) < self.rows else 0.0))
 
 
 @pytest.mark.parametrize(
