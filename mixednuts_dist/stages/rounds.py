@@ -41,7 +41,7 @@ STEP_ROUNDING = 1e-9  # relative distance at which a margin equals the threshold
 # Attacked are the images closest to the margin threshold, as a share of the images predicted to remain robust, in the
 # first and in later rounds: on the digits, nearly all images that break are among the closest third.
 SHARES_ATTACKED, LEAST_ATTACKED = (0.5, 0.25), 100
-SPARE = 0.003  # share of images kept beyond beta, because the evaluation is stronger than a round
+SPARE = 0.003  # share of images kept beyond beta, rounded, because the evaluation is stronger than a round
 ROUND_ITERATIONS = 50  # maximum number of iterations of an attack
 
 
@@ -311,10 +311,10 @@ def round_budget(evaluate: EvaluateConfig) -> AttackBudget:
 def wanted_images(beta: float, n_robust: int) -> int:
     """Return how many robust images of the robust classifier the rounds keep: a few more than beta requires.
 
-    >>> wanted_images(0.95, 609)
-    581
+    >>> wanted_images(0.95, 609), wanted_images(0.95, 38)
+    (581, 37)
     """
-    return min(n_robust, kept_images(beta, n_robust) + math.ceil(SPARE * n_robust))
+    return min(n_robust, kept_images(beta, n_robust) + round(SPARE * n_robust))
 
 
 def _mixed(entry: Choice) -> Mixed:
