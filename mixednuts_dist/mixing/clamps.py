@@ -68,7 +68,7 @@ def clamp_logits(u: Tensor, clamp: Clamp) -> Tensor:
 
 @dataclass(frozen=True)
 class ClampShape:
-    """What bounds on a clamp need to know: where it turns from falling to rising, and its value there."""
+    """The point at which a clamp turns from falling to rising, and its value there."""
 
     turns_at: float | None = None  # None: it never falls
     lowest: float = -math.inf  # a number just below the value at the turn
@@ -76,10 +76,10 @@ class ClampShape:
 
 @functools.cache
 def clamp_shape(clamp: Clamp) -> ClampShape:
-    """The shape of a registered clamp.
+    """Return the shape of a registered clamp.
 
     Raises:
-        InvalidInputError: for an unknown name, or a function that falls where its registration says that it rises.
+        InvalidInputError: if the name is unknown, or the function falls where it was registered as rising.
     """
     CLAMPS.check(clamp)
     turns_at = CLAMPS.entries()[clamp].facts.get("turns_at")

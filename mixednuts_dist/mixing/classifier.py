@@ -1,7 +1,7 @@
 """The mixed classifier `f_mix = log((1 - alpha) p_std + alpha p_M(rob))` and its stand-ins for gradients.
 
-Shapes: B images, C H W channels and pixels, K classes. Mixing happens in float64; logits come back in the base
-classifiers' dtype.
+Shapes: B images, C H W channels and pixels, K classes. Mixing happens in float64; the result has the
+dtype of the base classifiers' logits.
 """
 
 import math
@@ -20,18 +20,18 @@ class MixedClassifier(nn.Module):
     """Two base classifiers as one: accurate on clean images through `std`, robust through `rob`.
 
     Args:
-        std: images (B, C, H, W) in [0, 1] to logits (B, K); only its probabilities at `temperature` enter the mixture.
+        std: images (B, C, H, W) in [0, 1] to logits (B, K); only its probabilities at `temperature` are mixed.
         rob: the same for the robust classifier; its logits go through `transform`.
         transform: a `LogitTransform`, or another map of `transforms.py`.
-        alpha: weight of rob, in [0, 1].
-        one_minus_alpha: give it where `1 - alpha` in float64 would lose digits (`Selection` does).
-        temperature: of std; 0 makes its vote one-hot.
-        surrogate_alpha: alpha_d of the surrogate; `rd` its share of rob's raw logits.
+        alpha: weight of `rob`, in [0, 1].
+        one_minus_alpha: give it if `1 - alpha` in float64 would lose digits (`Selection` does).
+        temperature: divides the logits of `std`; 0 makes its vote one-hot.
+        surrogate_alpha: alpha_d of the surrogate; `rd` is the share of the raw logits of `rob` in it.
 
     Both base classifiers are put into eval mode.
 
     Raises:
-        InvalidInputError: for a weight outside [0, 1], weights that do not add up to 1, or a negative temperature.
+        InvalidInputError: if a weight is outside [0, 1], weights do not add up to 1, or the temperature is negative.
     """
 
     def __init__(
@@ -84,26 +84,26 @@ class MixedClassifier(nn.Module):
         return self.mixture.temperature
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """f_mix: logs of the mixed probabilities, shape (B, K), always finite."""
+        """Return f_mix: logs of the mixed probabilities, (B, K), always finite."""
         return self.mix_logits(self.std(x_BCHW), self.rob(x_BCHW))
 
     def mix_logits(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
-        """f_mix from the base classifiers' raw logits."""
+        """Return f_mix from the raw logits of the base classifiers."""
         return self.mixture.log_probs(std_logits_BK, rob_logits_BK).to(rob_logits_BK.dtype)
 
     def surrogate_logits(self, x_BCHW: Tensor) -> Tensor:
-        """f_aux (paper, appendix B.2): differentiable through std, rob and the transformation; shape (B, K)."""
+        """Return f_aux (paper, appendix B.2), (B, K): differentiable through `std`, `rob` and the transformation."""
         return self.surrogate_of(self.std(x_BCHW), self.rob(x_BCHW))
 
     def forward_with_surrogate(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """f_aux with its gradient and f_mix without, from one pass of each base classifier."""
+        """Return f_aux with its gradient and f_mix without, from one pass of each base classifier."""
         std_logits_BK, rob_logits_BK = self.std(x_BCHW), self.rob(x_BCHW)
         with torch.no_grad():
             mixed_BK = self.mix_logits(std_logits_BK, rob_logits_BK)
         return self.surrogate_of(std_logits_BK, rob_logits_BK), mixed_BK
 
     def bypass(self, x_BCHW: Tensor) -> Tensor:
-        """The value of f_mix, bit for bit, with the gradient of f_aux: one output for attacks that expect one."""
+        """Return f_mix, bit for bit, with the gradient of f_aux: one output for attacks that expect one."""
         if not torch.is_grad_enabled():
             return self.forward(x_BCHW)
         surrogate_BK, mixed_BK = self.forward_with_surrogate(x_BCHW)
@@ -111,7 +111,7 @@ class MixedClassifier(nn.Module):
         return bypassed
 
     def as_bypass(self) -> "BypassClassifier":
-        """A module whose forward is `bypass`: hand this to AutoAttack or RobustBench's `benchmark`."""
+        """Return a module whose forward is `bypass`, for AutoAttack or RobustBench's `benchmark`."""
         return BypassClassifier(self)
 
     @torch.no_grad()

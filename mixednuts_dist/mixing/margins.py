@@ -70,7 +70,7 @@ def log_one_minus_gap(logits_BK: Tensor, winners_B: Tensor, rivals_B: Tensor) ->
 
 
 def log_one_minus_gap_from_parts(rest: Tensor, lead: Tensor, behind: Tensor) -> Tensor:
-    """`log(1 - (p_a - p_b))` from logits relative to the best class beside a, which makes everything finite.
+    """Return `log(1 - (p_a - p_b))` from logits relative to the best class but a, so that all terms are finite.
 
     With `m = (e^lead - e^behind) / (rest + e^lead)`, a small m is computed without cancellation and goes through log1p;
     a large one is a ratio of sums of positive terms, `1 - m = (rest + e^behind) / (rest + e^lead)`.

@@ -1,13 +1,12 @@
-"""The mixture of two classifiers' probabilities, in log space (paper, equation 1, appendix B.2), and its closed forms.
+"""Mix the probabilities of two classifiers in log space (paper, equation 1, appendix B.2), and predict in closed form.
 
-What the T = 0 mixture answers follows from rob's logits and std's classes alone, without running it.
+At temperature 0, the predicted class follows from the logits of `rob` and the classes of `std`, without another pass:
+`std` adds `1 - alpha` to the probability of one class k. So the top class t of M(rob) is predicted if
+`alpha p_t > alpha p_k + 1 - alpha`, that is if the gap `p_t - p_k` exceeds the margin threshold
+`q = (1 - alpha) / alpha`, and otherwise k. An image that M(rob) classifies correctly with a signed margin of at least q
+stays correct for any class of `std`, because q is the most that `std` can add to another class (paper, theorem 4.3).
 
-With temperature 0 std adds `1 - alpha` to the probability of one class k. So the mixture answers M(rob)'s top class t
-where `alpha p_t > alpha p_k + 1 - alpha`, that is where the gap `p_t - p_k` exceeds the cutoff
-`q = (1 - alpha) / alpha`, and k elsewhere. And an image that M(rob) gets right with a signed margin of at least q stays
-right whatever std says, because q is the most that std can add to any other class (paper, lemma behind theorem 4.3).
-
-Shapes: B images, K classes. `rob_..._BK` are rob's raw logits; the others are float64.
+Shapes: B images, K classes. `rob_..._BK` are raw logits of `rob`; the others are float64.
 """
 
 import math
@@ -21,29 +20,29 @@ from ..errors import InvalidInputError
 from .margins import class_indices, log_one_minus_gap, log_one_minus_signed_margin, require_logits
 from .transforms import LogitMap
 
-_ROUNDING = 1e-14  # of the logits, of log(1 - cutoff) and of alpha: the image at the cutoff itself must reach it
-_WEIGHTS_ROUNDING = 1e-9  # of weights that a user has typed
-_LOG_FLOOR = math.log(1e-300)  # stands for log(0) where an entry would otherwise be -inf
+_ROUNDING = 1e-14  # relative, for logits, log(1 - threshold) and alpha: an image at the threshold must reach it
+_WEIGHTS_ROUNDING = 1e-9  # for weights that a user has typed
+_LOG_FLOOR = math.log(1e-300)  # replaces log(0) if an entry would otherwise be -inf
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """One way to put std and rob together: all that a mixed classifier needs beside the two.
+    """The parameters of a mixed classifier, apart from the two base classifiers.
 
     >>> from mixednuts_dist.mixing.transforms import IdentityTransform
     >>> Mixture(IdentityTransform(), alpha=0.75).one_minus_alpha
     0.25
 
     Raises:
-        InvalidInputError: for a weight outside [0, 1], weights that do not add up to 1, or a negative temperature.
+        InvalidInputError: if a weight is outside [0, 1], weights do not add up to 1, or the temperature is negative.
     """
 
-    transform: LogitMap  # of rob's logits
-    alpha: float  # weight of rob
-    one_minus_alpha: float = math.nan  # to be given where `1 - alpha` in float64 would lose digits
-    temperature: float = 0.0  # of std; 0 makes its vote one-hot
-    surrogate_alpha: float = 0.95  # alpha_d of f_aux, which gradients are taken of
-    rd: float = 0.9  # share of rob's raw logits in f_aux
+    transform: LogitMap  # maps the logits of `rob`
+    alpha: float  # weight of `rob`
+    one_minus_alpha: float = math.nan  # give it if `1 - alpha` in float64 would lose digits
+    temperature: float = 0.0  # divides the logits of `std`; 0 makes its vote one-hot
+    surrogate_alpha: float = 0.95  # alpha_d of f_aux, which attacks differentiate
+    rd: float = 0.9  # share of the raw logits of `rob` in f_aux
 
     def __post_init__(self) -> None:
         if math.isnan(self.one_minus_alpha):  # the default: a frozen dataclass is set this way
@@ -57,17 +56,17 @@ class Mixture:
             raise InvalidInputError(f"temperature={self.temperature} must be 0 (one-hot) or positive")
 
     def settings(self) -> dict[str, Any]:
-        """Plain values that distinguish this mixture's answers from any other's."""
+        """Return plain values that determine the predictions."""
         kind, values = type(self.transform).__name__, self.transform.settings()
         weights = {"one_minus_alpha": self.one_minus_alpha, "temperature": self.temperature}
         return {"transform": kind, **values, **weights}
 
     def weights(self) -> dict[str, float]:
-        """All but the transform, as keyword arguments of `Mixture` and of `MixedClassifier`."""
+        """Return all but the transform, as keyword arguments of `Mixture` and of `MixedClassifier`."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "transform"}
 
     def log_probs(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
-        """f_mix of the base classifiers' raw logits: logs of the mixed probabilities, float64, always finite."""
+        """Return f_mix of the raw logits: logs of the mixed probabilities, float64, always finite."""
         return log_mixture(
             tempered_log_probs(std_logits_BK.double(), self.temperature),
             self.transform(rob_logits_BK.double()).log_softmax(dim=1),
@@ -88,9 +87,9 @@ class Mixture:
         )
 
     def classes(self, std_logits_BK: Tensor, rob_logits_BK: Tensor) -> Tensor:
-        """The classes that the mixture predicts, shape (B,), from the base classifiers' raw logits.
+        """Return the predicted classes, (B,), from the raw logits of the base classifiers.
 
-        At T = 0 in closed form, which is accurate where a cutoff next to 1 would be lost in a sum of probabilities.
+        At T = 0 they are in closed form. A sum of probabilities would lose a margin threshold next to 1.
         """
         if self.temperature == 0:
             return mixed_classes(rob_logits_BK, std_logits_BK.argmax(dim=1), self)
@@ -98,12 +97,12 @@ class Mixture:
 
 
 def log_or_minus_inf(weight: float) -> float:
-    """`log(weight)`, -inf for 0."""
+    """Return `log(weight)`, -inf for 0."""
     return math.log(weight) if weight > 0 else -math.inf
 
 
 def tempered_log_probs(logits_BK: Tensor, temperature: float) -> Tensor:
-    """`log softmax(logits / T)`; for T = 0 the log of the one-hot vector: 0 at the predicted class, -inf elsewhere."""
+    """Return `log softmax(logits / T)`; for T = 0 of the one-hot vector: 0 at the predicted class, -inf elsewhere."""
     if temperature > 0:
         return (logits_BK / temperature).log_softmax(dim=1)
     one_hot_BK = torch.full_like(logits_BK, -torch.inf)
@@ -113,10 +112,10 @@ def tempered_log_probs(logits_BK: Tensor, temperature: float) -> Tensor:
 def log_mixture(
     std_log_probs_BK: Tensor, rob_log_probs_BK: Tensor, *, alpha: float, one_minus_alpha: float, std_is_one_hot: bool
 ) -> Tensor:
-    """`log((1 - alpha) p_std + alpha p_rob)`, shape (B, K), finite for finite logits.
+    """Return `log((1 - alpha) p_std + alpha p_rob)`, (B, K), finite for finite logits.
 
-    Where alpha = 0 meets a one-hot std, whose other classes have probability 0, rob's classes count with weight 1e-300:
-    finite, ordered, and far below anything that a float64 probability could show.
+    If alpha = 0 and `std` is one-hot, its other classes would have probability 0. The probabilities of `rob` then have
+    weight 1e-300, which keeps the logs finite and ordered.
     """
     log_alpha = log_or_minus_inf(alpha)
     if std_is_one_hot:
@@ -128,7 +127,7 @@ def log_mixture(
 def log_surrogate(
     std_logits_BK: Tensor, rob_logits_BK: Tensor, mapped_logits_BK: Tensor, *, alpha_d: float, r_d: float
 ) -> Tensor:
-    """f_aux = `log((1 - a_d) softmax(std) + a_d r_d softmax(rob) + a_d (1 - r_d) softmax(M(rob)))`, shape (B, K)."""
+    """Return f_aux = `log((1 - a_d) softmax(std) + a_d r_d softmax(rob) + a_d (1 - r_d) softmax(M(rob)))`, (B, K)."""
     weights = (1 - alpha_d, alpha_d * r_d, alpha_d * (1 - r_d))
     logits = (std_logits_BK, rob_logits_BK, mapped_logits_BK)
     parts = [
@@ -138,10 +137,10 @@ def log_surrogate(
 
 
 def mixed_classes(rob_logits_BK: Tensor, std_pred_B: Tensor, mixture: Mixture) -> Tensor:
-    """The classes that the T = 0 mixture predicts, shape (B,), from rob's logits and std's classes.
+    """Return the classes that are predicted at T = 0, (B,), from the logits of `rob` and the classes of `std`.
 
     >>> from mixednuts_dist.mixing.transforms import IdentityTransform
-    >>> rob = torch.tensor([[3.0, 0.0], [0.5, 0.0]])  # rob prefers class 0: surely, then hardly
+    >>> rob = torch.tensor([[3.0, 0.0], [0.5, 0.0]])  # class 0 leads clearly, then hardly
     >>> mixed_classes(rob, torch.tensor([1, 1]), Mixture(IdentityTransform(), 0.6, 0.4)).tolist()
     [0, 1]
     """
@@ -154,13 +153,13 @@ def mixed_classes(rob_logits_BK: Tensor, std_pred_B: Tensor, mixture: Mixture) -
 
 
 def mixed_clean_correct(rob_clean_BK: Tensor, labels_B: Tensor, std_pred_B: Tensor, mixture: Mixture) -> Tensor:
-    """Which clean images the T = 0 mixture gets right, shape (B,), bool: exact, without running it."""
+    """Return which clean images are classified correctly at T = 0, (B,) bool, without a pass."""
     classes_B = mixed_classes(rob_clean_BK, std_pred_B, mixture)
     return classes_B == class_indices("labels_B", labels_B, rob_clean_BK)
 
 
 def robust_lower_bound(rob_attacked_BK: Tensor, labels_B: Tensor, mixture: Mixture) -> Tensor:
-    """Which attacked images the mixture gets right for any std, shape (B,), bool: signed margin >= cutoff."""
+    """Return which attacked images stay correct for any class of `std`, (B,) bool: signed margin >= threshold."""
     require_logits("rob_attacked_BK", rob_attacked_BK)
     labels_B = class_indices("labels_B", labels_B, rob_attacked_BK)
     mapped_BK = mixture.transform(rob_attacked_BK.double())
@@ -173,7 +172,7 @@ def robust_lower_bound(rob_attacked_BK: Tensor, labels_B: Tensor, mixture: Mixtu
 
 
 def log_one_minus_cutoff(mixture: Mixture) -> float:
-    """`log(1 - (1 - alpha) / alpha)`; -inf up to alpha = 1/2, where no margin of rob outweighs std."""
+    """Return `log(1 - (1 - alpha) / alpha)`; -inf up to alpha = 1/2, where no margin of `rob` outweighs `std`."""
     if mixture.alpha <= mixture.one_minus_alpha:
         return -math.inf
     return math.log1p(-mixture.one_minus_alpha / mixture.alpha)

@@ -59,18 +59,18 @@ def signed_power(v_BK: Tensor, power: float) -> Tensor:
 
 
 class LogitMap(nn.Module):
-    """Base class: a map of rob's logits; subclasses define `map_float64` and `settings`."""
+    """Base class of maps of the robust classifier's logits; subclasses define `map_float64` and `settings`."""
 
     def map_float64(self, logits_BK: Tensor) -> Tensor:
-        """The map itself, float64 in and out."""
+        """Map logits, float64 in and out."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments that build this map again."""
+        """Return the keyword arguments that build this map again."""
         return {}
 
     def forward(self, logits_BK: Tensor) -> Tensor:
-        """Mapped logits in the dtype of `logits_BK`."""
+        """Return mapped logits in the dtype of `logits_BK`."""
         return _in_float64(self.map_float64, logits_BK)
 
     def extra_repr(self) -> str:
@@ -78,7 +78,7 @@ class LogitMap(nn.Module):
 
 
 class IdentityTransform(LogitMap):
-    """Rob's logits as they are: the baseline that the paper calls "Mixed"."""
+    """The unchanged logits of the robust classifier: the baseline that the paper calls "Mixed"."""
 
     def map_float64(self, logits_BK: Tensor) -> Tensor:
         return logits_BK
