@@ -1,13 +1,11 @@
-"""The criterion `certified`: what is certified of rob takes the place of what an attack left of it.
+"""The criterion `certified`: margins under attack are replaced by certified margins.
 
-Of each image that rob alone is certified on, a certified margin takes the place of the smallest one under attack. The
-grid, cutoffs and ties are the search's own: for each beta, the share of those images that the mixture stays certified
-on, the s, p, c and alpha with the most clean images, and among equals what keeps most of the attacked ones.
+`beta` is the share of the images certified for the robust classifier alone on which the mixed classifier stays
+certified. Votes under noise are classes of the robust classifier, so s, p and c do not change them: alpha alone has the
+most correct clean images of the smoothed classifier, and s, p and c keep most of the attacked images at that alpha.
 
-The votes are classes of the robust classifier under noise, so s, p and c do not change them. Alpha alone is searched,
-the clean images are those of the smoothed mixture, and s, p and c keep most of the attacked images at that alpha.
-
-Shapes: B images, n of them certified for rob, E clean rows that are counted, P powers, S scales, b betas.
+Shapes: B images, n of them certified for the robust classifier, E clean rows that are counted, P powers, S scales,
+b betas.
 """
 
 from collections.abc import Sequence
@@ -15,16 +13,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
 
 from ..config.register import CRITERIA
 from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp
-from .criteria import ExactCriterion, Scores, best_cutoffs
+from .criteria import ExactCriterion, Scores, best_thresholds
 from .inputs import CachedLogits, Certificates
 from .kernel import Slab
 
-_STRICTLY = 1e-9  # of 1 - margin: a margin has to be above the cutoff, not at it
+_STRICTLY = 1e-9  # of 1 - margin: a margin has to be above the threshold, not at it
 
 
 @CRITERIA(
@@ -35,11 +32,10 @@ _STRICTLY = 1e-9  # of 1 - margin: a margin has to be above the cutoff, not at i
 )
 @dataclass(frozen=True)
 class CertifiedCriterion(ExactCriterion):
-    """`exact`, with the constraint on the images that rob alone is certified on."""
+    """`exact`, with the constraint on the images on which the robust classifier alone is certified."""
 
     certificates: Certificates | None = None
     name: ClassVar[str] = "certified"
-    meaning: ClassVar[str] = "clean accuracy of the mixture"
     compared_with: ClassVar[str | None] = None
 
     @classmethod
@@ -61,25 +57,19 @@ class CertifiedCriterion(ExactCriterion):
 
     @property
     def n_attacked(self) -> int:
-        """Images of the constraint: those that rob alone is certified on."""
+        """Images of the constraint: those on which the robust classifier alone is certified."""
         return int(self.held.held_B.sum())
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
-        gap_rows, _ = self._gap_rows(slab)
-        attacked_PSn, _ = self._log_gaps(gap_rows, slab)
-        open_E, gains_E = self._of_votes()
-        candidates = len(slab.powers), len(slab.scales), -1
-        open_PSE = open_E.expand(*candidates)
-        certified_PSn = self.held.log_gaps_n.expand(*candidates) + _STRICTLY
-        log_cutoffs, gained, _ = best_cutoffs(certified_PSn, open_PSE, gains_E, kept)
-        n_kept = (attacked_PSn <= log_cutoffs[..., None]).sum(dim=-1)
-        return Scores(log_cutoffs, gained + int((self.std_pred_N == self.clean_labels_N).sum()), n_kept)
-
-    def _of_votes(self) -> tuple[Tensor, Tensor]:
-        """Return log(1 - lead over std's class) where exactly one of rob and std is correct, and the gain or loss."""
-        shares_BK = self.held.shares_BK
-        top_B = shares_BK.argmax(dim=1)
-        rob_right_B, std_right_B = top_B == self.clean_labels_N, self.std_pred_N == self.clean_labels_N
-        open_B = rob_right_B ^ std_right_B
+        attacked_PSn, _ = self._log_gaps(self._gap_rows(slab)[0], slab)
+        shares_BK, std_right_B = self.held.shares_BK, self.std_pred_N == self.clean_labels_N
+        rob_right_B = shares_BK.argmax(dim=1) == self.clean_labels_N
+        open_B = rob_right_B ^ std_right_B  # exactly one of the two is correct
         leads_B = shares_BK.amax(dim=1) - shares_BK.gather(1, self.std_pred_N[:, None]).squeeze(1)
-        return torch.log1p(-leads_B[open_B]), torch.where(rob_right_B[open_B], 1, -1)
+        candidates = len(slab.powers), len(slab.scales), -1
+        certified_PSn = self.held.log_gaps_n.expand(*candidates) + _STRICTLY
+        log_cutoffs, gained, _ = best_thresholds(
+            certified_PSn, torch.log1p(-leads_B[open_B]).expand(*candidates), rob_right_B[open_B], kept
+        )
+        n_kept = (attacked_PSn <= log_cutoffs[..., None]).sum(dim=-1)
+        return Scores(log_cutoffs, gained + int(std_right_B.sum()), n_kept)

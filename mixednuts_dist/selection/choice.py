@@ -1,4 +1,4 @@
-"""A choice of s, p, c and alpha: found by a search, given by hand, or published in the MixedNUTS paper.
+"""A choice of s, p, c and alpha: found by a search, given by a user, or published in the MixedNUTS paper.
 
 The published ones are the values of the appendix table of candidates, in full precision: scale, power and bias are
 points of the printed grids of eight values (log-spaced scales, uniform powers and biases), and alpha has the digits of
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ..mixing.mixture import Mixture
     from ..mixing.transforms import LogitTransform
 
-_GRID_POINTS = 8  # of the published grids
+_GRID_POINTS = 8  # per axis of the published grids
 _Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A mixture's parameters, and what is known of them: a line of `search/selected.json`, or values by hand.
+    """The parameters of a mixed classifier and their counts: an entry of `search/selected.json`, or given values.
 
     >>> Choice(scale=5.0, power=4.0, bias=-1.1, alpha=0.8, one_minus_alpha=0.2).cutoff
     0.25
@@ -43,17 +43,17 @@ class Choice:
     clamp: Clamp = "gelu"
     ln_k: int | None = None
     surrogate_alpha: float = 0.95  # alpha_d of f_aux
-    # What follows is NaN or 0 where no search made the choice.
+    # The following fields are NaN or 0 if no search made the choice.
     beta: float = math.nan
     log_one_minus_cutoff: float = math.nan
     objective: float = math.nan
     objective_count: int = 0
-    clean_correct: int = 0  # of `total` images: exact, by the closed form
-    kept_predicted: int = 0  # of `n_robust`: rob's robust images that stay right under the stored perturbations
-    n_robust: int = 0  # rob's robust images, out of `total`
+    clean_correct: int = 0  # correct among `total` clean images: exact, by the closed form
+    kept_predicted: int = 0  # images that remain correct under the stored perturbations, among `n_robust`
+    n_robust: int = 0  # images on which the robust classifier is robust, among `total`
     total: int = 0
     on_grid_edge: tuple[str, ...] = ()  # of "scale", "power", "bias"
-    n_only_rob_right: int | None = None  # violations of assumption 4.1, None where std's classes were not given
+    n_only_rob_right: int | None = None  # violations of assumption 4.1, None if unknown
     n_class_changes: int = 0  # violations of assumption 4.2
     # 95% intervals of the shares `clean_correct / total` and `kept_predicted / total`; comparisons ignore them.
     clean_interval: tuple[float, float] = field(default=(0.0, 1.0), compare=False)
@@ -61,7 +61,7 @@ class Choice:
 
     @property
     def cutoff(self) -> float:
-        """q: the margin of M(rob) from which on std cannot change the answer; alpha = 1 / (1 + q)."""
+        """The margin threshold q of M(rob), from which on `std` cannot change the class; alpha = 1 / (1 + q)."""
         return self.one_minus_alpha / self.alpha
 
     @property
@@ -70,29 +70,29 @@ class Choice:
         return self.scale, self.power, self.bias
 
     def transform(self) -> LogitTransform:
-        """The nonlinear map of rob's logits."""
+        """Return the nonlinear transformation of the robust classifier's logits."""
         from ..mixing.transforms import LogitTransform
 
         return LogitTransform(self.scale, self.power, self.bias, self.clamp, self.ln_k)
 
     def mixture(self) -> Mixture:
-        """The mixture that is deployed."""
+        """Return the parameters as a `Mixture`."""
         from ..mixing.mixture import Mixture
 
         return Mixture(self.transform(), self.alpha, self.one_minus_alpha, surrogate_alpha=self.surrogate_alpha)
 
     def settings(self) -> dict[str, Any]:
-        """Those of `mixture()`, made without PyTorch."""
+        """Return the settings of `mixture()`, made without PyTorch."""
         transform = {name: getattr(self, name) for name in ("scale", "power", "bias", "clamp", "ln_k")}
         return {"transform": "LogitTransform", **transform, "one_minus_alpha": self.one_minus_alpha, "temperature": 0.0}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `search/selected.json` says about it."""
+        """Return its entry in `search/selected.json`."""
         return {**asdict(self), "cutoff": self.cutoff}
 
     @classmethod
     def published(cls, dataset: str) -> Choice:
-        """The paper's values for "cifar10", "cifar100" or "imagenet".
+        """Return the paper's values for "cifar10", "cifar100" or "imagenet".
 
         >>> Choice.published("cifar10").scale
         5.0
@@ -112,7 +112,7 @@ class Choice:
 
 
 def published_grid(dataset: str) -> Grid:
-    """The grid that the paper searches for "cifar10", "cifar100" or "imagenet": 8 x 8 x 8 candidates, no betas.
+    """Return the grid that the paper searches for "cifar10", "cifar100" or "imagenet": 8 x 8 x 8 candidates, no betas.
 
     CIFAR-100's biases span [-2.5, 0]: the printed optimum -2.14 is not on eight points of the printed [-2.5, -0.4].
     """

@@ -1,10 +1,10 @@
 """The criteria of Algorithm 1: they score each candidate from the margins of the attacked and of the clean images.
 
 A criterion is a registered class. It is made from the rows of a run (`from_rows`) and scores the candidates of a slab
-(`score`): the cutoff of each, the objective's count at that cutoff, and how many images the candidate keeps.
+(`score`): the margin threshold of each, the objective's count there, and the number of images that it keeps.
 
-Shapes: B images of the run, N rows of logits, M attacked points of n images, E clean rows that are counted, K classes,
-P powers, S scales, b betas.
+Shapes: B images of the run, N rows of logits, M adversarial examples of n images, E clean rows that are counted, K
+classes, P powers, S scales, b betas.
 """
 
 import math
@@ -22,16 +22,16 @@ from ..errors import InvalidInputError
 from ..mixing.clamps import Clamp, clamp_logits, clamp_shape
 from ..mixing.margins import class_indices
 from .grid import kept_images
-from .inputs import AttackedPoints, CachedLogits, Owners, normed_logits
+from .inputs import AttackedPoints, CachedLogits, normed_logits
 from .kernel import GapRows, Slab, log_one_minus_gaps, sort_rows
 
 
 class Scores(NamedTuple):
     """The scores of every candidate at every beta: three tensors of the same shape."""
 
-    log_cutoffs: Tensor  # float64, log(1 - cutoff)
+    log_cutoffs: Tensor  # float64, log(1 - margin threshold)
     counts: Tensor  # int64, images that the objective counts
-    kept: Tensor  # int64, images of the constraint with a margin at or above the cutoff
+    kept: Tensor  # int64, images of the constraint with a margin at or above the threshold
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Images:
         return len(self.descending_NK)
 
     def flipped(self, bias: float, clamp: Clamp) -> Tensor:
-        """Where the clamp maps the smallest logit above the largest; scale and power do not change this."""
+        """Return the rows whose smallest logit the clamp maps above the largest, for every scale and power."""
         top_N, bottom_N = clamp_logits(self.descending_NK[:, [0, -1]] + bias, clamp).unbind(dim=1)
         return bottom_N > top_N
 
     def top_ranks(self, bias: float, clamp: Clamp) -> Tensor:
-        """The rank, in the row, of the class of the largest mapped logit: the first or the last."""
+        """Return the rank, in the row, of the class of the largest mapped logit: the first or the last."""
         return self.flipped(bias, clamp).long() * (self.descending_NK.shape[1] - 1)
 
     def largest_inputs(self, biases: Sequence[float], clamp: Clamp) -> Tensor:
-        """The largest |v| at each bias: at an end of the range or where the clamp turns; 0 without images."""
+        """Return the largest |v| at each bias: at an end of the range or where the clamp turns; 0 without images."""
         if not len(self):
             return self.descending_NK.new_zeros(len(biases))
         ends_2 = torch.stack([self.descending_NK[:, 0], self.descending_NK[:, -1]]).flatten().aminmax()
@@ -67,94 +67,101 @@ class Images:
 
 @dataclass(frozen=True)
 class Attacked(Images):
-    """The attacked points of the constraint's images: one a row, in the order of `owners`."""
+    """The adversarial examples of the constraint's images, one per row.
 
-    owners: Owners
-    label_ranks_M: Tensor  # int64: the rank of the label's logit in the row, 0 where rob is right
-    rivals_M: Tensor  # float64: the logit of the class that the margin is taken to; NaN: the best class but the label
+    The first n rows are those of the minimum-margin attack, one per image in the order of the images.
+    """
+
+    image_M: Tensor  # int64: the image of each row
+    n_images: int
+    label_ranks_M: Tensor  # int64: the rank of the label's logit in the row, 0 if the robust classifier is correct
+    rivals_M: Tensor  # float64: the logit that the margin is taken to; NaN: that of the best class but the label
 
     @classmethod
     def of_correct(cls, descending_NK: Tensor) -> Self:
-        """One point an image, each right for rob."""
-        owners, _ = Owners.of(len(descending_NK), torch.empty(0, dtype=torch.int64, device=descending_NK.device))
-        ranks_N = torch.zeros(len(descending_NK), dtype=torch.int64, device=descending_NK.device)
-        return cls(descending_NK, owners, ranks_N, torch.full_like(descending_NK[:, 0], torch.nan))
+        """Return one example per image, each classified correctly by the robust classifier."""
+        image_N = torch.arange(len(descending_NK), device=descending_NK.device)
+        ranks_N, nowhere_N = torch.zeros_like(image_N), torch.full_like(descending_NK[:, 0], torch.nan)
+        return cls(descending_NK, image_N, len(image_N), ranks_N, nowhere_N)
 
     def with_points(self, points: "Attacked", image_P: Tensor) -> "Attacked":
-        """These, which are one point of every image, and further ones of the images `image_P`."""
-        if not len(points):
-            return self
-        owners, order_P = Owners.of(len(self), image_P)
+        """Add further examples of the images `image_P`."""
         return Attacked(
-            torch.cat([self.descending_NK, points.descending_NK[order_P]]),
-            owners,
-            torch.cat([self.label_ranks_M, points.label_ranks_M[order_P]]),
-            torch.cat([self.rivals_M, points.rivals_M[order_P]]),
+            torch.cat([self.descending_NK, points.descending_NK]),
+            torch.cat([self.image_M, image_P]),
+            self.n_images,
+            torch.cat([self.label_ranks_M, points.label_ranks_M]),
+            torch.cat([self.rivals_M, points.rivals_M]),
         )
 
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of each image's values, last axis M -> n."""
+        first, further = values[..., : self.n_images], values[..., self.n_images :]
+        if not further.shape[-1]:
+            return first
+        return first.scatter_reduce(-1, self.image_M[self.n_images :].expand_as(further), further, "amax")
+
     def n_right(self) -> int:
-        """Images that rob gets right at every point, an upper bound of what a mixture keeps."""
-        wrong_n = torch.zeros(self.owners.n_images, dtype=torch.bool, device=self.descending_NK.device)
-        wrong_n[self.owners.image_M[self.label_ranks_M > 0]] = True
-        return int((~wrong_n).sum())
+        """Count the images that are correct at every example, the most that a mixed classifier can keep."""
+        return self.n_images - len(set(self.image_M[self.label_ranks_M > 0].tolist()))
 
     def first(self) -> Images:
-        """The first point of every image, which is that of the minimum-margin attack."""
-        return Images(self.descending_NK[: self.owners.n_images])
+        """Return the examples of the minimum-margin attack."""
+        return Images(self.descending_NK[: self.n_images])
 
 
 class Criterion(ABC):
     """How candidates are scored and compared.
 
-    A subclass registers itself with `CRITERIA(name, describes=...)`. The package's decisions depend on the attributes
-    below, never on the name.
+    A subclass registers itself with `CRITERIA(name, describes=...)`. Decisions depend on the attributes below, never on
+    the name.
     """
 
     name: ClassVar[str]
-    maximised: ClassVar[bool]  # the objective
-    meaning: ClassVar[str] = "objective"  # what the objective counts, a share of images: the label of its axis
-    # True: `score` takes the best cutoff among those that keep at least a share beta. False: it takes the cutoff that
+    maximised: ClassVar[bool]  # whether the objective is maximized
+    meaning: ClassVar[str] = "objective"  # the label of the objective's axis, a share of images
+    # True: `score` takes the best threshold among those that keep at least a share beta. False: it takes the one that
     # keeps just beta. Refinement rounds need True.
     inequality: ClassVar[bool] = False
-    compared_with: ClassVar[str | None] = None  # a criterion whose choice a note compares with this one's
-    attacked: Attacked  # of the constraint
-    clean: Images  # of the objective
+    compared_with: ClassVar[str | None] = None  # a note compares this criterion's choice with that of another
+    attacked: Attacked  # the constraint's images
+    clean: Images  # the objective's images
     clamp: Clamp
 
     @classmethod
     @abstractmethod
     def from_rows(cls, rows: CachedLogits, *, clamp: Clamp, ln_k: int | None) -> Self:
-        """The criterion on the rows of a run, without those that it does not count."""
+        """Return the criterion on the rows of a run, without those that it does not count."""
 
     @abstractmethod
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
-        """Scores of the slab's candidates, shape (b, P, S); `kept` has the least images to keep at each beta."""
+        """Return the scores of the slab's candidates, (b, P, S); `kept` has the least images to keep at each beta."""
 
     @property
     def n_attacked(self) -> int:
         """Images of the constraint."""
-        return self.attacked.owners.n_images
+        return self.attacked.n_images
 
     def required(self, beta: float) -> float:
         """Return how many of these images `beta` asks for, which `score` takes as one of `kept`."""
         return kept_images(beta, self.n_attacked)
 
     def largest_inputs(self, biases: Sequence[float]) -> Tensor:
-        """The largest |v| of any image at each bias; `s |v|^p` of it must not overflow float32."""
+        """Return the largest |v| at each bias, over all images; `s |v|^p` must not overflow float32 there."""
         return torch.maximum(*(images.largest_inputs(biases, self.clamp) for images in (self.attacked, self.clean)))
 
     def class_changes(self, bias: float) -> int:
-        """Images whose top class the transformation changes (violations of assumption 4.2)."""
+        """Count the images whose top class the transformation changes (violations of assumption 4.2)."""
         return sum(int(images.flipped(bias, self.clamp).sum()) for images in (self.attacked.first(), self.clean))
 
     def only_rob_right(self, bias: float) -> int | None:  # noqa: ARG002
-        """Clean images that M(rob) gets right and std wrong (violations of assumption 4.1); None where unknown."""
+        """Count the clean images on which only M(rob) is correct (violations of assumption 4.1); None if unknown."""
         return None
 
     def _log_gaps(self, rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor]:
-        """log(1 - gap) of each attacked image, the largest over its points, (P, S, n), and of the rows behind them."""
+        """Return log(1 - gap) of the attacked images, largest over their examples, (P, S, n), and of the other rows."""
         gaps_PSN, n_points = log_one_minus_gaps(rows, slab), len(self.attacked)
-        return self.attacked.owners.largest(gaps_PSN[..., :n_points]), gaps_PSN[..., n_points:]
+        return self.attacked.largest(gaps_PSN[..., :n_points]), gaps_PSN[..., n_points:]
 
 
 @CRITERIA(
@@ -164,9 +171,9 @@ class Criterion(ABC):
 )
 @dataclass(frozen=True)
 class PaperCriterion(Criterion):
-    """Algorithm 1 to the letter: top-2 margins; the fewest clean-and-wrong images at or above the cutoff.
+    """Algorithm 1 to the letter: top-2 margins; the fewest clean-and-wrong images at or above the threshold.
 
-    `attacked` are the attacked images that rob gets right, `clean` the clean images that it gets wrong.
+    The robust classifier is correct on the images `attacked` under attack, and wrong on the images `clean`.
     """
 
     attacked: Attacked
@@ -196,7 +203,7 @@ class PaperCriterion(Criterion):
         std_correct_B: Tensor | None = None,
         points: AttackedPoints | None = None,
     ) -> Self:
-        """The checked inputs of `select_parameters`."""
+        """Check the inputs of `select_parameters`."""
         _, attacked_BK = normed_logits("attacked_correct_BK", attacked_correct_BK, clamp=clamp, ln_k=ln_k)
         require_attacked(len(attacked_BK))
         _, wrong_BK = normed_logits("clean_wrong_BK", clean_wrong_BK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
@@ -205,7 +212,7 @@ class PaperCriterion(Criterion):
         attacked = Attacked.of_correct(attacked_BK)
         if points is not None:
             _, points_PK = normed_logits("points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=attacked_BK)
-            attacked = attacked.with_points(Attacked.of_correct(points_PK), _rows_of(points, attacked_BK))
+            attacked = attacked.with_points(Attacked.of_correct(points_PK), points.checked_rows(attacked_BK))
         return cls(attacked, Images(wrong_BK), clamp)
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
@@ -242,7 +249,7 @@ class InterpolatedPaperCriterion(PaperCriterion):
     name: ClassVar[str] = "paper-interpolated"
 
     def required(self, beta: float) -> float:
-        """The rank of the quantile among the margins in descending order, from 1; fractional between two of them."""
+        """Return the rank of the quantile among the descending margins, from 1; fractional between two of them."""
         return 1 + beta * (self.n_attacked - 1)
 
     def thresholds(self, log1m_margins_PSn: Tensor, kept: Sequence[float]) -> Tensor:
@@ -259,25 +266,25 @@ class InterpolatedPaperCriterion(PaperCriterion):
 @CRITERIA("exact", describes="signed margins; the most correct clean images, in closed form", order=1)
 @dataclass(frozen=True)
 class ExactCriterion(Criterion):
-    """Signed margins in the constraint; the most clean images that the T = 0 mixture gets right, in closed form.
+    """Signed margins in the constraint; the most correct clean images at T = 0, in closed form.
 
-    `attacked` are the points of the images on which rob is robust, `clean` all clean images. The mixture's class is
-    M(rob)'s top class t where `alpha (p_t - p_k) > 1 - alpha`, else std's class k. So, as the cutoff falls, a clean
-    image changes where only one of M(rob) and std is right, once, where the cutoff passes its gap `p_t - p_k`: the
-    count is a step function of the cutoff, and the best cutoff that keeps at least beta is taken (`best_cutoffs`).
+    `attacked` are the images on which the robust classifier is robust, `clean` all clean images. The mixed class is the
+    top class t of M(rob) if `alpha (p_t - p_k) > 1 - alpha`, and otherwise the class k of the standard classifier. So a
+    clean image on which exactly one of them is correct changes once as the threshold falls: when it passes the gap
+    `p_t - p_k`. The count is a step function of the threshold; `best_thresholds` maximizes it.
     """
 
     attacked: Attacked
     clean: Images
     clamp: Clamp
     clean_labels_N: Tensor
-    top_N: Tensor  # rob's clean classes, and the classes that it finds least likely
+    top_N: Tensor  # the clean classes of the robust classifier, and those that it finds least likely
     bottom_N: Tensor
     std_pred_N: Tensor
-    std_logits_N: Tensor  # rob's LayerNormed clean logits of std's classes
+    std_logits_N: Tensor  # the LayerNormed clean logits of `rob` at the classes of `std`
     name: ClassVar[str] = "exact"
     maximised: ClassVar[bool] = True
-    meaning: ClassVar[str] = "clean accuracy of the mixture"
+    meaning: ClassVar[str] = "clean accuracy of the mixed classifier"
     inequality: ClassVar[bool] = True
     compared_with: ClassVar[str | None] = "paper"
 
@@ -301,7 +308,7 @@ class ExactCriterion(Criterion):
         ln_k: int | None,
         points: AttackedPoints | None = None,
     ) -> Self:
-        """The checked inputs of `select_parameters_exact`."""
+        """Check the inputs of `select_parameters_exact`."""
         normed_BK, descending_BK = normed_logits("attacked_BK", attacked_BK, clamp=clamp, ln_k=ln_k)
         clean_BK, clean_descending_BK = normed_logits("clean_BK", clean_BK, clamp=clamp, ln_k=ln_k, like=normed_BK)
         if not len(clean_BK):
@@ -311,7 +318,7 @@ class ExactCriterion(Criterion):
         require_attacked(int(right_B.sum()))
         attacked = Attacked.of_correct(descending_BK[right_B])
         if points is not None:
-            _rows_of(points, normed_BK)
+            points.checked_rows(normed_BK)
             further = points.of_images(right_B)
             signed = _signed_points(further, labels_B[right_B], clamp=clamp, ln_k=ln_k, like=normed_BK)
             attacked = attacked.with_points(signed, further.image_P.to(normed_BK.device))
@@ -328,25 +335,25 @@ class ExactCriterion(Criterion):
         )
 
     def score(self, slab: Slab, kept: Sequence[float]) -> Scores:
-        gap_rows, gains_E = self._gap_rows(slab)
+        gap_rows, rob_right_E = self._gap_rows(slab)
         attacked_PSn, open_PSE = self._log_gaps(gap_rows, slab)
-        log_cutoffs, gained, n_kept = best_cutoffs(attacked_PSn, open_PSE, gains_E, kept)
-        n_std_right = int((self.std_pred_N == self.clean_labels_N).sum())  # the count where rob decides nothing
+        log_cutoffs, gained, n_kept = best_thresholds(attacked_PSn, open_PSE, rob_right_E, kept)
+        n_std_right = int((self.std_pred_N == self.clean_labels_N).sum())  # the count if `std` decides all images
         return Scores(log_cutoffs, gained + n_std_right, n_kept)
 
     def _gap_rows(self, slab: Slab) -> tuple[GapRows, Tensor]:
-        """Return the rows to measure, and +1 or -1 for each clean row: whether rob's decision gains or loses."""
+        """Return the rows to measure, and on which of the clean ones M(rob) is the correct one of the classifiers."""
         flipped_N = self.clean.flipped(slab.bias, slab.clamp)
         rob_right_N, std_right_N = self._rob_right(flipped_N), self.std_pred_N == self.clean_labels_N
-        open_N = rob_right_N ^ std_right_N  # both right or both wrong: no weight changes that
-        # Where the clamp moves rob's class off the top, the margin is the signed one, which holds for any class of std.
+        open_N = rob_right_N ^ std_right_N  # if both are right or both are wrong, no weight changes that
+        # If the clamp changes the top class, the margin is the signed one, which holds for any class of `std`.
         rivals_M = self.attacked.rivals_M.masked_fill(self.attacked.flipped(slab.bias, slab.clamp), torch.nan)
         gap_rows = GapRows(
             torch.cat([self.attacked.descending_NK, self.clean.descending_NK[open_N]]),
             torch.cat([self.attacked.label_ranks_M, self.clean.top_ranks(slab.bias, slab.clamp)[open_N]]),
             torch.cat([rivals_M, self.std_logits_N[open_N]]),
         )
-        return gap_rows, torch.where(rob_right_N[open_N], 1, -1)
+        return gap_rows, rob_right_N[open_N]
 
     def only_rob_right(self, bias: float) -> int | None:
         rob_right_N = self._rob_right(self.clean.flipped(bias, self.clamp))
@@ -356,50 +363,58 @@ class ExactCriterion(Criterion):
         return torch.where(flipped_N, self.bottom_N, self.top_N) == self.clean_labels_N
 
 
-def best_cutoffs(
-    attacked_PSn: Tensor, open_PSE: Tensor, gains_E: Tensor, kept: Sequence[float]
+def best_thresholds(
+    attacked_PSn: Tensor, open_PSE: Tensor, rob_right_E: Tensor, kept: Sequence[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(log(1 - cutoff), sum of gains, images kept) of the best cutoff that keeps so many images; each (b, P, S).
+    """Return the best threshold of every candidate that keeps enough images: log, gain and images kept, (b, P, S).
 
-    With L = log(1 - cutoff), rob decides the rows with a value below L, and an image is kept where its value is at most
-    L. Let `v_1 <= ... <= v_E` be the open rows' values. For L in `(v_j, v_{j+1}]` the sum is that of the first j gains,
-    so the search is over j. L starts at the order statistic a that keeps just enough, and ends at 0, a cutoff of 0.
-    Among equal sums the most images kept, which is the largest j; then the smallest L that has both.
+    With L = log(1 - threshold), the robust classifier decides the clean rows with a value below L, and an attacked
+    image is kept if its value is at most L. Let `v_1 <= ... <= v_E` be the values of the clean rows. If L is in the
+    interval j, `(v_j, v_{j+1}]`, the robust classifier decides the first j rows: it gains an image for each row on
+    which it is right, and loses one for each other row. L is at least the order statistic that keeps enough, and at
+    most 0. The best L has the largest gain; among equals it keeps the most images, and then it is the smallest.
+
+    Args:
+        attacked_PSn: log(1 - margin) of the attacked images.
+        open_PSE: log(1 - gap) of the clean rows on which exactly one of the two classifiers is right.
+        rob_right_E: on which of these rows the robust classifier is right.
+        kept: the least images to keep, one number per beta.
     """
     values, order = open_PSE.clamp(max=0.0).sort(dim=-1)
+    gains = pad(torch.where(rob_right_E, 1, -1)[order].cumsum(dim=-1), (1, 0))  # in interval 0, 1, ... E
     attacked = sort_rows(attacked_PSn)
-    sums = pad(gains_E[order].cumsum(dim=-1), (1, 0))  # of the first 0, 1, ... E gains
-    found = [_best_cutoff(attacked, values, sums, int(n_needed)) for n_needed in kept]
+    found = [_best_threshold(attacked, values, gains, int(n_needed)) for n_needed in kept]
     log_cutoffs, gained, n_kept = map(torch.stack, zip(*found, strict=True))
     return log_cutoffs, gained, n_kept
 
 
-def _best_cutoff(attacked: Tensor, values: Tensor, sums: Tensor, n_needed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best cutoff of each candidate for one beta, from sorted margins; see `best_cutoffs`."""
-    starts, ends = (
-        pad(values, (1, 0), value=-torch.inf),
-        pad(values, (0, 1)),
-    )  # interval j is (v_j, v_{j+1}] or (v_E, 0]
-    j = torch.arange(ends.shape[-1], device=sums.device)
+def _best_threshold(attacked: Tensor, values: Tensor, gains: Tensor, n_needed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best threshold of each candidate for one beta, from sorted values; see `best_thresholds`."""
+    starts, ends = pad(values, (1, 0), value=-torch.inf), pad(values, (0, 1))  # the ends of the intervals
+    interval = torch.arange(ends.shape[-1], device=gains.device)
     least = attacked[..., n_needed - 1, None].contiguous()  # the smallest L that keeps enough
-    at = torch.searchsorted(values, least)
-    allowed = (j == at) | ((j > at) & (starts < ends))
-    most = sums.masked_fill(~allowed, torch.iinfo(sums.dtype).min).amax(dim=-1, keepdim=True)
-    best = allowed & (sums == most)
-    last_end = ends.gather(-1, (best * j).amax(dim=-1, keepdim=True))
+    lowest = torch.searchsorted(values, least)  # its interval
+    allowed = (interval == lowest) | ((interval > lowest) & (starts < ends))
+    most = gains.masked_fill(~allowed, torch.iinfo(gains.dtype).min).amax(dim=-1, keepdim=True)
+    best = allowed & (gains == most)
+
+    # The end of the last interval with the largest gain keeps the most images.
+    last_end = ends.gather(-1, (best * interval).amax(dim=-1, keepdim=True))
     feasible = least <= 0
     n_kept = torch.searchsorted(attacked, torch.where(feasible, last_end, least), right=True)
-    lowest = attacked.gather(-1, (n_kept - 1).clamp_min(0))  # the smallest L that keeps so many
-    first = torch.searchsorted(values, lowest)
-    # If only later intervals reach the sum, no image's value lies there: L is put in the middle of the first of them.
-    later = (best & (j > first)).int().argmax(dim=-1, keepdim=True)
+
+    # The smallest L that keeps as many is the value of an attacked image, unless the gain is lower there. Then no value
+    # of an attacked image lies in the next interval with this gain, and L is put into its middle.
+    smallest = attacked.gather(-1, (n_kept - 1).clamp_min(0))
+    at = torch.searchsorted(values, smallest)
+    later = (best & (interval > at)).int().argmax(dim=-1, keepdim=True)
     middle = (starts.gather(-1, later) + ends.gather(-1, later)) / 2
-    log_cutoffs = torch.where((sums.gather(-1, first) == most) | ~feasible, lowest, middle)
+    log_cutoffs = torch.where((gains.gather(-1, at) == most) | ~feasible, smallest, middle)
     return log_cutoffs.squeeze(-1), most.squeeze(-1), n_kept.squeeze(-1)
 
 
 def require_attacked(n_images: int) -> None:
-    """Raises InvalidInputError where there is no attacked image to set a cutoff from."""
+    """Raise InvalidInputError if no attacked image can set a margin threshold."""
     if n_images == 0:
         raise InvalidInputError(
             "no attacked image is classified correctly by `rob`: no margin can set the threshold. Is `rob` the "
@@ -410,7 +425,7 @@ def require_attacked(n_images: int) -> None:
 def _signed_points(
     points: AttackedPoints, labels_B: Tensor, *, clamp: Clamp, ln_k: int | None, like: Tensor
 ) -> Attacked:
-    """The points with the ranks of their labels and, where std's classes are given, the logits of those as rivals."""
+    """Return the examples with the ranks of their labels and, if known, the logits of `std`'s classes as rivals."""
     normed_PK, descending_PK = normed_logits("points", points.rob_logits_PK, clamp=clamp, ln_k=ln_k, like=like)
     label_P1 = labels_B[points.image_P.to(like.device)][:, None]
     ranks_P = (normed_PK > normed_PK.gather(1, label_P1)).sum(dim=1)
@@ -420,20 +435,6 @@ def _signed_points(
         leads_P = (ranks_P == 0) & (std_P1 != label_P1).squeeze(1)
         rivals_P = torch.where(leads_P, normed_PK.gather(1, std_P1).squeeze(1), rivals_P)
     return replace(Attacked.of_correct(descending_PK), label_ranks_M=ranks_P, rivals_M=rivals_P)
-
-
-def _rows_of(points: AttackedPoints, logits_BK: Tensor) -> Tensor:
-    """`points.image_P` on the device of the images' logits; raises InvalidInputError where it names no row of them."""
-    image_P, n_points = points.image_P.to(logits_BK.device), len(points.rob_logits_PK)
-    if image_P.shape != (n_points,):
-        raise InvalidInputError(
-            f"points.image_P has shape {tuple(image_P.shape)}, expected ({n_points},): one image per point"
-        )
-    if len(image_P) and not 0 <= int(image_P.min()) <= int(image_P.max()) < len(logits_BK):
-        raise InvalidInputError(
-            f"points.image_P spans {int(image_P.min())} to {int(image_P.max())}, there are {len(logits_BK)} images"
-        )
-    return image_P
 
 
 def _mask(name: str, mask_B: Tensor, logits_BK: Tensor) -> Tensor:

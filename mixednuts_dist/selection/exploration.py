@@ -1,13 +1,13 @@
-"""What a search has found on its grids: the choice of every beta, the rules by which it is made, and what to try next.
+"""The outcome of a search on its grids: the choice of every beta, the rules by which it is made, and how to widen.
 
-The order of the candidates, for one grid and among several: the best count of the objective; among equals the most
-images kept (where the criterion takes the best cutoff that keeps at least beta); then the clamp and width that are
+The order of the candidates, on one grid and among several: the best count of the objective; among equals the most
+images kept (if the criterion takes the best threshold that keeps at least beta); then the clamp and width that are
 configured first, the largest 1 - alpha, the smallest power, the smallest scale and the smallest |bias|.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,9 +24,9 @@ _LOG_FLOAT32_STEP = -24 * math.log(2)  # below this log(1 - q), a float32 q is 1
 
 
 class Remark(NamedTuple):
-    """What a search says of one beta's choice, or of itself as a whole."""
+    """A remark on the choice of one beta, or on the search as a whole."""
 
-    beta: float | None  # None: of the whole search
+    beta: float | None  # None: about the whole search
     sentence: str
 
     def __str__(self) -> str:
@@ -35,21 +35,25 @@ class Remark(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """The outcome of Algorithm 1 on one grid; arrays have the shape (betas, scales, powers, biases), on the CPU."""
+    """The outcome of Algorithm 1 on one grid; tensors have the shape (betas, scales, powers, biases), on the CPU."""
 
     criterion: str
     grid: Grid
-    maximised: bool  # the objective
-    inequality: bool  # the criterion takes the best cutoff that keeps at least beta, not the one that keeps just beta
-    objectives: Tensor  # float64; NaN where infeasible and, but for the paper's criterion, where undeployable
-    log_one_minus_cutoffs: Tensor  # float64, log(1 - q)
-    kept: Tensor  # int64: images of the constraint that reach the cutoff
-    infeasible: Tensor  # bool: the cutoff is below 0
+    maximised: bool  # whether the objective is maximized
+    inequality: bool  # whether the criterion takes the best threshold that keeps at least beta
+    objectives: Tensor  # float64; NaN if infeasible, and if undeployable unless the criterion is the paper's
+    log_one_minus_cutoffs: Tensor  # float64, log(1 - margin threshold)
+    kept: Tensor  # int64: images of the constraint that reach the threshold
+    infeasible: Tensor  # bool: the threshold is below 0
     undeployable: Tensor  # bool: float32 could not carry the candidate
     n_attacked: int  # images of the constraint
     n_objective: int  # images of the objective
-    chosen: tuple[Choice | None, ...]  # one a beta, None where nothing is left
-    remarks: tuple[Remark, ...]
+    chosen: tuple[Choice | None, ...]  # one per beta, None if no candidate is left
+
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """Remarks on the grid and on the choice of every beta."""
+        return remarks([self], self.chosen, self.betas)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -67,14 +71,14 @@ class Selection:
         return int(self.undeployable.any(dim=0).sum())
 
     def choice(self, beta: float) -> Choice | None:
-        """The best candidate at a searched beta, None where none can be used."""
+        """Return the best candidate at a searched beta, None if no candidate can be used."""
         return self.chosen[self.betas.index(beta)]
 
     def for_beta(self, beta: float) -> Choice:
-        """The best candidate at `beta`.
+        """Return the best candidate at `beta`.
 
         Raises:
-            InvalidInputError: for a beta that was not searched, or one at which no candidate is left.
+            InvalidInputError: if beta was not searched, or if no candidate is left there.
         """
         if beta not in self.betas:
             raise InvalidInputError(f"beta={beta} was not searched; these were: {', '.join(map(str, self.betas))}")
@@ -91,14 +95,12 @@ class Selection:
 
     @classmethod
     def of(cls, criterion: Criterion, grid: Grid, scores: Scores) -> "Selection":
-        """Excludes, ranks and annotates the candidates."""
+        """Exclude and rank the candidates."""
         infeasible = scores.log_cutoffs > 0
         undeployable = undeployable_candidates(criterion, grid, scores.log_cutoffs)
         hidden = infeasible | undeployable if criterion.inequality else infeasible
-        chosen = tuple(
-            _best(criterion, grid, scores, i, left=~(infeasible[i] | undeployable[i])) for i in range(len(grid.betas))
-        )
-        made = cls(
+        usable = ~(infeasible | undeployable)
+        return cls(
             criterion.name,
             grid,
             criterion.maximised,
@@ -110,14 +112,12 @@ class Selection:
             undeployable=undeployable,
             n_attacked=criterion.n_attacked,
             n_objective=len(criterion.clean),
-            chosen=chosen,
-            remarks=(),
+            chosen=tuple(_best(criterion, grid, scores, i, usable[i]) for i in range(len(grid.betas))),
         )
-        return replace(made, remarks=remarks([made], chosen, grid.betas))
 
 
-def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, *, left: Tensor) -> Choice | None:
-    """The chosen candidate of the beta with this index, of those that are left."""
+def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, left: Tensor) -> Choice | None:
+    """Return the best candidate of the beta with this index, of those that are left."""
     if not bool(left.any()):
         return None
     log_cutoffs, counts, kept = (values[beta] for values in scores)
@@ -127,49 +127,31 @@ def _best(criterion: Criterion, grid: Grid, scores: Scores, beta: int, *, left: 
     left &= log_cutoffs == log_cutoffs[left].min()
     ties = [(grid.powers[p], grid.scales[s], abs(grid.biases[b]), (s, p, b)) for s, p, b in left.nonzero().tolist()]
     s, p, b = index = min(ties)[-1]
-    return choice_of(
-        criterion,
-        grid,
-        (grid.scales[s], grid.powers[p], grid.biases[b]),
-        beta=grid.betas[beta],
-        log_cutoff=float(log_cutoffs[index]),
-        count=int(counts[index]),
-        kept=int(kept[index]),
-    )
-
-
-def choice_of(
-    criterion: Criterion,
-    grid: Grid,
-    at: tuple[float, float, float],
-    *,
-    beta: float,
-    log_cutoff: float,
-    count: int,
-    kept: int,
-) -> Choice:
-    """The choice of a candidate with this cutoff and these counts."""
+    scale, power, bias = grid.scales[s], grid.powers[p], grid.biases[b]
+    log_cutoff, count = float(log_cutoffs[index]), int(counts[index])
     cutoff = -math.expm1(log_cutoff)
     return Choice(
-        *at,
+        scale,
+        power,
+        bias,
         alpha=1 / (1 + cutoff),
         one_minus_alpha=cutoff / (1 + cutoff),
         clamp=grid.clamp,
         ln_k=grid.ln_k,
-        beta=beta,
+        beta=grid.betas[beta],
         log_one_minus_cutoff=log_cutoff,
         objective=count / max(1, len(criterion.clean)),
         objective_count=count,
-        kept_predicted=kept,
+        kept_predicted=int(kept[index]),
         n_robust=criterion.n_attacked,
-        on_grid_edge=grid.on_edge(at),
-        n_only_rob_right=criterion.only_rob_right(at[2]),
-        n_class_changes=criterion.class_changes(at[2]),
+        on_grid_edge=grid.on_edge((scale, power, bias)),
+        n_only_rob_right=criterion.only_rob_right(bias),
+        n_class_changes=criterion.class_changes(bias),
     )
 
 
 def undeployable_candidates(criterion: Criterion, grid: Grid, log_cutoffs: Tensor) -> Tensor:
-    """Candidates whose logits overflow float32, or whose cutoff or 1 - alpha float32 would round to 1 or 0."""
+    """Return the candidates whose logits overflow float32, or whose threshold or 1 - alpha it rounds to 1 or 0."""
     largest_B = criterion.largest_inputs(grid.biases).cpu()
     powers_P1 = torch.tensor(grid.powers, dtype=torch.float64)[:, None]
     scales_S11 = torch.tensor(grid.scales, dtype=torch.float64)[:, None, None]
@@ -206,7 +188,7 @@ class Exploration:
         return grid.wider(*(each.at for each in choices if (each.clamp, each.ln_k) == grid.pair))
 
     def with_part(self, part: Selection) -> "Exploration":
-        """Return the same with a grid in place of the narrower one of its clamp and width."""
+        """Return the same with a grid instead of the narrower one with its clamp and width."""
         return Exploration(tuple(part if old.grid.pair == part.grid.pair else old for old in self.parts))
 
     def remarks(self, betas: Iterable[float]) -> tuple[Remark, ...]:
@@ -222,7 +204,7 @@ class Exploration:
 
 
 def remarks(parts: Iterable[Selection], chosen: Iterable[Choice | None], betas: Iterable[float]) -> tuple[Remark, ...]:
-    """What float32 left out, an objective that counts nothing, and every beta's edges and violated assumptions."""
+    """Report candidates that float32 cannot carry, an empty objective, grid edges, and violated assumptions."""
     parts = tuple(parts)
     found = []
     if n_excluded := sum(part.n_undeployable for part in parts):

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, int | None]  # a clamp and a LayerNorm width
 AXES = (("scale", "scales"), ("power", "powers"), ("bias", "biases"))
-# Where a grid stops to grow. Of the pairs that were searched so far no optimum lay beyond scale 50, power 10 or bias
-# -2.5 to 1; LayerNormed logits are of size 1 to 10, so at a bias of 4 hardly any clamp still bends them.
+# A grid does not grow beyond these values. LayerNormed logits are of size 1 to 10, so at a bias of 4 hardly any clamp
+# still bends them.
 WIDEST = {"scales": (1e-3, 1e3), "powers": (0.25, 16.0), "biases": (-4.0, 4.0)}
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Every (scale, power, bias) to try, and the betas to answer for.
+    """Every (scale, power, bias) to try, and the target retentions (betas).
 
     >>> Grid.checked(scales=[1, 2], powers=[3], biases=[0, -0.5], betas=[0.95]).shape
     (1, 2, 1, 2)
@@ -34,7 +34,7 @@ class Grid:
     betas: tuple[float, ...] = ()
     clamp: Clamp = "gelu"
     ln_k: int | None = None
-    widenings: int = 0  # how often it has grown beyond the configured one
+    widenings: int = 0  # number of times that it has grown beyond the configured grid
 
     @classmethod
     def checked(
@@ -47,10 +47,10 @@ class Grid:
         clamp: Clamp = "gelu",
         ln_k: int | None = None,
     ) -> Grid:
-        """The grid of these values.
+        """Return the grid of these values.
 
         Raises:
-            InvalidInputError: for an empty list, a scale or power that is not positive, a beta outside [0, 1].
+            InvalidInputError: if a list is empty, a scale or power is not positive, or a beta is outside [0, 1].
         """
         lists = {"scales": scales, "powers": powers, "biases": biases, "betas": betas}
         values: dict[str, Any] = {name: tuple(float(value) for value in axis) for name, axis in lists.items()}
@@ -74,12 +74,12 @@ class Grid:
         return self.clamp, self.ln_k
 
     def axis(self, name: str) -> tuple[float, ...]:
-        """The values of "scales", "powers" or "biases"."""
+        """Return the values of "scales", "powers" or "biases"."""
         values: tuple[float, ...] = getattr(self, name)
         return values
 
     def slabs(self) -> list[Grid]:
-        """One grid a bias: all scales and powers there share the clamped logits."""
+        """Return one grid per bias: all scales and powers there share the clamped logits."""
         return [replace(self, biases=(bias,)) for bias in self.biases]
 
     def at(self, power: float, bias: float) -> Grid:
@@ -87,7 +87,7 @@ class Grid:
         return replace(self, powers=(power,), biases=(bias,))
 
     def on_edge(self, at: tuple[float, float, float]) -> tuple[str, ...]:
-        """Which of "scale", "power" and "bias" of a candidate lie at an end of their list of two values or more."""
+        """Return which of "scale", "power" and "bias" lie at an end of their list of two values or more."""
         return tuple(
             name
             for (name, axis), value in zip(AXES, at, strict=True)
@@ -95,7 +95,7 @@ class Grid:
         )
 
     def wider(self, *places: tuple[float, float, float]) -> Grid | None:
-        """The grid with half as many values more wherever one of `places` lies at an end; None at the limits `WIDEST`.
+        """Return the grid with half as many values more at each end that `places` reach; None at its limits.
 
         >>> Grid((1.0, 2.0), (1.0, 2.0, 3.0), (0.0,)).wider((2.0, 2.0, 0.0)).scales
         (1.0, 2.0, 4.0)
@@ -109,7 +109,7 @@ class Grid:
         return replace(self, **grown, widenings=self.widenings + 1) if grown else None
 
     def beside(self, tried: Grid) -> list[Grid]:
-        """The candidates that `tried`, a part of this grid, lacks: three boxes at most.
+        """Return the candidates that `tried`, a part of this grid, lacks: three boxes at most.
 
         >>> [box.shape for box in Grid((1, 2), (1, 2, 3), (0, 1)).beside(Grid((1, 2), (1, 2), (0,)))]
         [(0, 2, 3, 1), (0, 2, 1, 1)]
@@ -123,13 +123,13 @@ class Grid:
         return boxes
 
     def places(self, box: Grid) -> list[list[int]]:
-        """Where the scales, the powers and the biases of `box`, a part of this grid, stand in its lists."""
+        """Return the indices of the scales, powers and biases of `box`, a part of this grid."""
         return [[self.axis(name).index(value) for value in box.axis(name)] for _, name in AXES]
 
     def beyond(self, axis: str, edge: float) -> tuple[float, ...]:
-        """Half as many values again beyond an end of "scales", "powers" or "biases", within `WIDEST`.
+        """Return half as many values beyond an end of "scales", "powers" or "biases", within `WIDEST`.
 
-        They are as far apart as the two at that end are: in the ratio for scales, else in the difference.
+        They are as far apart as the last two: by their ratio for scales, and by their difference for the others.
         """
         values, (low, high), ratio = self.axis(axis), WIDEST[axis], axis == "scales"
         nearest = min((value for value in values if value != edge), key=lambda value: abs(value - edge), default=edge)
@@ -145,10 +145,10 @@ class Grid:
 
 
 def kept_images(beta: float, n_images: int) -> int:
-    """The smallest number of images that is a share of at least `beta`, exactly, and at least 1.
+    """Return the smallest number of images that is a share of at least `beta`, exactly, and at least 1.
 
     `beta` counts as the decimal that it prints as: 0.985 of 200 is 197, whatever its binary digits. beta = 0 constrains
-    nothing; one image is kept then, so that the cutoff is the largest margin that was seen.
+    nothing; one image is kept then, so that the margin threshold is the largest margin.
 
     >>> kept_images(0.985, 714)  # 703 of 714 would be a share of 0.98459
     704
@@ -157,7 +157,7 @@ def kept_images(beta: float, n_images: int) -> int:
 
 
 def require_beta(beta: float) -> None:
-    """Raises InvalidInputError unless `beta` is in [0, 1]."""
+    """Raise InvalidInputError unless `beta` is in [0, 1]."""
     if 0 <= beta <= 1:
         return
     hint = f"; it is a share, did you mean {float(Fraction(str(beta)) / 100)}?" if 1 < beta <= 100 else ""

@@ -55,7 +55,7 @@ class SignedPowers:
         return cls(values.sign(), values.abs().log2_())
 
     def to_all(self, powers: Sequence[float]) -> Tensor:
-        """The values to each of these powers, a new first dimension."""
+        """Return the values to each of these powers, a new first dimension."""
         exponents = self.log2.new_tensor(powers).reshape(-1, *(1 for _ in self.log2.shape))
         return (self.log2 * exponents).exp2_().mul_(self.signs)
 
@@ -76,65 +76,55 @@ class GapRows:
         return len(self.descending_NK)
 
     def select(self, rows: slice | Tensor) -> "GapRows":
-        """Some of the rows."""
+        """Return some of the rows."""
         return GapRows(self.descending_NK[rows], self.winner_ranks_N[rows], self.rivals_N[rows])
 
     def winners(self) -> Tensor:
-        """The winners' logits, shape (N,)."""
+        """Return the winners' logits, (N,)."""
         return self.descending_NK.gather(1, self.winner_ranks_N[:, None]).squeeze(1)
 
     def others(self) -> Tensor:
-        """The logits beside the winners', descending, shape (N, K - 1)."""
+        """Return all logits but the winners', descending, (N, K - 1)."""
         if not bool(self.winner_ranks_N.any()):
             return self.descending_NK[:, 1:]
         return self.others_at(range(self.descending_NK.shape[1] - 1))
 
     def others_at(self, ranks: Sequence[int]) -> Tensor:
-        """Some columns of `others`, shape (N, len(ranks)); those from the winner's rank on are shifted by one."""
+        """Return some columns of `others`, (N, len(ranks)); those from the winner's rank on are shifted by one."""
         index_R = torch.tensor(ranks, dtype=torch.int64, device=self.descending_NK.device)
         return self.descending_NK.gather(1, index_R + (index_R >= self.winner_ranks_N[:, None]).long())
 
 
-@dataclass(frozen=True)
-class RelativeLogits:
-    """Winner and rival less the best class but the winner, at scale 1, each of shape (P, N)."""
-
-    best: Tensor  # not relative
-    lead: Tensor
-    behind: Tensor
-
-    @classmethod
-    def of(cls, rows: GapRows, slab: Slab) -> "RelativeLogits":
-        """Each clamp rises, or falls then rises, so the best of the others has the largest or the smallest logit.
-
-        Equal logits are then set to equal values, since vectorised functions may round an element differently by its
-        place in memory.
-        """
-        first_N, last_N = rows.others_at([0, rows.descending_NK.shape[1] - 2]).unbind(dim=1)
-        winner_N, rival_N = rows.winners(), rows.rivals_N
-        first_PN, last_PN, winner_PN, rival_PN = slab.mapped(torch.stack([first_N, last_N, winner_N, rival_N])).unbind(
-            1
-        )
-        for other_N, other_PN in ((first_N, first_PN), (last_N, last_PN)):
-            winner_PN = torch.where(winner_N == other_N, other_PN, winner_PN)
-            rival_PN = torch.where(rival_N == other_N, other_PN, rival_PN)
-        best_PN = torch.maximum(first_PN, last_PN)
-        return cls(best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0))
-
-
 def log_one_minus_gaps(rows: GapRows, slab: Slab) -> Tensor:
-    """`log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, shape (P, S, N), float64.
+    """Return `log(1 - (p_a - p_b))` of the softmax of `s |v|^p sign(v)`, `v = Clamp(h + c)`, (P, S, N) float64.
 
-    The result is not defined where the rival is the winner itself.
+    The result is not defined if the rival is the winner itself.
     """
-    relative = RelativeLogits.of(rows, slab)
-    scales_S1 = relative.best.new_tensor(slab.scales)[:, None]
-    lead_PSN, behind_PSN = (part_PN[:, None] * scales_S1 for part_PN in (relative.lead, relative.behind))
-    return log_one_minus_gap_from_parts(_exp_sums(rows, slab, relative.best), lead_PSN, behind_PSN)
+    best_PN, lead_PN, behind_PN = _relative_logits(rows, slab)
+    scales_S1 = best_PN.new_tensor(slab.scales)[:, None]
+    return log_one_minus_gap_from_parts(
+        _exp_sums(rows, slab, best_PN), lead_PN[:, None] * scales_S1, behind_PN[:, None] * scales_S1
+    )
+
+
+def _relative_logits(rows: GapRows, slab: Slab) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best logit but the winner's at scale 1, and the winner's and the rival's minus it, each (P, N).
+
+    Each clamp rises, or falls then rises, so the best of the others has the largest or the smallest logit. Equal logits
+    are set to equal values, since vectorized functions may round an element differently by its place in memory.
+    """
+    first_N, last_N = rows.others_at([0, rows.descending_NK.shape[1] - 2]).unbind(dim=1)
+    winner_N, rival_N = rows.winners(), rows.rivals_N
+    first_PN, last_PN, winner_PN, rival_PN = slab.mapped(torch.stack([first_N, last_N, winner_N, rival_N])).unbind(1)
+    for other_N, other_PN in ((first_N, first_PN), (last_N, last_PN)):
+        winner_PN = torch.where(winner_N == other_N, other_PN, winner_PN)
+        rival_PN = torch.where(rival_N == other_N, other_PN, rival_PN)
+    best_PN = torch.maximum(first_PN, last_PN)
+    return best_PN, winner_PN - best_PN, (rival_PN - best_PN).nan_to_num_(nan=0.0)
 
 
 def _exp_sums(rows: GapRows, slab: Slab, best_PN: Tensor) -> Tensor:
-    """`sum_{j != a} exp(s (z_j - z_best))`, shape (P, S, N)."""
+    """Return `sum_{j != a} exp(s (z_j - z_best))`, (P, S, N)."""
     n_others = rows.descending_NK.shape[1] - 1
     factors_S11 = (best_PN.new_tensor(slab.scales) / math.log(2))[:, None, None]
     sums_PSN = best_PN.new_empty(len(slab.powers), len(slab.scales), len(rows))
@@ -147,14 +137,14 @@ def _exp_sums(rows: GapRows, slab: Slab, best_PN: Tensor) -> Tensor:
 
 
 def row_blocks(values: Tensor, width: int) -> list[slice]:
-    """Slices of rows such that a block of them with `width` columns fits into the cache."""
+    """Return slices of rows such that a block of them with `width` columns fits into the cache."""
     elements = _CPU_BLOCK if values.device.type == "cpu" else _ACCELERATOR_BLOCK
     n_rows = max(1, elements // width)
     return [slice(start, start + n_rows) for start in range(0, len(values), n_rows)]
 
 
 def sort_rows(values: Tensor) -> Tensor:
-    """Ascending along the last axis; on a CPU numpy sorts with wide registers, ten times as fast as torch."""
+    """Sort along the last axis; on a CPU numpy uses wide registers and is ten times as fast as torch."""
     if values.device.type != "cpu":
         return values.sort(dim=-1).values
     return torch.from_numpy(np.sort(values.numpy(), axis=-1))

@@ -48,7 +48,7 @@ def with_predictions(choice: Choice, cached: CachedLogits, *, kept_B: Tensor | N
 
 
 def predicted_outcomes(choice: Choice, cached: CachedLogits) -> tuple[Tensor, Tensor]:
-    """(right on the clean image, robust for rob and right on the attacked one for any class of std), bool (B,) each."""
+    """Return which clean images are correct, and which robust ones stay correct for any class of `std`, bool (B,)."""
     mixture = choice.mixture()
     clean_B = mixed_clean_correct(cached.rob_clean_BK, cached.labels_B, cached.std_pred_B, mixture)
     robust_B = cached.rob_attacked_BK.argmax(dim=1) == cached.labels_B
@@ -56,7 +56,7 @@ def predicted_outcomes(choice: Choice, cached: CachedLogits) -> tuple[Tensor, Te
 
 
 def compare_candidates(paper: Choice, exact: Choice, cached: CachedLogits) -> str | None:
-    """A warning where the mixture with `paper` is less accurate on these images than the one with `exact`."""
+    """Return a warning if the choice `paper` is less accurate on these images than the choice `exact`."""
     n_paper, n_exact = (int(predicted_outcomes(choice, cached)[0].sum()) for choice in (paper, exact))
     if n_paper >= n_exact:
         return None

@@ -1,8 +1,8 @@
 """Algorithm 1 of the paper: the scale, power, bias and mixing weight for every beta, from cached logits alone.
 
-For each candidate the cutoff q is the margin that at least a share beta of the attacked images reaches; alpha =
-1 / (1 + q). Margins are kept as log(1 - margin), so none is "almost 1". Two criteria say which candidate is best:
-`select_parameters` is the paper's, `select_parameters_exact` maximises the mixture's exact clean accuracy.
+For each candidate the margin threshold q is the margin that at least a share beta of the attacked images reaches; alpha
+= 1 / (1 + q). Margins are kept as log(1 - margin), so none is "almost 1". Two criteria decide which candidate is best:
+`select_parameters` has the paper's, and `select_parameters_exact` maximizes the exact clean accuracy.
 
 Shapes: B images, K classes, P powers, S scales, n images of the constraint.
 """
@@ -49,22 +49,22 @@ def select_parameters(
     std_correct_B: Tensor | None = None,
     points: AttackedPoints | None = None,
 ) -> Selection:
-    """Algorithm 1 to the letter (criterion `paper`).
+    """Run Algorithm 1 to the letter (criterion `paper`).
 
     Args:
-        attacked_correct_BK: rob's raw logits of the attacked images that it still gets right.
-        clean_wrong_BK: rob's raw logits of the clean images that it gets wrong. Without any the objective is 0 for all
-            candidates and the ties decide.
+        attacked_correct_BK: raw logits of the robust classifier on the attacked images that it classifies correctly.
+        clean_wrong_BK: its raw logits on the clean images that it misclassifies. Without any, the objective is 0 for
+            all candidates and the ties decide.
         scales, powers, biases, betas: by default those of a configuration.
-        std_correct_B: where given, which clean-and-wrong images std gets right; only those enter the objective (the
-            relaxed objective of appendix D).
-        points: further attacked images; each image counts with the smallest margin of all its points.
+        std_correct_B: which clean-and-wrong images the standard classifier classifies correctly; if given, only those
+            enter the objective (the relaxed objective of appendix D).
+        points: further adversarial examples; each image counts with the smallest margin of all its examples.
 
     Returns:
-        A `Selection` whose objective, the share of clean-and-wrong images at or above the cutoff, is minimised.
+        A `Selection` whose objective, the share of clean-and-wrong images at or above the threshold, is minimized.
 
     Raises:
-        InvalidInputError: for logits, grids or betas that cannot be used, or where no candidate can be deployed.
+        InvalidInputError: if logits, grids or betas cannot be used, or if no candidate can be deployed.
     """
     grid = _grid(scales, powers, biases, betas, clamp, ln_k)
     criterion = PaperCriterion.of(
@@ -88,20 +88,20 @@ def select_parameters_exact(
     ln_k: int | None = None,
     points: AttackedPoints | None = None,
 ) -> Selection:
-    """Algorithm 1 with signed margins and the mixture's exact clean accuracy (criterion `exact`).
+    """Run Algorithm 1 with signed margins and the exact clean accuracy (criterion `exact`).
 
     Args:
-        attacked_BK: rob's raw logits of attacked images; those that rob gets wrong are left out.
-        clean_BK: rob's raw logits of all clean images; `std_pred_B` are std's classes of the same images.
+        attacked_BK: raw logits of the robust classifier on attacked images; those that it misclassifies are left out.
+        clean_BK: its raw logits on all clean images; `std_pred_B` are the classes of the standard classifier there.
         scales, powers, biases, betas: by default those of a configuration.
-        points: further attacked images; each image counts with the smallest margin of all its points.
+        points: further adversarial examples; each image counts with the smallest margin of all its examples.
 
     Returns:
-        A `Selection` whose objective, the share of clean images that the T = 0 mixture gets right, is maximised among
-        the candidates with a cutoff of at least 0; the objective of the others is NaN.
+        A `Selection` whose objective, the share of clean images that are correct at T = 0, is maximized among the
+        candidates with a threshold of at least 0; the objective of the others is NaN.
 
     Raises:
-        InvalidInputError: for inputs that cannot be used, or where no candidate is feasible and deployable.
+        InvalidInputError: if inputs cannot be used, or if no candidate is feasible and deployable.
     """
     grid = _grid(scales, powers, biases, betas, clamp, ln_k)
     criterion = ExactCriterion.of(
@@ -133,7 +133,7 @@ def _grid(
 
 
 def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
-    """alpha_d of f_aux: Algorithm 1's alpha with no LayerNorm, no clamp, s = p = 1 and c = 0 (paper, appendix B.2)."""
+    """Return alpha_d of f_aux: Algorithm 1 without LayerNorm and clamp, s = p = 1 and c = 0 (paper, appendix B.2)."""
     require_beta(beta)
     require_logits("attacked_correct_BK", attacked_correct_BK)
     require_attacked(len(attacked_correct_BK))
@@ -143,22 +143,21 @@ def surrogate_alpha(attacked_correct_BK: Tensor, beta: float) -> float:
 
 
 def search_grid(criterion: Criterion, grid: Grid) -> Selection:
-    """The best candidate of every beta.
+    """Return the best candidate of every beta.
 
     Raises:
-        InvalidInputError: where no candidate is left at any beta.
+        InvalidInputError: if no candidate is left at any beta.
     """
     found = Selection.of(criterion, grid, score_candidates(criterion, grid))
     if all(choice is None for choice in found.chosen):
-        found.for_beta(grid.betas[0])  # raises, and says why nothing is left
+        found.for_beta(grid.betas[0])  # raises with the reason
     return found
 
 
 def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[float] | None = None) -> Scores:
-    """The scores of every candidate, tensors of `grid.shape`.
+    """Return the scores of every candidate, tensors of `grid.shape`.
 
-    `Selection.of` makes the choice; scores of a grid cut along its biases are concatenated along the last axis. Where
-    `kept` is given, the first dimension is for these numbers of images to keep instead of those of the betas.
+    `kept` are the numbers of images to keep, by default those that the betas require.
     """
     kept = kept or [criterion.required(beta) for beta in grid.betas]
     shape = (len(kept), *grid.shape[1:])
@@ -182,9 +181,9 @@ def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[float] | N
 
 
 def _in_threads(score: Callable[[_Part], None], parts: Sequence[_Part], *, n_helpers: int) -> None:
-    """Scores one slab a thread, with one torch thread in each; torch's number of threads is restored afterwards.
+    """Score one slab per thread, with one torch thread in each; then restore torch's number of threads.
 
-    Many threads inside each small operation synchronise so often that on a busy machine they mostly wait.
+    Many threads inside each small operation would synchronize so often that they mostly wait on a busy machine.
     """
     n_threads = torch.get_num_threads()
     left = iter(parts)  # shared: each thread takes the next one
@@ -205,7 +204,7 @@ def _in_threads(score: Callable[[_Part], None], parts: Sequence[_Part], *, n_hel
 
 
 def _parts(criterion: Criterion, grid: Grid, n_kept: int) -> list[_Part]:
-    """The slabs: as many powers at a time as memory allows."""
+    """Return the slabs: as many powers at a time as memory allows."""
     n_images = len(criterion.attacked) + len(criterion.clean) + n_kept
     width = max(1, _MEASURED // (n_images * len(grid.scales)))
     starts = range(0, len(grid.powers), width)
