@@ -33,7 +33,7 @@ def evaluate_fingerprint(opened: Run, search: SearchResult | None) -> str:
     given = {GIVEN_POINTS: checksums[GIVEN_POINTS]} if GIVEN_POINTS in checksums else {}
     return digest({
         "attack": opened.attack_fingerprint,
-        "deployed": {"alpha_d": search.surrogate_alpha, **search.deployed().settings()},
+        "deployed": deployed_settings(search),
         "evaluate": values["evaluate"],
         "points": [done.fingerprint for done in search.rounds],
         **given,
@@ -45,6 +45,11 @@ def _n_warm(opened: Run) -> int:
     """Return the number of images in the partitions that the attack stage computes."""
     size = opened.partition_size
     return -(-(opened.config.search.first or 0) // size) * size
+
+
+def deployed_settings(search: SearchResult) -> dict[str, object]:
+    """Return plain values that are equal only for the same deployed mixed classifier."""
+    return {"alpha_d": search.surrogate_alpha, **search.deployed().settings()}
 
 
 def read_search_result(opened: Run) -> SearchResult:

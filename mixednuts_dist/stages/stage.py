@@ -34,7 +34,7 @@ from ..storage.records import SearchResult
 from ..storage.tables import read_columns
 from .progress import RunProgress
 from .runs import Run, open_run, require_complete
-from .search_result import read_search_result
+from .search_result import deployed_settings, read_search_result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -252,11 +252,6 @@ def require_needs(stage: Stage, opened: Run) -> None:
 def deployed_mixture(opened: Run, search: SearchResult) -> Mixture:
     """Return the chosen mixed classifier with the surrogate through which attacks compute gradients."""
     return replace(search.deployed().mixture(), surrogate_alpha=search.surrogate_alpha, rd=opened.config.evaluate.rd)
-
-
-def deployed_settings(search: SearchResult) -> dict[str, object]:
-    """Return plain values that are equal only for the same deployed mixed classifier."""
-    return {"alpha_d": search.surrogate_alpha, **search.deployed().settings()}
 
 
 def budget_of(section: AttackConfig | EvaluateConfig, norm: str = "") -> AttackBudget:

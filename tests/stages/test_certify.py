@@ -17,7 +17,7 @@ from mixednuts_dist.certification.answers import ROB_ALONE
 from mixednuts_dist.cli.sizing import estimate_json
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.errors import BaseClassifierError, ConfigError, InvalidInputError, MissingArtifact
+from mixednuts_dist.errors import ConfigError, InvalidInputError, MissingArtifact
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.selection.grid import kept_images
 from mixednuts_dist.stages import attack, estimate, search
@@ -125,20 +125,6 @@ def classes(images):
     with torch.no_grad():
         return demo_std()(torch.from_numpy(images)).argmax(dim=1).numpy()
 """
-RANDOM = """
-import torch
-from torch import nn
-
-class Noisy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.last = nn.Linear(64, 10)
-    def forward(self, x):
-        return self.last(x.flatten(1) + torch.rand_like(x.flatten(1)))
-
-def network():
-    return Noisy().eval().requires_grad_(False)
-"""
 
 
 def test_a_black_box_std_is_asked_for_nothing_but_its_class(tmp_path: Path) -> None:
@@ -151,13 +137,9 @@ def test_a_black_box_std_is_asked_for_nothing_but_its_class(tmp_path: Path) -> N
     assert torch.equal(ours.certified(mixture, 0.1), theirs.certified(mixture, 0.1))
 
 
-def test_a_random_rob_is_refused_before_any_draw(tmp_path: Path) -> None:
-    (tmp_path / "noisy.py").write_text(RANDOM)
-    with pytest.raises(BaseClassifierError, match="the forward is random"):
-        certified(tmp_path, rob=f"py:{tmp_path / 'noisy.py'}:network")
-    evaluate = {"attacks": ["apgd-ce"], "eot": 4}  # a run that admits random classifiers has no certificates
+def test_a_run_that_admits_random_classifiers_has_no_certificates(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="admits a random"):
-        certified(tmp_path, rob=f"py:{tmp_path / 'noisy.py'}:network", evaluate=evaluate)
+        certified(tmp_path, evaluate={"attacks": ["apgd-ce"], "eot": 4})
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import pytest
 from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.errors import BaseClassifierError
 from mixednuts_dist.stages.runs import open_run
 from tests.helpers.runs import tiny_content
 
@@ -56,11 +55,6 @@ def content(folder: Path, **roles: str) -> dict[str, Any]:
     (folder / "rounded.py").write_text(ROUNDED)
     uris = {role: f"py:{folder}/rounded.py:{name}" for role, name in roles.items()}
     return tiny_content(folder / "runs", **{**uris, "evaluate": {"attacks": ["apgd-ce"], "n_iter": 8}})
-
-
-def test_a_masked_rob_is_refused_with_the_next_step(tmp_path: Path) -> None:
-    with pytest.raises(BaseClassifierError, match=r"rob=.* has no gradient\. Wrap it in .*straight_through"):
-        open_run(parse_config(content(tmp_path, rob="rob")))
 
 
 @pytest.mark.slow

@@ -71,7 +71,12 @@ def odd(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("constant", "constant|gradient"), ("one_class", "class"), ("dropping", "random")]
+    ("name", "told"),
+    [
+        ("constant", "constant|gradient"),
+        ("one_class", "class"),
+        ("dropping", r"average over its draws with evaluate\.eot=20"),
+    ],
 )
 def test_unusable_rob_raises_in_one_line(
     tiny: Callable[..., RunConfig], odd: Callable[[str], str], name: str, told: str

@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.errors import BaseClassifierError
 from tests.helpers.runs import rows_in
 
 NOISY = """
@@ -70,12 +68,6 @@ def test_run_takes_a_random_rob(tmp_path: Path) -> None:
     first = results.search.rounds[0]
     assert 3 * first.tried[0] <= first.n_backward, "the choice was attacked with averaged gradients too"
     assert results.row("mixed").clean.correct >= robust
-
-
-def test_random_rob_without_eot_raises(tmp_path: Path) -> None:
-    config = parse_config(content(tmp_path, evaluate={"attacks": ["apgd-ce"], "n_iter": 4}))
-    with pytest.raises(BaseClassifierError, match=r"average over its draws with evaluate\.eot=20"):
-        pipeline.run(config, executor=DebugExecutor())
 
 
 def test_draws_of_a_deterministic_classifier_are_a_note(tmp_path: Path) -> None:

@@ -68,29 +68,26 @@ def test_each_file_of_a_finished_run_is_made_again(copied_run, local_executor: A
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_flipped_bit_in_what_a_stage_reads_is_found(copied_run, local_executor: Any) -> None:
+@pytest.mark.parametrize(
+    ("attacked", "evaluated"), [(("rob_attacked", 1), ("mixed_attacked", 2)), (("x_adv", 1), (None, 1))]
+)
+def test_a_flipped_bit_in_what_a_stage_reads_is_found(
+    copied_run, local_executor: Any, attacked: tuple[str, int], evaluated: tuple[str | None, int]
+) -> None:
+    """The driver finds damaged logits, and a worker finds damaged images when it evaluates a lost partition."""
     config, folder, content = copied_run
     before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
-    flip(rows_in(folder, "attack") / "part-00001.parquet", "rob_attacked")
-    flip(rows_in(folder, "evaluate") / "part-00002.parquet", "mixed_attacked")
+    flip(rows_in(folder, "attack") / f"part-0000{attacked[1]}.parquet", attacked[0])
+    other = rows_in(folder, "evaluate") / f"part-0000{evaluated[1]}.parquet"
+    if evaluated[0]:
+        flip(other, evaluated[0])
+    else:
+        other.unlink()
     watcher = Watcher()
     again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
-    assert watcher.computed == [("attack", 1), ("evaluate", 2)]
+    assert watcher.computed == [("attack", attacked[1]), ("evaluate", evaluated[1])]
     assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
     assert {key: again[key] for key in RESULTS} == {key: content[key] for key in RESULTS}
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_worker_repairs_damaged_images(copied_run, local_executor: Any) -> None:
-    config, folder, content = copied_run
-    before = rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)
-    (rows_in(folder, "evaluate") / "part-00001.parquet").unlink()
-    flip(rows_in(folder, "attack") / "part-00001.parquet", "x_adv")
-    watcher = Watcher()
-    again = pipeline.run(config, executor=local_executor, progress=watcher).to_json()
-    assert watcher.computed == [("attack", 1), ("evaluate", 1)]
-    assert (rows(folder, "attack", ATTACK), rows(folder, "evaluate", EVALUATE)) == before
-    assert again["accuracy"] == content["accuracy"]
 
 
 class WorkerDies(Watcher):
