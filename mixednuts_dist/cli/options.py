@@ -350,21 +350,13 @@ def run_folder(source: str) -> "Store":
     return store
 
 
-def store_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
-    """Open the folder of RUN, or of CONFIG's run, for commands that take the files as they are."""
+def rows_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
+    """Open the store of everything that runs with the name of RUN, or of CONFIG's run, share."""
+    from ..config.run_config import RUNS
     from ..stages.runs import run_store
     from ..storage.outages import FIRST_ANSWER_SECONDS
 
-    if is_run(source):
-        return run_folder(source)
-    return run_store(load_config(source, overrides), FIRST_ANSWER_SECONDS)
-
-
-def rows_of(source: str, overrides: tuple[str, ...] = ()) -> "Store":
-    """Return the store of everything that runs of one name share; arguments as in `store_of`."""
-    from ..config.run_config import RUNS
-
-    store = store_of(source, overrides)
+    store = run_folder(source) if is_run(source) else run_store(load_config(source, overrides), FIRST_ANSWER_SECONDS)
     above, _, runs = store.uri.rpartition("/")[0].rpartition("/")
     return store.at(above) if runs == RUNS else store
 

@@ -13,14 +13,12 @@ from .margins import split_sentence, split_table
 from .results import (
     RunResults,
     attack_sentence,
-    candidates_sentence,
-    rounds_sentence,
     rounds_table,
     summary_sentences,
 )
-from .tables import accuracy_table, cost_table, file_name, search_table, survival_table, table_files
+from .tables import accuracy_table, cost_table, file_name, parameter_lines, search_table, survival_table, table_files
 from .templates import png_uri, rendered
-from .worst_images import SMALL, Reason, WorstImage, class_text, perturbation_png, pixels_of, png
+from .worst_images import SMALL, Reason, WorstImage, class_text, perturbation_png, png
 
 # Charts with a fixed place on the page.
 PLACED = ("tradeoff", "margins", "sensitivity", "survival", "certified")
@@ -69,30 +67,13 @@ def page(results: RunResults, drawn: dict[str, Figure], files: Sequence[str] = (
     }
     if results.found:
         content |= {
-            "parameters": _parameters(results),
+            "parameters": parameter_lines(results),
             "betas": search_table(results.search),
             "rounds": rounds_table(results),
-            "rounds_sentence": rounds_sentence(results),
-            "candidates_sentence": candidates_sentence(results.search),
             "splits": split_table(results.splits),
             "split_sentence": split_sentence(results.splits),
         }
     return rendered("reports", "page.html", **content)
-
-
-def _parameters(results: RunResults) -> dict[str, str]:
-    """Return the deployed parameters in words."""
-    chosen, search = results.parameters, results.search
-    return {
-        "beta": f"{chosen.beta:g}",
-        "scale s": counts.minus(f"{chosen.scale:.5g}"),
-        "power p": counts.minus(f"{chosen.power:.5g}"),
-        "bias c": counts.minus(f"{chosen.bias:.5g}"),
-        "weight of rob, alpha": counts.weight_text(chosen.alpha, chosen.one_minus_alpha),
-        "1 − alpha": f"{chosen.one_minus_alpha:.4g}",
-        "criterion": search.criterion,
-        "clamp": search.clamp,
-    }
 
 
 def picture_groups(results: RunResults) -> list[dict[str, Any]]:
@@ -121,7 +102,7 @@ def _bracket(image: WorstImage, results: RunResults) -> str:
 
 
 def _card(image: WorstImage, class_names: Sequence[str], bracket: str = "") -> dict[str, Any]:
-    clean_CHW, attacked_CHW = pixels_of(image)
+    clean_CHW, attacked_CHW = image.pixels
     perturbation, factor = perturbation_png(clean_CHW, attacked_CHW)
     name = f"Image {image.sample_id}, class {class_text(image.label, class_names)}"
     *before, after = image.verdicts

@@ -49,7 +49,7 @@ from .results import (
     survival_of,
 )
 from .table import Cell, Table
-from .worst_images import WorstImage, with_pixels
+from .worst_images import WorstImage
 
 logger = logging.getLogger(__name__)
 
@@ -332,5 +332,5 @@ def _pictures(
         return read_rows(opened.rows, "evaluate", partition, fingerprint, "x_adv", [image.sample_id])
 
     seen = zip(chosen, clean, concurrently(attacked, chosen), strict=True)
-    found = tuple(with_pixels(image, clean_1[0], attacked_1[0]) for image, clean_1, attacked_1 in seen)
+    found = tuple(replace(image, pixels=(clean_1[0], attacked_1[0])) for image, clean_1, attacked_1 in seen)
     return found, names or tuple(getattr(dataset, "class_names", ())), ()

@@ -76,23 +76,22 @@ class Table:
         return Table(columns, [[row[i] for i in places] for row in self.rows], self.bold, self.printed)
 
     def terminal(self, width: int, title: str = "") -> rich_table.Table:
-        """Return the table for a console of this width: counts lose their intervals, then their numbers, to fit."""
-        found = [self._rich(title, detail) for detail in (2, 1, 0)]
-        measured = Console(width=10_000)
-        return next((table for table in found if measured.measure(table).minimum <= width), found[-1])
+        """Return the table for a console of this width; counts lose their intervals to fit."""
+        whole = self._rich(title, intervals=True)
+        fits = Console(width=10_000).measure(whole).minimum <= width
+        return whole if fits else self._rich(title, intervals=False)
 
-    def _rich(self, title: str, detail: int) -> rich_table.Table:
-        """Return the table with counts as percentages (`detail` 0), with numbers (1), and with intervals too (2)."""
+    def _rich(self, title: str, *, intervals: bool) -> rich_table.Table:
         shown = rich_table.Table(
             box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False, title=title or None,
             title_justify="left", title_style="bold",
         )  # fmt: skip
         for index, name in enumerate(self.columns):
-            counts = [_with_count(row[index], detail) for row in self.rows if isinstance(row[index], Count)]  # type: ignore[arg-type]
+            counts = [_with_count(row[index], intervals) for row in self.rows if isinstance(row[index], Count)]  # type: ignore[arg-type]
             widest = max(map(len, counts), default=None)  # a heading may wrap, a count may not
             shown.add_column(Text(_heading(name)), justify="right" if index else "left", min_width=widest)
         for row in self.rows:
-            texts = [Text(_with_count(cell, detail) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
+            texts = [Text(_with_count(cell, intervals) if isinstance(cell, Count) else cell_text(cell)) for cell in row]
             shown.add_row(*texts, style="bold" if row[0] == self.bold else "")
         return shown
 
@@ -190,15 +189,13 @@ def _latex_heading(name: str) -> str:
     return latex_text(words[:1].upper() + words[1:])
 
 
-def _with_count(cell: Count, detail: int) -> str:
+def _with_count(cell: Count, intervals: bool) -> str:
     """`566/609 92.9 [90.6, 94.7]`, as wide for every count of a column where the images are as many."""
     if not cell.total:
         return "–"
-    if not detail:
-        return f"{percent_text(cell)}%"
     width = len(str(cell.total))
     counted = f"{cell.correct:>{width}}/{cell.total} {percent_text(cell):>5}"
-    return f"{counted} {interval_text(cell):>12}" if detail > 1 else counted
+    return f"{counted} {interval_text(cell):>12}" if intervals else counted
 
 
 def _csv_cells(cell: Cell, width: int) -> list[Any]:

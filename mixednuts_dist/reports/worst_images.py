@@ -5,7 +5,7 @@ Shapes: B images of a batch, K classes, C in {1, 3} channels, H x W pixels with 
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -49,8 +49,7 @@ class WorstImage:
     reason: Reason
     rob_survives: bool  # its own minimum-margin attack
     verdicts: tuple[Verdict, ...]  # `std`, `rob`, `mixed` on the clean image; `mixed` on the attacked one
-    clean_CHW: Tensor | None = None
-    attacked_CHW: Tensor | None = None
+    pixels: tuple[Tensor, ...] = ()  # the clean and the attacked image, C x H x W
 
     def sentence(self, class_names: Sequence[str] = ()) -> str:
         """Describe the attack's outcome on the image."""
@@ -114,18 +113,6 @@ def _image(attack: AttackRecords, evaluate: EvaluateRecords, row: int, reason: R
 
 def _margins(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
     return -torch.expm1(log_one_minus_signed_margin(logits_BK, labels_B))
-
-
-def with_pixels(image: WorstImage, clean_CHW: Tensor, attacked_CHW: Tensor) -> WorstImage:
-    """The image with what is to be shown of it."""
-    return replace(image, clean_CHW=clean_CHW, attacked_CHW=attacked_CHW)
-
-
-def pixels_of(image: WorstImage) -> tuple[Tensor, Tensor]:
-    """The clean and the attacked image; only for one that has them."""
-    assert image.clean_CHW is not None
-    assert image.attacked_CHW is not None
-    return image.clean_CHW, image.attacked_CHW
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------

@@ -192,8 +192,8 @@ def made_up_worst(side: int = 8, channels: int = 1) -> tuple[WorstImage, ...]:
     held = (*verdicts, Verdict("mixed", "attacked", 3, 0.01))
     attacked_CHW = (clean_CHW + change_CHW).clamp(0, 1)
     return (
-        WorstImage(17, 3, "lost", True, lost, clean_CHW, attacked_CHW),
-        WorstImage(23, 3, "narrow", True, held, clean_CHW, attacked_CHW),
+        WorstImage(17, 3, "lost", True, lost, (clean_CHW, attacked_CHW)),
+        WorstImage(23, 3, "narrow", True, held, (clean_CHW, attacked_CHW)),
     )
 
 
