@@ -98,10 +98,6 @@ class Looks:
         """Return a single look after all draws; errors as in `of`."""
         return cls.of(n, confidence, first=n)
 
-    def next_after(self, n_drawn: int) -> int:
-        """Return the number of draws at the next look."""
-        return next(look for look in self.at if look > n_drawn)
-
     def errors_at(self, n_drawn_B: Tensor) -> Tensor:
         """Return the error of the look at which each image stopped, (B,) float64.
 

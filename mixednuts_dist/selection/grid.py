@@ -78,10 +78,6 @@ class Grid:
         values: tuple[float, ...] = getattr(self, name)
         return values
 
-    def slabs(self) -> list[Grid]:
-        """Return one grid per bias: all scales and powers there share the clamped logits."""
-        return [replace(self, biases=(bias,)) for bias in self.biases]
-
     def at(self, power: float, bias: float) -> Grid:
         """Return the part of the grid at one power and bias."""
         return replace(self, powers=(power,), biases=(bias,))

@@ -8,7 +8,7 @@ Shapes: B images, K classes, P powers, S scales, n images of the constraint.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -175,32 +175,16 @@ def score_candidates(criterion: Criterion, grid: Grid, kept: Sequence[float] | N
 
     logits_NK, n_images = criterion.attacked.descending_NK, len(criterion.attacked) + len(criterion.clean)
     n_logits = n_images * logits_NK.shape[1] * len(grid.powers) * len(grid.biases)
-    worth_it = logits_NK.device.type == "cpu" and n_logits > _WORTH_THREADS
-    _in_threads(score, _parts(criterion, grid, len(kept)), n_helpers=torch.get_num_threads() - 1 if worth_it else 0)
-    return scores
-
-
-def _in_threads(score: Callable[[_Part], None], parts: Sequence[_Part], *, n_helpers: int) -> None:
-    """Score one slab per thread, with one torch thread in each; then restore torch's number of threads.
-
-    Many threads inside each small operation would synchronize so often that they mostly wait on a busy machine.
-    """
     n_threads = torch.get_num_threads()
-    left = iter(parts)  # shared: each thread takes the next one
-
-    def work() -> None:
-        for part in left:
-            score(part)
-
+    worth_it = logits_NK.device.type == "cpu" and n_logits > _WORTH_THREADS
+    # Many threads inside each small operation would synchronize so often that they mostly wait on a busy machine.
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(n_threads) as pool:
-            helpers = [pool.submit(work) for _ in range(n_helpers)]
-            work()
-            for helper in helpers:
-                helper.result()
+        with ThreadPoolExecutor(n_threads if worth_it else 1) as pool:
+            list(pool.map(score, _parts(criterion, grid, len(kept))))
     finally:
         torch.set_num_threads(n_threads)
+    return scores
 
 
 def _parts(criterion: Criterion, grid: Grid, n_kept: int) -> list[_Part]:

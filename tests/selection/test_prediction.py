@@ -58,19 +58,6 @@ def test_closed_form_equals_the_classifier(n_classes: int, alpha: float) -> None
     assert torch.equal(found, expected == labels)
 
 
-def test_every_candidate_has_its_accuracy() -> None:
-    inputs = cached()
-    selection = exact_selection(inputs)
-    for i, beta in enumerate(selection.betas):
-        for index in (~selection.infeasible[i] & ~selection.undeployable[i]).nonzero().tolist():
-            s, p, b = index
-            cutoff = -math.expm1(float(selection.log_one_minus_cutoffs[i, s, p, b]))
-            transform = LogitTransform(GRID["scales"][s], GRID["powers"][p], GRID["biases"][b])
-            weights = 1 / (1 + cutoff), cutoff / (1 + cutoff)
-            found = run_mixture(inputs.rob_clean_BK, inputs.std_pred_B, transform, *weights) == inputs.labels_B
-            assert float(selection.objectives[i, s, p, b]) == pytest.approx(float(found.double().mean())), beta
-
-
 def test_the_robust_bound_keeps_what_beta_asks_for() -> None:
     inputs = cached()
     n_right = int((inputs.rob_attacked_BK.argmax(1) == inputs.labels_B).sum())
