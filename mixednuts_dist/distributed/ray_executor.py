@@ -92,15 +92,24 @@ class RayExecutor(Executor):
         export(run_id, stage, values)
 
     def scoring(self, inputs: SearchInputs, task: SearchTask, compute: ComputeConfig) -> Scoring:
-        """Score by a Ray Tune job."""
+        """Score by a Ray Tune job.
+
+        If idle workers hold all cores, a trial reserves the memory of its cores instead of the cores, so that the
+        workers need not start again after the search.
+        """
         from .tuning import TunedScoring  # imports Ray Tune, which takes two seconds
 
         self.start()
+        has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-        if free.get("CPU", 0.0) < compute.num_cpus:
-            self.end_idle()  # they hold the cores that the trials need
-        settings = PoolSettings.of(compute, 1, 0.0, placement=_placement(compute))
-        return TunedScoring(inputs, task, settings)
+        reserved, n_trials = {"CPU": compute.num_cpus}, int(has.get("CPU", 0.0) / compute.num_cpus)
+        if self._idle and free.get("CPU", 0.0) < compute.num_cpus:
+            if memory := _memory_per_core():
+                reserved, n_trials = {"memory": compute.num_cpus * memory}, len(self._idle)
+            else:
+                self.end_idle()
+        settings = PoolSettings.of(compute, max(1, n_trials), 0.0, placement=_placement(compute))
+        return TunedScoring(inputs, task, settings, reserved)
 
 
 class RayWorker(AttackWorker):
@@ -232,6 +241,13 @@ def _resources(placement: Mapping[str, Any]) -> dict[str, float]:
             for name, amount in has.items():
                 found[name] = found.get(name, 0.0) + amount
     return found
+
+
+def _memory_per_core() -> int:
+    """Return the least memory per core of any node; 0 if a node offers no cores, because no trial must run there."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    return min(int(has.get("memory", 0.0) / has["CPU"]) if has.get("CPU") else 0 for has in alive)
 
 
 def _fits(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:

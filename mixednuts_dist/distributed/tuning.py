@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from ray import tune
 from safetensors.torch import load, save
@@ -43,10 +42,17 @@ _criteria: dict[Any, Criterion] = {}  # in a trial's process, which is used for 
 
 
 class TunedScoring:
-    """Scores grids on the connected Ray, in one Tune job for each grid of powers and biases."""
+    """Scores grids on the connected Ray, in one Tune job for each grid of powers and biases.
 
-    def __init__(self, inputs: SearchInputs, task: SearchTask, settings: PoolSettings) -> None:
-        self._inputs, self._task, self._settings = inputs, task, settings
+    Args:
+        settings: `n_workers` trials run at a time; pending trials would only start more processes.
+        reserved: the resources of a trial.
+    """
+
+    def __init__(
+        self, inputs: SearchInputs, task: SearchTask, settings: PoolSettings, reserved: Mapping[str, float]
+    ) -> None:
+        self._inputs, self._task, self._settings, self._reserved = inputs, task, settings, reserved
 
     def __call__(self, grids: Sequence[Grid]) -> list[Scores]:
         """Return the scores of every candidate of each grid.
@@ -62,11 +68,6 @@ class TunedScoring:
                 found |= dict(zip(alike, self._fit([grids[j] for j in alike]), strict=True))
         return [found[i] for i in range(len(grids))]
 
-    def _n_at_once(self) -> int:
-        """As many trials as the cluster has cores for; pending ones would only start more processes."""
-        has: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        return max(1, int(has.get("CPU", 0.0) / self._settings.num_cpus))
-
     def _fit(self, grids: Sequence[Grid]) -> list[Scores]:
         """Score grids that differ only in their clamp and LayerNorm width."""
         space = {
@@ -77,10 +78,13 @@ class TunedScoring:
         trial = tune.with_parameters(score_trial, inputs=self._inputs, task=self._task, grids=tuple(grids))
         with _experiment_folder(self._task) as folder, _quiet():
             tuner = tune.Tuner(
-                tune.with_resources(trial, _resources(self._settings)),
+                tune.with_resources(trial, _resources(self._reserved, self._settings.placement)),
                 param_space=space,
                 tune_config=tune.TuneConfig(
-                    metric="clean_accuracy", mode="max", reuse_actors=True, max_concurrent_trials=self._n_at_once()
+                    metric="clean_accuracy",
+                    mode="max",
+                    reuse_actors=True,
+                    max_concurrent_trials=self._settings.n_workers,
                 ),
                 run_config=tune.RunConfig(
                     name=f"{self._task.fingerprint}-{uuid.uuid4().hex[:8]}",
@@ -139,9 +143,9 @@ def _axes(grid: Grid) -> Any:
     return grid.scales, grid.powers, grid.biases, grid.betas
 
 
-def _resources(settings: PoolSettings) -> tune.PlacementGroupFactory:
-    """The cores of a worker, on nodes where workers may run."""
-    bundle, placement = {"CPU": settings.num_cpus}, settings.placement
+def _resources(reserved: Mapping[str, float], placement: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+    """Return the resources of a trial, on nodes where workers may run."""
+    bundle = dict(reserved)
     if kind := placement.get("accelerator_type"):
         bundle[f"accelerator_type:{kind}"] = 0.001
     options: dict[str, Any] = {}

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from mixednuts_dist.config.compute_config import ComputeConfig
+from mixednuts_dist.distributed import ray_executor as ray_executor_module
 from mixednuts_dist.distributed import tuning
+from mixednuts_dist.distributed.executor import PoolSettings
 from mixednuts_dist.distributed.search_inputs import SearchInputs, SearchTask
 from mixednuts_dist.errors import ClusterError
 from mixednuts_dist.selection.criteria import Scores
 from mixednuts_dist.selection.grid import Grid
 from mixednuts_dist.selection.selection import score_candidates
+from tests.helpers.worker_specs import unchecked_spec
 
 GRID = Grid((0.1, 0.6, 2.0), (1.0, 2.5), (-1.2, -0.6, -0.3, 0.4), (1.0, 0.9, 0.5))
 PAIRS = (("gelu", None), ("relu", None), ("gelu", 5))
@@ -81,3 +85,32 @@ def test_a_killed_trial_is_run_again(tmp_path: Path, ray_executor: Any, monkeypa
 def test_a_search_that_no_node_takes_ends_after_start_seconds(tmp_path: Path, ray_executor: Any) -> None:
     with pytest.raises(ClusterError, match="no trial of the search could start for 2 s"):
         scored_on_tune(tmp_path, ray_executor, [GRID], num_cpus=1000, start_seconds=2)
+
+
+@pytest.mark.alone
+def test_search_keeps_idle_workers_that_hold_all_cores(tmp_path: Path, ray_executor: Any) -> None:
+    spec, settings = unchecked_spec(tmp_path), PoolSettings(1, ray.cluster_resources()["CPU"], 0)
+    ray_executor.n_users += 1  # as in `executing`
+    worker = ray_executor.hire(spec, settings)
+    try:
+        place = worker.call("locate").result()
+        ray_executor.release(spec, settings, worker)
+        grid = replace(GRID, powers=(1.0,), biases=(-0.6, 0.4))
+        (found,) = scored_on_tune(tmp_path, ray_executor, [grid])
+        assert torch.equal(found.counts, score_candidates(inputs().criterion("exact", *grid.pair), grid).counts)
+        assert ray_executor.hire(spec, settings) is worker
+        assert worker.call("locate").result() == place
+    finally:
+        worker.end()
+        ray_executor.n_users -= 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "memory"), [([(4, 8e9)], 2e9), ([(4, 8e9), (8, 8e9)], 1e9), ([(4, 8e9), (0, 9e9)], 0), ([(4, 0)], 0)]
+)
+def test_trials_reserve_memory_only_if_all_nodes_have_cores(
+    monkeypatch: pytest.MonkeyPatch, nodes: list[tuple[int, float]], memory: float
+) -> None:
+    shown = [{"Alive": True, "Resources": {"CPU": n_cpus, "memory": size}} for n_cpus, size in nodes]
+    monkeypatch.setattr(ray, "nodes", lambda: shown)
+    assert ray_executor_module._memory_per_core() == memory

@@ -17,7 +17,7 @@ from mixednuts_dist.errors import MissingArtifact, StoreError
 from mixednuts_dist.storage import files, outages, s3
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
-from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer
+from mixednuts_dist.storage.tables import encode_table, read_columns, read_footer, read_rows
 from tests.helpers.fault_proxy import CorruptingProxy, FaultProxy
 from tests.helpers.object_store import ObjectStore
 from tests.helpers.runs import Finished
@@ -72,11 +72,14 @@ def test_a_file_above_one_put_is_whole_too(store: Store, monkeypatch: pytest.Mon
     assert store.read("large") == content
 
 
-def test_read_columns_transfers_only_those_columns(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = split_images(40, 20)
+def test_readers_transfer_only_the_columns_and_row_groups_they_need(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, n_bytes = split_images(160, 80), 3 * 64 * 64 * 4
+    images = {part: torch.rand(len(part), 3, 64, 64) for part in parts}
     for part in parts:
-        images = {"images": torch.rand(len(part), 3, 64, 64)}
-        store.write(f"attack/f0/{part.file_name}", encode_table({**columns(part), **images}, "f0", receipt(part)))
+        table = {**columns(part), "images": images[part]}
+        store.write(f"attack/f0/{part.file_name}", encode_table(table, "f0", receipt(part)))
     travelled = 0
     cat_file = s3fs.S3FileSystem.cat_file
 
@@ -93,7 +96,10 @@ def test_read_columns_transfers_only_those_columns(store: Store, monkeypatch: py
     assert travelled <= 2**16
     found = read_columns(store, "attack", parts, "f0", ["sample_id", "margin"])
     assert torch.equal(found["margin"], torch.cat([columns(part)["margin"] for part in parts]))
-    assert travelled < 400_000 < 2 * 20 * 3 * 64 * 64 * 4
+    assert travelled < 400_000 < 160 * n_bytes
+    one = read_rows(store, "attack", parts[1], "f0", "images", [100])
+    assert torch.equal(one, images[parts[1]][[20]])
+    assert travelled < 400_000 + 34 * n_bytes, "one row group of at most 32 images"
 
 
 @pytest.mark.parametrize("fault", ["slow down", "reset", "silence"])
