@@ -1,6 +1,7 @@
 """Square: the published queries, given the same random numbers, and random numbers of the image alone."""
 
 from collections.abc import Callable
+from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -33,6 +34,7 @@ from tests.helpers.stepping import Pass, stepped
 N_QUERIES = 210  # windows shrink after 10, 50 and 200 queries
 SEED = 4  # with 3 the float32 roundings of one search in L1 add up to 1.4e-3
 LINF, L2, L1 = ThreatModel("Linf", 0.05), ThreatModel("L2", 0.5), ThreatModel("L1", 3.0)
+LARGE = ThreatModel("Linf", 0.3), ThreatModel("L2", 4.0), ThreatModel("L1", 20.0)
 
 
 class Published(SquareAttack):
@@ -93,9 +95,10 @@ def square(threat: ThreatModel, n_queries: int, kind: type[Square] = Square) -> 
 
 
 @pytest.mark.parametrize(
-    "threat", [LINF, ThreatModel("Linf", 0.3), L2, ThreatModel("L2", 4.0), L1, ThreatModel("L1", 20.0)], ids=str
+    ("threat", "shape"),
+    [*product((LINF, L2, L1), [(3, 32, 32), (1, 10, 10)]), *product(LARGE, [(1, 28, 28), (1, 10, 10)])],
+    ids=str,
 )
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 10, 10)], ids=str)
 def test_queries_equal_the_published_ones(
     threat: ThreatModel, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,9 @@ FILES = {
     "a list as a key": b"{[1]: 2}\n",
     "an unknown alias": b"name: *nobody\n",
     "a quote that does not end": b"name: 'tiny\n",
-    "a key without a value": b"name\n",
+    "a text": b"just text\n",
+    "a list": b"- 1\n",
+    "an open list": b"a: [1",
 }
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1.5, -0.0, 10**12, -(10**30), 10**400, 1e308, float("inf"), float("nan"), "", " ", "true",

@@ -34,17 +34,8 @@ def test_log_record_becomes_one_object() -> None:
 
 def test_progress_and_log_of_the_command_are_json_lines(tmp_path: Path) -> None:
     config = tiny_file(tmp_path, partition_size=12)
-    command = [
-        sys.executable,
-        "-m",
-        "mixednuts_dist",
-        "attack",
-        str(config),
-        "--set",
-        "compute.executor=debug",
-        "--log-format",
-        "json",
-    ]
+    command = [sys.executable, "-m", "mixednuts_dist", "attack", str(config)]
+    command += ["--set", "compute.executor=debug", "--log-format", "json"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert shown.returncode == 0, shown.stderr
     lines = [json.loads(line) for line in shown.stderr.splitlines() if line.startswith("{")]

@@ -52,7 +52,7 @@ def test_paper_criterion_equals_50_digit_arithmetic(n_classes: int, n: int) -> N
     assert_same(selection, reference.paper_answers(attacked, wrong, GRID, "gelu"), GRID)
 
 
-@pytest.mark.parametrize(("n_classes", "n"), [(100, 9), (1000, 4)])
+@pytest.mark.parametrize(("n_classes", "n"), [(100, 9), (1000, 2)])
 def test_paper_criterion_equals_50_digits_for_many_classes(n_classes: int, n: int) -> None:
     attacked, wrong = rows(n, n_classes, seed=1, lift=6), rows(n, n_classes, seed=2, lift=3)
     selection = select_parameters(attacked, wrong, **SMALL_GRID.as_arguments())
@@ -86,7 +86,7 @@ def test_exact_criterion_equals_50_digit_arithmetic(n_classes: int, n: int) -> N
     assert_same(selection, reference.exact_answers(*inputs, GRID), GRID)
 
 
-@pytest.mark.parametrize(("n_classes", "n"), [(100, 6), (1000, 3)])
+@pytest.mark.parametrize(("n_classes", "n"), [(100, 6), (1000, 2)])
 def test_exact_criterion_equals_50_digits_for_many_classes(n_classes: int, n: int) -> None:
     attacked, clean = rows(n, n_classes, seed=5, lift=6), rows(n, n_classes, seed=6, lift=3)
     labels, std_pred = clean.argmax(1), clean.roll(1, 0).argmax(1)
