@@ -82,7 +82,13 @@ def _travelling(config: str, storage: str) -> str:
     logs=False,
     before=click.argument("name", metavar="NAME|all"),
 )
-@click.option("--rob", "robs", multiple=True, metavar="URI", help="Also compare this robust classifier. Repeatable.")
+@click.option(
+    "--rob",
+    "robs",
+    multiple=True,
+    metavar="URI|FILE.txt",
+    help="Also compare this robust classifier, or those of FILE.txt.",
+)
 @click.option("--full", is_flag=True, help="Use all images and the configured budgets. Default: a reduced sample.")
 def study(given: Invocation, name: str, robs: tuple[str, ...], full: bool) -> None:
     """Run a study of the paper: table, figure and findings.

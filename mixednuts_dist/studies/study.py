@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ..config.register import STUDIES
 from ..config.run_config import RunConfig
+from ..config.uris import missing_input
 from ..distributed.executor import Executor
 from ..errors import InvalidInputError
 from ..reports.drawing import Figure
@@ -60,7 +61,7 @@ def run(
             that is requested.
     """
     names = STUDIES.names() if name == "all" else (STUDIES.check(name),)
-    bench = Bench(config, executor=executor, progress=progress, full=full, robs=robs)
+    bench = Bench(config, executor=executor, progress=progress, full=full, robs=rob_uris(robs, config))
     console = console or result_console()
     done, refused = {}, {}
     for each in names:
@@ -83,6 +84,34 @@ def run(
         Text(f"\n{len(done)} {'study' if len(done) == 1 else 'studies'} done{left_out}: {address}", style="dim")
     )
     return done
+
+
+def rob_uris(given: Sequence[str], config: RunConfig) -> list[str]:
+    """Return the URIs of other robust classifiers, with each FILE.txt replaced by its lines.
+
+    A line is a URI or the name of a model in RobustBench's zoo for the data set and norm of the run. Empty lines and
+    those that begin with # do not count.
+
+    Raises:
+        InvalidInputError: if a file cannot be read, or weights or other files are missing.
+        BaseClassifierError: for a URI or a model that does not exist.
+    """
+    uris = list[str]()
+    for each in given:
+        if not each.endswith(".txt"):
+            uris.append(each)
+            continue
+        try:
+            lines = Path(each).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInputError(f"--rob {each} cannot be read as lines of text: {error}") from error
+        zoo = f"?dataset={config.data.uri.partition(':')[0]}&threat={config.threat.norm}"
+        names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        uris += [name if ":" in name else f"robustbench:{name}{zoo}" for name in names]
+    if lacking := [item for uri in uris for item in missing_input("--rob", uri)]:
+        listed = "".join(f"\n  {item.what}: {item.path}\n    {item.command}" for item in lacking)
+        raise InvalidInputError(f"--rob: {len(lacking)} missing. Get them first:{listed}")
+    return uris
 
 
 def result_console() -> Console:

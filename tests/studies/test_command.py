@@ -18,14 +18,14 @@ from mixednuts_dist.cli import main
 from mixednuts_dist.config.register import STUDIES
 from mixednuts_dist.config.run_config import RunConfig, load_config, parse_config
 from mixednuts_dist.config.threat import ThreatModel
-from mixednuts_dist.errors import ConfigError, InvalidInputError
+from mixednuts_dist.errors import BaseClassifierError, ConfigError, InvalidInputError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.reports.counts import Count
 from mixednuts_dist.storage.tables import read_columns
 from mixednuts_dist.studies import study as studies
 from mixednuts_dist.studies.bench import Bench
-from mixednuts_dist.studies.study import Outcome, paper_tables, same_set_up
+from mixednuts_dist.studies.study import Outcome, paper_tables, rob_uris, same_set_up
 from tests.helpers.runs import tiny_content
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,19 @@ def test_an_unknown_study_is_answered_with_the_valid_names() -> None:
     shown = CliRunner().invoke(main, ["study", "tradeof", str(ROOT / "jobs" / "configs" / "digits.yaml")])
     assert shown.exit_code != 0
     assert "'trade-off'" in shown.output
+
+
+def test_rob_takes_a_list_of_zoo_models(tmp_path: Path) -> None:
+    content = {**tiny_content(tmp_path), "data": {"uri": "cifar10", "n": 24}}
+    listed = tmp_path / "zoo.txt"
+    listed.write_text("# the zoo\ndemo:rob_light\n\nCarmon2019Unlabeled\n")
+    with pytest.raises(InvalidInputError, match=r"--rob: 1 missing(.|\n)*Carmon2019Unlabeled.pt\n.*gdown"):
+        rob_uris([str(listed)], parse_config(content))
+    listed.write_text("Carmon2019Unlabelled")
+    with pytest.raises(BaseClassifierError, match=r"has no cifar10 model 'Carmon2019Unlabelled'.*Carmon2019Unlabeled"):
+        rob_uris([str(listed)], parse_config(content))
+    listed.write_text("demo:rob_light\n")
+    assert rob_uris(["demo:noisy", str(listed)], parse_config(content)) == ["demo:noisy", "demo:rob_light"]
 
 
 @pytest.mark.slow
