@@ -13,7 +13,7 @@ import s3fs
 import torch
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.errors import MissingArtifact, StoreError
+from mixednuts_dist.errors import StoreError
 from mixednuts_dist.storage import files, outages, s3
 from mixednuts_dist.storage.partitions import split_images
 from mixednuts_dist.storage.store import Store
@@ -35,25 +35,6 @@ def fresh_connections() -> Iterator[None]:
 @pytest.fixture
 def store(object_store: ObjectStore, request: pytest.FixtureRequest) -> Store:
     return Store(object_store.uri(f"{request.node.name}/runs")).child("run-1")
-
-
-def test_files_come_back_as_they_were_written(store: Store) -> None:
-    store.write("attack/file", b"one")
-    store.write("attack/file", b"twenty-two")
-    assert store.read("attack/file") == b"twenty-two"
-    assert store.read_tail("attack/file", 3) == b"two"
-    assert store.read_tail("attack/file", 1000) == b"twenty-two"
-    with store.open("attack/file") as file:
-        assert (file.seek(7), file.read(2), file.read(9)) == (7, b"tw", b"o")
-    assert store.names("attack") == ["file"]
-    assert store.names("") == ["attack"]
-    store.delete("attack/file")
-    store.delete("attack/file")
-    assert not store.exists("attack/file")
-    assert store.names("attack") == []
-    for read in (store.read, store.open):
-        with pytest.raises(MissingArtifact, match=r"run-1/attack/file does not exist"):
-            read("attack/file")
 
 
 def test_of_many_writers_that_create_one_wins(store: Store) -> None:

@@ -8,17 +8,63 @@ from pathlib import Path
 
 import pytest
 
-from mixednuts_dist.errors import StoreError
+from mixednuts_dist.errors import MissingArtifact, StoreError
 from mixednuts_dist.storage.store import Store, concurrently
 
 
-def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "runs"))
-    store.write("attack/part-00000.parquet", b"one")
-    store.write("attack/part-00000.parquet", b"two")
-    assert store.read("attack/part-00000.parquet") == b"two"
-    assert store.names("attack") == ["part-00000.parquet"]
-    assert store.exists("attack/part-00000.parquet")
+@pytest.fixture(params=["folder", "bucket", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A folder, a bucket on a real server, and any other file system of fsspec."""
+    if request.param == "bucket":
+        return Store(request.getfixturevalue("object_store").uri(f"{tmp_path.name}/runs")).child("run-1")
+    return Store(str(tmp_path / "runs") if request.param == "folder" else f"memory://{tmp_path.name}").child("run-1")
+
+
+def test_files_come_back_as_they_were_written(store: Store) -> None:
+    store.write("attack/file", b"one")
+    store.write("attack/file", b"twenty-two")
+    assert store.read("attack/file") == b"twenty-two"
+    assert store.read_tail("attack/file", 3) == b"two"
+    assert store.read_tail("attack/file", 1000) == b"twenty-two"
+    with store.open("attack/file") as file:
+        assert (file.seek(7), file.read(2), file.read(9)) == (7, b"tw", b"o")
+    assert store.names("attack") == ["file"]
+    assert store.names("") == ["attack"]
+    store.delete("attack/file")
+    store.delete("attack/file")
+    assert not store.exists("attack/file")
+    assert store.names("attack") == []
+    for read in (store.read, store.open):
+        with pytest.raises(MissingArtifact, match=r"run-1/attack/file does not exist"):
+            read("attack/file")
+
+
+def test_create_leaves_what_is_there(store: Store) -> None:
+    assert store.create("a/file", b"first")
+    assert not store.create("a/file", b"second")
+    assert store.read("a/file") == b"first"
+
+
+def test_set_aside_keeps_bytes_under_a_new_name(store: Store) -> None:
+    for n in (1, 2):
+        store.write("file", bytes(n))
+        assert store.set_aside("file", unless=lambda _: False) == f"_file.bad-{n}"
+    assert [store.read(f"_file.bad-{n}") for n in (1, 2)] == [bytes(1), bytes(2)]
+    assert store.all_files() == []
+    assert store.set_aside("file", unless=lambda _: False) is None
+    store.write("file", b"whole")
+    assert store.set_aside("file", unless=lambda content: content == b"whole") is None
+    assert store.read("file") == b"whole"
+
+
+def test_sizes_come_with_one_listing(store: Store) -> None:
+    store.write("a/one", b"1")
+    store.write("a/below/three", b"333")
+    store.write("two", b"22")
+    assert store.sizes("a") == {"one": 1}
+    assert store.sizes("a", ["o", "x"]) == {"one": 1}
+    assert store.sizes("nowhere") == {}
+    assert store.all_files() == ["a/below/three", "a/one", "two"]
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +131,6 @@ def test_a_shared_folder_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.name for path in tmp_path.rglob("*")] == ["a", "file"]
 
 
-def test_create_leaves_what_is_there(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    assert store.create("a/file", b"first")
-    assert not store.create("a/file", b"second")
-    assert store.read("a/file") == b"first"
-    assert store.read_tail("a/file", 3) == b"rst"
-
-
 @pytest.mark.parametrize("links", [True, False], ids=["hard links", "without links"])
 def test_of_many_writers_of_a_new_file_exactly_one_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
@@ -109,33 +147,6 @@ def test_of_many_writers_of_a_new_file_exactly_one_wins(
         assert sum(won) == 1
         assert store.read(f"a/file-{round_}") == contents[won.index(True)]
     assert len(list((tmp_path / "a").iterdir())) == 5, "no drafts are left"
-
-
-def never(_content: bytes) -> bool:
-    return False
-
-
-def test_set_aside_keeps_bytes_under_a_new_name(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    for n in (1, 2):
-        store.write("file", bytes(n))
-        assert store.set_aside("file", unless=never) == f"_file.bad-{n}"
-    assert [store.read(f"_file.bad-{n}") for n in (1, 2)] == [bytes(1), bytes(2)]
-    assert store.all_files() == []
-    assert store.set_aside("file", unless=never) is None
-    store.write("file", b"whole")
-    assert store.set_aside("file", unless=lambda content: content == b"whole") is None
-    assert store.read("file") == b"whole"
-
-
-def test_sizes_come_with_one_listing(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    store.write("a/one", b"1")
-    store.write("a/below/three", b"333")
-    store.write("two", b"22")
-    assert store.sizes("a") == {"one": 1}
-    assert store.sizes("nowhere") == {}
-    assert store.all_files() == ["a/below/three", "a/one", "two"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
