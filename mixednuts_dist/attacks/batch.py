@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..acceleration.batch_shape import Passes, as_out_of_memory, repeated
+from ..acceleration.batch_shape import Passes, as_out_of_memory
 from ..acceleration.gradient_copy import input_gradient
 from ..acceleration.tf32 import tf32_allowed
 from ..mixing.margins import log_one_minus_signed_margin
@@ -101,7 +101,6 @@ class Batch:
         self.n_rows = 0  # rows of all passes
         self._like = like_BCHW
         self._read_every = READ_EVERY if like_BCHW.is_cuda else 1  # steps
-        self._most_ahead = 1 if like_BCHW.is_cuda else stepper.look_ahead
         self._state = stepper.init(like_BCHW[:0])
         none = like_BCHW[:0]
         self._points = Points.of(none, x=none.new_zeros(0, 0) if stepper.stays_inside else torch.zeros_like(none))
@@ -119,21 +118,17 @@ class Batch:
     def step(self) -> list[Claim]:
         """Fill free slots and take one step in each; return the points to verify."""
         self._fill()
-        depth, n_rows = self._depth()
-        x = self.stepper.ask(self._state) if depth == 1 else self.stepper.ask_ahead(self._state, depth)
-        x = x if len(x) == n_rows else repeated(x, n_rows)
+        x = self.stepper.ask(self._state)
         result = self._evaluate(x)
         if result is None:
-            self._shrink(n_rows)
+            self._shrink(len(x))
             return []
         points = self._points
-        if len(x) > len(self.jobs):
-            x, result = self._first_change(x, result, depth)
         points.n_passes += ~points.over
         self._keep_best(x, result)
         points.over |= self.stepper.tell(self._state, x, result)
         self.n_steps += 1
-        self.n_rows += n_rows
+        self.n_rows += len(x)
         # On an accelerator this is the only wait of a step.
         return self._collected() if self.n_steps % self._read_every == 0 else []
 
@@ -158,8 +153,6 @@ class Batch:
     def _evaluate(self, x: Tensor) -> StepResult | None:
         """One forward pass and, if it is due, one backward pass; None if memory was short."""
         labels, targets = self._points.labels, self._points.targets
-        if len(x) > len(labels):
-            labels, targets = repeated(labels, len(x)), repeated(targets, len(x))
         try:
             if self.model.compiled:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -182,29 +175,6 @@ class Batch:
             return None
         log1m_margin, wrong = log_one_minus_signed_margin(logits, labels), logits.argmax(dim=1) != labels
         return StepResult(logits, labels, targets, log1m_margin, wrong, loss.detach(), grad)
-
-    def _depth(self) -> tuple[int, int]:
-        """Return how many points of each slot the next pass holds, and its rows."""
-        n_slots, rows = len(self.jobs), self.passes.shape.rows
-        depth = max(1, min(rows // n_slots, self._most_ahead))
-        return depth, n_slots if depth == 1 else self.passes.rows_for(depth * n_slots, self._like[: depth * n_slots])
-
-    def _first_change(self, x: Tensor, result: StepResult, depth: int) -> tuple[Tensor, StepResult]:
-        """Return the first of each slot's points that changes anything, or else the last one; skip those before it.
-
-        The points after it would have been others. So outcomes and counts are those of one point per pass.
-        """
-        points, n_slots = self._points, len(self.jobs)
-        changes = self.stepper.changes(self._state, result) | result.wrong
-        changes |= result.log1m_margin > repeated(points.log1m_margin, len(x))
-        changes_DS = changes[: depth * n_slots].view(depth, n_slots)
-        changes_DS[-1] = True
-        n_before = changes_DS.long().argmax(dim=0)
-        rows = n_before * n_slots + torch.arange(n_slots, device=x.device)
-        self.stepper.skip(self._state, n_before)
-        points.n_passes += n_before * ~points.over
-        logits, log1m_margin, wrong = result.logits[rows], result.log1m_margin[rows], result.wrong[rows]
-        return x[rows], StepResult(logits, points.labels, points.targets, log1m_margin, wrong, result.loss, result.grad)
 
     def _keep_best(self, x: Tensor, result: StepResult) -> None:
         """Keep the point with the smallest margin, and copy a misclassified one for verification.
@@ -262,8 +232,7 @@ class Batch:
         if self.stepper.gradient_every > 1 and not self._takes_gradient:
             return  # runs begin with a gradient
         n_runs = min(self.n_ready, rows)
-        ahead = self._most_ahead > 1 and 2 * n_runs <= rows
-        n_slots = n_runs if ahead else self.passes.rows_for(n_runs, self._like[:n_runs])
+        n_slots = self.passes.rows_for(n_runs, self._like[:n_runs])
         if n_slots != len(self.jobs):
             self._resize([slot for slot, job in enumerate(self.jobs) if job is not None], n_slots)
         if self.waiting and self.n_running < n_slots:

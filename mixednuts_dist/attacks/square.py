@@ -11,7 +11,6 @@ Shapes: S slots, images of C x H x W, K classes.
 """
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -27,16 +26,11 @@ from .windows import WINDOWS, SquareState
 
 @dataclass(frozen=True)
 class SquareSteps(Stepper[SquareState]):
-    """The queries of one search.
-
-    A query depends on the one before it only if that one was kept, about one time in 25 on robust classifiers. So if
-    there are fewer images than rows, a pass holds several queries per image, and those after a kept one are discarded.
-    """
+    """The queries of one search."""
 
     n_queries: int = 5000
     loss_of: Literal["logits", "probabilities"] = "logits"  # whose margin the search lowers
     gradient_every: ClassVar[int] = 0
-    look_ahead: ClassVar[int] = 8
 
     def init(self, like_SCHW: Tensor) -> SquareState:
         """Return the state of as many slots as there are rows."""
@@ -55,25 +49,6 @@ class SquareSteps(Stepper[SquareState]):
     def ask(self, state: SquareState) -> Tensor:
         """Return the start, or the best point with a window changed, (S, C, H, W)."""
         return state.windows.change(state)
-
-    def ask_ahead(self, state: SquareState, depth: int) -> Tensor:
-        """Return the next queries from the best point so far, (depth S, C, H, W)."""
-        rows = torch.arange(depth * len(state.query), device=state.query.device)
-        ahead = copy(state)
-        ahead.resize(rows % len(state.query), len(rows))
-        ahead.query += rows // len(state.query)
-        return state.windows.change(ahead)
-
-    def changes(self, state: SquareState, result: StepResult) -> Tensor:
-        """Return which queries lower the loss or are the last ones, (rows,) bool."""
-        rows = torch.arange(len(result.wrong), device=state.query.device)
-        slots = rows % len(state.query)
-        is_last = state.query[slots] + rows // len(state.query) >= self.n_queries
-        return (self._loss(result) < state.loss[slots]) | is_last
-
-    def skip(self, state: SquareState, n_points: Tensor) -> None:
-        """Count queries that are not kept."""
-        state.query += n_points
 
     def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
         """Keep what lowers the loss (the published "or misclassified" follows, because it is negative then)."""

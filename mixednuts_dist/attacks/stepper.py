@@ -174,8 +174,6 @@ class Stepper(Generic[State]):
     # A gradient is due in every n-th pass of a run, beginning with its first; 0: never. Runs begin together with one.
     gradient_every: ClassVar[int] = 1
     stays_inside: ClassVar[bool] = True  # every point that `ask` returns is in the ball
-    # The most points of a slot in one pass; with more than 1 a stepper takes no gradient and has the last three methods
-    look_ahead: ClassVar[int] = 1
 
     @cached_property
     def ball(self) -> Ball:
@@ -205,21 +203,6 @@ class Stepper(Generic[State]):
 
     def tell(self, state: State, x: Tensor, result: StepResult) -> Tensor:
         """Update the state with the results of the pass over `x`; return (S,) bool on the device: whose run is over."""
-        raise NotImplementedError
-
-    def ask_ahead(self, state: State, depth: int) -> Tensor:
-        """Return each slot's next `depth` points if none of them changes the state, (depth S, C, H, W).
-
-        The first points of all slots come first, then their second ones.
-        """
-        raise NotImplementedError
-
-    def changes(self, state: State, result: StepResult) -> Tensor:
-        """Return (rows,) bool: which of these points change the state or end the run."""
-        raise NotImplementedError
-
-    def skip(self, state: State, n_points: Tensor) -> None:
-        """Go past as many points of each slot, (S,), which change nothing."""
         raise NotImplementedError
 
 

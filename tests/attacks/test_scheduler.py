@@ -23,7 +23,6 @@ from mixednuts_dist.attacks.image_record import ImageRecord
 from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.attacks.result import AttackResult
 from mixednuts_dist.attacks.scheduler import Group, Scheduler, ordered_targets
-from mixednuts_dist.attacks.square import SquareSteps
 from mixednuts_dist.attacks.stepper import ImageSummary, Run, SlotState, StartBatch, Stepper, StepResult
 from mixednuts_dist.attacks.stream import Stream
 from mixednuts_dist.attacks.verification import Verified
@@ -182,30 +181,6 @@ def test_reading_flags_rarely_changes_neither_result_nor_count(
         assert torch.equal(found.broken, prompt.broken)
         assert torch.equal(found.x_adv, prompt.x_adv)
         assert (found.n_forward, found.n_backward) == (prompt.n_forward, prompt.n_backward)
-
-
-@pytest.mark.parametrize("attack", ["square", "square-margin"])
-@pytest.mark.parametrize("threat", [LINF, ThreatModel("L2", 0.3)], ids=str)
-@pytest.mark.parametrize("stop", [True, False])
-def test_several_queries_per_pass_change_no_result(
-    victim, attack: str, threat: ThreatModel, stop: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if some of the points that seem misclassified are refuted."""
-    model, x, y = victim(n=7)
-
-    def found(depth: int, subject: AttackedModel) -> AttackResult:
-        monkeypatch.setattr(SquareSteps, "look_ahead", depth)
-        shape, budget = BatchShape(32, fixed=True), AttackBudget(n_queries=60)
-        engine = Scheduler(subject, ensemble_plan, [attack], threat, budget, 0, shape, stop)
-        return engine.run_one(Group(x, y, range(len(x))))
-
-    for subject in (AttackedModel.of(model), estimating(model, lambda logits: logits.clamp(max=1))):
-        one = found(1, subject)
-        for depth in (3, 8):
-            several = found(depth, subject)
-            assert torch.equal(several.x_adv, one.x_adv)
-            assert torch.equal(several.broken, one.broken)
-            assert (several.n_forward, several.n_backward) == (one.n_forward, 0)
 
 
 @pytest.mark.parametrize("stop", [True, False])
