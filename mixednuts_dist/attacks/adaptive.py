@@ -11,7 +11,7 @@ from torch import Tensor
 from ..acceleration.batch_shape import BatchShape
 from ..acceleration.precision import FastCopies, PrecisionChoice
 from ..config.register import ATTACKS
-from ..config.threat import ThreatModel, check_norm
+from ..config.threat import ThreatModel
 from ..config.versions import version_named
 from .apgd import float32_runs
 from .ascent import ApgdRun
@@ -52,7 +52,7 @@ def autoattack(
     Attacks on a `MixedClassifier` are adaptive: they follow the gradient of its surrogate f_aux (equation 7), and the
     mixed classifier itself decides whether an image is broken. Its "apgd-t" ends with the joint attack
     (`AttackBudget.joint_starts`; 0 leaves it out) unless "joint" is among the attacks. A keyboard interrupt returns
-    what is verified by then.
+    what is verified by then; `decided` marks the images whose attacks were complete.
 
     Args:
         model: images (B, C, H, W) in [0, 1] to logits (B, K), K >= 2, in evaluation mode, with its normalization
@@ -68,7 +68,8 @@ def autoattack(
             f_aux).
         seed: fixes the random starts, together with `sample_ids`.
         budget: iterations, targets and queries per image.
-        batch_size: rows of every pass; 64 by default, more for small networks on a CPU.
+        batch_size: rows of every pass; 64 by default, more for small networks on a CPU. It is halved if memory runs
+            out. Another batch size changes an image's result by rounding.
         eot: draws per image over which gradients of a random classifier are averaged; 20 in version "rand". Fresh
             draws at the final images decide (`draws.py`).
         cached_BCHW: known adversarial examples within the same balls, tried first as the attack "warm-start".
@@ -81,7 +82,11 @@ def autoattack(
 
     Raises:
         InvalidInputError: for an unknown attack, version or mode, for attacks that version "plus" or "rand" does
-            not have, and as in `minimum_margin_attack`.
+            not have, if images and labels do not fit each other or the model, if the images leave [0, 1], or if the
+            model is in training mode, fails, is random or changes its input.
+
+    Warns:
+        UserWarning: if an attack follows a gradient that the model does not have.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)).eval()
@@ -122,9 +127,6 @@ def ensemble_engine(
 
     With `eot` a pass has this many rows per point, and everything computes in float32.
     """
-    for attack in attacks:
-        ATTACKS.check(attack)
-    check_norm(attacks, threat.norm)
     if eot is None:
         attacked = AttackedModel.of(model, copies=copies, like_BCHW=like_BCHW, rows=shape.rows, mode=mode)
     else:

@@ -79,10 +79,7 @@ class Apgd(Stepper[ApgdState]):
 
     def start(self, state: ApgdState, slots: Tensor, batch: StartBatch) -> None:
         runs, ball = batch.of_type(ApgdRun), self.ball
-        start = batch.best.clone()
-        drawn = [i for i, run in enumerate(runs) if not run.from_best]
-        if drawn:
-            start[sent(drawn, slots)] = batch.at(drawn).random_start(self.start_ball, self.seed)
+        start = batch.start(self.start_ball, self.seed, [run.from_best for run in runs], batch.best)
         state.anchors[slots], state.x_adv[slots] = ball.anchors(batch.x), ball.settled(start, batch.x)
         for values in (state.direction, state.displacement):  # so that iteration 0 evaluates the start itself
             values[slots] = 0
@@ -126,7 +123,7 @@ class Apgd(Stepper[ApgdState]):
         """Keep the best point, and review the step size if that is due."""
         loss, stepped = result.loss, state.iteration > 0
         better = ~stepped | (loss > state.loss_best)
-        state.direction.copy_(self._direction(result.grad))
+        state.direction = self._direction(result.grad)
         copy_rows(state.x_best, x, better)
         copy_rows(state.direction_best, state.direction, better)
         torch.where(better, loss, state.loss_best, out=state.loss_best)
@@ -140,7 +137,7 @@ class Apgd(Stepper[ApgdState]):
         return state.iteration > state.n_iter
 
     def _direction(self, grad: Tensor) -> Tensor:
-        """Return what `ask` needs of a gradient."""
+        """Return what `ask` needs of a gradient, in new memory."""
         return self.ball.steepest(grad)
 
     def _review(self, state: ApgdState) -> None:

@@ -63,7 +63,7 @@ from ..config.threat import ThreatModel
 from ..mixing.classifier import MixedClassifier
 from ..norms.ball import Ball, ball_of
 from .budget import AttackBudget
-from .stepper import Run
+from .stepper import ImageSummary, Run
 
 BORDERLINE = 0.05  # an image is borderline if its margin is below this share of its reference margin
 _LEAST_REFERENCE = 0.1
@@ -141,13 +141,10 @@ def borderline(margin: float, clean_margin: float, setting: Setting, *, slack: f
 def with_float32_repeats(runs: Sequence[Run], setting: Setting) -> list[Run]:
     """Return the runs and, if passes compute below float32, their repeats in float32 for borderline images.
 
-    For attacks that decide by small differences, between two queries or on which side of the border a point lies. With
-    a large margin rounding changes their path but not whether the image remains robust.
+    For attacks that decide by small differences, between two queries or on which side of the border a point lies.
     """
-    if not setting.low_precision:
-        return list(runs)
-    repeats = [
-        replace(run, float32=True, wanted=lambda image: borderline(image.margin, image.clean_margin, setting))
-        for run in runs
-    ]
-    return [*runs, *repeats]
+
+    def near(image: ImageSummary) -> bool:
+        return borderline(image.margin, image.clean_margin, setting)
+
+    return [*runs, *(replace(run, float32=True, wanted=near) for run in runs if setting.low_precision)]

@@ -244,7 +244,16 @@ class Batch:
         jobs, taken = order[: len(free)], set(map(id, order[: len(free)]))
         self.waiting = [job for job in self.waiting if id(job) not in taken]
         slots, points = sent(free[: len(jobs)], self._points.labels), self._points
-        batch = self._start_batch(jobs)
+        images, like = [job.image for job in jobs], points.labels
+        batch = StartBatch(
+            runs=[job.run for job in jobs],
+            x=torch.stack([image.x for image in images]),
+            best=torch.stack([image.best for image in images]),
+            labels=sent([image.label for image in images], like),
+            targets=sent([job.target for job in jobs], like),
+            names=[job.name for job in jobs],
+            sample_ids=[image.sample_id for image in images],
+        )
         if not self.stepper.stays_inside:
             points.x[slots] = batch.x
         points.labels[slots], points.targets[slots] = batch.labels, batch.targets
@@ -257,18 +266,6 @@ class Batch:
         for slot, job in zip(free, jobs, strict=False):
             self.jobs[slot] = job
         self.n_running += len(jobs)
-
-    def _start_batch(self, jobs: list[Job]) -> StartBatch:
-        images, like = [job.image for job in jobs], self._points.labels
-        return StartBatch(
-            runs=[job.run for job in jobs],
-            x=torch.stack([image.x for image in images]),
-            best=torch.stack([image.best for image in images]),
-            labels=sent([image.label for image in images], like),
-            targets=sent([job.target for job in jobs], like),
-            names=[job.name for job in jobs],
-            sample_ids=[image.sample_id for image in images],
-        )
 
     def _resize(self, slots: list[int], n_slots: int) -> None:
         """Move these slots to the front, and have `n_slots` of which the others are free."""

@@ -36,16 +36,7 @@ def checked_labels(
     attacks: Sequence[str] | None = None,
     eot: int | None = None,
 ) -> Tensor:
-    """Check the model, images, labels, threat model and attacks, and return the labels as int64.
-
-    Warns:
-        UserWarning: if an attack follows a gradient and the model has none or returns probabilities, and for a model
-            in training mode.
-
-    Raises:
-        InvalidInputError: if an argument has the wrong type, an attack is unknown, a label is not a class of the model,
-            or the model is in training mode, fails, is random, returns NaN, changes its input or has no autograd.
-    """
+    """Check the arguments of `autoattack`, with its errors and warnings, and return the labels as int64."""
     _check_types(x_BCHW, y_B, threat, attacks)
     check_images(x_BCHW, y_B)
     check_eot(eot, attacks or ())
@@ -86,10 +77,7 @@ def _check_types(x: Any, y: Any, threat: Any, attacks: Any) -> None:
 
 
 def _check_mode(model: Any, random: bool) -> None:
-    """Reject training mode if it changes the logits, and warn if the whole model is in training mode.
-
-    With draws, dropout may be on; the other images may never decide.
-    """
+    """Reject training mode if it changes the logits, except dropout with draws; warn if all modules are in it."""
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         kind = type(module).__name__
         drops = isinstance(module, _DropoutNd | nn.RReLU) or _DROPS.search(kind)

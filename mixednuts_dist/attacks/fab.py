@@ -61,7 +61,6 @@ class FabSteps(Stepper[FabState]):
     stays_inside: ClassVar[bool] = False  # it looks for the border, wherever that is
 
     def init(self, like_SCHW: Tensor) -> FabState:
-        """Return the state of as many slots as there are rows."""
         return FabState.of(like_SCHW)
 
     def start(self, state: FabState, slots: Tensor, batch: StartBatch) -> None:
@@ -70,7 +69,6 @@ class FabSteps(Stepper[FabState]):
         state.left[slots] = self.n_iter
 
     def ask(self, state: FabState) -> Tensor:
-        """Return the points to evaluate, (S, C, H, W) in [0, 1]."""
         return state.x_next
 
     def loss(self, state: FabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002

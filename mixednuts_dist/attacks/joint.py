@@ -62,10 +62,8 @@ class JointSteps(Stepper[JointState]):
         return JointState.of(like_SCHW)
 
     def start(self, state: JointState, slots: Tensor, batch: StartBatch) -> None:
-        runs, start = batch.of_type(JointRun), batch.best.clone()
-        drawn = [i for i, run in enumerate(runs) if not run.from_best]
-        if drawn:
-            start[sent(drawn, slots)] = batch.at(drawn).random_start(self.ball, self.seed)
+        runs = batch.of_type(JointRun)
+        start = batch.start(self.ball, self.seed, [run.from_best for run in runs], batch.best)
         state.x[slots], state.x_adv[slots] = batch.x, start
         state.momentum[slots], state.iteration[slots] = 0, 0
         state.n_iter[slots] = sent([run.n_iter for run in runs], state.n_iter)

@@ -30,18 +30,11 @@ def pyautoattack_images(
     x_BCHW: Tensor,
     y_B: Tensor,
     *,
-    threat: ThreatModel,
-    budget: AttackBudget,
-    seed: int,
     batch_size: int,
-    attacks: Sequence[str] = STANDARD_ATTACKS,
-    version: str | None = None,
-    strict: bool = True,
+    **options: Any,
 ) -> tuple[Tensor, int, int]:
-    """The images that the package returns, and its (forward, backward) passes; arguments as in `published`."""
-    with published(
-        model, x_BCHW, threat=threat, budget=budget, seed=seed, attacks=attacks, version=version, strict=strict
-    ) as theirs:
+    """Return the package's images and its (forward, backward) passes; the options are those of `published`."""
+    with published(model, x_BCHW, **options) as theirs:
         x_adv_BCHW = theirs.package.run_standard_evaluation(x_BCHW, y_B, batch_size=batch_size)[0]
     return x_adv_BCHW.to(x_BCHW.device), theirs.n_forward, theirs.n_backward
 

@@ -73,8 +73,8 @@ class SparseApgd(Apgd):
         return ended & ~following
 
     def _direction(self, grad: Tensor) -> Tensor:
-        """The gradient itself: how many pixels a step moves is known when it is taken."""
-        return grad
+        """Return the gradient itself, because a step decides how many pixels it moves."""
+        return grad.clone()
 
     def _review(self, state: ApgdState) -> None:
         """If the best point became sparser, return to it with the longest step; otherwise shorten the step."""

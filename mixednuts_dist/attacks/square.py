@@ -33,13 +33,11 @@ class SquareSteps(Stepper[SquareState]):
     gradient_every: ClassVar[int] = 0
 
     def init(self, like_SCHW: Tensor) -> SquareState:
-        """Return the state of as many slots as there are rows."""
         windows = WINDOWS[self.threat.norm](like_SCHW, self.ball, self.n_queries)
         anchors = self.ball.anchors(torch.zeros_like(like_SCHW))
         return SquareState.of(like_SCHW, windows=windows, anchors=anchors)
 
     def start(self, state: SquareState, slots: Tensor, batch: StartBatch) -> None:
-        """Begin at the random start."""
         keys = batch.keys(self.seed)
         state.anchors[slots] = self.ball.anchors(batch.x)
         state.key[slots], state.query[slots] = keys, 0
@@ -47,7 +45,6 @@ class SquareSteps(Stepper[SquareState]):
         state.x_best[slots] = state.windows.first_point(batch.x, keys)
 
     def ask(self, state: SquareState) -> Tensor:
-        """Return the start, or the best point with a window changed, (S, C, H, W)."""
         return state.windows.change(state)
 
     def tell(self, state: SquareState, x: Tensor, result: StepResult) -> Tensor:
@@ -76,7 +73,6 @@ class Square(Attack):
 
     @staticmethod
     def passes(budget: AttackBudget, n_classes: int) -> tuple[int, int]:  # noqa: ARG004
-        """The start and the queries, all forward."""
         return budget.n_queries + 1, 0
 
     def runs(self) -> Sequence[Run]:

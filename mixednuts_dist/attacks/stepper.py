@@ -120,17 +120,15 @@ class StartBatch:
         """Return the runs, of the type that the attack made."""
         return [run for run in self.runs if isinstance(run, kind)]
 
-    def at(self, index: Sequence[int]) -> "StartBatch":
-        """Return the runs at these positions."""
-        rows, there = list(index), sent(index, self.labels)
-        return StartBatch(
-            [self.runs[i] for i in rows], self.x[there], self.best[there], self.labels[there], self.targets[there],
-            [self.names[i] for i in rows], [self.sample_ids[i] for i in rows],
-        )  # fmt: skip
-
     def random_start(self, ball: Ball, seed: int) -> Tensor:
         """Return AutoAttack's random start in the ball, keyed by (seed, run, restart, sample id)."""
         return ball.random_start(self.x, self.keys(seed))
+
+    def start(self, ball: Ball, seed: int, at_given: Sequence[bool], given: Tensor) -> Tensor:
+        """Return the rows of `given` for runs that begin there, and random starts for the others."""
+        start = given.clone() if all(at_given) else self.random_start(ball, seed)
+        copy_rows(start, given, sent(at_given, self.labels).bool())
+        return start
 
     def keys(self, seed: int) -> Tensor:
         """Return a key per run, (n,) int64, for `norms/random.py`."""

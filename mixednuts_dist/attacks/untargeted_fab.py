@@ -26,7 +26,7 @@ from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
 from .fab import PULL_BACK, difference, next_iterate
 from .gradient_model import Outputs
-from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows, sent
+from .stepper import Counts, Flags, Images, Numbers, Run, SlotState, StartBatch, Stepper, StepResult, copy_rows
 
 _TINY = 1e-12  # added to the length of a gradient, as published
 _START = 0.5  # share of the radius at which restarts begin
@@ -61,21 +61,17 @@ class UntargetedFabSteps(Stepper[UntargetedFabState]):
     stays_inside: ClassVar[bool] = False  # it looks for the border, wherever that is
 
     def init(self, like_SCHW: Tensor) -> UntargetedFabState:
-        """Return the state of as many slots as there are rows."""
         return UntargetedFabState.of(like_SCHW)
 
     def start(self, state: UntargetedFabState, slots: Tensor, batch: StartBatch) -> None:
         """Begin at the clean image or, in further restarts, at a random point, which is linearized first."""
-        start, ball = batch.x.clone(), self.ball
-        drawn = [i for i, run in enumerate(batch.runs) if run.restart]
-        if drawn:
-            start[sent(drawn, slots)] = batch.at(drawn).random_start(type(ball)(_START * ball.eps), self.seed)
+        half, is_first = type(self.ball)(_START * self.ball.eps), [not run.restart for run in batch.runs]
+        start = batch.start(half, self.seed, is_first, batch.x)
         state.x[slots], state.x_now[slots] = batch.x, start
         state.number[slots], state.checking[slots] = 0, False
         state.distance[slots], state.left[slots] = torch.inf, self.n_iter
 
     def ask(self, state: UntargetedFabState) -> Tensor:
-        """(S, C, H, W) in [0, 1]."""
         return state.x_now
 
     def loss(self, state: UntargetedFabState, outputs: Outputs, labels: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG002

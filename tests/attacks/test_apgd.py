@@ -70,12 +70,12 @@ def test_apgd_slots_are_independent(victim) -> None:
     planned = ApgdCe(Setting(ThreatModel("Linf", 0.1), AttackBudget(n_iter=30), 10))
     together = iterates(planned, model, x, y)[-1]
     run = planned.runs()[0]
-    stepper, begun, state = run.stepper, started(run, x, y), run.stepper.init(x)
-    stepper.start(state, torch.arange(3), begun.at(range(3)))
+    stepper, state = run.stepper, run.stepper.init(x)
+    stepper.start(state, torch.arange(3), started(run, x[:3], y[:3]))
     last: dict[int, Tensor] = {}
     for step in range(31 + 7):
         if step == 7:
-            stepper.start(state, torch.arange(3, 6), begun.at(range(3, 6)))
+            stepper.start(state, torch.arange(3, 6), started(run, x[3:], y[3:], ids=range(3, 6)))
         due = state.iteration.clone()
         x_new = one_pass(stepper, state, model, y, y).x
         last |= {i: x_new[i] for i in range(6) if int(due[i]) == 30 and (i < 3 or step >= 7)}
