@@ -28,11 +28,7 @@ FLOAT32_ROWS = 16  # rows of float32 passes on an accelerator
 
 _NEARLY = 0.95  # share of the highest number of images per second
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
-_NOT_ALLOCATED = (
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "_ALLOCATION_FAILED",
-)  # the last one is cuDNN 9's
+_NOT_ALLOCATED = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "_ALLOCATION_FAILED")  # the last: cuDNN 9
 
 Probe = Callable[[Tensor], Sequence[Tensor]]  # a pass over images, and all its results with the rows first
 
@@ -103,15 +99,13 @@ class Passes:
         """Return the rows in which to pass `n_images`, at most those of the shape; try them on images like these."""
         rows = self.shape.rows
         step = max(SMALLEST, rows // 16)
-        fewer = -(-n_images // step) * step
         if self._fixed or self.shape.fixed or not len(like_BCHW):
             return rows
-        while fewer < rows:
+        for fewer in range(-(-n_images // step) * step, rows, step):
             if (rows, fewer) not in self._same:
                 self._same[rows, fewer] = self._has_same_bits(like_BCHW, fewer)
             if self._same[rows, fewer]:
                 return fewer
-            fewer += step
         return rows
 
     def _has_same_bits(self, like_BCHW: Tensor, fewer: int) -> bool:
@@ -236,9 +230,8 @@ def as_out_of_memory() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        if getattr(error, "error_code", None) == _CUDA_OUT_OF_MEMORY or any(
-            status in str(error) for status in _NOT_ALLOCATED
-        ):
+        code, text = getattr(error, "error_code", None), str(error)
+        if code == _CUDA_OUT_OF_MEMORY or any(status in text for status in _NOT_ALLOCATED):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
 

@@ -20,16 +20,7 @@ from ..errors import InvalidInputError
 from ..mixing.classifier import MixedClassifier
 from ..mixing.transforms import LogitMap
 from .batch_shape import ON_CPU, as_out_of_memory, fastest_of_three, release_memory, repeated
-from .gradient_copy import (
-    Bfloat16Copy,
-    agrees,
-    compiled,
-    folded,
-    frozen_copy,
-    input_gradient,
-    is_heavy,
-    points_alike,
-)
+from .gradient_copy import Bfloat16Copy, agrees, compiled, folded, frozen_copy, input_gradient, is_heavy, points_alike
 from .tf32 import tf32_allowed
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -163,32 +154,33 @@ def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor) -> Bfloat16Co
         return None
 
 
-def _fastest(network: nn.Module, x: Tensor, rows: int) -> FastCopy:
-    """Return the copy in the fastest precision, which is remembered for the next copy of the network."""
-    key = (str(x.device), rows, tuple(x.shape[1:]))
-    known = _FASTEST.setdefault(network, {})
-    if key in known:
-        return _made(network, x, known[key])
-    copies = {precision: _made(network, x, precision) for precision in _in_hardware(x.device)}
-    batch = repeated(x, rows)
-    try:
-        known[key] = _faster(copies, batch)
-    except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
-        release_memory()
-        known[key] = _faster(copies, batch[:1])
-    return copies[known[key]]
-
-
+# What `_fastest` has measured: network -> (device, rows, shape of the images) -> precision.
 _FASTEST: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, int, tuple[int, ...]], Precision]]"
 _FASTEST = weakref.WeakKeyDictionary()
 
 
-def _faster(copies: dict[Precision, FastCopy], batch: Tensor) -> Precision:
-    if len(copies) == 1:
-        return "fp32"
-    seconds = {precision: _seconds(copied.fast, batch, precision) for precision, copied in copies.items()}
-    best = min(seconds, key=lambda precision: seconds[precision])
-    return best if MIN_SPEEDUP * seconds[best] < seconds["fp32"] else "fp32"
+def _fastest(network: nn.Module, x: Tensor, rows: int) -> FastCopy:
+    """Return the copy in the fastest precision, which is remembered for the next copy of the network."""
+    key, known = (str(x.device), rows, tuple(x.shape[1:])), _FASTEST.setdefault(network, {})
+    if key in known:
+        return _made(network, x, known[key])
+    copies = {precision: _made(network, x, precision) for precision in _in_hardware(x.device)}
+
+    def seconds(batch: Tensor) -> dict[Precision, float]:
+        return {precision: _seconds(copied.fast, batch, precision) for precision, copied in copies.items()}
+
+    known[key] = "fp32"
+    if len(copies) > 1:
+        batch = repeated(x, rows)
+        try:
+            taken = seconds(batch)
+        except torch.OutOfMemoryError:  # `rows` do not fit in float32; the run will halve them
+            release_memory()
+            taken = seconds(batch[:1])
+        best = min(taken, key=lambda precision: taken[precision])
+        if MIN_SPEEDUP * taken[best] < taken["fp32"]:
+            known[key] = best
+    return copies[known[key]]
 
 
 @torch.enable_grad()
@@ -206,9 +198,7 @@ def _seconds(network: nn.Module, x: Tensor, precision: Precision) -> float:
 def _in_hardware(device: torch.device) -> list[Precision]:
     if device.type == "cuda":
         return ["fp32", "bf16", "tf32"] if _has_tensor_cores(device) else ["fp32"]
-    if device.type == "cpu" and not _has_bfloat16_units():
-        return ["fp32"]
-    return ["fp32", "bf16"]
+    return ["fp32"] if device.type == "cpu" and not _has_bfloat16_units() else ["fp32", "bf16"]
 
 
 def _has_tensor_cores(device: torch.device) -> bool:

@@ -15,7 +15,6 @@ from mixednuts_dist.attacks.adaptive import autoattack, ensemble_engine
 from mixednuts_dist.attacks.batch import READ_EVERY
 from mixednuts_dist.attacks.budget import STANDARD_ATTACKS
 from mixednuts_dist.attacks.gradient_model import measured_rows, repeats_its_bits
-from mixednuts_dist.attacks.minimum_margin import minimum_margin_attack
 from mixednuts_dist.attacks.scheduler import Group
 from mixednuts_dist.config.register import ATTACKS
 from tests.helpers.card_bodies import memory_that_ends_loses_nothing, no_round_waits, verdicts_are_those_of_float32
@@ -97,17 +96,6 @@ def test_a_mixed_device_a_wait_and_a_free_copy_are_seen(card) -> None:
     assert card.waits.total() == 3
 
 
-def test_minimum_margins_on_a_card_are_those_of_the_cpu() -> None:
-    model, x, y = subject("one classifier", 12)
-    options = {"threat": LINF, "n_iter": 5, "n_target_classes": 2, "batch_size": 8, "precision": "fp32"}
-    expected = minimum_margin_attack(model, x, y, **options)
-    with SimulatedCard():
-        found = minimum_margin_attack(model.to("cuda"), x.to("cuda"), y.to("cuda"), **options)
-        assert torch.equal(found.broken.cpu(), expected.broken)
-        assert torch.allclose(found.margin.cpu(), expected.margin, atol=1e-4)
-    assert (found.n_forward, found.n_backward) == (expected.n_forward, expected.n_backward)
-
-
 def test_attack_waits_only_for_flags_and_verifications(card) -> None:
     """Only reads of flags, verifications, arriving images and probes wait for the GPU."""
     model, x, y = subject("one classifier", 12)
@@ -183,26 +171,6 @@ def test_bfloat16_copy_keeps_the_first_layer_in_float32(card) -> None:
     assert (inputs[0], set(inputs[1:])) == (torch.float32, {torch.bfloat16})
     assert {out for _, out in list(seen.values())[1:]} == {torch.bfloat16}
     assert card.waits
-
-
-def test_memory_that_ends_at_some_passes_costs_no_verdict(card) -> None:
-    model, x, y = subject("one classifier", 12)
-    options = {"threat": LINF, "attacks": ("apgd-ce",), "budget": QUICK, "precision": "fp32", "batch_size": 8}
-    expected = autoattack(model, x, y, **options)
-    short, n_passes = subject("one classifier")[0].to("cuda"), 0
-
-    class Short(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            nonlocal n_passes
-            n_passes += 1
-            if n_passes in (4, 9):
-                raise torch.OutOfMemoryError("chosen")
-            return short(images)
-
-    found = autoattack(Short().eval(), x.to("cuda"), y.to("cuda"), **options)
-    assert n_passes > 9
-    assert card.waits
-    assert torch.equal(found.robust.cpu(), expected.robust)
 
 
 @pytest.mark.parametrize("attack", ATTACKS.names())
