@@ -154,7 +154,7 @@ def _bfloat16_copy(base: nn.Module, network: nn.Module, x: Tensor) -> Bfloat16Co
         return None
 
 
-# What `_fastest` has measured: network -> (device, rows, shape of the images) -> precision.
+# Measurements of `_fastest`: network -> (device, rows, shape of the images) -> precision.
 _FASTEST: "weakref.WeakKeyDictionary[nn.Module, dict[tuple[str, int, tuple[int, ...]], Precision]]"
 _FASTEST = weakref.WeakKeyDictionary()
 

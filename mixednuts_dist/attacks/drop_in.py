@@ -61,9 +61,7 @@ class AutoAttack:
         budget: AttackBudget | None = None,
     ) -> None:
         if attacks_to_run and version != "custom":
-            raise InvalidInputError(
-                f"version={version!r} names the attacks. Give version='custom' with attacks_to_run."
-            )
+            raise InvalidInputError(f"version={version!r} names the attacks. Use version='custom' for attacks_to_run.")
         self.model, self.norm, self.epsilon, self.seed, self.verbose = model, norm, eps, seed, verbose
         self.version, self.device, self.log_path, self.budget = version, device, log_path, budget
         self.attacks_to_run = list(attacks_to_run if version == "custom" else version_named(version).attacks)
@@ -85,9 +83,7 @@ class AutoAttack:
             InvalidInputError: for a state path, and as in `autoattack`.
         """
         if state_path is not None:
-            raise InvalidInputError(
-                f"state_path={str(state_path)!r} is not supported. Use `mixednuts run`, which resumes."
-            )
+            raise InvalidInputError(f"state_path='{state_path}' is not supported. Use `mixednuts run`, which resumes.")
         found = self._attacked(x_orig, y_orig, bs, self.attacks_to_run)
         x_adv = torch.where(found.broken[:, None, None, None], found.x_adv, x_orig.to(found.x_adv)).to(x_orig.device)
         return (x_adv, found.logits.argmax(dim=1).to(x_orig.device)) if return_labels else x_adv
@@ -110,10 +106,8 @@ class AutoAttack:
         return self._attacked(x_orig, y_orig, bs, ()).clean_accuracy
 
     def _attacked(self, x: Tensor, y: Tensor, bs: int, attacks: Sequence[str]) -> AttackResult:
-        device = self.device
-        if device is None:
-            parameters = self.model.parameters() if isinstance(self.model, nn.Module) else iter(())
-            device = next((each.device for each in parameters), x.device)
+        parameters = self.model.parameters() if isinstance(self.model, nn.Module) else ()
+        device = self.device or next((each.device for each in parameters), x.device)
         on_cpu = torch.device(device).type == "cpu"
         self.result = autoattack(
             self.model, x.to(device), y.to(device), threat=ThreatModel(self.norm, self.epsilon), attacks=attacks,

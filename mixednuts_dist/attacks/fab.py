@@ -29,7 +29,7 @@ from ..norms.ball import ball_of, per_image
 from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
 from .gradient_model import Outputs
-from .losses import anyone
+from .losses import anyone, at
 from .stepper import Counts, Images, Run, SlotState, StartBatch, Stepper, StepResult
 
 OVERSHOOT = 1.05  # eta: the step is this much longer than to the linearized border
@@ -116,7 +116,7 @@ class Fab(Attack):
 
 def difference(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) -> Tensor:
     """The target's logit minus the label's, (B,): negative on the label's side of the border between the two."""
-    return (logits_BK.gather(1, targets_B[:, None]) - logits_BK.gather(1, labels_B[:, None])).squeeze(1)
+    return at(logits_BK, targets_B) - at(logits_BK, labels_B)
 
 
 def next_iterate(x: Tensor, x_now: Tensor, difference: Tensor, grad: Tensor, threat: ThreatModel) -> Tensor:

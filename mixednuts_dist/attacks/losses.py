@@ -29,7 +29,7 @@ def ce_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 def dlr_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
     """Difference of logits ratio (Croce & Hein 2020, eq. 6), shape (B,); with K = 2 without its denominator."""
     sorted_BK = logits_BK.sort(dim=1).values
-    gap_B = _at(logits_BK, labels_B) - _others(logits_BK, labels_B).amax(dim=1)
+    gap_B = at(logits_BK, labels_B) - others(logits_BK, labels_B).amax(dim=1)
     if logits_BK.shape[1] < 3:
         return -gap_B
     return -gap_B / (sorted_BK[:, -1] - sorted_BK[:, -3] + _TINY)
@@ -40,7 +40,7 @@ def targeted_dlr_loss(logits_BK: Tensor, labels_B: Tensor, targets_B: Tensor) ->
 
     The denominator of the paper needs four classes: with K = 3 it is z_(1) - z_(3), with K = 2 the loss has none.
     """
-    gap_B = _at(logits_BK, labels_B) - _at(logits_BK, targets_B)
+    gap_B = at(logits_BK, labels_B) - at(logits_BK, targets_B)
     n_classes = logits_BK.shape[1]
     if n_classes < 3:
         return -gap_B
@@ -54,7 +54,7 @@ def margin_loss(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
 
     1 - p_y + max_{j != y} p_j is the sum of the other classes' probabilities with the largest of them counted twice.
     """
-    others_BK = _others(logits_BK, labels_B)
+    others_BK = others(logits_BK, labels_B)
     twice_BK = F.one_hot(others_BK.argmax(dim=1), logits_BK.shape[1]).to(logits_BK) * math.log(2)
     return (others_BK + twice_BK).logsumexp(dim=1) - logits_BK.logsumexp(dim=1)
 
@@ -103,8 +103,8 @@ def joint_loss(
     twice_BK = torch.zeros_like(log_probs_BK).scatter(1, targets_B[:, None], math.log(2))
     twice_BK = twice_BK.scatter(1, labels_B[:, None], -torch.inf)
     rob_B = (log_probs_BK + twice_BK).logsumexp(dim=1)
-    best_other_B = _others(std_logits_BK, targets_B).amax(dim=1)
-    std_gap_B = _at(std_logits_BK, targets_B) - best_other_B
+    best_other_B = others(std_logits_BK, targets_B).amax(dim=1)
+    std_gap_B = at(std_logits_BK, targets_B) - best_other_B
     return rob_B + weights_B * std_gap_B.clamp(max=0)
 
 
@@ -113,9 +113,11 @@ def anyone(mask: Tensor) -> bool:
     return mask.device.type != "cpu" or bool(mask.any())
 
 
-def _at(logits_BK: Tensor, index_B: Tensor) -> Tensor:
+def at(logits_BK: Tensor, index_B: Tensor) -> Tensor:
+    """Return the logit of one class per image, (B,)."""
     return logits_BK.gather(1, index_B[:, None]).squeeze(1)
 
 
-def _others(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
+def others(logits_BK: Tensor, labels_B: Tensor) -> Tensor:
+    """Return the logits with those of the labels at minus infinity."""
     return logits_BK.scatter(1, labels_B[:, None], -torch.inf)

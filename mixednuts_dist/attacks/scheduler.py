@@ -105,7 +105,7 @@ class Scheduler:
         self._cost_of_waiting = 0  # cost of the waiting claims, in rows of a verification
         self._present: list[tuple[Group, list[ImageRecord]]] = []
         self._like = torch.zeros(0)  # images of the first group, to try smaller batch shapes with
-        self.n_decided = 0  # images of all groups so far
+        self._n_decided = 0  # images of all groups so far
         self._n_images = self._n_broken = self._n_forward = self._n_backward = 0
 
     def run_one(self, group: Group) -> AttackResult:
@@ -252,7 +252,7 @@ class Scheduler:
                 batch.waiting += [Job(image, at, self.plan[at]) for at in places]
                 return
         image.decided = True
-        self.n_decided += 1
+        self._n_decided += 1
         self._n_broken += image.broken
 
     def _is_wanted(self, image: ImageRecord, at: int) -> bool:
@@ -325,7 +325,7 @@ class Scheduler:
     def _progress(self) -> Progress:
         n_forward, n_backward = self.passes_in_flight()
         return Progress(
-            self._n_images, self.n_decided, self._n_broken, self._n_forward + n_forward, self._n_backward + n_backward
+            self._n_images, self._n_decided, self._n_broken, self._n_forward + n_forward, self._n_backward + n_backward
         )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..config.register import ATTACKS
 from .attack import Attack, with_float32_repeats
 from .budget import AttackBudget
+from .losses import at, others
 from .stepper import Run, StartBatch, Stepper, StepResult, copy_rows
 from .windows import WINDOWS, SquareState
 
@@ -84,8 +85,7 @@ class Square(Attack):
 
 def logit_margin(logits_SK: Tensor, labels_S: Tensor) -> Tensor:
     """z_y - max_{j != y} z_j, (S,) float64: the published loss."""
-    others_SK = logits_SK.scatter(1, labels_S[:, None], -torch.inf)
-    return logits_SK.gather(1, labels_S[:, None]).squeeze(1).double() - others_SK.amax(dim=1).double()
+    return at(logits_SK, labels_S).double() - others(logits_SK, labels_S).amax(dim=1).double()
 
 
 @ATTACKS(

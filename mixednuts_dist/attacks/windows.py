@@ -78,18 +78,16 @@ class Windows:
 class StripesAndSquares(Windows):
     """Linf: every pixel is on one of the two sides of its interval.
 
-    The start is vertical stripes of x +- eps. As published, a window adds 2 eps or subtracts it and cuts at the
-    interval: it puts its pixels on one side.
+    The start is vertical stripes of x +- eps, with a sign for each channel and column. As published, a window adds or
+    subtracts 2 eps and cuts at the interval, which puts its pixels of each channel on one side.
     """
 
     def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
-        """Stripes, a sign for each channel and column."""
         n, n_channels, _, width = x_BCHW.shape
         draws = hashed(keys_B, _START, n_channels * width).view(n, n_channels, 1, width)
         return (x_BCHW + torch.where(draws >= 0, self.ball.eps, -self.ball.eps)).clamp(0.0, 1.0)
 
     def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
-        """A window goes to the low or to the high side, channel by channel."""
         size, high = self.size_Q[query], draws[:, SIGNS:, None, None] >= 0
         window = self._mask(*self._corner(draws, ROW, COLUMN, size), size)
         return torch.where(window, torch.where(high, state.anchors[:, 1], state.anchors[:, 0]), state.x_best)
@@ -128,11 +126,9 @@ class Bumps(Windows):
         return min(max(Windows.size(query, height, width), 3) | 1, height, width)
 
     def first_point(self, x_BCHW: Tensor, keys_B: Tensor) -> Tensor:
-        """A tiling of bumps, turned and signed at random."""
         return self._on_sphere(x_BCHW, self._tiling(x_BCHW, keys_B))
 
     def changed(self, state: SquareState, query: Tensor, draws: Tensor) -> Tensor:
-        """Mass moves from one window to another, where it takes the shape of a bump."""
         size, signs = self.size_Q[query], draws[:, SIGNS:, None, None] >= 0
         top, left = self._corner(draws, ROW, COLUMN, size)
         window, source = self._mask(top, left, size), self._mask(*self._corner(draws, ROW_2, COLUMN_2, size), size)
@@ -223,12 +219,10 @@ class BumpsInL1(Bumps):
 
     @staticmethod
     def mass(delta: Tensor) -> Tensor:
-        """Return the mass of each pixel."""
         return delta.abs()
 
     @staticmethod
     def root(total_mass: Tensor) -> Tensor:
-        """The length that a mass has: itself."""
         return total_mass
 
     def _on_sphere(self, x: Tensor, delta: Tensor) -> Tensor:

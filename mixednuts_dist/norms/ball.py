@@ -48,7 +48,7 @@ class Ball:
         raise NotImplementedError
 
     def steepest(self, grad_BCHW: Tensor) -> Tensor:
-        """The d of length 1 that maximizes <grad, d>, (B, C, H, W); 0 where the gradient is 0."""
+        """Return the d of length 1 that maximizes <grad, d>, (B, C, H, W), in new memory; 0 where the gradient is 0."""
         raise NotImplementedError
 
     def project(self, x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
