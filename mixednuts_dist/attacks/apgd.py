@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ..config.register import ATTACKS
+from ..norms.ball import ball_of
 from .ascent import Apgd, ApgdRun
 from .attack import Attack, Setting, borderline
 from .budget import AttackBudget
@@ -21,7 +22,7 @@ GROUP = "apgd"  # the runs of all APGD attacks are independent of one another
 
 def stepper_for(setting: Setting) -> Apgd:
     """Return what takes the steps in the norm of the threat model."""
-    return (SparseApgd if setting.ball.sparse else Apgd)(setting.threat, setting.seed)
+    return (SparseApgd if ball_of(setting.threat).sparse else Apgd)(setting.threat, setting.seed)
 
 
 @ATTACKS("apgd-ce", describes="APGD on cross-entropy", options=("n_iter", "n_restarts"), order=1)
@@ -91,11 +92,9 @@ def float32_runs(setting: Setting, attack: str, low_precision: Sequence[Run]) ->
         margins = image.margin, image.repeated_margin
         return all(borderline(margin, image.clean_margin, setting) for margin in margins)
 
-    polish: list[Run] = [
-        ApgdRun(
-            attack, "polish", stepper, float32=True, wanted=still_gains if turn else None, loss="margin",
-            n_iter=POLISH_ITERATIONS, from_best=True, first_step=POLISH_STEP,
-        )
-        for turn in range(POLISH_ROUNDS)
-    ]  # fmt: skip
-    return [*polish, *(replace(run, float32=True, wanted=came_near, group="repeats") for run in low_precision)]
+    polish = ApgdRun(
+        attack, "polish", stepper, float32=True, loss="margin", n_iter=POLISH_ITERATIONS, from_best=True,
+        first_step=POLISH_STEP,
+    )  # fmt: skip
+    again = [replace(polish, wanted=still_gains)] * (POLISH_ROUNDS - 1)
+    return [polish, *again, *(replace(run, float32=True, wanted=came_near, group="repeats") for run in low_precision)]

@@ -55,13 +55,11 @@ of them may run on an image at once. If several break the image, the first one i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 from ..config.register import ATTACKS
 from ..config.threat import ThreatModel
 from ..mixing.classifier import MixedClassifier
-from ..norms.ball import Ball, ball_of
 from .budget import AttackBudget
 from .stepper import ImageSummary, Run
 
@@ -79,11 +77,6 @@ class Setting:
     seed: int = 0
     model: Any = None  # the attacked classifier; the joint attack reads the weights of a `MixedClassifier`
     low_precision: bool = False  # passes compute below float32, except for runs with `float32`
-
-    @cached_property
-    def ball(self) -> Ball:
-        """The threat model's norm, at its radius."""
-        return ball_of(self.threat)
 
 
 class Attack:
