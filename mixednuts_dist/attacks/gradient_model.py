@@ -107,11 +107,6 @@ class AttackedModel:
     float32: GradientModel | None = None  # passes of float32 runs, if `fast` computes below float32
     draws: Any = None  # `draws.Draws` of a random classifier, whose mean is `model`
 
-    @property
-    def in_float32(self) -> GradientModel:
-        """The passes of float32 runs."""
-        return self.float32 or self.fast
-
     @classmethod
     def of(
         cls,

@@ -170,7 +170,9 @@ class Scheduler:
                 self._batch_of(image).n_images -= 1
                 self._advance(image)
         if self.progress is not None:
-            self.progress(self._progress())
+            n_forward, n_backward = self.passes_in_flight()
+            passes = self._n_forward + n_forward, self._n_backward + n_backward
+            self.progress(Progress(self._n_images, self._n_decided, self._n_broken, *passes))
 
     def _take_in(self, claim: Claim, log1m_margin: float, wrong: bool) -> None:
         image, place = claim.job.image, claim.job.place
@@ -237,7 +239,7 @@ class Scheduler:
         apart = self.shape.float32 is not self.shape
         for key in sorted(dict.fromkeys(map(_key, self.plan)), key=lambda key: apart and key[1]):
             stepper, float32 = key
-            model = self.attacked.in_float32 if float32 else self.attacked.fast
+            model = (float32 and self.attacked.float32) or self.attacked.fast
             self._batches[key] = Batch(stepper, model, self._passes[float32], self._like, claims=self.stop_when_broken)
 
     def _advance(self, image: ImageRecord) -> None:
@@ -321,12 +323,6 @@ class Scheduler:
     def n_rows(self) -> int:
         """Rows of all attack passes so far, including padding and runs that no longer counted."""
         return sum(batch.n_rows for batch in self._batches.values())
-
-    def _progress(self) -> Progress:
-        n_forward, n_backward = self.passes_in_flight()
-        return Progress(
-            self._n_images, self._n_decided, self._n_broken, self._n_forward + n_forward, self._n_backward + n_backward
-        )
 
 
 def _key(run: Run) -> Key:
