@@ -44,6 +44,7 @@ from .options import (
 
 WINDOW_SECONDS = 1800.0  # the speed counts partitions that were finished in it
 _COLUMNS = ("data", "threat", "clean", "robust", "beta", "gpu_hours", "core_hours", "finished", "state")
+_WATCH_SECONDS = 5.0
 _WIDE, _NARROW = 140, ("run", "clean", "robust", "beta", "state")  # columns of a terminal; what fits into 80
 
 
@@ -277,7 +278,7 @@ def print_status(status: RunStatus, console: Console) -> None:
         console.print(f"failed   {log}", highlight=False, soft_wrap=True)
 
 
-def watch_status(config: RunConfig, console: Console, every_seconds: float = 5.0) -> None:
+def watch_status(config: RunConfig, console: Console) -> None:
     """Draw the status of a run on the terminal until its report exists."""
     with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="visible") as live:
         while True:
@@ -287,7 +288,7 @@ def watch_status(config: RunConfig, console: Console, every_seconds: float = 5.0
                 live.update(Text.from_ansi(drawn.getvalue()), refresh=True)
             if found.reported:
                 return
-            time.sleep(every_seconds)
+            time.sleep(_WATCH_SECONDS)
 
 
 def _refinement_round(opened: Run, searched: bool) -> list[StageStatus]:

@@ -119,27 +119,24 @@ def scatter_panel(
     shown: tuple[Span, Span],
     *,
     layers: Sequence[Spec] = (),
-    stepped: bool = False,
     title: str = "",
 ) -> Spec:
     """Draw one panel; marks inside the window are drawn whole even if they lie on its edge.
 
     Args:
-        stepped: True if curves are staircases: between two points, only the lower one is available.
         layers: more of them, drawn below the marks.
     """
     (left, right), (bottom, top) = shown
     inside = [row for row in marks if left <= row["clean"] <= right and bottom <= row["robust"] <= top]
     x, y = accuracy_axes(shown)
     color = {"color": marked["color"]}
-    path = "step-before" if stepped else "linear"
     steps = [{**row, "series": name, "order": i} for name, curve in curves.items() for i, row in enumerate(curve)]
     line = {"x": x, "y": y, **color, "order": {"field": "order", "type": "quantitative"}}
     across = {"x": {**x, "field": "clean_low"}, "x2": {"field": "clean_high"}, "y": y, **color}
     along = {"x": x, "y": {**y, "field": "robust_low"}, "y2": {"field": "robust_high"}, **color}
     named = [row for row in inside if row["name"] not in ("", row["series"])]
     parts = [
-        *([layer("line", steps, line, clip=True, strokeWidth=1.3, interpolate=path)] if steps else []),
+        *([layer("line", steps, line, clip=True, strokeWidth=1.3)] if steps else []),
         layer("rule", inside, across, clip=True, opacity=0.7),
         layer("rule", inside, along, clip=True, opacity=0.7),
         *layers,

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 2
 INDEX = "_index.json"  # readers of Parquet folders ignore names that begin with an underscore
+_TUNE = "/search/tune/"  # the folder of Ray Tune in a run
 _SECONDS_BETWEEN = 10.0  # at least, between two writes of the index
 _SHARE = 0.02  # at most this share of a driver's time goes into writing the index
 
@@ -144,7 +145,7 @@ def verify(store: Store) -> tuple[list[Damage], int]:
     """Read every byte of every file; return the damaged files and the number of files.
 
     A file is compared with its own checksums and with its sha256 in the index, unless the entry in the index describes
-    an earlier file of the same path.
+    an earlier file of the same path. Ray Tune's own files are left out: some are named .json and hold pickles.
     """
 
     def damage(path: str) -> Damage | None:
@@ -154,7 +155,7 @@ def verify(store: Store) -> tuple[list[Damage], int]:
             reason = "its bytes are not those that were written"
         return Damage(path, reason, sha256) if reason else None
 
-    paths = store.all_files()
+    paths = [path for path in store.all_files() if _TUNE not in f"/{path}"]
     folders = [path.removesuffix(f"/{INDEX}") for path in paths if path.endswith(f"/{INDEX}")]
     entries = {
         f"{folder}/{Partition(receipt.partition, receipt.start, receipt.stop).file_name}": receipt

@@ -75,3 +75,14 @@ def test_a_look_at_a_finished_run_imports_neither_ray_nor_torch(tiny_run: Finish
     )
     assert "evaluate 3/3" in " ".join(shown.stdout.split())
     assert shown.stdout.splitlines()[-1] == "numpy"  # what reads Parquet
+
+
+def test_verify_ignores_the_files_of_ray_tune(copied_run: Finished) -> None:
+    state = copied_run.folder / "search" / "tune" / "0" / "basic-variant-state.json"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(b"\x80\x04pickled")
+    shown = CliRunner().invoke(main, ["status", str(copied_run.folder), "--verify"])
+    assert (shown.exit_code, "no checksum differs" in shown.stdout) == (0, True)
+    state.rename(copied_run.folder / "search" / "selected.json")
+    shown = CliRunner().invoke(main, ["status", str(copied_run.folder), "--verify"])
+    assert (shown.exit_code, "1 of " in shown.stdout) == (1, True)
