@@ -1,4 +1,4 @@
-"""Base classifiers by URI: frozen modules from images in [0, 1] to logits, normalisation inside.
+"""Base classifiers by URI: frozen modules from images in [0, 1] to logits, with normalization inside.
 
 Shapes: B images of C x H x W, K classes.
 """
@@ -23,7 +23,7 @@ from .black_box_classifier import BlackBoxClassifier
 from .factories import find_function, source_of
 
 # Two passes over one image may differ by rounding (other kernels for another batch size: 1e-5 at logits of 10), or,
-# where an accelerator uses TF32, by 1e-3 relative. What depends on chance or on the other images differs by far more.
+# where an accelerator uses TF32, by 1e-3 relative. Randomness and dependence on other images differ by far more.
 _SAME = 1e-3
 _NAMES = (("mean", "std"), ("mu", "sigma"))
 _TOLERANCE = 1e-3
@@ -104,9 +104,9 @@ def check_classifier(model: nn.Module, images_BCHW: Tensor, role: str, *, random
     """Try the classifier on a few images and return its number of classes; a random one need not repeat its logits.
 
     Raises:
-        BaseClassifierError: where the output is not (B, K) with K >= 2, not finite, not repeatable, depends on the
-            other images of the batch, or is already probabilities (DLR, LayerNorm and the mixing need logits), or where
-            images are normalised twice.
+        BaseClassifierError: if the output is not (B, K) with K >= 2, not finite, not repeatable, depends on the
+            other images of the batch, or is already probabilities (DLR, LayerNorm and the mixing need logits), or if
+            images are normalized twice.
     """
     half = len(images_BCHW) // 2
     try:
@@ -133,7 +133,7 @@ def _fresh(model: nn.Module, images_BCHW: Tensor) -> Any:
 
 
 def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: int) -> str | None:
-    """What is wrong with the logits of a batch, given the same once more and those of its halves."""
+    """Return the problem with a batch's logits, given a second pass and those of its halves, or None."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != n_images or logits.shape[1] < 2:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         return f"the output is {shape} for {n_images} images; it must be logits of shape (images, classes)"
@@ -160,7 +160,7 @@ def _output_problem(logits: Any, again: Any, halves: Sequence[Any], n_images: in
 
 @torch.no_grad()
 def normalised_twice(model: nn.Module, images_BCHW: Tensor) -> str | None:
-    """A sentence where a module that subtracts a mean of its own receives values outside [0, 1], else None.
+    """Return a sentence if a module that subtracts its own mean receives values outside [0, 1], otherwise None.
 
     A module counts if it holds a mean and a standard deviation per channel and its output changes with that mean:
     some classes hold them and never use them.
@@ -233,7 +233,7 @@ def measure_uri(uri: str, role: str, image_shape: tuple[int, ...]) -> ModelSize 
     """The size of the classifier that `uri` names; None for a black box. Library models are built without memory.
 
     Raises:
-        BaseClassifierError: where it cannot be built, or does not take images of that shape.
+        BaseClassifierError: if it cannot be built, or does not take images of that shape.
     """
     if is_black_box(uri):
         return None

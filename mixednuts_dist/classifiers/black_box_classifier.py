@@ -30,17 +30,17 @@ from ..errors import BaseClassifierError
 from .factories import find_function, keyword_arguments
 
 BATCH_SIZE = 64
-CERTAIN_LOGIT = 20.0  # of an answered class, against 0 for the others: a softmax of 1 in float32
+CERTAIN_LOGIT = 20.0  # logit of a returned class, against 0 for the others: a softmax of 1 in float32
 MOST_CLASSES = 25_000  # above ImageNet-21k; bounds the first answer, before the number of classes is known
-_CACHED_BYTES = 64 << 20  # of answers that are kept
-_KEPT_OVERHEAD = 200  # bytes of Python's own an answer
-_BYTES_A_NUMBER = 32  # of JSON at its most wasteful; .npy takes 4 or 8
+_CACHED_BYTES = 64 << 20  # for kept answers
+_KEPT_OVERHEAD = 200  # bytes of Python's objects per answer
+_BYTES_A_NUMBER = 32  # the longest JSON number; .npy takes 4 or 8
 _BYTES_AROUND = 1 << 16  # the .npy header, JSON's keys and brackets
 _BLOCK = 1 << 16
 _CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 120.0  # the second for a whole answer, first byte to last
 _FIRST_PATIENCE, _PATIENCE = 10.0, 120.0  # how long to try again: before a service's first answer, and after it
 _BUSY_STATUS, _FAILED_STATUS = (429, 502, 503, 504), 500
-_MOST_FAILURES = 3  # answers of 500: the service is there and does not get over this batch
+_MOST_FAILURES = 3  # responses of 500: the service runs and fails on this batch
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0  # seconds between tries
 
 Answer = Callable[[np.ndarray[Any, Any]], Any]
@@ -51,7 +51,7 @@ class BlackBoxClassifier(nn.Module):
 
     Args:
         ask: images (B, C, H, W), float32 in [0, 1] -> logits (B, K), or classes (B,).
-        n_classes: needed where `ask` answers with classes.
+        n_classes: needed if `ask` returns classes.
     """
 
     def __init__(self, ask: Answer, n_classes: int | None = None) -> None:
@@ -63,7 +63,7 @@ class BlackBoxClassifier(nn.Module):
         """Logits (B, K), float32, without a gradient; a class answer counts as CERTAIN_LOGIT for that class.
 
         Raises:
-            BaseClassifierError: where the answer is not one row or class an image, or the service fails.
+            BaseClassifierError: if the answer is not one row or class per image, or the service fails.
         """
         images = images_BCHW.detach().cpu().float().contiguous().numpy()
         keys = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
@@ -113,7 +113,7 @@ class BlackBoxClassifier(nn.Module):
              forms=("callable:package.module:function[#classes=K]",), target="factory", any_option=True,
              gradients=False)  # fmt: skip
 def load_callable(uri: ResourceUri) -> BlackBoxClassifier:
-    """The function itself, asked for numpy arrays; the URI's options are its keyword arguments."""
+    """Wrap a function of numpy arrays; the URI's options are its keyword arguments."""
     function, options = find_function(uri.target), keyword_arguments(uri)
     return BlackBoxClassifier(lambda images: function(images, **options), _n_classes(uri))
 
@@ -143,8 +143,8 @@ class HttpService:
     """POSTs batches to `url`; overload and lost connections are tried again with growing pauses, for a bounded time.
 
     Args:
-        url: of the service.
-        n_classes: bounds an answer's bytes from the first one on; otherwise the first answer tells it.
+        url: address for the requests.
+        n_classes: bounds the bytes of the first answer; by default, the first answer defines it.
     """
 
     def __init__(self, url: str, n_classes: int | None = None) -> None:
@@ -159,7 +159,7 @@ class HttpService:
         """The service's logits or classes for a batch.
 
         Raises:
-            BaseClassifierError: where it cannot be reached, refuses, or answers with neither .npy nor such JSON.
+            BaseClassifierError: if it cannot be reached, refuses, or returns neither .npy nor such JSON.
         """
         sink = io.BytesIO()
         np.save(sink, images, allow_pickle=False)
@@ -176,7 +176,7 @@ class HttpService:
         return rows
 
     def _content(self, body: bytes, n_images: int) -> bytes:
-        """The answer's bytes, asked for until there is one or patience ends."""
+        """Repeat the request until it succeeds or patience ends, and return the bytes of the answer."""
         started, failures, wait = time.monotonic(), 0, _FIRST_WAIT
         patience = _PATIENCE if self._answered else _FIRST_PATIENCE
         while True:
@@ -193,7 +193,7 @@ class HttpService:
             wait = min(2 * wait, _LONGEST_WAIT)
 
     def _posted(self, body: bytes, n_images: int) -> tuple[int | None, bytes | str]:
-        """(200, the answer), or (status or None where the connection failed, what went wrong).
+        """(200, the answer), or (status or None if the connection failed, the reason).
 
         Raises:
             BaseClassifierError: for an answer that is too long or too slow.
@@ -211,7 +211,7 @@ class HttpService:
             return None, f"{type(error).__name__}: {error}"
 
     def _within_limits(self, raw: Any, n_images: int) -> Iterator[bytes]:
-        """The answer as it comes in, given up where it is longer or slower than any answer to that many images."""
+        """Yield the answer block by block, and raise if it is longer or slower than any answer to that many images."""
         most = _BYTES_AROUND + n_images * (self.n_classes or MOST_CLASSES) * _BYTES_A_NUMBER
         started, length = time.monotonic(), 0
         while block := raw.read1(_BLOCK, decode_content=True):  # what has arrived, not a full block

@@ -69,7 +69,7 @@ def load_weights(model: "nn.Module", path: Path) -> "nn.Module":
     """Put the tensors of a .safetensors or PyTorch file into `model`, every one of them.
 
     Raises:
-        BaseClassifierError: for a file that is no checkpoint, or one of another architecture.
+        BaseClassifierError: for a file that is not a checkpoint, or one of another architecture.
     """
     state = read_state_dict(path)
     try:
@@ -107,7 +107,7 @@ def read_state_dict(path: Path) -> "dict[str, Tensor]":
 
 
 def require_checkpoint(path: Path) -> None:
-    """Refuse, by its first bytes, a file that is not there or that a failed download left."""
+    """Raise, by its first bytes, for a file that is missing or that a failed download left."""
     if not path.is_file():
         raise BaseClassifierError(f"there is no checkpoint {path.absolute()}")
     with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""Classifiers that a function makes: one of yours (`py:`, `callable:`), or the package's own of the digits (`demo:`).
+"""Classifiers that a function makes: your function (`py:`, `callable:`), or the package's for digits (`demo:`).
 
 `demo:std` is accurate and fragile, `demo:rob` and `demo:rob_light` robust, `demo:noisy` right under normal noise, which
 is what certificates by smoothing ask for. Each is three small convolutions and a
-linear layer, without batch normalisation: a CPU core takes tens of thousands of forward and backward passes a second
+linear layer, without batch normalization: a CPU core takes tens of thousands of forward and backward passes a second
 through them. `demo_training` made the weights in `weights/`.
 """
 
@@ -33,7 +33,7 @@ STD_WIDTHS = (16, 32)
 ROB_WIDTHS = (16, 32)
 ROB_LIGHT_WIDTHS = (12, 24)
 
-_PIXEL_MEAN = 0.307  # of the training half
+_PIXEL_MEAN = 0.307  # training half
 _PIXEL_STD = 0.377
 _N_CLASSES = 10
 
@@ -42,7 +42,7 @@ _N_CLASSES = 10
              forms=("py:package.module:factory", "py:path/to/file.py:factory"),
              target="factory", any_option=True)  # fmt: skip
 def load_factory(uri: ResourceUri) -> Any:
-    """What the function returns; the URI's options are its keyword arguments."""
+    """Call the function with the URI's options as keyword arguments."""
     return find_function(uri.target)(**keyword_arguments(uri))
 
 
@@ -50,7 +50,7 @@ def keyword_arguments(uri: ResourceUri) -> dict[str, Any]:
     """The options, their values read as YAML: `?bias=2.5&names=[a,b]`.
 
     Raises:
-        BaseClassifierError: for a value that is no YAML.
+        BaseClassifierError: for a value that is not YAML.
     """
     try:
         return {key: yaml.safe_load(value) for key, value in uri.options}
@@ -64,7 +64,7 @@ def find_function(target: str) -> Callable[..., Any]:
     """The function that "package.module:name" or "path/to/file.py:name" names.
 
     Raises:
-        BaseClassifierError: where the module cannot be imported, or has no such function (those it has are listed).
+        BaseClassifierError: if the module cannot be imported, or has no such function (those it has are listed).
     """
     module_name, name = split_factory(target)
     module = _module(module_name)
@@ -85,7 +85,7 @@ def without_weights_argument(uri: str) -> str | None:
 
 
 def source_of(function: Callable[..., Any]) -> bytes:
-    """The source file that defines a function, empty where there is none."""
+    """Return the source file that defines a function; empty if there is none."""
     try:
         file = inspect.getsourcefile(function)
     except TypeError:
@@ -107,13 +107,13 @@ def _module(name: str) -> ModuleType:
 
 
 def _module_from_file(path: Path) -> ModuleType:
-    """Import a file under a name of its own, once."""
+    """Import a file once, under a unique name."""
     name = f"mixednuts_factory_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     return sys.modules[name] if name in sys.modules else import_file(name, path)
 
 
 class DigitsNet(nn.Module):
-    """Images (B, 1, 8, 8) in [0, 1] to logits (B, 10); the normalisation is inside.
+    """Images (B, 1, 8, 8) in [0, 1] to logits (B, 10); the normalization is inside.
 
     Args:
         widths: channels of the first convolution, and of the second and third.

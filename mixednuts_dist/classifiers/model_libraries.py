@@ -1,4 +1,4 @@
-"""`torchvision:`, `timm:` and `hf:` URIs: a library's classifier with the normalisation of its weights put inside."""
+"""`torchvision:`, `timm:` and `hf:` URIs: a library's classifier with the normalization of its weights inside."""
 
 import ast
 import contextlib
@@ -24,7 +24,7 @@ _HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # in the order in which
 
 
 def missing_hub_files(repository: str, *needed: Sequence[str]) -> Iterator[Missing]:
-    """Of each of the lists of `needed` one file must be in the local cache of the Hugging Face hub."""
+    """Yield what the local cache of the Hugging Face hub lacks; one file of each list of `needed` must be in it."""
     hub = import_quietly("huggingface_hub")
     for names in needed:
         if not any(isinstance(hub.try_to_load_from_cache(repository, name), str) for name in names):
@@ -110,7 +110,7 @@ def load_timm(uri: ResourceUri) -> "Normalized":
     """A timm model: its default pretrained weights, `checkpoint=FILE`, or `weights=none`.
 
     Raises:
-        BaseClassifierError: for an unknown name (close ones are listed), or weights that cannot be had.
+        BaseClassifierError: for an unknown name (close ones are listed), or weights that are not available.
     """
     timm = import_quietly("timm")
     architecture = uri.target.partition(".")[0]
@@ -134,7 +134,7 @@ def load_hub(uri: ResourceUri) -> "Normalized":
     """A model of the Hugging Face hub that timm can build, from the local cache or the network.
 
     Raises:
-        BaseClassifierError: where the hub has no such timm model, or cannot be reached.
+        BaseClassifierError: if the hub has no such timm model, or cannot be reached.
     """
     timm = import_quietly("timm")
     with downloads(uri):
@@ -175,7 +175,7 @@ def load_torchvision(uri: ResourceUri) -> "Normalized":
 
 
 def _normalized(net: "nn.Module") -> "Normalized":
-    """Mean and std from the configuration that timm keeps beside the weights."""
+    """Mean and std from the configuration that timm keeps with the weights."""
     from .base_classifiers import Normalized
 
     config: Any = net.pretrained_cfg
@@ -196,7 +196,7 @@ def _n_classes(uri: ResourceUri) -> dict[str, int]:
 
 @contextlib.contextmanager
 def downloads(uri: ResourceUri) -> Iterator[None]:
-    """A library's own download, tensors only; a failure says what to do without a network."""
+    """Let a library download tensors only; the error explains what to do without a network."""
     try:
         with quietly(), tensors_only():
             yield

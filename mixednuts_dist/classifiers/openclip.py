@@ -1,9 +1,9 @@
-"""`openclip:` URIs: a CLIP image encoder as a zero-shot classifier, whose last layer is made of its own class prompts.
+"""`openclip:` URIs: a CLIP image encoder as a zero-shot classifier, whose last layer comes from class prompts.
 
-    logits_k = scale * <v(x), w_k>,    w_k = normalised mean over the templates of the text encoder's normalised output
+    logits_k = scale * <v(x), w_k>,    w_k = normalized mean over the templates of the text encoder's normalized output
 
-with v(x) the image encoder's normalised output and scale the model's learnt temperature. The text encoder is asked
-once, when the classifier is built, and left behind. Shapes: B images of C x H x W, K classes, T templates, D features.
+with v(x) the image encoder's normalized output and scale the model's learned temperature. The text encoder runs
+once, when the classifier is built, and is not kept. Shapes: B images of C x H x W, K classes, T templates, D features.
 """
 
 import functools
@@ -61,8 +61,8 @@ def load_openclip(uri: ResourceUri) -> "nn.Module":
     """The zero-shot classifier of a model of open_clip, or of the Hugging Face hub in its format.
 
     Raises:
-        BaseClassifierError: where open_clip is not installed or has no such model or weights, they cannot be had, the
-            model has no single vector an image, or the classes or templates cannot be used.
+        BaseClassifierError: if open_clip is not installed or has no such model or weights, the weights are not
+            available, the model does not have one vector per image, or the classes or templates cannot be used.
     """
     import torch
     from torch import nn
@@ -89,7 +89,7 @@ def load_openclip(uri: ResourceUri) -> "nn.Module":
         tokenizer = library.get_tokenizer(uri.target)
 
     class ZeroShot(nn.Module):
-        """Normalised images to logits."""
+        """Compute logits of normalized images."""
 
         heads: "Tensor"
         scale: "Tensor"
@@ -119,7 +119,7 @@ def load_openclip(uri: ResourceUri) -> "nn.Module":
 
 
 def prompt_heads(model: Any, tokenizer: Any, names: Sequence[str], templates: Sequence[str]) -> "Tensor":
-    """w (K, D): of each class the normalised mean of its prompts' normalised embeddings."""
+    """Return w (K, D), the normalized means of the normalized embeddings of the classes' prompts."""
     import torch
 
     prompts = [template.replace("{}", name) for name in names for template in templates]

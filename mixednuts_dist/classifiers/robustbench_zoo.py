@@ -1,9 +1,9 @@
 """RobustBench: its package made importable, and `robustbench:MODEL?dataset=cifar10&threat=Linf`.
 
 The models are its own classes with its own weights. Nothing is fetched behind one's back, least of all by each of a
-hundred workers: where weights are missing, the error has the command. Options: `model_dir` (RobustBench's layout below
+hundred workers: if weights are missing, the error has the command. Options: `model_dir` (RobustBench's layout below
 it: `<dataset>/<threat>/<MODEL>.pt`), `weights=none&seed=0` (random weights), and, for Bai2024MixedNUTS alone,
-`part=std`: the standard base classifier of the published mixture (its robust one is a model of the zoo).
+`part=std`: the published standard classifier (the robust one is a model of the zoo).
 
 robustbench 1.1.1 imports `autoattack`, while it depends on pyautoattack, which is the same code under another name and
 with other arguments; it imports pkg_resources, which setuptools dropped in version 81 (hence the pin); and its classes
@@ -45,7 +45,7 @@ _STD_MIRRORS = {
 _N_CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
 _ARCHITECTURES = "robustbench.model_zoo.architectures"
 _UNUSED_BY_FORWARD = {"mean", "std", "mu", "sigma", "normalize.mean", "normalize.std"}
-_SOURCE_NAMES = {"Linf": "linf", "L2": "l2", "corruptions": "common_corruptions"}  # of the zoo's dictionaries
+_SOURCE_NAMES = {"Linf": "linf", "L2": "l2", "corruptions": "common_corruptions"}  # names in the zoo's source
 
 
 def import_robustbench(name: str = "robustbench") -> ModuleType:
@@ -55,7 +55,7 @@ def import_robustbench(name: str = "robustbench") -> ModuleType:
     that it passes.
 
     Raises:
-        BaseClassifierError: where its dependencies are broken, with what to install.
+        BaseClassifierError: if its dependencies are broken, with what to install.
     """
     try:
         importlib.import_module("autoattack")
@@ -108,7 +108,7 @@ def robustbench_file(relative: str) -> Path:
 def drive_ids(dataset: str, threat: str) -> Mapping[str, Any]:
     """Model -> Google Drive id or list of ids of its files, read from the zoo's source: importing it takes seconds.
 
-    The source says `linf = OrderedDict([("Carmon2019Unlabeled", {"model": ..., "gdrive_id": "..."}), ...])`; models
+    The source contains `linf = OrderedDict([("Carmon2019Unlabeled", {"model": ..., "gdrive_id": "..."}), ...])`; models
     without an id are another library's.
     """
     tree = ast.parse(robustbench_file(f"model_zoo/{dataset}.py").read_text(encoding="utf-8"))
@@ -188,7 +188,7 @@ def _is_whole_mixture(uri: ResourceUri) -> bool:
 
 
 def _parts(uri: ResourceUri) -> tuple[ResourceUri, ResourceUri]:
-    """The URIs of the standard and the robust base classifier of the published mixture.
+    """The URIs of the base classifiers of the published mixed classifier.
 
     Raises:
         BaseClassifierError: if nothing is published for the threat model.
@@ -224,7 +224,7 @@ def random_zoo_model(uri: ResourceUri) -> "nn.Module":
 
 
 def _published_std(dataset: str) -> "nn.Module":
-    """The class of the published std: BiT ResNet-152x2 on CIFAR, ConvNeXt V2-L (without normalisation) on ImageNet."""
+    """The class of the published std: BiT ResNet-152x2 on CIFAR, ConvNeXt V2-L (without normalization) on ImageNet."""
     if dataset == "imagenet":
         make: Callable[..., nn.Module] = import_robustbench(f"{_ARCHITECTURES}.convnext_v2").convnextv2_large
         return make(num_classes=_N_CLASSES[dataset])
@@ -260,7 +260,7 @@ def _no_such_model(uri: ResourceUri, names: list[str]) -> BaseClassifierError:
 
 
 def _weight_files(uri: ResourceUri, drive_ids: str | list[str] | None) -> list[tuple[Path, str]]:
-    """Where RobustBench looks for the weights, and their Google Drive ids; none where another library fetches them."""
+    """Where RobustBench looks for the weights, and their Google Drive ids; none if another library fetches them."""
     folder = Path(uri.option("model_dir") or MODEL_DIR).joinpath(*_benchmark(uri))
     if isinstance(drive_ids, list):
         return [(folder / f"{uri.target}.pt_m{i}.pt", drive_id) for i, drive_id in enumerate(drive_ids)]

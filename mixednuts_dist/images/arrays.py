@@ -33,12 +33,12 @@ DigitsSplit = Literal["train", "test"]
 
 CIFAR_ROOT = "data"
 N_TRAIN = 898  # rows 0..897 of the digits train; the remaining 899 test
-LARGEST_LABEL = 2**31 - 1  # beyond it stand -1 read as unsigned, ids and hashes, but no classes
+LARGEST_LABEL = 2**31 - 1  # larger values are hashes, or -1 that was read as unsigned
 _LARGEST_PIXEL = 16  # each pixel of the digits counts the inked dots of a 4 x 4 block
 _CHUNK = 1000  # images looked at at a time
 _FLOATS = (np.float16, np.float32, np.float64)
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-# What zipfile, its decompressors and numpy's header reader raise at bytes that were not written so.
+# Exceptions of zipfile, its decompressors, and numpy's header reader for damaged bytes.
 _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, SyntaxError, EOFError),
     *(OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError, NotImplementedError, RuntimeError),
@@ -54,7 +54,7 @@ class ArrayImages(Indexed):
     """Images as one array, in memory or in an .npz file; channels first or last, uint8 or floats in [0, 1].
 
     Raises:
-        DatasetError: where they are no such images, or the labels are not one class an image.
+        DatasetError: if the arrays are not such images with one label per image.
     """
 
     uri: str
@@ -152,7 +152,7 @@ def open_cifar(uri: ResourceUri) -> ArrayImages:
     """The test split under ROOT.
 
     Raises:
-        DatasetError: where it is not there, with the command that downloads it.
+        DatasetError: if it is missing, with the command that downloads it.
     """
     from ..classifiers.checkpoints import import_quietly
 
@@ -169,10 +169,10 @@ def open_cifar(uri: ResourceUri) -> ArrayImages:
 
 @DATASETS("npz", describes="the arrays images and labels of a numpy file", order=6, forms=("npz:FILE",), target="file")
 def open_npz(uri: ResourceUri) -> ArrayImages:
-    """The arrays `images` and `labels` of an .npz file, every byte of which has been held against its CRC.
+    """Open the arrays `images` and `labels` of an .npz file after checking every byte against its CRC.
 
     Raises:
-        DatasetError: where the file is damaged, or they are missing or are no images with labels.
+        DatasetError: if the file is damaged, or an array is missing or does not hold images or labels.
     """
     path, name = Path(uri.target), f"npz:{uri.target}"
     try:
@@ -200,7 +200,7 @@ class StoredArray:
     member: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    offset: int = field(repr=False)  # of the first element in the member
+    offset: int = field(repr=False)  # first element in the member
 
     @classmethod
     def of(cls, path: Path, member: str) -> "StoredArray":
@@ -208,7 +208,7 @@ class StoredArray:
 
         Raises:
             ValueError: for Python objects, an unknown version, columns first (Fortran order), or fewer bytes than the
-                shape says.
+                shape requires.
         """
         with zipfile.ZipFile(path) as archive, archive.open(member) as file:
             version = np.lib.format.read_magic(file)
@@ -227,7 +227,7 @@ class StoredArray:
         return len(self.shape)
 
     def __getitem__(self, rows: slice | list[int]) -> np.ndarray[Any, Any]:
-        """Those rows in the order asked for; an index may come more than once."""
+        """Return these rows in the order of the indices, which may repeat."""
         indices = list(range(*rows.indices(self.shape[0]))) if isinstance(rows, slice) else rows
         wanted = sorted(set(indices))
         read = np.empty((len(wanted), *self.shape[1:]), self.dtype)
@@ -240,7 +240,7 @@ class StoredArray:
 
 
 def _channels_first(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """(B, C, H, W) of grey images (B, H, W) and of images with their channels last."""
+    """Return gray images (B, H, W), or images with their channels last, as (B, C, H, W)."""
     if images.ndim == 3:
         return images[:, None]
     if images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
@@ -249,7 +249,7 @@ def _channels_first(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _check_arrays(uri: str, images: "np.ndarray[Any, Any] | StoredArray", labels: np.ndarray[Any, Any]) -> None:
-    """A known shape, pixel type and range, one label an image."""
+    """Raise unless shape, pixel type, and range are known and there is one label per image."""
     if images.ndim not in (3, 4) or labels.shape != images.shape[:1] or not len(labels) or 0 in images.shape:
         raise DatasetError(f"{uri}: images {images.shape} and labels {labels.shape} are not N images with N labels")
     whole = np.issubdtype(labels.dtype, np.integer)

@@ -20,7 +20,7 @@ class Dataset(Protocol):
 
     @property
     def uri(self) -> str:
-        """What it was opened as."""
+        """The URI that it was opened by."""
 
     @property
     def labels(self) -> np.ndarray[Any, Any]:
@@ -56,13 +56,13 @@ def open_dataset(uri: str) -> Dataset:
         dataset: Dataset = opener(parsed)
     except MixedNutsError:
         raise
-    except (Exception, SystemExit) as error:  # an opener of a user's
+    except (Exception, SystemExit) as error:  # from an extension's opener
         raise DatasetError(f"data.uri={uri!r}: cannot be opened: {type(error).__name__}: {error}") from error
     return dataset
 
 
 def check_images(images_BCHW: Tensor, labels_B: Tensor, uri: str) -> None:
-    """Refuse what a dataset has read where it is no float32 images in [0, 1] with their labels.
+    """Check that a dataset has read float32 images in [0, 1] with their labels.
 
     Raises:
         DatasetError: with what was found.

@@ -40,11 +40,11 @@ class ImageFiles(Indexed):
     names: tuple[str, ...]
     labels: np.ndarray[Any, Any]  # (N,) int64
     preprocess: str | None
-    name_classes: "Callable[[], Sequence[str]]" = tuple  # their names are asked for by the report alone
+    name_classes: "Callable[[], Sequence[str]]" = tuple  # called only by the report
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of the classes 0, 1, ..., where they are known."""
+        """The names of the classes 0, 1, ..., if they are known."""
         return tuple(self.name_classes())
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ def open_folder(uri: ResourceUri) -> ImageFiles:
     """Class sub-folders, sorted by name as the classes 0, 1, ...; in each the files sorted by name.
 
     Raises:
-        DatasetError: where there is no image in a sub-folder.
+        DatasetError: if no subfolder has an image.
     """
     root = uri.target
     folder = Path(root)
@@ -175,7 +175,7 @@ def class_labels() -> dict[str, int]:
 
 def _missing_imagenet(uri: ResourceUri) -> Iterator[Missing]:
     folder = _validation_folder(uri)
-    # A part of them is enough: a run goes on with the images that are there, and a warning counts the others.
+    # Some of them are enough: a run uses the images that exist, and a warning counts the missing ones.
     if not any((folder / name).is_file() for name in evaluation_names()):
         yield Missing(
             f"RobustBench's {len(evaluation_names())} ImageNet validation images",
@@ -195,10 +195,10 @@ def open_imagenet(uri: ResourceUri) -> ImageFiles:
 
     ROOT is the validation folder with one sub-folder a class (n01440764, ...), or the folder above it with a `val`.
     Labels are the positions of the 1000 classes in WordNet order, as in RobustBench's loader, which takes them from
-    the sub-folders; where some images or classes are missing, the others keep labels and order.
+    the subfolders. If some images or classes are missing, the others keep labels and order.
 
     Raises:
-        DatasetError: where none is.
+        DatasetError: if no image exists.
     """
     root, folder = uri.target, _validation_folder(uri)
     present = [name for name in evaluation_names() if (folder / name).is_file()]

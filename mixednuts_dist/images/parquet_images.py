@@ -40,10 +40,10 @@ _UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError, TypeError)
 class ImagePart:
     """One line of the manifest."""
 
-    name: str  # file name beside the manifest
+    name: str  # file name next to the manifest
     start: int  # index of its first image
     stop: int
-    sha256: str  # of its rows, whatever the compression
+    sha256: str  # content of the rows, independent of compression
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Manifest:
     """`manifest.json` as a whole."""
 
     source: str  # the URI that was prepared
-    fingerprint: str  # of the source's bytes, the order and the size of the parts
-    seed: int  # of the order
+    fingerprint: str  # identifies the source's bytes, the order, and the size of the parts
+    seed: int  # determines the order
     image_shape: tuple[int, int, int]
     parts: tuple[ImagePart, ...]
     labels: tuple[int, ...]
@@ -63,7 +63,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: bytes) -> "Manifest":
-        """Raises ValueError, KeyError or TypeError for what is no manifest of this version."""
+        """Parse a manifest; raises ValueError, KeyError or TypeError if it is not one of this version."""
         values = json.loads(content)
         if values.get("version") != LAYOUT_VERSION:
             raise ValueError(f"layout version {values.get('version')}; this release reads {LAYOUT_VERSION}")
@@ -88,7 +88,7 @@ class ImageRows:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the rows; computed once, for the part's own check and the manifest's."""
+        """Checksum of shape, names, labels, and pixels."""
         sha = hashlib.sha256(json.dumps([list(self.images.shape), list(self.names)]).encode())
         sha.update(np.ascontiguousarray(self.labels, np.int64).tobytes())
         sha.update(np.ascontiguousarray(self.images).tobytes())
@@ -125,7 +125,7 @@ class ParquetImages(Indexed):
         return torch.from_numpy(pixels).float().div(255), torch.from_numpy(self.labels[start:stop].copy())
 
     def checksum(self, n: int) -> str:
-        """sha256 of what the manifest says of the first `n` images; every read holds the rows against it."""
+        """sha256 of the manifest's checksums of the first `n` images; every read verifies the rows."""
         parts = [part.sha256 for part in self._parts(0, n)]
         return hashlib.sha256(json.dumps([n, parts]).encode() + self.labels[:n].tobytes()).hexdigest()
 
@@ -147,7 +147,7 @@ def open_parquet(uri: ResourceUri) -> ParquetImages:
     """Open a prepared set by its manifest.
 
     Raises:
-        DatasetError: where there is no manifest, with the command that makes one, or it is not readable.
+        DatasetError: if the manifest is missing, with the command that makes one, or not readable.
     """
     address = uri.target
     try:
@@ -168,7 +168,7 @@ def open_parquet(uri: ResourceUri) -> ParquetImages:
 
 
 def encode_part(rows: ImageRows, fingerprint: str) -> bytes:
-    """The bytes of a part; `fingerprint` says which preparation it belongs to."""
+    """Return the bytes of a part; `fingerprint` identifies its preparation."""
     columns = {
         "label": pa.array(np.ascontiguousarray(rows.labels, np.int64)),
         "name": pa.array(rows.names, pa.string()),
@@ -182,7 +182,7 @@ def encode_part(rows: ImageRows, fingerprint: str) -> bytes:
 
 
 def decode_part(content: bytes) -> tuple[ImageRows, str]:
-    """What `encode_part` was given; raises Arrow's or Python's own errors where the bytes are damaged."""
+    """Invert `encode_part`; raises Arrow's or Python's own errors if the bytes are damaged."""
     table = pq.read_table(io.BytesIO(content))
     about = json.loads(table.schema.metadata[_METADATA])
     images = table.column("image").combine_chunks().flatten().to_numpy().reshape(-1, *about["shape"])
@@ -205,10 +205,10 @@ def finished_part(store: Store, name: str, fingerprint: str) -> ImageRows | None
 
 
 def read_part(store: Store, part: ImagePart) -> ImageRows:
-    """A part's rows, held against the manifest.
+    """Read a part's rows and verify them against the manifest.
 
     Raises:
-        DatasetError: where the file is missing, damaged or another one.
+        DatasetError: if the file is missing, damaged, or not the manifest's.
     """
     try:
         rows, _ = decode_part(store.read(part.name))

@@ -1,10 +1,10 @@
-"""Attacked images that somebody hands in: x_adv in the order of the split, or with sample ids.
+"""Adversarial images from a file: x_adv in the order of the split, or with sample ids.
 
 Forms: .pt (a tensor, or a dict with `x_adv` or AutoAttack's `adv_complete`), .npy, .npz (the same
 names), and Parquet files or folders with the columns `sample_id` and `x_adv`, as runs leave them. Dicts and .npz may
-hold `sample_id`. Nothing in them is executed: pickled objects are refused.
+hold `sample_id`. Pickled objects raise, so that no code is executed.
 
-Shapes: N given points, B images asked for, C x H x W.
+Shapes: N given points, B requested images, C x H x W.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class GivenPoints:
         """Refuse points of other images than a run's `n_images`, of which `x_BCHW` are the first.
 
         Raises:
-            DatasetError: where they have another shape, or no sample id is one of the run's.
+            DatasetError: if they have another shape, or no sample id is one of the run's.
         """
         if self.x_adv_NCHW.shape[1:] != x_BCHW.shape[1:]:
             raise DatasetError(
@@ -62,7 +62,7 @@ class GivenPoints:
         return HeldPoints(tried, given_B, in_range_B, counts_B, ball.length(x_adv - x_BCHW))
 
     def of(self, sample_ids: Sequence[int], x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Their points as float32, where there is none the image itself; and which have one, (B,) bool."""
+        """Return their points as float32, or the image itself if it has none, and which have one, (B,) bool."""
         given_B = torch.tensor([each in self.rows for each in sample_ids])
         found_BCHW = x_BCHW.clone()
         taken = self.x_adv_NCHW[[self.rows[each] for each in sample_ids if each in self.rows]]
@@ -72,9 +72,9 @@ class GivenPoints:
 
 @dataclass(frozen=True)
 class HeldPoints:
-    """Given points held against the ball and the pixel range, in the order of the images."""
+    """Given points and whether they are in the ball and the pixel range, in the order of the images."""
 
-    tried: Tensor  # (B, C, H, W); the image itself where no point counts
+    tried: Tensor  # (B, C, H, W); the image itself if no point counts
     given: Tensor  # (B,) bool
     in_range: Tensor  # (B,) bool
     counts: Tensor  # (B,) bool: given, within [0, 1] and within the ball
@@ -83,7 +83,7 @@ class HeldPoints:
 
 @cache
 def read_points_file(path: str) -> GivenPoints:
-    """Read and check a file of points, once a process.
+    """Read and check a file of points, once per process.
 
     Raises:
         DatasetError: for a file that is missing, damaged, pickled, or holds no finite images.
@@ -109,7 +109,7 @@ def read_points_file(path: str) -> GivenPoints:
 
 @cache
 def points_checksum(path: str) -> str:
-    """sha256 of the file, or of the Parquet files of a folder in order; DatasetError where there is none."""
+    """sha256 of the file, or of the Parquet files of a folder in order; DatasetError if none exists."""
     files = _files(Path(path))
     sha = hashlib.sha256()
     for each in files:
@@ -127,7 +127,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[Any, Sequence[int]]:
-    """Images and their sample ids: as written, else their places."""
+    """Return images and their sample ids, which are by default their places."""
     suffix = _files(path)[0].suffix
     if suffix == ".parquet":
         return _read_parquet(path)
