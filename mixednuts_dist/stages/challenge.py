@@ -41,16 +41,16 @@ class RoundTask(Task):
     def compute(self, worker: Workbench, piece: Partition) -> tuple[Columns, Summary]:
         x, y = worker.images(piece)
         kept = self._kept_by_rob(worker, piece)
-        points, columns, standing = read_points(worker, piece, self.points), dict[str, Tensor](), kept
+        points, columns, robust = read_points(worker, piece, self.points), dict[str, Tensor](), kept
         rob_at = [worker.logits(worker.rob, x_adv) for x_adv in points]
         n_forward = n_backward = 0
         for i, (mixture, reach) in enumerate(zip(self.mixtures, self.reaches, strict=True)):
             mixed = worker.mixed(mixture)
             hardest = hardest_points(worker, mixed, x, y, points)
-            standing = kept & _right(worker, mixed, x, y) & _right(worker, mixed, hardest, y)
-            near = standing & (_largest_gap(mixture, y, rob_at) >= reach)
+            robust = kept & _right(worker, mixed, x, y) & _right(worker, mixed, hardest, y)
+            near = robust & (_largest_gap(mixture, y, rob_at) >= reach)
             tried = (near if self.attacks else kept).nonzero().squeeze(1)
-            found, broken = hardest.clone(), kept & ~standing
+            found, broken = hardest.clone(), kept & ~robust
             if len(tried) and self.attacks:
                 outcome = autoattack(
                     mixed, x[tried], y[tried], threat=worker.spec.threat, attacks=self.attacks, mode=self.mode,
@@ -73,9 +73,9 @@ class RoundTask(Task):
                 f"std_attacked_{i}": _logits_of(rows, worker.logits(worker.std, found)),
                 f"x_adv_{i}": bits_apart(points[-1], x),
             }
-            standing = standing & ~broken
+            robust = robust & ~broken
         clean = worker.logits(worker.mixed(self.mixtures[0]), x)
-        return columns, worker.summary("mixed", clean, y, standing, n_forward, n_backward)
+        return columns, worker.summary("mixed", clean, y, robust, n_forward, n_backward)
 
     def _kept_by_rob(self, worker: Workbench, piece: Partition) -> Tensor:
         """Return on which images that the search reads the robust classifier remains robust, (B,) bool."""
