@@ -158,10 +158,10 @@ class Scheduler:
         if not claims:
             return
         images = [claim.job.image for claim in claims]
-        verdicts = self.verifier.verify(torch.stack([claim.x for claim in claims]), _labels(images))
-        found = zip(claims, verdicts.log1m_margin.tolist(), verdicts.wrong.tolist(), strict=True)
-        for claim, log1m_margin, wrong in found:
-            self._take_in(claim, log1m_margin, wrong)
+        labels = torch.tensor([image.label for image in images])
+        verified = self.verifier.verify(torch.stack([claim.x for claim in claims]), labels)
+        for each in zip(claims, verified.log1m_margin.tolist(), verified.wrong.tolist(), strict=True):
+            self._take_in(*each)
         broken = [image for image in dict.fromkeys(images) if image.broken and self.stop_when_broken]
         if broken:
             self._cancel(broken)
@@ -327,10 +327,6 @@ class Scheduler:
 
 def _key(run: Run) -> Key:
     return run.stepper, run.float32
-
-
-def _labels(images: Sequence[ImageRecord]) -> Tensor:
-    return torch.tensor([image.label for image in images])
 
 
 def _repeated(plan: Sequence[Run], at: int) -> int | None:
