@@ -89,6 +89,7 @@ def autoattack(
         UserWarning: if an attack follows a gradient that the model does not have.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)).eval()
         >>> x, y, threat = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long), ThreatModel("Linf", 0.1)
         >>> found = autoattack(model, x, y, threat=threat, attacks=["apgd-ce"], budget=AttackBudget(n_iter=5))
