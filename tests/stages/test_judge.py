@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
+from click.testing import CliRunner
 
 from mixednuts_dist import AttackBudget, ThreatModel, autoattack, load_classifier, pipeline
+from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
 from mixednuts_dist.errors import DatasetError, FingerprintMismatch
@@ -60,6 +63,17 @@ def test_own_adversarial_examples_break_nothing_new(finished: RunConfig, tmp_pat
     assert found["about"]["submitted"] == N
     assert found["about"]["outside the ball"] == 0
     assert 0 < found["about"]["largest distance (Linf)"] <= EPS * (1 + 1e-6)
+
+
+def test_evaluate_adv_images_prints_a_row_per_classifier(finished: RunConfig, tmp_path: Path) -> None:
+    torch.save({"adv_complete": evaluated(finished)["x_adv"]}, tmp_path / "x_adv.pt")
+    content = {**finished.model_dump(mode="json", exclude_unset=True), "compute": {"executor": "debug"}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content))
+    arguments = ["evaluate", str(tmp_path / "tiny.yaml"), "--adv-images", str(tmp_path / "x_adv.pt")]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    for line in ("std          24/24", "rob ", "mixed ", "mixednuts run", "--set evaluate.points="):
+        assert line in done.output
 
 
 def test_points_outside_the_threat_model_change_no_count(finished: RunConfig, tmp_path: Path) -> None:
