@@ -145,7 +145,7 @@ def _missing_weights(uri: ResourceUri) -> Iterator[Missing]:
             missing = Missing(f"the weights of {uri.target}", str(path.absolute()), command, url)
             if uri.option("part") is not None:
                 mirror = _STD_MIRRORS[_benchmark(uri)[0]]
-                command = f"curl -L --create-dirs -o {path} {mirror}"
+                command = f"curl -L --create-dirs -o {path} {mirror} (or {command})"
                 missing = replace(missing, command=command, url=mirror, mirrors=(url,))
             yield missing
 
@@ -171,10 +171,14 @@ def load_zoo_model(uri: ResourceUri) -> "nn.Module":
         return random_zoo_model(uri)
     dataset, threat = _benchmark(uri)
     files = _weight_files(uri, _entry(uri)["gdrive_id"])
-    is_part = uri.option("part") is not None
-    for path, drive_id in files[:1] if is_part else files:
-        _require(path, drive_id)
-    if is_part:
+    for item in _missing_weights(uri):
+        try:
+            require_checkpoint(Path(item.path))
+        except BaseClassifierError as error:
+            if Path(item.path).is_file():
+                raise BaseClassifierError(f"{error}: {item.command}") from error
+        raise BaseClassifierError(f"the weights {item.path} are missing. Put them there: {item.command}")
+    if uri.option("part") is not None:
         return _with_tensors(random_zoo_model(uri), files[0][0])
     load = import_robustbench("robustbench.utils").load_model
     folder = uri.option("model_dir", MODEL_DIR)
@@ -265,19 +269,6 @@ def _weight_files(uri: ResourceUri, drive_ids: str | list[str] | None) -> list[t
     if isinstance(drive_ids, list):
         return [(folder / f"{uri.target}.pt_m{i}.pt", drive_id) for i, drive_id in enumerate(drive_ids)]
     return [(folder / f"{uri.target}.pt", drive_ids)] if drive_ids else []
-
-
-def _require(path: Path, drive_id: str) -> None:
-    fetch = f"gdown {drive_id} -O {path}"
-    if not path.is_file():
-        raise BaseClassifierError(
-            f"the weights {path.absolute()} are missing. Put them there: mkdir -p {path.parent} && {fetch} "
-            f"(or with a browser: https://drive.google.com/file/d/{drive_id})"
-        )
-    try:
-        require_checkpoint(path)
-    except BaseClassifierError as error:
-        raise BaseClassifierError(f"{error}: {fetch}") from error
 
 
 def _with_tensors(model: "nn.Module", path: Path) -> "nn.Module":
