@@ -45,7 +45,6 @@ _REMOVED = {  # command and option -> what to do instead
     "schema --markdown": "Read docs/configuration.md, or run in the clone: python -m tools.config_reference",
     "prepare --part-size": "A part has 100 images",
     "search --beta": "Use --set search.beta=0.9",
-    "search --betas": "Use --set search.betas=[0.9,0.97]",
 }
 
 

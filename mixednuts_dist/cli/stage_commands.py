@@ -47,8 +47,13 @@ def attack(given: Invocation) -> None:
     _stage(given, "attack")
 
 
-@run_command("search mine.yaml --set search.beta=0.97", "search mine.yaml --set search.betas=[0.9,0.95,0.99]")
-def search(given: Invocation) -> None:
+def _yaml_list(_: click.Context, __: click.Option, value: str | None) -> str | None:
+    return None if value is None else f"[{value}]"
+
+
+@run_command("search mine.yaml --betas 0.9,0.95,0.99", sets={"betas": "search.betas"})
+@click.option("--betas", metavar="LIST", callback=_yaml_list, help="Search for these target retentions (search.betas).")
+def search(given: Invocation, **_: object) -> None:
     """Search s, p, c and alpha for every beta, then refine the choice.
 
     The search reads stored logits. Refinement rounds attack the choice and search again (search.rounds).
