@@ -125,9 +125,10 @@ def _run_row(store: Store, name: str, trusted: bool) -> dict[str, Any] | None:
 
 def _run_cells(run: Run) -> dict[str, Any]:
     config, searched = run.config, run.store.exists(SELECTED)
-    summaries = {stage.name: found for stage, found in summaries_by_stage(run, searched=searched) if found}
+    stages = [(stage, found) for stage, found in summaries_by_stage(run, searched=searched) if found]
+    summaries = {stage.name: found for stage, found in stages}
     every = [summary for found in summaries.values() for summary in found]
-    begun = [f"{stage} {len(found)}/{len(run.partitions)}" for stage, found in summaries.items()]
+    begun = [f"{stage.name} {len(found)}/{len(stage.part(run).partitions)}" for stage, found in stages]
     gpu, core = device_hours(every)
     clean, robust = outcome_counts(summaries["evaluate"]) if "evaluate" in summaries else (None, None)
     cells = (

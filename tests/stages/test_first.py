@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from mixednuts_dist import pipeline
-from mixednuts_dist.cli.status import run_status
+from mixednuts_dist.cli.status import run_status, storage_runs
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.reports.results import RunResults
 from mixednuts_dist.stages.runs import reopen_run, searched_images
 from mixednuts_dist.stages.search_result import read_search_result
+from mixednuts_dist.stages.stage import stage_of
 from mixednuts_dist.storage.records import SearchResult
 from tests.helpers.runs import rows_in, tiny_content
 
@@ -44,6 +45,12 @@ def test_only_the_evaluation_covers_all_images(finished: tuple[RunConfig, RunRes
     assert {entry.total for entry in results.search.entries} == {N_FIRST}
     done = {stage.stage: (stage.done, stage.total) for stage in run_status(config).stages}
     assert done == {"attack": (2, 2), "evaluate": (3, 3)}
+
+
+def test_status_counts_the_partitions_of_the_first_images(tmp_path: Path, local_executor: Any) -> None:
+    config = configured(tmp_path, first=N_FIRST)
+    stage_of(config, "attack").run(config, executor=local_executor)
+    assert [row["state"] for row in storage_runs(str(tmp_path))] == ["attack 2/2"]
 
 
 def test_report_separates_seen_from_unseen(finished: tuple[RunConfig, RunResults]) -> None:
