@@ -45,15 +45,30 @@ def minimum_margin_attack(
 ) -> AttackResult:
     """Search each image's ball for the smallest signed margin of `model` (definition 2.2).
 
-    The arguments that are not listed, the errors and the warnings are those of `autoattack`.
-
     Args:
         model: images (B, C, H, W) in [0, 1] to logits (B, K); in the paper, the robust classifier with LayerNorm.
-        x_BCHW: clean images, (B, C, H, W) floats in [0, 1].
+        x_BCHW: clean images, (B, C, H, W) floats in [0, 1]; they do not change.
         y_B: one class per image, (B,) integers in 0 .. K - 1.
+        threat: the ball around each image, e.g. `ThreatModel("Linf", 8 / 255)`; eps in units of the pixel range.
         n_iter: iterations of APGD-CE and of each APGD-T target.
         n_target_classes: targets of APGD-T, capped to K - 1.
+        seed: with `sample_ids` it fixes the random starts.
+        stop_when_broken: end with an image once it is misclassified; otherwise minimize its margin to the end.
         border_restarts: repeats from other random starts on borderline images; 0 gives the paper's budget.
+        sample_ids: the B images' ids in their split; 0 .. B-1 by default.
+        batch_size: rows of every pass; 64 by default, more for small networks on a CPU. It is halved if memory runs
+            out. Another batch size changes an image's result by rounding.
+        precision: the gradients' precision, "fp32", "tf32", "bf16" or "auto"; float32 decides in any case.
+        copies: existing copies of the networks, instead of `precision`.
+        progress: called with a `Progress` from time to time.
+        verbose: show the progress on stderr.
+
+    Raises:
+        InvalidInputError: if images and labels do not fit each other or the model, the images leave [0, 1], or the
+            model is in training mode, fails, is random or changes its input.
+
+    Warns:
+        UserWarning: if the model has no gradient.
 
     Example:
         >>> import torch
