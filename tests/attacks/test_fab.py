@@ -86,9 +86,10 @@ class InDouble(nn.Module):
         return self.net(x.double()).float()
 
 
-@NORMS
 @CLASSIFIERS
-@pytest.mark.parametrize("rank", [2, 5])  # for others, float32 iterates diverge at kinks of the network
+@pytest.mark.parametrize(  # at rank 6 in L1, float32 iterates of three images diverge at kinks of the network
+    ("norm", "rank"), [(norm, rank) for norm in ("Linf", "L2", "L1") for rank in (2, 5, 6) if (norm, rank) != ("L1", 6)]
+)
 def test_iterates_equal_the_published_ones(classifier: Callable[[], Classifier], norm: str, rank: int) -> None:
     """Both run from one start."""
     net, x, y = classifier()
