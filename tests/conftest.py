@@ -108,6 +108,9 @@ def object_store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ob
 @pytest.fixture
 def object_store(object_store_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """The S3 server, with its address and key in the environment as a user would have them."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()  # an earlier test may have connected with another environment
     for name, value in object_store_server.environment.items():
         monkeypatch.setenv(name, value)
     return object_store_server
