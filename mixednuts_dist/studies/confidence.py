@@ -33,7 +33,7 @@ LAYER_NORM_EXAMPLES = ((0.9, 1.0, 1.1), (-2.0, 1.0, 1.1))  # appendix D.7
 
 @STUDIES(
     "simplex",
-    describes="The effect of M on a clear and on a competing prediction",
+    describes="The effect of M on a confident and on an uncertain prediction",
     section="4.4, fig:traj, fig:traj_bar",
     order=1,
 )
@@ -171,7 +171,7 @@ def margin_study(bench: Bench) -> Outcome:
 
 @STUDIES(
     "confidence",
-    describes="Are robust classifiers more confident when they are right? Compares --rob",
+    describes="Are robust classifiers more confident in correct predictions? Compares --rob",
     section="5.2, fig:conf_sota",
     order=5,
 )

@@ -95,7 +95,9 @@ def error_rates(bench: Bench) -> Outcome:
     return Outcome(Table.of(rows), count_bars(shown, value="errors (%)"), findings)
 
 
-@STUDIES("efficiency", describes="Accuracy, parameters and FLOPs", section="C.2, tab:efficiency, fig:compare", order=11)
+@STUDIES(
+    "efficiency", describes="Accuracy, parameters, and FLOPs", section="C.2, tab:efficiency, fig:compare", order=11
+)
 def efficiency(bench: Bench) -> Outcome:
     """Compare accuracy, parameters and FLOPs with those of the paper's other models (appendix C.2)."""
     shape = bench.run.inputs.image_shape
@@ -151,7 +153,12 @@ def data_size(bench: Bench) -> Outcome:
     return Outcome(done.table(), done.figure(), done.against(next(iter(tried))), bench.reduction)
 
 
-@STUDIES("seen-unseen", describes="Images that the search saw against others", section="D.3, tab:overfit", order=17)
+@STUDIES(
+    "seen-unseen",
+    describes="Accuracy on images that the search used and on other images",
+    section="D.3, tab:overfit",
+    order=17,
+)
 def seen_unseen(bench: Bench) -> Outcome:
     """Compare the 1,000 images that the search saw with those that it did not see (tab:overfit)."""
     if seen := [row for row in bench.results.stages if row.classifier in ("mixed, seen", "mixed, unseen")]:
@@ -209,7 +216,9 @@ def temperature(bench: Bench) -> Outcome:
     return Outcome(done.table(), done.figure(), done.against("T = 0"), (remark, *bench.reduction))
 
 
-@STUDIES("no-transform", describes="Mixed, LayerNorm or GELU only, and M", section="D.1", order=13)
+@STUDIES(
+    "no-transform", describes="No transformation (Mixed), LayerNorm only, GELU only, and M", section="D.1", order=13
+)
 def no_transformation(bench: Bench) -> Outcome:
     """Compare `rob` as it is (Mixed), after LayerNorm, after GELU alone, and after M(s, p, c) (appendix D.1)."""
     ln_k, deployed = bench.search.ln_k, "M(s, p, c)"
@@ -233,7 +242,7 @@ def no_transformation(bench: Bench) -> Outcome:
 
 @STUDIES(
     "trade-off",
-    describes="Measured accuracies for five betas: mixed and Mixed (and --rob)",
+    describes="Measured accuracies of `mixed` and Mixed for five betas (and of --rob)",
     section="5.3, fig:tradeoff_curve",
     order=6,
 )

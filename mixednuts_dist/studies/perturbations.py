@@ -20,7 +20,10 @@ WITHOUT_JOINT = "As in the paper, both without the joint attack on std and rob (
 
 
 @STUDIES(
-    "surrogate", describes="r_d = 0 against 0.9, and the images that Square still breaks", section="B.2.1", order=7
+    "surrogate",
+    describes="r_d = 0 compared with r_d = 0.9, and the images that Square still breaks",
+    section="B.2.1",
+    order=7,
 )
 def surrogate(bench: Bench) -> Outcome:
     """r_d = 0.9 against 0: what gradients through M alone miss, and what Square then finds (appendix B.2)."""
@@ -53,7 +56,7 @@ def surrogate(bench: Bench) -> Outcome:
     return Outcome(Table.of(rows), count_bars(shown), findings, (*bench.reduction, *square))
 
 
-@STUDIES("bypass", describes="Transfer from f_aux against the gradient bypass", section="B.2.2", order=8)
+@STUDIES("bypass", describes="Transfer from f_aux compared with the direct gradient bypass", section="B.2.2", order=8)
 def bypass(bench: Bench) -> Outcome:
     """Two ways around the one-hot std: transfer from f_aux, or f_mix's value with f_aux's gradient (appendix B.2)."""
     found = {mode: bench.measured(f"mode {mode}", mode=mode, **AS_PUBLISHED) for mode in ("transfer", "bypass")}
@@ -70,7 +73,9 @@ def bypass(bench: Bench) -> Outcome:
     return Outcome(Table.of(rows), figure, findings, (*bench.reduction, WITHOUT_JOINT))
 
 
-@STUDIES("approximation", describes="The objective recomputed with perturbations against h-M", section="D.9", order=24)
+@STUDIES(
+    "approximation", describes="The objective with perturbations against h-M instead of h-LN", section="D.9", order=24
+)
 def approximation(bench: Bench) -> Outcome:
     """The objective at s*, p*, c* with perturbations against h-LN, and with those against h-M (appendix D.9)."""
     mixture, chosen = bench.deployed(), bench.search.deployed()

@@ -26,7 +26,7 @@ SQUARE_QUERIES = 1000  # without --full
 
 @STUDIES(
     "parameter-transfer",
-    describes="s, p, c of several robust classifiers (--rob)",
+    describes="s, p, and c that the search selects for several robust classifiers (--rob)",
     section="D.5, tab:param_trans",
     order=20,
 )
@@ -61,7 +61,7 @@ def parameter_transfer(bench: Bench) -> Outcome:
 
 @STUDIES(
     "base-choice",
-    describes="Which robust classifier to choose: robust accuracy with a margin (--rob)",
+    describes="Which robust classifier to choose: accuracy at a minimum margin under attack (--rob)",
     section="D.6",
     order=21,
 )
@@ -96,7 +96,7 @@ def base_choice(bench: Bench) -> Outcome:
 
 @STUDIES(
     "black-box",
-    describes="A robust classifier without gradients: Square as MMAA, another model's values, a guess",
+    describes="A robust classifier without gradients: Square as MMAA, another model's parameters, or a guess",
     section="D.5",
     order=19,
 )
@@ -129,7 +129,10 @@ def black_box(bench: Bench) -> Outcome:
 
 
 @STUDIES(
-    "base-accuracy", describes="h, h-LN and h-M alone: does M cost accuracy?", section="C.1, tab:base_acc", order=10
+    "base-accuracy",
+    describes="Accuracy of h, h-LN, and h-M alone: does M cost accuracy?",
+    section="C.1, tab:base_acc",
+    order=10,
 )
 def base_accuracy(bench: Bench) -> Outcome:
     """Measure h, h-LN and h-M alone: clean on all images, and under MMAA on each form (tab:base_acc)."""

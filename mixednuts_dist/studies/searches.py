@@ -31,7 +31,7 @@ CLOSE = 0.02  # relative distance from the best objective that counts as similar
 
 @STUDIES(
     "parameters",
-    describes="s, p, c and alpha of every beta, and what they predict",
+    describes="s, p, c, and alpha for every beta, with their predicted accuracies",
     section="C.1, tab:spc_candidate",
     order=9,
 )
@@ -86,7 +86,12 @@ def clamps(bench: Bench) -> Outcome:
     return Outcome(Table.of(rows), bars(shown, value="objective, smaller is better"), findings, remarks)
 
 
-@STUDIES("relaxed", describes="The relaxed objective, the paper's and the exact one", section="D.8.3", order=23)
+@STUDIES(
+    "relaxed",
+    describes="The relaxed objective, the paper's objective, and the exact criterion",
+    section="D.8.3",
+    order=23,
+)
 def relaxed_objective(bench: Bench) -> Outcome:
     """Compare the paper's objective, the relaxed one over images that `std` has right, and the exact criterion."""
     stored, grid = bench.rows, bench.grid()
@@ -167,7 +172,9 @@ def _class_changes(
     }
 
 
-@STUDIES("sensitivity", describes="The objective over s and c at every p", section="D.1, fig:sensitivity", order=12)
+@STUDIES(
+    "sensitivity", describes="The paper's objective over s and c at every p", section="D.1, fig:sensitivity", order=12
+)
 def sensitivity(bench: Bench) -> Outcome:
     """Map the paper's objective over s and c at every p (fig:sensitivity)."""
     selection = select(bench.rows, bench.grid(), "paper")
