@@ -43,6 +43,7 @@ def run(
     radius: float = 0.25,
     averaged: int = 4,
     n_iter: int = 10,
+    n_targets: int = 2,
     n_queries: int = 50,
 ) -> dict[str, int]:
     """Return how many digits are certified at `radius`, broken on the averaged network, and contradicted.
@@ -53,7 +54,8 @@ def run(
         model: the URI of the robust classifier.
         radius: L2 radius of the certificates and of the attack.
         averaged: draws in the network that is attacked.
-        n_iter: iterations of APGD-CE, and per target of APGD-T and FAB-T, with 2 targets.
+        n_iter: iterations of APGD-CE, and per target of APGD-T and FAB-T.
+        n_targets: target classes of APGD-T and FAB-T.
         n_queries: queries of Square.
     """
     x, y = open_dataset("digits").read(0, n_images)
@@ -67,7 +69,7 @@ def run(
     x, y = x[certified_N], y[certified_N]
     attacked = autoattack(
         MixedClassifier(std, Averaged(rob, averaged), IdentityTransform(), ALPHA), x, y,
-        threat=ThreatModel("L2", radius), budget=AttackBudget(n_iter, 2, n_queries), precision="fp32",
+        threat=ThreatModel("L2", radius), budget=AttackBudget(n_iter, n_targets, n_queries), precision="fp32",
     )  # fmt: skip
     fixed = replace(plan, n=JUDGED_DRAWS, stop_when_decided=False)
     new_ids = range(n_images, n_images + len(x))  # other noise than the certificates had
@@ -91,6 +93,7 @@ def run(
 @click.option("--radius", type=float, default=0.25, help="L2 radius of the certificates and of the attack.")
 @click.option("--averaged", type=int, default=4, help="Number of draws in the network that is attacked.")
 @click.option("--n-iter", type=int, default=10, help="Iterations of APGD and FAB.")
+@click.option("--n-targets", type=int, default=2, help="Target classes of APGD-T and FAB-T.")
 @click.option("--n-queries", type=int, default=50, help="Queries of Square.")
 def main(**options: Any) -> None:
     """Attack certified digits within their radius; the counts as JSON go to stdout."""
