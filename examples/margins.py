@@ -15,11 +15,11 @@ rob = mn.load_classifier("demo:rob", "rob")
 images, labels = mn.open_dataset("digits").read(0, 300)
 threat, transform = mn.ThreatModel("Linf", 0.15), mn.LogitTransform(scale=2.9, power=10.0, bias=0.4)
 
-found = mn.minimum_margin_attack(rob, images[:80], labels[:80], threat=threat, n_iter=20, n_target_classes=3)
+worst = mn.minimum_margin_attack(rob, images[:80], labels[:80], threat=threat, n_iter=20, n_target_classes=3)
 with torch.no_grad():
     clean = rob(images)
 groups = {
-    "attacked and right": found.logits[~found.broken],
+    "attacked and correct": worst.logits[~worst.broken],
     "clean and wrong": clean[clean.argmax(dim=1) != labels],
 }
 rows = [
