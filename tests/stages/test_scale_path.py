@@ -11,11 +11,9 @@ import psutil
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 
 from mixednuts_dist.attacks.budget import AttackBudget
 from mixednuts_dist.classifiers.base_classifiers import Normalized, classifier_checksum, load_classifier
-from mixednuts_dist.cli import main
 from mixednuts_dist.config.threat import ThreatModel
 from mixednuts_dist.distributed.worker import AttackWorker
 from mixednuts_dist.distributed.worker_spec import WorkerSpec
@@ -67,8 +65,8 @@ def test_real_pictures_go_through_a_bucket_with_two_workers(
     tree: Path, object_store: ObjectStore, tmp_path: Path, cluster: Head
 ) -> None:
     source, prepared = f"folder:{tree}?preprocess=Res256Crop224", object_store.uri("pictures")
-    told = CliRunner().invoke(main, ["prepare", source, "--to", prepared])
-    assert told.exit_code == 0, told.output
+    told = cluster.command("mixednuts", "prepare", source, "--to", prepared)
+    assert told.returncode == 0, told.stderr
     assert told.stdout.strip() == f"data: {{uri: parquet:{prepared}}}"
     originals, _ = open_dataset(source).read(0, N_CLASSES)
     images, labels = open_dataset(f"parquet:{prepared}").read(0, N_CLASSES)
