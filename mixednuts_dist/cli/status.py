@@ -152,9 +152,7 @@ def summaries_by_stage(run: Run, *, searched: bool) -> list[tuple[Stage, list[Re
         searched: whether the search has chosen a mixed classifier; the stages that attack it have no rows before.
     """
     return [
-        (stage, [*finished_partitions(run, stage.name, stage.fingerprint(run)).values()])
-        if searched or stage.model_name(run.config) == "rob"
-        else (stage, [])
+        (stage, [*stage.finished(run).values()] if searched or stage.model_name(run.config) == "rob" else [])
         for stage in stages_of(run.config)
     ]
 
@@ -311,7 +309,7 @@ def _stage_status(opened: Run, name: str, subject: str, receipts: Sequence[Recei
         clean=clean,
         robust=robust,
         worker_seconds=sum(receipt.seconds for receipt in receipts),
-        pace=pace_of(receipts, sum(map(len, opened.partitions)), time.time()),
+        pace=pace_of(receipts, opened.n_images, time.time()),
     )
 
 

@@ -90,7 +90,7 @@ def _rounds(opened: Run, seconds: PassSeconds) -> StageEstimate:
 
 def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) -> StageEstimate:
     passes, receipts = stage.passes(opened), _finished(stage, opened)
-    left = sum(map(len, stage.part(opened).partitions)) - sum(receipt.n_images for receipt in receipts)
+    left = stage.part(opened).n_images - sum(receipt.n_images for receipt in receipts)
     at_most = left * sum(measured[name].of(*each) for name, each in passes.items())
     likely, basis = None, ""
     if receipts:
@@ -106,6 +106,6 @@ def _estimate(stage: Stage, opened: Run, measured: Mapping[str, PassSeconds]) ->
 def _finished(stage: Stage, opened: Run) -> list[Receipt]:
     """Return the summaries of the finished partitions; none before the search has chosen a mixed classifier."""
     try:
-        return list(finished_partitions(stage.part(opened), stage.name, stage.fingerprint(opened)).values())
+        return list(stage.finished(opened).values())
     except MissingArtifact:
         return []

@@ -17,7 +17,7 @@ from ..storage.partitions import Partition
 from .points import held_points
 from .progress import RunProgress
 from .run_inputs import run_dataset
-from .runs import Run, finished_partitions
+from .runs import Run
 from .stage import Outcome, Stage, classifier_names, stage_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class JudgePoints(Stage):
         """Return the stage's rows and, after the evaluation, its robust images (N,) of the last classifier."""
         rows = self.rows(opened, ["given", "in_range", "counts", "distance", "clean_right", "right", "at_border"])
         evaluation = stage_of(opened.config, "evaluate")
-        done = finished_partitions(opened, evaluation.name, evaluation.fingerprint(opened))
+        done = evaluation.finished(opened)
         return rows, evaluation.rows(opened, ["robust"])["robust"] if len(done) == len(opened.partitions) else None
 
     def outcomes(self, opened: Run) -> list[Outcome]:

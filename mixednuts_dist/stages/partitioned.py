@@ -39,7 +39,7 @@ def run_partitions(
     """
     finished = finished_partitions(opened, task.stage, task.fingerprint)
     todo = [partition for partition in opened.partitions if partition not in finished]
-    progress.stage_started(task.stage, sum(map(len, opened.partitions)), [*finished.values()])
+    progress.stage_started(task.stage, opened.n_images, [*finished.values()])
     index = IndexWriter(opened.rows, task.stage, task.fingerprint, finished)
     n = len(finished)
     if early_stop:

@@ -51,6 +51,11 @@ class Run:
             return list(self.only)
         return split_images(self.inputs.n_images, self.partition_size)
 
+    @property
+    def n_images(self) -> int:
+        """The number of images in the partitions that count."""
+        return sum(map(len, self.partitions))
+
     @functools.cached_property
     def searched(self) -> Run:
         """The run cut to the whole partitions that hold the images of `search.first`."""

@@ -30,10 +30,10 @@ from ..config.section import Section
 from ..distributed.tasks import Columns, Summary, Task
 from ..errors import InvalidInputError
 from ..storage.partitions import Partition
-from ..storage.records import SearchResult
+from ..storage.records import Receipt, SearchResult
 from ..storage.tables import read_columns
 from .progress import RunProgress
-from .runs import Run, open_run, require_complete
+from .runs import Run, finished_partitions, open_run, require_complete
 from .search_result import deployed_settings, read_search_result
 
 if TYPE_CHECKING:
@@ -144,6 +144,10 @@ class Stage:
     def part(self, opened: Run) -> Run:
         """Return the run cut to the partitions that the stage computes."""
         return opened
+
+    def finished(self, opened: Run) -> dict[Partition, Receipt]:
+        """Return the summaries of the finished partitions among those that the stage computes."""
+        return finished_partitions(self.part(opened), self.name, self.fingerprint(opened))
 
     def task(self, opened: Run) -> Task:
         """Return the task for the workers; a stage that sends more than its keys overrides this."""

@@ -247,7 +247,7 @@ class Bench:
         """
         size, inputs = opened.partition_size, opened.inputs
         most = max(1, MOST_LOGITS // (inputs.n_classes * size)) * size
-        most = min(most, sum(map(len, opened.searched.partitions)))
+        most = min(most, opened.searched.n_images)
         wanted = inputs.n_images if self.full else -(-REDUCED_IMAGES // size) * size
         n_images = min(wanted, most, inputs.n_images)
         return replace(opened, inputs=replace(inputs, n_images=n_images), only=tuple(split_images(n_images, size)))

@@ -48,9 +48,13 @@ def test_only_the_evaluation_covers_all_images(finished: tuple[RunConfig, RunRes
 
 
 def test_status_counts_the_partitions_of_the_first_images(tmp_path: Path, local_executor: Any) -> None:
-    config = configured(tmp_path, first=N_FIRST)
-    stage_of(config, "attack").run(config, executor=local_executor)
-    assert [row["state"] for row in storage_runs(str(tmp_path))] == ["attack 2/2"]
+    every, config = configured(tmp_path), configured(tmp_path, first=N_FIRST)
+    for each in (every, config):  # both use the same rows of the attack
+        stage_of(each, "attack").run(each, executor=local_executor)
+    states = {row["run"]: row["state"] for row in storage_runs(str(tmp_path))}
+    assert states == {every.run_id(): "attack 3/3", config.run_id(): "attack 2/2"}
+    (attack,) = (stage for stage in run_status(config).stages if stage.stage == "attack")
+    assert (attack.done, attack.total) == (2, 2)
 
 
 def test_report_separates_seen_from_unseen(finished: tuple[RunConfig, RunResults]) -> None:
