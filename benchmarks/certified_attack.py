@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mixednuts_dist import AttackBudget, MixedClassifier, ThreatModel, autoattack, load_classifier, open_dataset
 from mixednuts_dist.certification.answers import ROB_ALONE, SmoothedAnswers
+from mixednuts_dist.certification.confidence import top_and_second
 from mixednuts_dist.certification.smoothing import SmoothingPlan, smoothed_votes
 from mixednuts_dist.mixing.transforms import IdentityTransform
 
@@ -74,9 +75,7 @@ def run(
     fixed = replace(plan, n=JUDGED_DRAWS, stop_when_decided=False)
     new_ids = range(n_images, n_images + len(x))  # other noise than the certificates had
     votes = smoothed_votes(rob, attacked.x_adv, y, fixed, n_classes=10, sample_ids=new_ids, seed=1, rows=ROWS)
-    shares_NK = votes.counts_BK.double() / JUDGED_DRAWS
-    own_N = shares_NK.gather(1, y[:, None]).squeeze(1)
-    others_N = shares_NK.scatter(1, y[:, None], -1).amax(dim=1)
+    own_N, others_N = (hits_N.double() / JUDGED_DRAWS for hits_N in top_and_second(votes.counts_BK, y))
     failed_N = ALPHA * own_N <= 1 - ALPHA + ALPHA * others_N  # for the worst class of the standard classifier
     return {
         "certified": len(x),

@@ -239,7 +239,7 @@ class Scheduler:
         apart = self.shape.float32 is not self.shape
         for key in sorted(dict.fromkeys(map(_key, self.plan)), key=lambda key: apart and key[1]):
             stepper, float32 = key
-            model = (float32 and self.attacked.float32) or self.attacked.fast
+            model = (self.attacked.float32 if float32 else None) or self.attacked.fast
             self._batches[key] = Batch(stepper, model, self._passes[float32], self._like, claims=self.stop_when_broken)
 
     def _advance(self, image: ImageRecord) -> None:

@@ -136,8 +136,8 @@ def _check_threat(run: Run, x_adv_BCHW: Tensor, clean_BCHW: Tensor, part: Partit
 def _order(dataset: Any, n_images: int) -> Tensor:
     """Return the place of each image in the order of the test set."""
     if isinstance(dataset, ImageFiles) and dataset.uri.startswith("imagenet:"):  # which may begin with each class
-        places = [evaluation_names().index(name) for name in dataset.names[:n_images]]
-        return torch.tensor(places).argsort().argsort()
+        place_of = {name: place for place, name in enumerate(evaluation_names())}
+        return torch.tensor([place_of[name] for name in dataset.names[:n_images]]).argsort().argsort()
     if not isinstance(dataset, ParquetImages):
         return torch.arange(n_images)
     names = [name for part in dataset.manifest.parts for name in read_part(dataset.store, part).names][:n_images]

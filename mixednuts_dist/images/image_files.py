@@ -4,9 +4,10 @@ Torch is imported where tensors are made, so that missing files are found withou
 """
 
 import hashlib
+import itertools
 import json
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -211,9 +212,8 @@ def open_imagenet(uri: ResourceUri) -> ImageFiles:
         logger.warning("imagenet:%s: %d of the %d images exist", root, len(present), len(evaluation_names()))
     named = [(name, class_labels()[name.partition("/")[0]]) for name in present]
     if uri.option("order"):
-        turns = Counter[int]()
-        turn_of = [(turns.update([label]), turns[label])[1] for _, label in named]
-        named = [pair for _, pair in sorted(zip(turn_of, named, strict=True), key=lambda each: each[0])]
+        turns = defaultdict[int, Iterator[int]](itertools.count)  # per class
+        named.sort(key=lambda image: next(turns[image[1]]))
     chosen = uri.option("preprocess") or IMAGENET_PREPROCESS
     return image_files(f"imagenet:{root}", folder, named, chosen, imagenet_class_names)
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 import yaml
 
-from ..attacks.budget import WARM_START, attack_words, spent_words
+from ..attacks.budget import attack_words, spent_words
 from ..attacks.red_flags import FLAGS, UNREPEATABLE, findings
 from ..config.run_config import RunConfig
 from ..config.uris import is_black_box, reaches_out
@@ -41,7 +41,7 @@ from .results import (
     AccuracyRow,
     RunResults,
     SurvivalStep,
-    broken_images,
+    broken_by_warm_start,
     gather_results,
     square_note,
     stage_costs,
@@ -131,14 +131,11 @@ def _rob_results(opened: Run, fingerprint: str) -> RunResults:
         survived = {step: rows[f"{SURVIVED}{step}"] for step in steps}
         right_N = rows["rob_clean"].argmax(dim=1) == rows["label"]
         standing.update(standing_after(right_N, survived))
-        if WARM_START in survived:
-            broken_N = right_N & ~survived[WARM_START]
-            warm_start += broken_images(broken_N, rows["sample_id"], rows["label"], rows["rob_attacked"])
+        warm_start += broken_by_warm_start(right_N, survived, rows["sample_id"], rows["label"], rows["rob_attacked"])
         n_robust += int(rows["robust"].sum())
-    n_images = sum(map(len, opened.partitions))
-    survival = survival_of(standing, n_images)
+    survival = survival_of(standing, opened.n_images)
     attack = "adaptive " * opened.inputs.mixed + _attack_words(opened.config)
-    accuracy = AccuracyRow("rob", survival[0].standing, Count(n_robust, n_images), attack)
+    accuracy = AccuracyRow("rob", survival[0].standing, Count(n_robust, opened.n_images), attack)
     return RunResults(
         **_description(opened), accuracy=(accuracy,), survival=survival, notes=tuple(square_note(survival)),
         warm_start=warm_start,
@@ -165,7 +162,7 @@ def _added_stages(opened: Run) -> tuple[dict[str, list[Receipt]], tuple[str, ...
     for name in opened.config.added_stages():
         if opened.config.section(name) is None:
             continue
-        done = finished_partitions(opened, name, stage_of(opened.config, name).fingerprint(opened))
+        done = stage_of(opened.config, name).finished(opened)
         if len(done) == len(opened.partitions):
             found[name] = list(done.values())
         else:

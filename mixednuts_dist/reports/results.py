@@ -230,16 +230,16 @@ def gather_results(
     """
     chosen, hits, steps = search.deployed(), Counter[str](), Counter[str]()
     transform = chosen.transform()
-    margins, worst, robust = MarginTally(transform, search.ln_k), WorstTally(), list[Tensor]()
-    warm_start: list[tuple[int, int, int]] = []
+    margins, worst = MarginTally(transform, search.ln_k), WorstTally()
+    n_images, n_robust, warm_start = 0, 0, list[tuple[int, int, int]]()
     for attack, evaluate in batches:
         mixed_right_N = evaluate.mixed_clean_NK.argmax(dim=1) == evaluate.labels_N
         steps.update(standing_after(mixed_right_N, evaluate.survived))
-        robust.append(evaluate.robust_N)
-        if WARM_START in evaluate.survived:
-            broken_N = mixed_right_N & ~evaluate.survived[WARM_START]
-            ids_N, labels_N = evaluate.sample_ids_N, evaluate.labels_N
-            warm_start += broken_images(broken_N, ids_N, labels_N, evaluate.mixed_attacked_NK)
+        n_images += len(evaluate.robust_N)
+        n_robust += int(evaluate.robust_N.sum())
+        warm_start += broken_by_warm_start(
+            mixed_right_N, evaluate.survived, evaluate.sample_ids_N, evaluate.labels_N, evaluate.mixed_attacked_NK
+        )
         if attack is None:
             continue
         searched = evaluate.first(len(attack.labels_N))
@@ -253,12 +253,12 @@ def gather_results(
         worst.add(attack, searched)
     if not hits["images"]:
         raise InvalidInputError("the attack stage's rows hold 0 images; nothing to report")
-    n_seen, n_images = hits["images"], sum(map(len, robust))
+    n_seen = hits["images"]
     on_seen = [
         AccuracyRow(name, Count(hits[f"{name} clean"], n_seen), Count(hits[f"{name} robust"], n_seen), by)
         for name, by in attacks.items()
     ]
-    seen, n_robust = on_seen[-1], sum(int(each.sum()) for each in robust)
+    seen = on_seen[-1]
     mixed = replace(seen, clean=Count(steps["clean"], n_images), robust=Count(n_robust, n_images))
     results = RunResults(
         **description,
@@ -311,10 +311,13 @@ def _hits(attack: AttackRecords, evaluate: EvaluateRecords, transform: LogitTran
     return {"images": labels_N.numel(), **{name: int(hits_N.sum()) for name, hits_N in found.items()}}
 
 
-def broken_images(
-    broken_N: Tensor, sample_ids_N: Tensor, labels_N: Tensor, attacked_NK: Tensor
+def broken_by_warm_start(
+    right_N: Tensor, survived: Mapping[str, Tensor], sample_ids_N: Tensor, labels_N: Tensor, attacked_NK: Tensor
 ) -> list[tuple[int, int, int]]:
-    """Return the sample id, the label, and the predicted class of each broken image."""
+    """Return the sample id, the label, and the predicted class of each image that the warm start broke."""
+    if WARM_START not in survived:
+        return []
+    broken_N = right_N & ~survived[WARM_START]
     columns = sample_ids_N[broken_N], labels_N[broken_N], attacked_NK.argmax(dim=1)[broken_N]
     return list(zip(*(column.tolist() for column in columns), strict=True))
 

@@ -97,7 +97,7 @@ class Choosing:
         return self._result(points, exploration, notes)
 
     def _result(self, points: Points | None, exploration: Exploration, notes: Sequence[str]) -> SearchResult:
-        search, records, cached = self._search, self.records, self._inputs.rows()
+        search, records = self._search, self.records
         choices = {beta: exploration.choice(beta) for beta in search.all_betas()}
         deployed, first = choices[search.beta], exploration.parts[0]
         if deployed is None:
@@ -113,7 +113,7 @@ class Choosing:
             ln_k=deployed.ln_k,
             deployed_beta=search.beta,
             surrogate_alpha=alpha_d,
-            entries=tuple(_predicted(choice, cached, points) for choice in found),
+            entries=tuple(_predicted(choice, self._rows, points) for choice in found),
             n_candidates=sum(part.objectives[0].numel() for part in exploration.parts),
             n_undeployable=sum(part.n_undeployable for part in exploration.parts),
             notes=(*map(str, remarks), *notes, *_certified_notes(search, first)),
