@@ -66,7 +66,12 @@ class Driver:
         return self.exit_status()
 
     def exit_status(self) -> int:
-        return self.process.wait(_PATIENCE_SECONDS)
+        """Wait for the process's end. One that does not end is killed, and its log is the error."""
+        try:
+            return self.process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the driver does not end: {self.log()}") from None
 
     def results(self) -> dict[str, Any]:
         """Return the results that it printed, without values that depend on the machine's speed."""

@@ -153,6 +153,21 @@ def test_a_killed_gcs_without_fault_tolerance(
         begin_again(head, undisturbed, storage, tmp_path / "again")
 
 
+def test_a_restarted_gcs(cluster: Head, undisturbed: Undisturbed, tmp_path: Path, object_store: ObjectStore) -> None:
+    """Its state comes from Redis. `ray start --block` would end the whole head, so that process is paused."""
+    storage = object_store.uri("restarted")
+    driver, kept = begun(cluster, undisturbed, storage, tmp_path / "log"), stamps(storage, "attack")
+    (server,) = cluster.daemons("gcs_server")
+    command, environment = server.cmdline(), server.environ()
+    assert cluster.process is not None
+    cluster.process.send_signal(signal.SIGSTOP)
+    server.kill()
+    driver.wait_until(lambda: "does not answer" in log_of(driver))
+    cluster.begin(command, cluster.folder / "gcs.log", environment)
+    require_same(undisturbed, driver, storage)
+    assert stamps(storage, "attack").items() >= kept.items(), "a finished partition was written again"
+
+
 def test_a_killed_head(cluster: Head, undisturbed: Undisturbed, tmp_path: Path, object_store: ObjectStore) -> None:
     """The nodes wait for it to come back, and what it knew comes from the server that outlives it.
 
