@@ -31,7 +31,7 @@ from mixednuts_dist.attacks.red_flags import FLAGS
 from mixednuts_dist.config.run_config import RunConfig, digest, load_config, parse_config
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.stages.runs import Run, finished_partitions, open_run
-from mixednuts_dist.stages.search_result import evaluate_fingerprint, read_search_result
+from mixednuts_dist.stages.search_result import evaluate_content_hash, read_search_result
 from mixednuts_dist.storage.index import IndexWriter, with_checksum
 from mixednuts_dist.storage.partitions import Partition, rows_folder
 from mixednuts_dist.storage.records import Receipt
@@ -140,7 +140,7 @@ def _write_attack(opened: Run) -> float:
         }  # fmt: skip
         return values, clean_BK.argmax(dim=1) == labels_B, ~broken_B
 
-    return _write(opened, "attack", opened.attack_fingerprint, columns)
+    return _write(opened, "attack", opened.attack_content_hash, columns)
 
 
 def _write_evaluate(opened: Run) -> float:
@@ -161,7 +161,7 @@ def _write_evaluate(opened: Run) -> float:
         }  # fmt: skip
         return values, right_B, robust_B
 
-    return _write(opened, "evaluate", evaluate_fingerprint(opened, read_search_result(opened)), columns)
+    return _write(opened, "evaluate", evaluate_content_hash(opened, read_search_result(opened)), columns)
 
 
 def _logits(noise_BK: Tensor, labels_B: Tensor, lift: float) -> Tensor:
@@ -172,14 +172,14 @@ def _logits(noise_BK: Tensor, labels_B: Tensor, lift: float) -> Tensor:
     return logits_BK
 
 
-def _write(opened: Run, stage: str, fingerprint: str, columns: Any) -> float:
+def _write(opened: Run, stage: str, content_hash: str, columns: Any) -> float:
     """Write the missing files and the index as worker and driver do, and return the seconds taken."""
     started, generator = time.perf_counter(), torch.Generator().manual_seed(0)
-    finished = finished_partitions(opened, stage, fingerprint)
+    finished = finished_partitions(opened, stage, content_hash)
     todo = [partition for partition in opened.partitions if partition not in finished]
     shape = 3, _PARTITION_SIZE, opened.inputs.n_classes
     noise = [list(torch.randn(shape, generator=generator)) for _ in range(_BLOCKS)]
-    index = IndexWriter(opened.rows, stage, fingerprint, finished)
+    index = IndexWriter(opened.rows, stage, content_hash, finished)
 
     def write(part: Partition) -> Receipt:
         values, right_B, robust_B = columns(part, noise[part.index % _BLOCKS])
@@ -188,8 +188,8 @@ def _write(opened: Run, stage: str, fingerprint: str, columns: Any) -> float:
             robust=int(robust_B.sum()), seconds=1.0, n_forward=len(part), n_backward=len(part), node="made-up",
             finished=time.time(), classifier="rob" if stage == "attack" else "mixed",
         )  # fmt: skip
-        content = encode_table(values, fingerprint, receipt)
-        opened.rows.write(f"{rows_folder(stage, fingerprint)}/{part.file_name}", content)
+        content = encode_table(values, content_hash, receipt)
+        opened.rows.write(f"{rows_folder(stage, content_hash)}/{part.file_name}", content)
         return with_checksum(receipt, content)
 
     for start in range(0, len(todo), 1000):

@@ -119,7 +119,7 @@ def sleep_through(n_workers: int, partitions: list[Partition], seconds: float, o
         store_uri="memory://sleep", data_uri="", std_uri="", rob_uri="", checksums={},
         threat=ThreatModel("Linf", 0.1), seed=round(1000 * seconds), ln_k=None, batch_size=1, n_threads=1,
     )  # fmt: skip
-    task = Task(stage="", fingerprint="")
+    task = Task(stage="", content_hash="")
     with SleepingExecutor(n_workers) as executor:
         pool = Pool(spec, task, PoolSettings(n_workers, 0, 0), executor, on_receipt)
         pool.run(WorkQueue(partitions))

@@ -63,15 +63,15 @@ class ReadOnlyStorage(StoreError):
     """The storage cannot be written: a folder without permission, a file instead of a folder, or a missing bucket."""
 
 
-class FingerprintMismatch(StoreError):
+class ContentHashMismatch(StoreError):
     """A stored file belongs to another run, another schema version or other weights, or it is damaged."""
 
 
-class NewerSchema(FingerprintMismatch):
+class NewerSchema(ContentHashMismatch):
     """A newer release wrote a stored file. It is neither read nor changed."""
 
 
-class DamagedFile(FingerprintMismatch):
+class DamagedFile(ContentHashMismatch):
     """A stored file has changed since it was written. The stage that computes it again renames it.
 
     Args:

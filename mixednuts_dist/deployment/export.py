@@ -27,7 +27,7 @@ def export_run(run: DeployedRun, folder: Path, *, address: str = "") -> list[str
         address: the argument of `load_pretrained` in the model card, such as `hf:ORG/NAME`; by default the folder.
 
     Raises:
-        BaseClassifierError, FingerprintMismatch: as in `DeployedRun.base`.
+        BaseClassifierError, ContentHashMismatch: as in `DeployedRun.base`.
         InvalidInputError: if the folder is a file.
     """
     if folder.exists() and not folder.is_dir():

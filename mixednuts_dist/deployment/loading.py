@@ -29,7 +29,7 @@ from ..config.register import load_extensions
 from ..config.run_config import RunConfig
 from ..config.threat import ThreatModel
 from ..config.uris import GIVEN, code_files, named_code, needs_trust, placed, without_weights
-from ..errors import FingerprintMismatch, InvalidInputError, MissingArtifact
+from ..errors import ContentHashMismatch, InvalidInputError, MissingArtifact
 from ..mixing.classifier import MixedClassifier
 from ..mixing.mixture import Mixture
 from ..mixing.transforms import LOGIT_MAPS, LogitMap
@@ -77,7 +77,7 @@ class DeployedRun:
 
         Raises:
             BaseClassifierError: if it cannot be built here.
-            FingerprintMismatch: if its weights (or the source of its factory) have changed.
+            ContentHashMismatch: if its weights (or the source of its factory) have changed.
         """
         uri = placed(self.config[role], self.find)
         if uri.startswith(f"{GIVEN}:"):
@@ -88,7 +88,7 @@ class DeployedRun:
         model = load_classifier(uri, role)
         now, then = classifier_checksum(model, uri), self.checksums[role]
         if now != then:
-            raise FingerprintMismatch(
+            raise ContentHashMismatch(
                 f"{role}={uri!r}: its weights are not those of run {self.run_id} (sha256 was {then[:12]} and is "
                 f"{now[:12]}): the parameters that the run chose are not for them. Restore the weights, or make "
                 "another run"
@@ -122,7 +122,7 @@ def load_run(
         MissingArtifact: if there is no run, or if its search has not finished.
         InvalidInputError: if beta was not searched (the valid ones are listed), if the run has no standard classifier,
             or if an untrusted run names code and `trust_code` is not given.
-        FingerprintMismatch: if the weights of a base classifier are not those that the run was made with.
+        ContentHashMismatch: if the weights of a base classifier are not those that the run was made with.
     """
     return read_run(uri, beta=beta, trust_code=trust_code).classifier().to(device)
 
@@ -270,7 +270,7 @@ def load_pretrained(
         BaseClassifierError: if a URI cannot be built here.
         InvalidInputError: if `source` does not hold a mixed classifier of a known version, or if a base classifier is
             not available.
-        FingerprintMismatch: if the weights of a base classifier differ from the saved ones.
+        ContentHashMismatch: if the weights of a base classifier differ from the saved ones.
     """
     with local_folder(source, (".json", ".safetensors", *((".py",) if trust_code else ()))) as folder:
         content = _read_parameters(folder)
@@ -386,7 +386,7 @@ def _check(role: str, model: nn.Module, stored: StoredBase) -> None:
     assert stored.uri is not None
     now = classifier_checksum(model, stored.uri)
     if now != stored.sha256:
-        raise FingerprintMismatch(
+        raise ContentHashMismatch(
             f"{role}={stored.uri!r}: its weights are not those that were saved (sha256 was "
             f"{str(stored.sha256)[:12]} and is {now[:12]}); pass {role}=module to use other ones anyway"
         )

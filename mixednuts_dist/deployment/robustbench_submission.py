@@ -24,7 +24,7 @@ from ..images.parquet_images import ParquetImages, read_part
 from ..norms.ball import ball_of
 from ..reports.templates import rendered
 from ..stages.runs import Run, stored_run
-from ..stages.search_result import evaluate_fingerprint, stored_search
+from ..stages.search_result import evaluate_content_hash, stored_search
 from ..storage.partitions import Partition
 from ..storage.records import SearchResult
 from ..storage.store import Store
@@ -100,7 +100,7 @@ def _model(run: Run) -> str:
 
 
 def _evaluated(run: Run, dataset: Any, searched: SearchResult | None) -> Evaluated:
-    name, content_hash = "mixed" if searched else "rob", evaluate_fingerprint(run, searched)
+    name, content_hash = "mixed" if searched else "rob", evaluate_content_hash(run, searched)
     order_N = _order(dataset, run.inputs.n_images)
     x_adv_NCHW = torch.empty(len(order_N), *run.inputs.image_shape)
     n_clean = n_robust = 0

@@ -66,12 +66,12 @@ class PartTask(Task):
         started, name = time.perf_counter(), partition.file_name
         try:
             store = Store(self.destination)
-            rows = finished_part(store, name, self.fingerprint)
+            rows = finished_part(store, name, self.content_hash)
             was_there = rows is not None
             if rows is None:
                 order = _order(dataset, self.n_images, self.seed)
                 rows = _read(dataset, order[partition.start : partition.stop])
-                store.write(name, encode_part(rows, self.fingerprint))
+                store.write(name, encode_part(rows, self.content_hash))
         except MixedNutsError as error:
             return PartDone(ImagePart(name, 0, 0, ""), (0, 0, 0), False, 0.0, (type(error).__name__, str(error)))
         part = ImagePart(name, partition.start, partition.stop, rows.sha256)
@@ -152,7 +152,7 @@ def _task(dataset: Dataset, destination: str, n_images: int, part_size: int, see
     shuffled = hashlib.sha256(json.dumps(_order(dataset, n_images, seed)).encode()).hexdigest()
     identity = {"source": dataset.checksum(n_images), "order": shuffled, "part_size": part_size}
     target = Store(destination).uri  # absolute: a worker has another working folder
-    return PartTask(stage="prepare", fingerprint=digest(identity), destination=target, n_images=n_images, seed=seed)
+    return PartTask(stage="prepare", content_hash=digest(identity), destination=target, n_images=n_images, seed=seed)
 
 
 def _spec(uri: str, dataset: Dataset, task: PartTask) -> WorkerSpec:
@@ -169,7 +169,7 @@ def _refuse_others(task: PartTask) -> None:
     store = Store(task.destination)
     if store.exists(MANIFEST):
         there = open_parquet(parse_uri(f"parquet:{task.destination}")).manifest
-        if there.fingerprint != task.fingerprint:
+        if there.content_hash != task.content_hash:
             raise DatasetError(
                 f"{store.uri} already holds other images or another order ({len(there.labels)} images of "
                 f"{there.source}, seed {there.seed}); choose another --to, or delete it"
@@ -187,7 +187,7 @@ def _finish(uri: str, dataset: Dataset, task: PartTask, done: Sequence[PartDone]
         )
     manifest = Manifest(
         source=uri,
-        fingerprint=task.fingerprint,
+        content_hash=task.content_hash,
         seed=task.seed,
         image_shape=shapes.pop(),
         parts=tuple(part.part for part in done),

@@ -41,7 +41,7 @@ class SearchTask:
     """The settings that all trials of a search share."""
 
     store_uri: str
-    fingerprint: str
+    content_hash: str
     criterion: str
     extensions: Mapping[str, str] = field(default_factory=dict)  # the user's files -> sha256 on the driver
     working_folder: str = ""  # the driver's

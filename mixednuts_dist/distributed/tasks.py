@@ -23,7 +23,7 @@ class Task:
     """The work of a stage on each partition; it travels to the workers."""
 
     stage: str  # the folder of its files
-    fingerprint: str  # hash of everything that determines its rows
+    content_hash: str  # hash of everything that determines its rows
     mixture: Mixture | None = None  # describes `worker.model`; without it, that is the robust classifier
 
     def write(self, dataset: Dataset, partition: Partition) -> Any:  # noqa: ARG002

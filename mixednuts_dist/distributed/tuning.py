@@ -87,7 +87,7 @@ class TunedScoring:
                     max_concurrent_trials=self._settings.n_workers,
                 ),
                 run_config=tune.RunConfig(
-                    name=f"{self._task.fingerprint}-{uuid.uuid4().hex[:8]}",
+                    name=f"{self._task.content_hash}-{uuid.uuid4().hex[:8]}",
                     storage_path=folder,
                     verbose=0,
                     failure_config=tune.FailureConfig(max_failures=_MAX_FAILURES),
@@ -118,7 +118,7 @@ def score_trial(config: dict[str, Any], inputs: SearchInputs, task: SearchTask, 
     torch.set_num_threads(1)
     require_extensions(task.extensions, travelled(task.working_folder))
     grid = grids[config["grid"]]
-    key = task.fingerprint, grid.pair
+    key = task.content_hash, grid.pair
     if key not in _criteria:
         _criteria[key] = inputs.criterion(task.criterion, *grid.pair)
     criterion = _criteria[key]

@@ -6,7 +6,7 @@ A stage's `compute(worker, partition)` gets a `Workbench`::
     worker.rob, worker.std                 the run's classifiers on the device
     worker.model                           the task's classifier: the mixed or the robust classifier
     worker.logits(model, x)                (B, K) in float32, whatever the precision of the attacks' gradients
-    worker.stored(partition, stage, fingerprint, column)   the partition's rows of a column of an earlier stage
+    worker.stored(partition, stage, content_hash, column)   the partition's rows of a column of an earlier stage
     worker.attacked(partition, make)       the partition's images after an engine of attacks
     worker.summary(...)                    the counts of the partition's summary
     worker.spec                            seed, threat model and URIs of the run
@@ -83,9 +83,9 @@ class Workbench:
             self._read[piece] = x.to(self.device), y.to(self.device)
         return self._read[piece]
 
-    def stored(self, piece: Partition, stage: str, fingerprint: str, column: str) -> Tensor:
+    def stored(self, piece: Partition, stage: str, content_hash: str, column: str) -> Tensor:
         """Return a column of another stage's file, on the device; errors as in `read_columns`."""
-        return read_columns(self.store, stage, [piece], fingerprint, [column])[column].to(self.device)
+        return read_columns(self.store, stage, [piece], content_hash, [column])[column].to(self.device)
 
     @property
     def model(self) -> nn.Module:

@@ -158,11 +158,11 @@ class AttackWorker:
         """
         if (written := task.write(self.dataset, partition)) is not None:
             return {partition: written}
-        folder = rows_folder(task.stage, task.fingerprint)
+        folder = rows_folder(task.stage, task.content_hash)
         path, started = f"{folder}/{partition.file_name}", time.perf_counter()
         if measured is not None:
             self.bench.use(measured)
-        if not self._unwritten and (there := finished_receipt(self.store, path, task.fingerprint)):
+        if not self._unwritten and (there := finished_receipt(self.store, path, task.content_hash)):
             return {partition: there}
         with self.bench.at(partition, folder, task.mixture, prefetched):
             x, y = self.bench.images(partition)
@@ -179,7 +179,7 @@ class AttackWorker:
             repeatable=self.bench.repeatable(x), **summary,
         )  # fmt: skip
         ids = torch.arange(partition.start, partition.stop)
-        content = encode_table({"sample_id": ids, "label": y, **columns}, task.fingerprint, receipt)
+        content = encode_table({"sample_id": ids, "label": y, **columns}, task.content_hash, receipt)
         self._unwritten[partition] = self._writer.submit(self._write, path, content, receipt, task)
         wait(self._unwritten.values(), timeout=_WRITE_SECONDS)
         wait([*self._unwritten.values()][:-_MOST_UNWRITTEN])
@@ -207,7 +207,7 @@ class AttackWorker:
     def _write(self, path: str, content: bytes, receipt: Receipt, task: Task) -> Receipt:
         """Write a file, unless another driver's worker has; returns the summary of the file that is stored."""
         receipt = with_checksum(receipt, content)
-        if there := create_whole(self.store, path, content, task.fingerprint):
+        if there := create_whole(self.store, path, content, task.content_hash):
             return there
         logger.info("%s written", path, extra={"run": self.spec.run_id, **asdict(receipt)})
         return receipt

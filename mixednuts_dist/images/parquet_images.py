@@ -51,7 +51,7 @@ class Manifest:
     """`manifest.json` as a whole."""
 
     source: str  # the URI that was prepared
-    fingerprint: str  # identifies the source's bytes, the order, and the size of the parts
+    content_hash: str  # identifies the source's bytes, the order, and the size of the parts
     seed: int  # determines the order
     image_shape: tuple[int, int, int]
     parts: tuple[ImagePart, ...]
@@ -167,14 +167,14 @@ def open_parquet(uri: ResourceUri) -> ParquetImages:
     return ParquetImages(f"parquet:{address}", store, manifest)
 
 
-def encode_part(rows: ImageRows, fingerprint: str) -> bytes:
-    """Return the bytes of a part; `fingerprint` identifies its preparation."""
+def encode_part(rows: ImageRows, content_hash: str) -> bytes:
+    """Return the bytes of a part; `content_hash` identifies its preparation."""
     columns = {
         "label": pa.array(np.ascontiguousarray(rows.labels, np.int64)),
         "name": pa.array(rows.names, pa.string()),
         "image": pa.FixedSizeListArray.from_arrays(pa.array(rows.images.reshape(-1)), int(rows.images[0].size)),
     }
-    about = {"shape": rows.images.shape[1:], "fingerprint": fingerprint, "sha256": rows.sha256}
+    about = {"shape": rows.images.shape[1:], "content_hash": content_hash, "sha256": rows.sha256}
     table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps(about)})
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
@@ -189,10 +189,10 @@ def decode_part(content: bytes) -> tuple[ImageRows, str]:
     rows = ImageRows(images, table.column("label").to_numpy(), tuple(table.column("name").to_pylist()))
     if rows.sha256 != about["sha256"]:
         raise ValueError("its pixels, labels or names are not those that were written")
-    return rows, about["fingerprint"]
+    return rows, about["content_hash"]
 
 
-def finished_part(store: Store, name: str, fingerprint: str) -> ImageRows | None:
+def finished_part(store: Store, name: str, content_hash: str) -> ImageRows | None:
     """The rows of a part that an earlier `prepare` of the same images left whole, else None."""
     if not store.exists(name):
         return None
@@ -201,7 +201,7 @@ def finished_part(store: Store, name: str, fingerprint: str) -> ImageRows | None
     except _UNREADABLE as error:
         logger.warning("%s is damaged (%s); it is written again", store.address(name), error)
         return None
-    return rows if found == fingerprint else None
+    return rows if found == content_hash else None
 
 
 def read_part(store: Store, part: ImagePart) -> ImageRows:

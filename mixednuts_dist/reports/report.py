@@ -18,9 +18,9 @@ from ..config.run_config import RunConfig
 from ..config.uris import is_black_box, reaches_out
 from ..config.versions import fast_notes
 from ..deployment.loading import loading_line
-from ..errors import DatasetError, FingerprintMismatch, ReadOnlyStorage, redacted
+from ..errors import ContentHashMismatch, DatasetError, ReadOnlyStorage, redacted
 from ..stages.attack import ATTACKS_OF, STD_ATTACKS
-from ..stages.cross_check import CHECK, check_fingerprint
+from ..stages.cross_check import CHECK, check_content_hash
 from ..stages.driver_notes import stage_clock, stage_seconds
 from ..stages.early_stop import evaluated_part
 from ..stages.evaluate import steps_of
@@ -61,7 +61,7 @@ def run(config: RunConfig, *, progress: RunProgress | None = None) -> RunResults
 
     Raises:
         MissingArtifact: if a stage has not finished.
-        FingerprintMismatch: if stored rows belong to another run.
+        ContentHashMismatch: if stored rows belong to another run.
     """
     opened = reopen_run(config)
     results = collect(opened)
@@ -80,22 +80,22 @@ def collect(opened: Run) -> RunResults:
     """Return the results of a finished run from its files; it raises what `run` raises."""
     config, stage = opened.config, stage_of(opened.config, "evaluate")
     require_needs(stage, opened)
-    fingerprint = stage.fingerprint(opened)
-    evaluated, screened = evaluated_part(opened, fingerprint)
-    counted = _rob_results(evaluated, fingerprint) if config.std is None else _mixture_results(evaluated, fingerprint)
-    receipts = {stage.name: list(require_complete(evaluated, stage.name, fingerprint).values())}
+    content_hash = stage.content_hash(opened)
+    evaluated, screened = evaluated_part(opened, content_hash)
+    counted = _rob_results(evaluated, content_hash) if config.std is None else _mixture_results(evaluated, content_hash)
+    receipts = {stage.name: list(require_complete(evaluated, stage.name, content_hash).values())}
     if config.std is not None:
-        attacked = require_complete(opened.searched, "attack", opened.attack_fingerprint)
+        attacked = require_complete(opened.searched, "attack", opened.attack_content_hash)
         receipts = {"attack": list(attacked.values()), **receipts}
     added, unfinished = _added_stages(opened)
     certified = _certified(opened, added)
-    survival, opinion = _second_opinion(evaluated, fingerprint, counted.survival)
+    survival, opinion = _second_opinion(evaluated, content_hash, counted.survival)
     return replace(
         counted,
         survival=survival,
         notes=(
             *screened, *fast_notes(config.evaluate.model_dump(mode="json")), *_bits_notes(*receipts.values()),
-            *counted.notes, *opinion, *_red_flags(evaluated, fingerprint),
+            *counted.notes, *opinion, *_red_flags(evaluated, content_hash),
             *unfinished,
         ),
         stages=(*counted.stages, *_rows(opened, added)),
@@ -106,13 +106,13 @@ def collect(opened: Run) -> RunResults:
     )  # fmt: skip
 
 
-def _mixture_results(opened: Run, fingerprint: str) -> RunResults:
+def _mixture_results(opened: Run, content_hash: str) -> RunResults:
     """Count the rows of the attack and evaluate stages, and read the images to look at."""
     results = gather_results(
-        _batches(opened, fingerprint), search=read_search_result(opened),
+        _batches(opened, content_hash), search=read_search_result(opened),
         attacks=attacks_said(opened.config), **_description(opened),
     )  # fmt: skip
-    worst, class_names, missing = _pictures(opened, results.worst, fingerprint)
+    worst, class_names, missing = _pictures(opened, results.worst, content_hash)
     return replace(
         results,
         notes=(*results.notes, *missing),
@@ -122,12 +122,12 @@ def _mixture_results(opened: Run, fingerprint: str) -> RunResults:
     )
 
 
-def _rob_results(opened: Run, fingerprint: str) -> RunResults:
+def _rob_results(opened: Run, content_hash: str) -> RunResults:
     """Count the attacks on `rob` alone, for a run without `std`."""
     steps, standing, n_robust, warm_start = steps_of(opened), Counter[str](), 0, list[tuple[int, int, int]]()
     columns = ["sample_id", "label", "rob_clean", "rob_attacked", "robust", *(f"{SURVIVED}{step}" for step in steps)]
     for partitions in _parts(opened):
-        rows = read_columns(opened.rows, "evaluate", partitions, fingerprint, columns)
+        rows = read_columns(opened.rows, "evaluate", partitions, content_hash, columns)
         survived = {step: rows[f"{SURVIVED}{step}"] for step in steps}
         right_N = rows["rob_clean"].argmax(dim=1) == rows["label"]
         standing.update(standing_after(right_N, survived))
@@ -240,15 +240,15 @@ def _parts(opened: Run) -> Iterator[list[Partition]]:
         yield opened.partitions[start : start + each]
 
 
-def _batches(opened: Run, fingerprint: str) -> Iterator[tuple[AttackRecords | None, EvaluateRecords]]:
+def _batches(opened: Run, content_hash: str) -> Iterator[tuple[AttackRecords | None, EvaluateRecords]]:
     """Yield the rows of the attack, which `search.first` limits, and of the evaluation."""
     steps, first = steps_of(opened), opened.config.search.first
     seen = None if first is None else torch.arange(first)
     for partitions in _parts(opened):
         read = [part for part in partitions if first is None or part.start < first]
         yield (
-            read_attack_records(opened.rows, read, opened.attack_fingerprint, sample_ids=seen) if read else None,
-            read_evaluate_records(opened.rows, partitions, fingerprint, steps),
+            read_attack_records(opened.rows, read, opened.attack_content_hash, sample_ids=seen) if read else None,
+            read_evaluate_records(opened.rows, partitions, content_hash, steps),
         )
 
 
@@ -262,10 +262,10 @@ def _bits_notes(*stages: Iterable[Receipt]) -> tuple[str, ...]:
     )
 
 
-def _red_flags(opened: Run, fingerprint: str) -> tuple[str, ...]:
+def _red_flags(opened: Run, content_hash: str) -> tuple[str, ...]:
     classifier = "rob" if opened.config.std is None else "the mixture"
     columns = [f"{FLAG}{flag}" for flag in FLAGS]
-    flags = read_columns(opened.rows, "evaluate", opened.partitions, fingerprint, columns)
+    flags = read_columns(opened.rows, "evaluate", opened.partitions, content_hash, columns)
     raised, eot = {flag: flags[f"{FLAG}{flag}"] for flag in FLAGS}, opened.config.evaluate.eot
     found: list[str] = []
     if eot is not None and not bool(raised.pop(UNREPEATABLE).any()):
@@ -288,14 +288,14 @@ def _second_opinion(
     package = opened.config.evaluate.check
     if package is None:
         return survival, ()
-    fingerprint = check_fingerprint(opened, evaluated)
+    content_hash = check_content_hash(opened, evaluated)
     try:
-        n_done = len(finished_partitions(opened, CHECK, fingerprint))
-    except FingerprintMismatch:  # an opinion on another choice
+        n_done = len(finished_partitions(opened, CHECK, content_hash))
+    except ContentHashMismatch:  # an opinion on another choice
         n_done = 0
     if n_done < len(opened.partitions):
         return survival, (f"The check by {package} is not complete. Run: mixednuts evaluate",)
-    rows = read_columns(opened.rows, CHECK, opened.partitions, fingerprint, ["tried", "broken"])
+    rows = read_columns(opened.rows, CHECK, opened.partitions, content_hash, ["tried", "broken"])
     n_tried, n_broken = int(rows["tried"].sum()), int(rows["broken"].sum())
     standing = survival[-1].standing
     left = Count(standing.correct - n_broken, standing.total)
@@ -307,7 +307,7 @@ def _second_opinion(
 
 
 def _pictures(
-    opened: Run, chosen: tuple[WorstImage, ...], fingerprint: str
+    opened: Run, chosen: tuple[WorstImage, ...], content_hash: str
 ) -> tuple[tuple[WorstImage, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the images to look at and the class names; no images and a note if the data set cannot be read."""
     names = opened.config.data.class_names
@@ -326,7 +326,7 @@ def _pictures(
 
     def attacked(image: WorstImage) -> torch.Tensor:
         partition = next(part for part in opened.partitions if part.start <= image.sample_id < part.stop)
-        return read_rows(opened.rows, "evaluate", partition, fingerprint, "x_adv", [image.sample_id])
+        return read_rows(opened.rows, "evaluate", partition, content_hash, "x_adv", [image.sample_id])
 
     seen = zip(chosen, clean, concurrently(attacked, chosen), strict=True)
     found = tuple(replace(image, pixels=(clean_1[0], attacked_1[0])) for image, clean_1, attacked_1 in seen)

@@ -40,8 +40,8 @@ class Attack(Stage):
     def asked(self, config: RunConfig) -> bool:
         return config.std is not None
 
-    def fingerprint(self, opened: Run) -> str:
-        return opened.attack_fingerprint
+    def content_hash(self, opened: Run) -> str:
+        return opened.attack_content_hash
 
     def part(self, opened: Run) -> Run:
         return opened.searched
@@ -125,7 +125,7 @@ def attack_task(opened: Run) -> AttackTask:
     attack = opened.config.attack
     return AttackTask(
         stage="attack",
-        fingerprint=opened.attack_fingerprint,
+        content_hash=opened.attack_content_hash,
         budget=budget_of(attack),
         stop_when_broken=attack.stop_when_broken,
         method=attack.method,

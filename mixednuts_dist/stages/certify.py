@@ -124,7 +124,7 @@ class Certify(Stage):
         """The radii to certify at, in rising order."""
         return tuple(sorted(self.keys.plan().radii))
 
-    def fingerprint(self, opened: Run) -> str:
+    def content_hash(self, opened: Run) -> str:
         """Leave out `radius`, which the search reads, because no row depends on it."""
         if (eot := opened.config.evaluate.eot) is not None:
             raise InvalidInputError(
@@ -132,7 +132,7 @@ class Certify(Stage):
                 "run without eot"
             )
         keys = self.keys.model_copy(update={"radius": None, "radii": self.radii})
-        return Stage.fingerprint(Certify(self.name, keys), opened)
+        return Stage.content_hash(Certify(self.name, keys), opened)
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
         return {"rob": (self.keys.n_choose + self.keys.n, 0)}

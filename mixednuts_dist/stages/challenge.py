@@ -80,7 +80,7 @@ class RoundTask(Task):
     def _kept_by_rob(self, worker: Workbench, piece: Partition) -> Tensor:
         """Return on which images that the search reads the robust classifier remains robust, (B,) bool."""
         first = self.points[0]
-        kept = ~worker.stored(piece, first.stage, first.fingerprint, "rob_broken")
+        kept = ~worker.stored(piece, first.stage, first.content_hash, "rob_broken")
         if self.sample is not None:
             drawn = torch.zeros_like(kept)
             drawn[self.sample.rows_of(piece).to(kept.device)] = True

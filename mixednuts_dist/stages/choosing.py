@@ -26,7 +26,7 @@ from ..storage.records import SearchResult, candidates_table
 from ..storage.tables import read_attack_records
 from .rounds import Points, centered_threshold, wanted_images
 from .runs import Run, searched_images
-from .search_result import SELECTED, search_fingerprint
+from .search_result import SELECTED, search_content_hash
 from .stage import stage_of
 
 CANDIDATES = "search/candidates.parquet"
@@ -48,7 +48,7 @@ class Choosing:
     def __init__(self, opened: Run, executor: Executor) -> None:
         self.opened, self._executor, self._search = opened, executor, opened.config.search
         self._sample = searched_images(opened)
-        given = opened.rows, opened.partitions, opened.attack_fingerprint
+        given = opened.rows, opened.partitions, opened.attack_content_hash
         self.records = read_attack_records(*given, sample_ids=self._sample)
         stored = (
             self.records.labels_N,
@@ -65,7 +65,7 @@ class Choosing:
         self._criterion(self._rows, self._search.clamp, self._search.ln_k)  # raises before Ray starts
         extensions = load_extensions(opened.config.extensions)
         self._task = SearchTask(
-            opened.store.uri, search_fingerprint(opened), self._search.criterion, extensions, str(Path.cwd())
+            opened.store.uri, search_content_hash(opened), self._search.criterion, extensions, str(Path.cwd())
         )
         self.explored: Exploration | None = None  # by the last call
 
@@ -156,9 +156,9 @@ class Choosing:
     def store(self, result: SearchResult, write: Callable[[str, bytes], object]) -> None:
         """Write `search/candidates.parquet`, then `search/selected.json`."""
         assert self.explored is not None
-        fingerprint = self._task.fingerprint
-        self.opened.store.write_all("search", {"candidates.parquet": candidates_table(self.explored, fingerprint)})
-        content = {"run_id": self.opened.config.run_id(), "fingerprint": fingerprint, "result": result.to_json()}
+        content_hash = self._task.content_hash
+        self.opened.store.write_all("search", {"candidates.parquet": candidates_table(self.explored, content_hash)})
+        content = {"run_id": self.opened.config.run_id(), "content_hash": content_hash, "result": result.to_json()}
         content["digest"] = digest(content)
         write(SELECTED, json.dumps(content, indent=1, allow_nan=False).encode())
 

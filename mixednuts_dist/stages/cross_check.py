@@ -68,13 +68,13 @@ def cross_check(opened: Run, executor: Executor | None, progress: RunProgress) -
     if evaluate.check is None:
         return
     task = stage_of(opened.config, "evaluate").task(opened)
-    opened, _ = evaluated_part(opened, task.fingerprint)
-    rows = read_columns(opened.rows, task.stage, opened.partitions, task.fingerprint, ["sample_id", "robust"])
+    opened, _ = evaluated_part(opened, task.content_hash)
+    rows = read_columns(opened.rows, task.stage, opened.partitions, task.content_hash, ["sample_id", "robust"])
     robust = rows["sample_id"][rows["robust"]].tolist()
     n = min(evaluate.check_n or len(robust), len(robust))
     check = CheckTask(
         stage=CHECK,
-        fingerprint=check_fingerprint(opened, task.fingerprint),
+        content_hash=check_content_hash(opened, task.content_hash),
         mixture=task.mixture,
         budget=budget_of(evaluate),
         chosen=frozenset(robust[i * len(robust) // n] for i in range(n)),
@@ -82,7 +82,7 @@ def cross_check(opened: Run, executor: Executor | None, progress: RunProgress) -
     run_partitions(opened, check, executor, progress)
 
 
-def check_fingerprint(opened: Run, evaluated: str) -> str:
+def check_content_hash(opened: Run, evaluated: str) -> str:
     """Return 8 hex digits of everything that determines the rows; `evaluated` is that hash of the evaluation."""
     evaluate = opened.config.evaluate
     return digest({"evaluate": evaluated, "check": evaluate.check, "check_n": evaluate.check_n})

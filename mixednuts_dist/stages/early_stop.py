@@ -72,7 +72,7 @@ def early_stop_of(opened: Run) -> EarlyStop | None:
     return None if until is None else EarlyStop(opened.partitions, opened.config.seed, until)
 
 
-def evaluated_part(opened: Run, fingerprint: str) -> tuple[Run, tuple[str, ...]]:
+def evaluated_part(opened: Run, content_hash: str) -> tuple[Run, tuple[str, ...]]:
     """Return the run cut to the partitions that count, and a note for the report if `evaluate.until` has cut it.
 
     Finished partitions beyond the required ones do not count, because the quick ones are among them.
@@ -80,9 +80,9 @@ def evaluated_part(opened: Run, fingerprint: str) -> tuple[Run, tuple[str, ...]]
     Raises:
         MissingArtifact: if the evaluation has not finished.
     """
-    stop, finished = early_stop_of(opened), finished_partitions(opened, "evaluate", fingerprint)
+    stop, finished = early_stop_of(opened), finished_partitions(opened, "evaluate", content_hash)
     if stop is None or len(finished) == len(opened.partitions) or not stop.enough(finished.values()):
-        require_complete(opened, "evaluate", fingerprint)
+        require_complete(opened, "evaluate", content_hash)
         return opened, ()
     note = f"evaluate.until = {opened.config.evaluate.until:g}: {stop.sentence()}. All counts refer to those images."
     return replace(opened, only=tuple(stop.counted)), (note,)

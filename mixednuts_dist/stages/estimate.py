@@ -72,7 +72,7 @@ def _rounds(opened: Run, seconds: PassSeconds) -> StageEstimate:
     """Estimate the refinement rounds of a search that has not chosen yet."""
     config, opened = opened.config, opened.searched
     n_images = min(config.search.first or opened.inputs.n_images, opened.inputs.n_images)
-    attacked = finished_partitions(opened, "attack", opened.attack_fingerprint).values()
+    attacked = finished_partitions(opened, "attack", opened.attack_content_hash).values()
     n_attacked = sum(receipt.n_images for receipt in attacked)
     robust = sum(receipt.robust for receipt in attacked) / n_attacked if n_attacked else 1.0
     passes = attack_passes(round_attacks(config), round_budget(config.evaluate), opened.inputs.n_classes)

@@ -20,7 +20,7 @@ from ..storage.tables import FLAG, SURVIVED
 from .points import StoredPoints, hardest_points, held_points, points_of_round, read_points
 from .progress import RunProgress
 from .runs import Run, finished_partitions
-from .search_result import evaluate_fingerprint
+from .search_result import evaluate_content_hash
 from .stage import Stage, attack_passes, budget_of, deployed_mixture, require_needs, run_stage
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class Evaluate(Stage):
     needs = ("attack",)
     of_mixture = True
 
-    def fingerprint(self, opened: Run) -> str:
-        return evaluate_fingerprint(opened, self.searched(opened))
+    def content_hash(self, opened: Run) -> str:
+        return evaluate_content_hash(opened, self.searched(opened))
 
     def task(self, opened: Run) -> EvaluateTask:
         return evaluate_task(opened, self.searched(opened))
@@ -72,7 +72,7 @@ class Evaluate(Stage):
         """Return the finished partitions of the attack stage; none without `std`."""
         if opened.config.std is None:
             return {}
-        return finished_partitions(opened.searched, "attack", opened.attack_fingerprint)
+        return finished_partitions(opened.searched, "attack", opened.attack_content_hash)
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         from .early_stop import early_stop_of
@@ -150,7 +150,7 @@ def evaluate_task(opened: Run, search: SearchResult | None) -> EvaluateTask:
         check_eot(evaluate.eot, evaluate.attacks)
     task = EvaluateTask(
         stage="evaluate",
-        fingerprint=evaluate_fingerprint(opened, search),
+        content_hash=evaluate_content_hash(opened, search),
         budget=budget_of(evaluate, config.threat.norm),
         attacks=tuple(evaluate.attacks),
         mode=evaluate.mode,
@@ -159,7 +159,7 @@ def evaluate_task(opened: Run, search: SearchResult | None) -> EvaluateTask:
     )
     if search is None:
         return task
-    sources = StoredPoints("attack", opened.attack_fingerprint), *map(points_of_round, search.rounds)
+    sources = StoredPoints("attack", opened.attack_content_hash), *map(points_of_round, search.rounds)
     points = tuple(replace(source, n_images=config.search.first) for source in sources if evaluate.warm_start)
     return replace(task, mixture=deployed_mixture(opened, search), points=points)
 

@@ -33,13 +33,13 @@ class Individual(Stage):
     needs = ("attack",)
     of_mixture = True
 
-    def fingerprint(self, opened: Run) -> str:
-        return digest({"individual": stage_of(opened.config, "evaluate").fingerprint(opened)})
+    def content_hash(self, opened: Run) -> str:
+        return digest({"individual": stage_of(opened.config, "evaluate").content_hash(opened)})
 
     def task(self, opened: Run) -> IndividualTask:
         task = stage_of(opened.config, "evaluate").task(opened)
         assert isinstance(task, EvaluateTask)
-        return IndividualTask(**vars(task) | {"stage": self.name, "fingerprint": self.fingerprint(opened)})
+        return IndividualTask(**vars(task) | {"stage": self.name, "content_hash": self.content_hash(opened)})
 
     def passes(self, opened: Run) -> Mapping[str, tuple[int, int]]:
         return stage_of(opened.config, "evaluate").passes(opened)

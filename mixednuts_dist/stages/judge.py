@@ -73,10 +73,10 @@ class JudgePoints(Stage):
         n_forward = 2 * len(x) * len(worker.networks)
         return columns, worker.summary(worker.model_name, clean[-1].logits, y.cpu(), robust_B, n_forward)
 
-    def fingerprint(self, opened: Run) -> str:
+    def content_hash(self, opened: Run) -> str:
         from ..images.points import points_checksum
 
-        return digest({"stage": super().fingerprint(opened), "points": points_checksum(self.keys.points)})
+        return digest({"stage": super().content_hash(opened), "points": points_checksum(self.keys.points)})
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         """Check the file, then verify the partitions.

@@ -37,10 +37,10 @@ def run_partitions(
     Raises:
         PartitionFailed: if partitions fail repeatedly; all others are finished first.
     """
-    finished = finished_partitions(opened, task.stage, task.fingerprint)
+    finished = finished_partitions(opened, task.stage, task.content_hash)
     todo = [partition for partition in opened.partitions if partition not in finished]
     progress.stage_started(task.stage, opened.n_images, [*finished.values()])
-    index = IndexWriter(opened.rows, task.stage, task.fingerprint, finished)
+    index = IndexWriter(opened.rows, task.stage, task.content_hash, finished)
     n = len(finished)
     if early_stop:
         todo = sorted(todo, key=early_stop.place)
@@ -49,9 +49,9 @@ def run_partitions(
         done = early_stop.sentence() if early_stop and todo else f"{n} of {n} partitions are done"
         progress.stage_finished(task.stage, f"nothing to do: {done}")
         return
-    set_damaged_aside(opened.rows, rows_folder(task.stage, task.fingerprint), todo)
+    set_damaged_aside(opened.rows, rows_folder(task.stage, task.content_hash), todo)
     _delete_error_logs(opened.store, task.stage, todo)
-    record_current_stage(opened.store, task.stage, task.fingerprint)
+    record_current_stage(opened.store, task.stage, task.content_hash)
     queue = WorkQueue(todo, weights=weights, in_order=early_stop is not None)
     with stage_clock(opened.store, task.stage), executing(executor, opened.config.compute) as used:
         pool = Pool(worker_spec(opened), task, used.workers(opened.config.compute), used)

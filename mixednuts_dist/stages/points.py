@@ -25,7 +25,7 @@ class StoredPoints:
     """Adversarial examples that an earlier stage has stored: columns of its files, one row per image."""
 
     stage: str
-    fingerprint: str
+    content_hash: str
     columns: tuple[str, ...] = ("x_adv",)
     n_images: int | None = None  # partitions from this image on have no file
 
@@ -38,7 +38,7 @@ def round_folder(number: int) -> str:
 def points_of_round(done: SearchRound) -> StoredPoints:
     """Return the adversarial examples that a refinement round has stored."""
     columns = tuple(f"x_adv_{i}" for i in range(len(done.attacked)))
-    return StoredPoints(round_folder(done.round), done.fingerprint, columns)
+    return StoredPoints(round_folder(done.round), done.content_hash, columns)
 
 
 def bits_apart(x_adv_BCHW: Tensor, x_BCHW: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def read_points(worker: Workbench, piece: Partition, points: Sequence[StoredPoin
             found.append(x)
             continue
         for column in source.columns:
-            stored = worker.stored(piece, source.stage, source.fingerprint, column)
+            stored = worker.stored(piece, source.stage, source.content_hash, column)
             found.append(stored if stored.is_floating_point() else moved_by(stored, x))
     return found
 

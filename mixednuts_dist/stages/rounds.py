@@ -32,7 +32,7 @@ from .partitioned import run_partitions
 from .points import StoredPoints, points_of_round, round_folder
 from .progress import RunProgress
 from .runs import Run, finished_partitions, search_sample, searched_images
-from .search_result import evaluate_fingerprint
+from .search_result import evaluate_content_hash
 from .stage import budget_of
 
 Mixed = tuple[float | str | int | None, ...]  # equal for two choices of the same mixed classifier
@@ -57,7 +57,7 @@ class Points:
     def of_attack(cls, opened: Run) -> "Points":
         """Return the examples of the attack stage, one per image."""
         names = "rob_attacked", "std_at_rob_attacked"
-        given = opened.rows, "attack", opened.partitions, opened.attack_fingerprint, names
+        given = opened.rows, "attack", opened.partitions, opened.attack_content_hash, names
         rows = read_columns(*given, sample_ids=searched_images(opened))
         rob_NK, std_NK = rows.values()
         return cls(torch.arange(len(rob_NK)), rob_NK, std_NK.argmax(dim=1))
@@ -104,7 +104,7 @@ class Rounds:
     ) -> None:  # fmt: skip
         self._opened, self._records, self._choose = opened, records, choose
         self._executor, self._progress = executor, progress
-        self._sources = [StoredPoints("attack", opened.attack_fingerprint)]
+        self._sources = [StoredPoints("attack", opened.attack_content_hash)]
         self._points = Points.of_attack(opened)
         self._broken: dict[Mixed, Tensor] = {}  # verified in float32, for each attacked choice
         self._settled = set[tuple[float, Mixed]]()  # choices of a beta that were attacked and chosen again
@@ -142,7 +142,7 @@ class Rounds:
 
     def _learnt(self, result: SearchResult, task: RoundTask) -> SearchResult | None:
         """Search again after a round with the examples of an evaluation; None as in `learn`."""
-        self._round(task, [result.deployed()], evaluated=task.points[-1].fingerprint)
+        self._round(task, [result.deployed()], evaluated=task.points[-1].content_hash)
         learnt = self._chosen_again(result)
         if _mixed(learnt.deployed()) == _mixed(result.deployed()):
             return None
@@ -178,10 +178,10 @@ class Rounds:
         if task.attacks and not self._is_there(task):
             self._executor.report(self._announcement(task, attacked))
         run_partitions(self._opened, task, self._executor, self._progress)
-        receipts = finished_partitions(self._opened, task.stage, task.fingerprint).values()
+        receipts = finished_partitions(self._opened, task.stage, task.content_hash).values()
         done = SearchRound(
             round=len(self._done) + 1,
-            fingerprint=task.fingerprint,
+            content_hash=task.content_hash,
             attacked=tuple(attacked),
             kept=(),
             of=int((~self._records.rob_broken_N).sum()),
@@ -205,14 +205,14 @@ class Rounds:
 
     def _is_there(self, task: RoundTask) -> bool:
         """Return whether all files of the round exist."""
-        return len(finished_partitions(self._opened, task.stage, task.fingerprint)) == len(self._opened.partitions)
+        return len(finished_partitions(self._opened, task.stage, task.content_hash)) == len(self._opened.partitions)
 
     def _evaluation_task(self, result: SearchResult) -> RoundTask:
         """Return a round without attacks that stores the hardest known example, including those of the evaluation."""
-        evaluated = evaluate_fingerprint(self._opened, result)
+        evaluated = evaluate_content_hash(self._opened, result)
         task = self._task([result.deployed()], result)
         points = (*task.points, StoredPoints("evaluate", evaluated))
-        return replace(task, attacks=(), points=points, fingerprint=digest({"of": task.fingerprint, "by": evaluated}))
+        return replace(task, attacks=(), points=points, content_hash=digest({"of": task.content_hash, "by": evaluated}))
 
     def _task(self, attacked: Sequence[Choice], result: SearchResult) -> RoundTask:
         """Return the next round on these choices of a result."""
@@ -232,13 +232,13 @@ class Rounds:
             "reaches": reaches,
             "budget": [budget.n_iter, budget.n_target_classes, budget.joint_starts],
             "surrogate": [surrogate_alpha, evaluate.rd, evaluate.mode],
-            "points": [[source.stage, source.fingerprint] for source in self._sources],
+            "points": [[source.stage, source.content_hash] for source in self._sources],
             **({"sample": vars(sample)} if sample else {}),
             **({"eot": evaluate.eot} if evaluate.eot else {}),
         }
         return RoundTask(
             stage=round_folder(number),
-            fingerprint=digest({"attack": opened.attack_fingerprint, **depends_on}),
+            content_hash=digest({"attack": opened.attack_content_hash, **depends_on}),
             budget=budget,
             mixtures=mixtures,
             reaches=reaches,
@@ -270,7 +270,7 @@ class Rounds:
         opened, tried = self._opened, list[int]()
         for i, entry in enumerate(done.attacked):
             names = [f"{name}_{i}" for name in ("tried", "broken", "rob_attacked", "std_attacked")]
-            given = opened.rows, round_folder(done.round), opened.partitions, done.fingerprint, names
+            given = opened.rows, round_folder(done.round), opened.partitions, done.content_hash, names
             rows = read_columns(*given, sample_ids=searched_images(opened))
             tried_N, broken_N, rob_NK, std_NK = rows.values()
             image_P = tried_N.nonzero().squeeze(1)

@@ -14,7 +14,7 @@ import yaml
 
 from ..config.run_config import RESULTS_VERSION, RUNS, RunConfig, digest, parse_config
 from ..config.uris import check_uris, needs_trust
-from ..errors import ConfigError, DamagedFile, FingerprintMismatch, MissingArtifact
+from ..errors import ConfigError, ContentHashMismatch, DamagedFile, MissingArtifact
 from ..storage.code_files import keep_code, places
 from ..storage.index import finished_files
 from ..storage.outages import FIRST_ANSWER_SECONDS, PATIENCE_SECONDS
@@ -70,7 +70,7 @@ class Run:
         return partition_size_of(self.inputs.n_images, self.config.partition_size)
 
     @property
-    def attack_fingerprint(self) -> str:
+    def attack_content_hash(self) -> str:
         """8 hex digits of everything that determines the attack stage's rows, including weights and images."""
         checksums = {key: value for key, value in self.inputs.checksums.items() if key != GIVEN_POINTS}
         return digest({**self.config.attack_determinants(), "checksums": checksums})
@@ -83,7 +83,7 @@ def open_run(config: RunConfig) -> Run:
 
     Raises:
         DatasetError, BaseClassifierError, ConfigError: if the inputs cannot be used.
-        FingerprintMismatch: if the weights or images have changed since the run began.
+        ContentHashMismatch: if the weights or images have changed since the run began.
         StoreError: if the storage does not respond, or (ReadOnlyStorage) cannot be written.
     """
     uris = {"data": config.data.uri, "std": config.std, "rob": config.rob}
@@ -161,7 +161,7 @@ def _write_or_compare(store: Store, run: Run) -> None:
         {
             "version": RESULTS_VERSION,
             "run_id": run.config.run_id(),
-            "attack_fingerprint": run.attack_fingerprint,
+            "attack_content_hash": run.attack_content_hash,
             "inputs": {**asdict(run.inputs), "image_shape": list(run.inputs.image_shape)},
             "config": run.config.as_written(),
             "folder": run.config.folder,
@@ -188,7 +188,7 @@ def _require_same_inputs(run: Run, stored: Inputs) -> None:
     changed = [key for key, value in now.items() if was.get(key) != value]
     if changed or stored != run.inputs:
         what = ", ".join(f"{key} was {was.get(key, '?')[:12]} and is {now[key][:12]}" for key in changed)
-        raise FingerprintMismatch(
+        raise ContentHashMismatch(
             f"the inputs of run {run.config.run_id()} have changed since it began ({what or 'images'}): "
             f"its stored rows are not theirs. Give the run another name, or delete {run.store.uri}"
         )
@@ -229,22 +229,22 @@ def search_sample(run: Run) -> Sample | None:
     return None if asked >= n_images == n_first else Sample(n_first, min(asked, n_first), run.config.seed)
 
 
-def finished_partitions(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:
+def finished_partitions(run: Run, stage: str, content_hash: str) -> dict[Partition, Receipt]:
     """Return the partitions whose file is complete; a damaged file counts as missing.
 
     Raises:
-        FingerprintMismatch: if a file belongs to another run.
+        ContentHashMismatch: if a file belongs to another run.
     """
-    return finished_files(run.rows, stage, run.partitions, fingerprint)
+    return finished_files(run.rows, stage, run.partitions, content_hash)
 
 
-def require_complete(run: Run, stage: str, fingerprint: str) -> dict[Partition, Receipt]:
+def require_complete(run: Run, stage: str, content_hash: str) -> dict[Partition, Receipt]:
     """Return the summaries of all partitions of a finished stage.
 
     Raises:
         MissingArtifact: with the number of finished partitions, the missing ones, and the command that computes them.
     """
-    finished = finished_partitions(run, stage, fingerprint)
+    finished = finished_partitions(run, stage, content_hash)
     missing = [str(partition.index) for partition in run.partitions if partition not in finished]
     if missing:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""

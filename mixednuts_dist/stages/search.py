@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..config.run_config import RunConfig
 from ..distributed.executor import Executor, executing
-from ..errors import DamagedFile, FingerprintMismatch
+from ..errors import ContentHashMismatch, DamagedFile
 from ..selection.grid import kept_images
 from ..storage.damage import set_aside_if_damaged
 from ..storage.records import SearchResult
@@ -19,7 +19,7 @@ from .driver_notes import stage_clock
 from .progress import RunProgress
 from .rounds import Rounds
 from .runs import Run, open_run, require_complete
-from .search_result import SELECTED, evaluate_fingerprint, read_search_result, search_fingerprint
+from .search_result import SELECTED, evaluate_content_hash, read_search_result, search_content_hash
 from .stage import stage_of
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ def complete(opened: Run, executor: Executor | None, progress: RunProgress) -> S
     """Complete the stage of an opened run; errors as in `run`."""
     _ = opened.config.required_std
     opened = opened.searched
-    require_complete(opened, "attack", opened.attack_fingerprint)
+    require_complete(opened, "attack", opened.attack_content_hash)
     if (needed := needed_stage(opened.config.search)) is not None:
-        require_complete(opened, needed, stage_of(opened.config, needed).fingerprint(opened))
+        require_complete(opened, needed, stage_of(opened.config, needed).content_hash(opened))
     if opened.store.exists(SELECTED) and opened.store.exists(CANDIDATES):
         try:
             result = read_search_result(opened)
@@ -64,20 +64,20 @@ def read_candidates(opened: Run, beta: float) -> list[dict[str, Any]]:
     """Return the candidates of the grid from which the choice at `beta` comes, with their objectives and alphas.
 
     Raises:
-        MissingArtifact, FingerprintMismatch: as in `read_search_result`.
+        MissingArtifact, ContentHashMismatch: as in `read_search_result`.
     """
     address = opened.store.address(CANDIDATES)
     with opened.store.open(CANDIDATES) as file:
         try:
             table = pq.read_table(file, filters=[("beta", "==", beta)], page_checksum_verification=True)
-            fingerprint = table.schema.metadata[b"fingerprint"].decode()
+            content_hash = table.schema.metadata[b"content_hash"].decode()
         except (pa.ArrowException, OSError, KeyError, TypeError) as error:
             raise DamagedFile(
                 f"{address} is damaged ({error}): `mixednuts run` quarantines it and searches again", address
             ) from error
-    if fingerprint != search_fingerprint(opened):
-        raise FingerprintMismatch(
-            f"{address} has the content hash {fingerprint}, this run has {search_fingerprint(opened)}; "
+    if content_hash != search_content_hash(opened):
+        raise ContentHashMismatch(
+            f"{address} has the content hash {content_hash}, this run has {search_content_hash(opened)}; "
             f"delete it and {SELECTED}, and search again"
         )
     chosen = next((entry for entry in read_search_result(opened).entries if entry.beta == beta), None)
@@ -130,8 +130,8 @@ def kept_by_evaluation(opened: Run, result: SearchResult) -> tuple[int, int]:
         rows = read_columns(opened.rows, stage, opened.partitions, content_hash, [name])
         return rows[name][: opened.config.search.first]
 
-    robust_N = column("evaluate", evaluate_fingerprint(opened, result), "robust")
-    rob_robust_N = ~column("attack", opened.attack_fingerprint, "rob_broken")
+    robust_N = column("evaluate", evaluate_content_hash(opened, result), "robust")
+    rob_robust_N = ~column("attack", opened.attack_content_hash, "rob_broken")
     return int((robust_N & rob_robust_N).sum()), int(rob_robust_N.sum())
 
 

@@ -3,7 +3,7 @@
 from ..config.config_file import read_json
 from ..config.run_config import digest
 from ..config.search_config import criterion_stage
-from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact
+from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact
 from ..storage.records import SearchResult
 from ..storage.store import Store
 from .run_inputs import GIVEN_POINTS
@@ -12,14 +12,14 @@ from .runs import Run
 SELECTED = "search/selected.json"
 
 
-def search_fingerprint(opened: Run) -> str:
+def search_content_hash(opened: Run) -> str:
     """Return 8 hex digits of everything that determines the search's files."""
     values, stage = opened.config.determinants(), criterion_stage(opened.config.search.criterion)
     counted = {stage: values[stage]} if stage else {}
-    return digest({"attack": opened.attack_fingerprint, "search": values["search"], **counted})
+    return digest({"attack": opened.attack_content_hash, "search": values["search"], **counted})
 
 
-def evaluate_fingerprint(opened: Run, search: SearchResult | None) -> str:
+def evaluate_content_hash(opened: Run, search: SearchResult | None) -> str:
     """Return 8 hex digits of everything that determines the evaluate stage's rows.
 
     Args:
@@ -32,10 +32,10 @@ def evaluate_fingerprint(opened: Run, search: SearchResult | None) -> str:
     cut = {} if opened.searched is opened or not values["evaluate"]["warm_start"] else {"first": _n_warm(opened)}
     given = {GIVEN_POINTS: checksums[GIVEN_POINTS]} if GIVEN_POINTS in checksums else {}
     return digest({
-        "attack": opened.attack_fingerprint,
+        "attack": opened.attack_content_hash,
         "deployed": deployed_settings(search),
         "evaluate": values["evaluate"],
-        "points": [done.fingerprint for done in search.rounds],
+        "points": [done.content_hash for done in search.rounds],
         **given,
         **cut,
     })  # fmt: skip
@@ -58,13 +58,13 @@ def read_search_result(opened: Run) -> SearchResult:
     Raises:
         MissingArtifact: if the search has not run.
         DamagedFile: if the file is not as written; it remains in its place.
-        FingerprintMismatch: if the file belongs to another run.
+        ContentHashMismatch: if the file belongs to another run.
     """
-    result, fingerprint = stored_search(opened.store)
-    if fingerprint != search_fingerprint(opened):
-        raise FingerprintMismatch(
-            f"{opened.store.address(SELECTED)} has the content hash {fingerprint}, this run has "
-            f"{search_fingerprint(opened)}; delete it and search again"
+    result, content_hash = stored_search(opened.store)
+    if content_hash != search_content_hash(opened):
+        raise ContentHashMismatch(
+            f"{opened.store.address(SELECTED)} has the content hash {content_hash}, this run has "
+            f"{search_content_hash(opened)}; delete it and search again"
         )
     return result
 
@@ -76,7 +76,7 @@ def stored_search(store: Store) -> tuple[SearchResult, str]:
         content = read_json(store.read(SELECTED))
         if content.pop("digest") != digest(content):
             raise ValueError("its content has changed")
-        return SearchResult.from_json(content["result"]), content["fingerprint"]
+        return SearchResult.from_json(content["result"]), content["content_hash"]
     except MissingArtifact as error:
         raise MissingArtifact(
             f"the run has not been searched yet: {address} does not exist. Run: mixednuts search with the same "

@@ -108,7 +108,7 @@ class Stage:
         """Return the classifier that the stage works on, "mixed" or "rob"."""
         return "mixed" if self.of_mixture and config.std is not None else "rob"
 
-    def fingerprint(self, opened: Run) -> str:
+    def content_hash(self, opened: Run) -> str:
         """Return 8 hex digits of everything that determines the rows: inputs, keys and results of earlier stages.
 
         Raises:
@@ -122,7 +122,7 @@ class Stage:
                 "run": {key: values[key] for key in keys if key in values},
                 "checksums": opened.inputs.checksums,
                 "keys": self.keys.model_dump(mode="json"),
-                "needs": [stage_of(opened.config, name).fingerprint(opened) for name in self.needs],
+                "needs": [stage_of(opened.config, name).content_hash(opened) for name in self.needs],
                 **({"deployed": deployed_settings(search)} if search else {}),
             }
         )
@@ -133,9 +133,9 @@ class Stage:
         Raises:
             MissingArtifact: if the stage has not finished.
         """
-        fingerprint = self.fingerprint(opened)
-        require_complete(opened, self.name, fingerprint)
-        return read_columns(opened.rows, self.name, opened.partitions, fingerprint, columns)
+        content_hash = self.content_hash(opened)
+        require_complete(opened, self.name, content_hash)
+        return read_columns(opened.rows, self.name, opened.partitions, content_hash, columns)
 
     def searched(self, opened: Run) -> SearchResult | None:
         """Return the search result that the stage works on, if any; errors as in `read_search_result`."""
@@ -147,13 +147,13 @@ class Stage:
 
     def finished(self, opened: Run) -> dict[Partition, Receipt]:
         """Return the summaries of the finished partitions among those that the stage computes."""
-        return finished_partitions(self.part(opened), self.name, self.fingerprint(opened))
+        return finished_partitions(self.part(opened), self.name, self.content_hash(opened))
 
     def task(self, opened: Run) -> Task:
         """Return the task for the workers; a stage that sends more than its keys overrides this."""
         search = self.searched(opened)
         mixture = deployed_mixture(opened, search) if search else None
-        return _StageTask(stage=self.name, fingerprint=self.fingerprint(opened), mixture=mixture, of=self)
+        return _StageTask(stage=self.name, content_hash=self.content_hash(opened), mixture=mixture, of=self)
 
     def complete(self, opened: Run, executor: Executor | None, progress: RunProgress) -> None:
         """Compute the unfinished partitions.
@@ -250,7 +250,7 @@ def require_needs(stage: Stage, opened: Run) -> None:
     """
     for other in (stage_of(opened.config, name) for name in stage.needs):
         if other.asked(opened.config):
-            require_complete(other.part(opened), other.name, other.fingerprint(opened))
+            require_complete(other.part(opened), other.name, other.content_hash(opened))
 
 
 def deployed_mixture(opened: Run, search: SearchResult) -> Mixture:

@@ -39,14 +39,14 @@ def set_aside_if_damaged(store: Store, path: str, *, partition: Partition | None
     return store.set_aside(path, unless=is_good)
 
 
-def create_whole(store: Store, path: str, content: bytes, fingerprint: str) -> Receipt | None:
+def create_whole(store: Store, path: str, content: bytes, content_hash: str) -> Receipt | None:
     """Write a partition's file. If another driver has left a whole one, that file stays and its summary is returned.
 
     Raises:
-        FingerprintMismatch: if a file of another run has that path.
+        ContentHashMismatch: if a file of another run has that path.
     """
     while not store.create(path, content):
-        if existing := finished_receipt(store, path, fingerprint):
+        if existing := finished_receipt(store, path, content_hash):
             return existing
         set_aside_if_damaged(store, path)
     return None

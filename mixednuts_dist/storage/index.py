@@ -42,23 +42,23 @@ class Damage:
 
 
 def finished_files(
-    store: Store, stage: str, partitions: Sequence[Partition], fingerprint: str
+    store: Store, stage: str, partitions: Sequence[Partition], content_hash: str
 ) -> dict[Partition, Receipt]:
     """Return the finished partitions and their summaries. A damaged file counts as missing, and nothing is written.
 
     Raises:
         NewerSchema: if a newer release has written a file.
-        FingerprintMismatch: if a file belongs to another run.
+        ContentHashMismatch: if a file belongs to another run.
     """
-    folder = rows_folder(stage, fingerprint)
+    folder = rows_folder(stage, content_hash)
     with ThreadPoolExecutor(1) as thread:
         listed = thread.submit(store.sizes, folder, {partition.stem for partition in partitions})
-        entries = _entries(store, folder, fingerprint)
+        entries = _entries(store, folder, content_hash)
         sizes = listed.result()
 
     def from_footer(partition: Partition) -> Receipt | None:
         path = f"{folder}/{partition.file_name}"
-        receipt = finished_receipt(store, path, fingerprint)
+        receipt = finished_receipt(store, path, content_hash)
         if receipt is None or not receipt.is_of(partition):
             logger.warning("%s is damaged; it will be computed again", store.address(path))
             return None
@@ -92,10 +92,10 @@ class IndexWriter:
         finished: the result of `finished_files`.
     """
 
-    def __init__(self, store: Store, stage: str, fingerprint: str, finished: Mapping[Partition, Receipt]) -> None:
-        self._store, self._folder, self._fingerprint = store, rows_folder(stage, fingerprint), fingerprint
+    def __init__(self, store: Store, stage: str, content_hash: str, finished: Mapping[Partition, Receipt]) -> None:
+        self._store, self._folder, self._content_hash = store, rows_folder(stage, content_hash), content_hash
         self._finished = {partition.index: receipt for partition, receipt in finished.items()}
-        self._changed = bool(self._finished.keys() - _entries(store, self._folder, fingerprint).keys())
+        self._changed = bool(self._finished.keys() - _entries(store, self._folder, content_hash).keys())
         self._due = time.monotonic() + _SECONDS_BETWEEN
 
     def add(self, receipt: Receipt) -> None:
@@ -111,22 +111,22 @@ class IndexWriter:
         if not self._changed:
             return
         started = time.monotonic()
-        merged = _entries(self._store, self._folder, self._fingerprint) | self._finished
+        merged = _entries(self._store, self._folder, self._content_hash) | self._finished
         entries = [vars(receipt) for _, receipt in sorted(merged.items())]
-        content = {"schema_version": INDEX_VERSION, "fingerprint": self._fingerprint, "entries": entries}
+        content = {"schema_version": INDEX_VERSION, "content_hash": self._content_hash, "entries": entries}
         text = json.dumps({**content, "digest": digest(content)}, separators=(",", ":"))
         self._store.write(f"{self._folder}/{INDEX}", text.encode())
         self._changed, now = False, time.monotonic()
         self._due = now + max(_SECONDS_BETWEEN, (now - started) / _SHARE)
 
 
-def _entries(store: Store, folder: str, fingerprint: str) -> dict[int, Receipt]:
+def _entries(store: Store, folder: str, content_hash: str) -> dict[int, Receipt]:
     """Return the entries of an index by partition; none if the index is missing, damaged or belongs to other rows."""
     try:
         content = read_json(store.read(f"{folder}/{INDEX}"))
         if content["schema_version"] != INDEX_VERSION or content.pop("digest") != digest(content):
             raise ValueError("it is not what this release has written")
-        if content["fingerprint"] != fingerprint:
+        if content["content_hash"] != content_hash:
             return {}
         return {receipt.partition: receipt for receipt in map(Receipt.from_json, content["entries"])}
     except MissingArtifact:

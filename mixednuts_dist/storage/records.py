@@ -64,7 +64,7 @@ class SearchRound:
     """One refinement round, which attacks the current choices and searches again."""
 
     round: int  # from 1
-    fingerprint: str  # content hash of its rows
+    content_hash: str  # content hash of its rows
     attacked: tuple[Choice, ...]  # one per beta
     kept: tuple[int, ...]  # robust images of each choice, as measured by this round
     of: int  # robust images of the robust classifier
@@ -175,11 +175,11 @@ class Receipt:
         return (self.start, self.stop) == (partition.start, partition.stop)
 
 
-def candidates_table(exploration: Exploration, fingerprint: str) -> bytes:
+def candidates_table(exploration: Exploration, content_hash: str) -> bytes:
     """Return the Parquet file of all candidates. It has row groups per beta, so that readers of one skip the others."""
     sink = io.BytesIO()
     tables = (table for part in exploration.parts for table in _tables(part))
-    first = next(tables).replace_schema_metadata({"fingerprint": fingerprint})
+    first = next(tables).replace_schema_metadata({"content_hash": content_hash})
     with pq.ParquetWriter(sink, first.schema, compression="zstd", write_page_checksum=True) as writer:
         writer.write_table(first)
         for table in tables:

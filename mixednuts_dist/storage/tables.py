@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..config.run_config import digest
-from ..errors import DamagedFile, FingerprintMismatch, MissingArtifact, NewerSchema
+from ..errors import ContentHashMismatch, DamagedFile, MissingArtifact, NewerSchema
 from .partitions import Partition, rows_among, rows_folder
 from .records import AttackRecords, EvaluateRecords, Receipt
 from .store import Store
@@ -45,7 +45,7 @@ Rows = TypeVar("Rows")
 class Footer:
     """The identity and summary of a file, which can be read without its rows."""
 
-    fingerprint: str
+    content_hash: str
     schema_version: int
     receipt: Receipt
 
@@ -53,7 +53,7 @@ class Footer:
 # --- writing and footers ----------------------------------------------------------------------------------------------
 
 
-def encode_table(columns: Mapping[str, Tensor], fingerprint: str, receipt: Receipt) -> bytes:
+def encode_table(columns: Mapping[str, Tensor], content_hash: str, receipt: Receipt) -> bytes:
     """Return the bytes of a Parquet file. A column's trailing axes become a fixed-size list, their shape metadata."""
     arrays = {name: _to_arrow(values) for name, values in columns.items()}
     fields = [
@@ -62,7 +62,7 @@ def encode_table(columns: Mapping[str, Tensor], fingerprint: str, receipt: Recei
     ]
     summary = {name: value for name, value in asdict(receipt).items() if name not in ("sha256", "n_bytes")}
     footer = {
-        "schema_version": SCHEMA_VERSION, "fingerprint": fingerprint, "receipt": summary, "columns": _described(fields)
+        "schema_version": SCHEMA_VERSION, "content_hash": content_hash, "receipt": summary, "columns": _described(fields)
     }  # fmt: skip
     schema = pa.schema(fields, metadata={FOOTER: json.dumps({**footer, "digest": digest(footer)})})
     table, sink = pa.Table.from_arrays([*arrays.values()], schema=schema), io.BytesIO()
@@ -86,17 +86,17 @@ def read_footer(store: Store, path: str) -> Footer | None:
         return None
 
 
-def finished_receipt(store: Store, path: str, fingerprint: str) -> Receipt | None:
+def finished_receipt(store: Store, path: str, content_hash: str) -> Receipt | None:
     """Return the summary of a finished file, or None if the file is missing, damaged or of another kind.
 
     Raises:
         NewerSchema: if a newer release has written it.
-        FingerprintMismatch: if it belongs to another run.
+        ContentHashMismatch: if it belongs to another run.
     """
     footer = read_footer(store, path)
     if footer is None:
         return None
-    _require_hash(store.address(path), footer, fingerprint)
+    _require_hash(store.address(path), footer, content_hash)
     return footer.receipt
 
 
@@ -122,13 +122,13 @@ def _footer(schema: Any, address: str) -> Footer:
         raise ValueError("its footer is not the one that was written")
     if content["columns"] != _described(schema):
         raise ValueError("its columns are not those that were written")
-    return Footer(content["fingerprint"], version, Receipt.from_json(content["receipt"]))
+    return Footer(content["content_hash"], version, Receipt.from_json(content["receipt"]))
 
 
-def _require_hash(address: str, footer: Footer, fingerprint: str) -> None:
-    if footer.fingerprint != fingerprint:
-        raise FingerprintMismatch(
-            f"{address} has the content hash {footer.fingerprint}, this run has {fingerprint}: the weights, the data "
+def _require_hash(address: str, footer: Footer, content_hash: str) -> None:
+    if footer.content_hash != content_hash:
+        raise ContentHashMismatch(
+            f"{address} has the content hash {footer.content_hash}, this run has {content_hash}: the weights, the data "
             "or the parameters differ from those of its rows. Give the run another name, or delete that file"
         )
 
@@ -172,20 +172,20 @@ def unusable_values(name: str, values: Tensor) -> str | None:
 
 
 def stream_columns(
-    store: Store, stage: str, partitions: Sequence[Partition], fingerprint: str, columns: Sequence[str]
+    store: Store, stage: str, partitions: Sequence[Partition], content_hash: str, columns: Sequence[str]
 ) -> Iterator[dict[str, Tensor]]:
     """Yield these columns of one partition after the other; only a few files are in memory at a time.
 
     Raises:
         MissingArtifact: if a partition has no file.
         DamagedFile: if a file is not what was written, or lacks rows; it is not changed.
-        FingerprintMismatch: if a file belongs to another run, or (NewerSchema) to a newer release.
+        ContentHashMismatch: if a file belongs to another run, or (NewerSchema) to a newer release.
     """
 
     def read(partition: Partition) -> dict[str, Tensor]:
-        return _read_partition(store, folder, partition, sizes.get(partition.file_name), fingerprint, columns)
+        return _read_partition(store, folder, partition, sizes.get(partition.file_name), content_hash, columns)
 
-    folder = rows_folder(stage, fingerprint)
+    folder = rows_folder(stage, content_hash)
     sizes = store.sizes(folder, {part.stem for part in partitions}) if len(partitions) > _FILES_AHEAD else {}
     with ThreadPoolExecutor(_FILES_AHEAD, thread_name_prefix="columns") as threads:
         waiting: deque[Future[dict[str, Tensor]]] = deque()
@@ -198,7 +198,7 @@ def stream_columns(
 
 
 def read_columns(
-    store: Store, stage: str, partitions: Sequence[Partition], fingerprint: str, columns: Sequence[str], *,
+    store: Store, stage: str, partitions: Sequence[Partition], content_hash: str, columns: Sequence[str], *,
     sample_ids: Tensor | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return these columns of all partitions, each as one tensor; errors as in `stream_columns`.
@@ -213,14 +213,14 @@ def read_columns(
     if sample_ids is not None:
         rows_of = {partition: rows for partition in partitions if len(rows := rows_among(sample_ids, partition))}
     n_rows, at = sum(map(len, rows_of.values())), 0
-    parts = stream_columns(store, stage, list(rows_of), fingerprint, columns)
+    parts = stream_columns(store, stage, list(rows_of), content_hash, columns)
     for rows, part in zip(rows_of.values(), parts, strict=True):
         for name, values in part.items():
             if name not in found:
                 found[name] = values.new_empty((n_rows, *values.shape[1:]))
             if values.shape[1:] != found[name].shape[1:]:
                 shapes = f"{[*values.shape[1:]]} and {[*found[name].shape[1:]]}"
-                raise FingerprintMismatch(
+                raise ContentHashMismatch(
                     f"{store.address(stage)}: {name} has rows of shape {shapes}: a classifier has changed its number "
                     f"of classes while {len(partitions)} partitions were computed. Delete that folder and run again"
                 )
@@ -230,7 +230,7 @@ def read_columns(
 
 
 def read_attack_records(
-    store: Store, partitions: Sequence[Partition], fingerprint: str, *, stage: str = "attack",
+    store: Store, partitions: Sequence[Partition], content_hash: str, *, stage: str = "attack",
     sample_ids: Tensor | None = None,
 ) -> AttackRecords:  # fmt: skip
     """Return rows of the attack stage, or of a study's attack, without images; all rows by default.
@@ -241,28 +241,28 @@ def read_attack_records(
         "sample_id", "label", "std_clean", "std_attacked", "rob_clean", "rob_attacked", "log_one_minus_margin",
         "std_broken", "rob_broken",
     )  # fmt: skip
-    values = read_columns(store, stage, partitions, fingerprint, columns, sample_ids=sample_ids)
+    values = read_columns(store, stage, partitions, content_hash, columns, sample_ids=sample_ids)
     return AttackRecords(*(values[column] for column in columns))
 
 
 def read_evaluate_records(
-    store: Store, partitions: Sequence[Partition], fingerprint: str, attacks: Sequence[str], *, stage: str = "evaluate"
+    store: Store, partitions: Sequence[Partition], content_hash: str, attacks: Sequence[str], *, stage: str = "evaluate"
 ) -> EvaluateRecords:
     """Return all rows of the evaluate stage, or of a study, without images; errors as in `stream_columns`."""
     survived = [f"{SURVIVED}{attack}" for attack in attacks]
     columns = ["sample_id", "label", "mixed_clean", "mixed_attacked", "robust", *survived]
-    values = read_columns(store, stage, partitions, fingerprint, columns)
+    values = read_columns(store, stage, partitions, content_hash, columns)
     ids, labels, clean, attacked, robust, *after = (values[column] for column in columns)
     return EvaluateRecords(ids, labels, clean, attacked, robust, dict(zip(attacks, after, strict=True)))
 
 
 def read_rows(
-    store: Store, stage: str, partition: Partition, fingerprint: str, column: str, sample_ids: Sequence[int]
+    store: Store, stage: str, partition: Partition, content_hash: str, column: str, sample_ids: Sequence[int]
 ) -> Tensor:
     """Return one column of some images of a partition, in the order of `sample_ids`; reads only their row groups.
 
     Raises:
-        MissingArtifact, DamagedFile, FingerprintMismatch: as in `stream_columns`.
+        MissingArtifact, DamagedFile, ContentHashMismatch: as in `stream_columns`.
     """
     import torch
 
@@ -277,11 +277,11 @@ def read_rows(
             found.append(to_tensor(table.column(column).slice(row - first_rows[group], 1), table.schema.field(column)))
         return torch.cat(found)
 
-    return _read(store, f"{rows_folder(stage, fingerprint)}/{partition.file_name}", None, fingerprint, read)
+    return _read(store, f"{rows_folder(stage, content_hash)}/{partition.file_name}", None, content_hash, read)
 
 
 def _read_partition(
-    store: Store, folder: str, partition: Partition, size: int | None, fingerprint: str, columns: Sequence[str]
+    store: Store, folder: str, partition: Partition, size: int | None, content_hash: str, columns: Sequence[str]
 ) -> dict[str, Tensor]:
     import torch
 
@@ -295,15 +295,15 @@ def _read_partition(
             raise ValueError(f"it does not hold {partition}")
         return values
 
-    return _read(store, f"{folder}/{partition.file_name}", size, fingerprint, read)
+    return _read(store, f"{folder}/{partition.file_name}", size, content_hash, read)
 
 
-def _read(store: Store, path: str, size: int | None, fingerprint: str, read: Callable[[Any], Rows]) -> Rows:
+def _read(store: Store, path: str, size: int | None, content_hash: str, read: Callable[[Any], Rows]) -> Rows:
     """Return `read` of a file's needed ranges or, if that fails, of the whole file, which has a checksum on the way."""
 
     def decoded(file: Any) -> Rows:
         parquet = pq.ParquetFile(file, pre_buffer=True, **_CHECKED)
-        _require_hash(address, _footer(parquet.schema_arrow, address), fingerprint)
+        _require_hash(address, _footer(parquet.schema_arrow, address), content_hash)
         return read(parquet)
 
     address = store.address(path)
@@ -315,7 +315,7 @@ def _read(store: Store, path: str, size: int | None, fingerprint: str, read: Cal
         return decoded(io.BytesIO(content))
     except _UNREADABLE as error:
         if is_whole(content) and not unusable_column(content):
-            raise FingerprintMismatch(f"{address} is not what this run needs: {error}") from error
+            raise ContentHashMismatch(f"{address} is not what this run needs: {error}") from error
         raise DamagedFile(
             f"{address} is damaged ({error}): `mixednuts run` quarantines it and computes it again", address
         ) from error

@@ -105,13 +105,13 @@ class Bench:
     def rows(self) -> AttackRecords:
         """Return the attack rows of the images that the search reads: all images, or a sample of very many."""
         run = self.run
-        return read_attack_records(run.rows, run.partitions, run.attack_fingerprint, sample_ids=searched_images(run))
+        return read_attack_records(run.rows, run.partitions, run.attack_content_hash, sample_ids=searched_images(run))
 
     @cached_property
     def first_rows(self) -> AttackRecords:
         """Return the attack rows of the images on which variants are attacked."""
         part = self._part(self.run)
-        return read_attack_records(part.rows, part.partitions, part.attack_fingerprint)
+        return read_attack_records(part.rows, part.partitions, part.attack_content_hash)
 
     @property
     def sampling(self) -> tuple[str, ...]:
@@ -188,9 +188,9 @@ class Bench:
         part = replace(part, config=part.config.with_changes(evaluate=evaluate))
         task = evaluate_stage.evaluate_task(part, self.search)
         used = mixture or self.deployed()
-        key = digest({"evaluate": task.fingerprint, "mixture": used.settings()})
+        key = digest({"evaluate": task.content_hash, "mixture": used.settings()})
         mixture = replace(used, surrogate_alpha=self.search.surrogate_alpha, rd=evaluate.rd)
-        task = replace(task, mixture=mixture, fingerprint=key, stage=f"studies/rows/{key}")
+        task = replace(task, mixture=mixture, content_hash=key, stage=f"studies/rows/{key}")
         self._complete(part, task, label)
         steps = evaluate_stage.steps_of(part)
         records = read_evaluate_records(part.rows, part.partitions, key, steps, stage=task.stage)
@@ -209,8 +209,8 @@ class Bench:
         part = self._part(self.run if own else open_run(self.config.with_changes(rob=rob)))
         task = attack_stage.attack_task(replace(part, config=part.config.with_changes(attack=attack)))
         about = {} if logit_map is None else {"map": type(logit_map).__name__, **logit_map.settings()}
-        key = digest({"attack": part.attack_fingerprint, "changed": attack.model_dump(mode="json"), **about})
-        task = replace(task, logit_map=logit_map, fingerprint=key, stage=f"studies/rows/{key}")
+        key = digest({"attack": part.attack_content_hash, "changed": attack.model_dump(mode="json"), **about})
+        task = replace(task, logit_map=logit_map, content_hash=key, stage=f"studies/rows/{key}")
         self._complete(part, task, label)
         return read_attack_records(part.rows, part.partitions, key, stage=task.stage)
 
@@ -220,7 +220,7 @@ class Bench:
             return self.first_rows
         part = self._part(open_run(self.config.with_changes(rob=rob)))
         stage_of(part.config, "attack").complete(part, self.executor, _Labelled(self.progress, f"MMAA on {rob}"))
-        return read_attack_records(part.rows, part.partitions, part.attack_fingerprint)
+        return read_attack_records(part.rows, part.partitions, part.attack_content_hash)
 
     @property
     def budget(self) -> EvaluateConfig:

@@ -124,7 +124,7 @@ def keep_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the run have its rows whatever its configuration becomes."""
     content_hash = rows_in(folder, "evaluate").name
     module = "mixednuts_dist.deployment.robustbench_submission"
-    monkeypatch.setattr(f"{module}.evaluate_fingerprint", lambda *_: content_hash)
+    monkeypatch.setattr(f"{module}.evaluate_content_hash", lambda *_: content_hash)
 
 
 def test_images_that_break_the_threat_model_are_not_handed_in(

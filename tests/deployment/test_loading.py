@@ -10,7 +10,7 @@ import yaml
 
 from mixednuts_dist import load_run
 from mixednuts_dist.cli.options import config_of
-from mixednuts_dist.errors import ConfigError, DamagedFile, FingerprintMismatch, InvalidInputError, MissingArtifact
+from mixednuts_dist.errors import ConfigError, ContentHashMismatch, DamagedFile, InvalidInputError, MissingArtifact
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.storage.partitions import Partition
 from mixednuts_dist.storage.store import Store
@@ -95,7 +95,7 @@ def test_other_weights_than_the_runs_are_refused(copied: Callable[[], Path]) -> 
     described["inputs"]["checksums"]["rob"] = 64 * "a"
     (folder / "run.yaml").write_text(yaml.safe_dump(described))
     with pytest.raises(
-        FingerprintMismatch, match=r"rob='demo:rob': its weights are not those .*was aaaaaaaaaaaa and is"
+        ContentHashMismatch, match=r"rob='demo:rob': its weights are not those .*was aaaaaaaaaaaa and is"
     ):
         load_run(str(folder))
 

@@ -8,7 +8,7 @@ import torch
 from mixednuts_dist import load_pretrained, save_pretrained
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.deployment.loading import StoredBase, write_folder
-from mixednuts_dist.errors import FingerprintMismatch, InvalidInputError
+from mixednuts_dist.errors import ContentHashMismatch, InvalidInputError
 from mixednuts_dist.mixing.classifier import MixedClassifier
 from mixednuts_dist.mixing.transforms import (
     IdentityTransform,
@@ -75,7 +75,7 @@ def test_other_weights_than_were_saved_are_refused(tmp_path: Path) -> None:
     std, rob = load_classifier("demo:std", "std"), load_classifier("demo:rob", "rob")
     model = MixedClassifier(std, rob, LogitTransform(5, 4, -1.1), 0.99)
     write_folder(model, tmp_path, {"std": StoredBase("demo:std"), "rob": StoredBase("demo:rob", sha256=64 * "b")})
-    with pytest.raises(FingerprintMismatch, match=r"rob='demo:rob': its weights are not those that were saved"):
+    with pytest.raises(ContentHashMismatch, match=r"rob='demo:rob': its weights are not those that were saved"):
         load_pretrained(tmp_path)
     assert load_pretrained(tmp_path, rob=rob).rob is rob
 

@@ -93,13 +93,13 @@ def test_an_answer_that_errs_once_heals_with_the_next_try(
     (tmp_path / "mark").unlink()
     attack.run(config, executor=local_executor)
     opened = open_run(config)
-    found = finished_files(opened.rows, "attack", opened.partitions, opened.attack_fingerprint)
+    found = finished_files(opened.rows, "attack", opened.partitions, opened.attack_content_hash)
     assert list(found) == opened.partitions
-    healed = read_columns(opened.rows, "attack", opened.partitions, opened.attack_fingerprint, ["rob_attacked"])
+    healed = read_columns(opened.rows, "attack", opened.partitions, opened.attack_content_hash, ["rob_attacked"])
     undisturbed = tiny(name="undisturbed")
     attack.run(undisturbed, executor=local_executor)
     other = open_run(undisturbed)
-    expected = read_columns(other.rows, "attack", other.partitions, other.attack_fingerprint, ["rob_attacked"])
+    expected = read_columns(other.rows, "attack", other.partitions, other.attack_content_hash, ["rob_attacked"])
     assert torch.equal(healed["rob_attacked"], expected["rob_attacked"])
 
 
@@ -108,22 +108,22 @@ def test_an_answer_that_errs_once_heals_with_the_next_try(
 def test_run_recomputes_rows_with_nan(copied_run: Any, local_executor: Any, column: str) -> None:
     """NaN among the rows of a file that is whole, with its entry in the index."""
     opened = open_run(copied_run.config)
-    part, fingerprint = opened.partitions[1], opened.attack_fingerprint
-    path = f"attack/{fingerprint}/{part.file_name}"
+    part, content_hash = opened.partitions[1], opened.attack_content_hash
+    path = f"attack/{content_hash}/{part.file_name}"
     footer = read_footer(opened.rows, path)
     assert footer is not None
     names = pq.ParquetFile(opened.rows.address(path)).schema_arrow.names
-    columns = read_columns(opened.rows, "attack", [part], fingerprint, names)
+    columns = read_columns(opened.rows, "attack", [part], content_hash, names)
     columns[column][2] = float("nan")
-    content = encode_table(columns, fingerprint, footer.receipt)
+    content = encode_table(columns, content_hash, footer.receipt)
     opened.rows.write(path, content)
-    writer = IndexWriter(opened.rows, "attack", fingerprint, {})
+    writer = IndexWriter(opened.rows, "attack", content_hash, {})
     writer.add(with_checksum(footer.receipt, content))
     writer.flush()
     again = pipeline.run(copied_run.config, executor=local_executor).to_json()
     assert again["accuracy"] == copied_run.results["accuracy"]
     assert opened.rows.exists(quarantined(path))
-    assert bool(read_columns(opened.rows, "attack", [part], fingerprint, [column])[column].isfinite().all())
+    assert bool(read_columns(opened.rows, "attack", [part], content_hash, [column])[column].isfinite().all())
 
 
 def test_integers_are_refused_before_anything_runs(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Stage:
         written = list[Receipt]()
         self.executor = Machines(make)
         of_run = unchecked_spec(folder, batch_size=batch_size)
-        task, asked = Task(stage="attack", fingerprint="f"), PoolSettings(n_workers, 1, 0, **settings)
+        task, asked = Task(stage="attack", content_hash="f"), PoolSettings(n_workers, 1, 0, **settings)
         self.error: Exception | None = None
         if kept is not None:  # workers of an earlier stage, by `make`
             for i in range(n_workers):

@@ -111,6 +111,6 @@ def test_growing_cluster_warns_of_workers_without_gpus(caplog: pytest.LogCapture
 
 @pytest.mark.usefixtures("ray_executor")
 def test_pool_names_requested_and_present_resources(tmp_path: Path) -> None:
-    task, settings = Task(stage="attack", fingerprint=""), PoolSettings(1, 10_000, 0, start_seconds=0.5)
+    task, settings = Task(stage="attack", content_hash=""), PoolSettings(1, 10_000, 0, start_seconds=0.5)
     with pytest.raises(ClusterError, match=r"1 were requested, each with 10000 CPUs.*the cluster has \d+ CPUs"):
         Pool(unchecked_spec(tmp_path), task, settings, RayExecutor()).run(WorkQueue([PART]))

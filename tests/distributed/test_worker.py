@@ -26,7 +26,7 @@ from mixednuts_dist.storage.store import Store
 from mixednuts_dist.storage.tables import finished_receipt, read_attack_records
 from tests.helpers.worker_specs import spec_of
 
-TASK = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=2, n_target_classes=1))
+TASK = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=2, n_target_classes=1))
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def worker(tmp_path: Path) -> AttackWorker:
 
 def test_worker_writes_consistent_rows(worker: AttackWorker, tmp_path: Path) -> None:
     partition = Partition(3, 30, 42)
-    task = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=10, n_target_classes=2))
+    task = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=10, n_target_classes=2))
     receipt = worker.process(partition, task)[partition]
     records = read_attack_records(Store(str(tmp_path)), [partition], "f0")
     x, y = worker.dataset.read(30, 42)

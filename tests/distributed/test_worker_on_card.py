@@ -22,7 +22,7 @@ PIECE = Partition(0, 30, 54)
 def attacked(folder: Path, n_gpus: float) -> tuple[Receipt, AttackRecords]:
     worker = AttackWorker(spec_of(folder, batch_size=32, precision="fp32"), n_gpus)
     worker.ready()
-    task = AttackTask(stage="attack", fingerprint="f0", budget=AttackBudget(n_iter=4, n_target_classes=2))
+    task = AttackTask(stage="attack", content_hash="f0", budget=AttackBudget(n_iter=4, n_target_classes=2))
     receipt = {**worker.process(PIECE, task), **worker.flush()}[PIECE]
     return receipt, read_attack_records(Store(str(folder)), [PIECE], "f0")
 

@@ -129,7 +129,7 @@ def made_up_rounds(entries: list[Choice], deployed_beta: float, n_robust: int) -
     return tuple(
         SearchRound(
             round=number,
-            fingerprint=f"0000000{number}",
+            content_hash=f"0000000{number}",
             attacked=attacked,
             kept=tuple(max(0, n_robust - lost[number]) for _ in attacked),
             of=n_robust,

@@ -126,4 +126,4 @@ def rows_in(folder: Path, stage: str) -> Path:
 def rows_of(config: RunConfig, stage: str) -> Path:
     """Return the folder of a stage's rows of one run."""
     opened = reopen_run(config)
-    return Path(opened.rows.address(rows_folder(stage, stage_of(config, stage).fingerprint(opened))))
+    return Path(opened.rows.address(rows_folder(stage, stage_of(config, stage).content_hash(opened))))

@@ -16,7 +16,7 @@ from scipy.special import erf
 
 from mixednuts_dist import pipeline
 from mixednuts_dist.config.run_config import RunConfig, parse_config
-from mixednuts_dist.errors import FingerprintMismatch
+from mixednuts_dist.errors import ContentHashMismatch
 from mixednuts_dist.images.arrays import load_digits_split
 from mixednuts_dist.reports.counts import seconds_text
 from mixednuts_dist.reports.figures import sensitivity_rows
@@ -213,7 +213,7 @@ def test_maps_hold_every_candidate(stored: Stored) -> None:
 def test_candidates_of_another_search_are_refused(stored: Stored) -> None:
     other = stored.config.model_copy(update={"search": stored.config.search.model_copy(update={"betas": (0.9,)})})
     opened = reopen_run(stored.config)
-    with pytest.raises(FingerprintMismatch, match=r"candidates\.parquet has the content hash"):
+    with pytest.raises(ContentHashMismatch, match=r"candidates\.parquet has the content hash"):
         read_candidates(type(opened)(other, opened.store, opened.rows, opened.inputs), 0.9)
 
 

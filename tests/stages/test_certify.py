@@ -202,7 +202,7 @@ def test_a_search_by_certificates_says_what_it_lacks(tmp_path: Path) -> None:
 def test_the_searchs_radius_asks_for_no_new_pass(tmp_path: Path) -> None:
     stage, opened = certified(tmp_path)
     other = stage_of(parse_config(content(tmp_path, certify={**SMOOTHING, "radius": 0.25})), "certify")
-    assert other.fingerprint(opened) == stage.fingerprint(opened)
+    assert other.content_hash(opened) == stage.content_hash(opened)
 
 
 def test_what_the_search_counts_is_part_of_the_run_id(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from mixednuts_dist.classifiers.base_classifiers import load_classifier
 from mixednuts_dist.config.run_config import RunConfig
-from mixednuts_dist.errors import FingerprintMismatch
+from mixednuts_dist.errors import ContentHashMismatch
 from mixednuts_dist.stages import attack, search
 
 TINY = "timm:test_byobnet"
@@ -34,7 +34,7 @@ def test_one_bit_of_a_checkpoint_refuses_the_cached_margins(
     state = torch.load(weights, weights_only=True)
     state["head.fc.weight"].view(torch.int32).view(-1)[0] ^= 1
     torch.save(state, weights)
-    with pytest.raises(FingerprintMismatch, match=r"rob was \w+ and is \w+.*its stored rows are not theirs"):
+    with pytest.raises(ContentHashMismatch, match=r"rob was \w+ and is \w+.*its stored rows are not theirs"):
         search.run(config, executor=local_executor)
-    with pytest.raises(FingerprintMismatch, match="rob was"):
+    with pytest.raises(ContentHashMismatch, match="rob was"):
         attack.run(config, executor=local_executor)

@@ -15,7 +15,7 @@ from mixednuts_dist import AttackBudget, ThreatModel, autoattack, load_classifie
 from mixednuts_dist.cli import main
 from mixednuts_dist.config.run_config import RunConfig, parse_config
 from mixednuts_dist.distributed.debug import DebugExecutor
-from mixednuts_dist.errors import DatasetError, FingerprintMismatch
+from mixednuts_dist.errors import ContentHashMismatch, DatasetError
 from mixednuts_dist.images.datasets import open_dataset
 from mixednuts_dist.images.points import points_checksum, read_points_file
 from mixednuts_dist.stages.runs import open_run
@@ -35,9 +35,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 def evaluated(config: RunConfig, *columns: str) -> dict[str, torch.Tensor]:
     opened = open_run(config)
-    fingerprint = stage_of(config, "evaluate").fingerprint(opened)
+    content_hash = stage_of(config, "evaluate").content_hash(opened)
     names = list(columns or ("robust", "x_adv", "mixed_clean"))
-    return read_columns(opened.rows, "evaluate", opened.partitions, fingerprint, names)
+    return read_columns(opened.rows, "evaluate", opened.partitions, content_hash, names)
 
 
 def judged(config: RunConfig, points: Path) -> tuple[Any, dict[str, Any]]:
@@ -121,17 +121,17 @@ def test_a_later_evaluation_tries_the_points_first(tiny: Callable[..., RunConfig
     for config in (strong, before, after):
         results = pipeline.run(config, executor=DebugExecutor())
         opened[config.run_id()] = open_run(config)
-        fingerprint = stage_of(config, "evaluate").fingerprint(opened[config.run_id()])
+        content_hash = stage_of(config, "evaluate").content_hash(opened[config.run_id()])
         run = opened[config.run_id()]
-        rows[config.run_id()] = read_columns(run.rows, "evaluate", run.partitions, fingerprint, ["robust"])["robust"]
+        rows[config.run_id()] = read_columns(run.rows, "evaluate", run.partitions, content_hash, ["robust"])["robust"]
     assert torch.equal(rows[after.run_id()], rows[before.run_id()] & rows[strong.run_id()])
     steps = {step.step: step for step in results.survival}
     assert list(steps) == ["clean", "warm-start", "apgd-ce"]
     assert steps["warm-start"].standing.correct == int(rows[strong.run_id()].sum()), "the points went first"
-    assert opened[after.run_id()].attack_fingerprint == opened[before.run_id()].attack_fingerprint
+    assert opened[after.run_id()].attack_content_hash == opened[before.run_id()].attack_content_hash
     next(Path(points).glob("part-*.parquet")).unlink()
     points_checksum.cache_clear()  # as another process
-    with pytest.raises(FingerprintMismatch, match="given points was"):
+    with pytest.raises(ContentHashMismatch, match="given points was"):
         open_run(after)
 
 

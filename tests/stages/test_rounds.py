@@ -20,7 +20,7 @@ from mixednuts_dist.stages import attack, evaluate, search
 from mixednuts_dist.stages.progress import RunProgress
 from mixednuts_dist.stages.rounds import Points, wanted_images
 from mixednuts_dist.stages.runs import reopen_run
-from mixednuts_dist.stages.search_result import evaluate_fingerprint
+from mixednuts_dist.stages.search_result import evaluate_content_hash
 from mixednuts_dist.storage.records import Receipt, SearchResult
 from mixednuts_dist.storage.tables import read_columns
 from tests.helpers.brute_force import GRID, rows, with_points
@@ -113,10 +113,10 @@ def test_evaluation_starts_from_the_points_of_the_rounds(
 ) -> None:
     config, result = searched
     opened = evaluate.run(config, executor=local_executor)
-    given = opened.rows, "evaluate", opened.partitions, evaluate_fingerprint(opened, result)
+    given = opened.rows, "evaluate", opened.partitions, evaluate_content_hash(opened, result)
     robust_N, cached_N = read_columns(*given, ["robust", "survived_warm-start"]).values()
     broken_N = read_columns(
-        opened.rows, f"search/round-{len(result.rounds)}", opened.partitions, result.rounds[-1].fingerprint,
+        opened.rows, f"search/round-{len(result.rounds)}", opened.partitions, result.rounds[-1].content_hash,
         ["broken_0"],
     )["broken_0"]  # fmt: skip
     assert not (robust_N & broken_N).any()
@@ -175,7 +175,7 @@ def test_a_round_that_lost_a_partition_computes_that_one_again(
     config, result = searched
     folder = Path(config.storage) / config.place() / "search"
     (folder / "selected.json").unlink()
-    (folder.parents[2] / "search/round-1" / result.rounds[0].fingerprint / "part-00001.parquet").unlink()
+    (folder.parents[2] / "search/round-1" / result.rounds[0].content_hash / "part-00001.parquet").unlink()
     watcher = LooksAtStatus(config)
     again = search.run(config, executor=local_executor, progress=watcher)
     assert again.entries == result.entries

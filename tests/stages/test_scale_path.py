@@ -145,7 +145,7 @@ def grown_mebibytes(tmp_path: Path) -> float:
     worker.ready()
     for partition in split_images(n_images, size):
         worker.process(
-            partition, AttackTask(stage="attack", fingerprint="f", budget=AttackBudget(n_iter=1, n_target_classes=1))
+            partition, AttackTask(stage="attack", content_hash="f", budget=AttackBudget(n_iter=1, n_target_classes=1))
         )
         memory.append(process.memory_info().rss)
     half = len(memory) // 2

@@ -96,7 +96,7 @@ def test_predictions_use_the_clamp_of_their_entry(configured: Configured, local_
     config = configured(clamp="linear", clamps=["softplus"])
     result = search.run(config, executor=local_executor)
     opened = reopen_run(config)
-    rows = read_attack_records(opened.rows, opened.partitions, opened.attack_fingerprint)
+    rows = read_attack_records(opened.rows, opened.partitions, opened.attack_content_hash)
     for entry in result.entries:
         std_pred = rows.std_clean_NK.argmax(dim=1)
         right = mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, std_pred, entry.mixture())
@@ -117,12 +117,12 @@ def test_a_sample_of_the_images_is_searched_where_asked_for(configured: Configur
     assert sample is not None and sorted(set(sample.tolist())) == sample.tolist() and len(sample) == 12
     assert {entry.total for entry in result.entries} == {12}
     assert any(note.startswith("The search read 12 of the 16 images") for note in result.notes)
-    rows = read_attack_records(opened.rows, opened.partitions, opened.attack_fingerprint, sample_ids=sample)
+    rows = read_attack_records(opened.rows, opened.partitions, opened.attack_content_hash, sample_ids=sample)
     chosen = result.deployed()
     right = mixed_clean_correct(rows.rob_clean_NK, rows.labels_N, rows.std_clean_NK.argmax(dim=1), chosen.mixture())
     assert int(right.sum()) == chosen.clean_correct
     assert {done.of for done in result.rounds} == {int((~rows.rob_broken_N).sum())}
-    given = opened.rows, "search/round-1", opened.partitions, result.rounds[0].fingerprint, ["tried_0"]
+    given = opened.rows, "search/round-1", opened.partitions, result.rounds[0].content_hash, ["tried_0"]
     tried_N = read_columns(*given)["tried_0"]
     assert 0 < int(tried_N.sum()) == int(tried_N[sample].sum())
 

@@ -75,7 +75,7 @@ def test_user_stage_runs_on_the_pool_and_is_reported(
     stage.run(config, executor=ray_executor)  # on the pool's actors
 
     (row,) = results.stages
-    rows = read_columns(opened.rows, "flip", opened.partitions, stage.fingerprint(opened), ["mirrored_class"])
+    rows = read_columns(opened.rows, "flip", opened.partitions, stage.content_hash(opened), ["mirrored_class"])
     x, y = open_dataset("digits").read(0, 24)
     mixed = read_run(opened.store.uri, trust_code=True).classifier()
     assert torch.equal(rows["mirrored_class"], mixed(x.flip(-1)).argmax(dim=1))
@@ -141,8 +141,8 @@ def test_the_name_decides_nothing(tiny: Callable[..., RunConfig], tmp_path: Path
     opened, rows = open_run(config), []
     for stage in stages_of(config)[1:]:
         stage.complete(opened, local_executor, Watcher())
-        fingerprint = stage.fingerprint(opened)
-        rows.append(read_columns(opened.rows, stage.name, opened.partitions, fingerprint, ["mirrored_class"]))
+        content_hash = stage.content_hash(opened)
+        rows.append(read_columns(opened.rows, stage.name, opened.partitions, content_hash, ["mirrored_class"]))
     assert torch.equal(*(row["mirrored_class"] for row in rows))
 
 

@@ -71,7 +71,7 @@ def test_without_a_usable_index_the_footers_are_read(store: Store, damage: str) 
     elif damage == "cut":
         store.write(PATH, store.read(PATH)[:-9])
     else:
-        changes = {"changed": {"entries": []}, "newer": {"schema_version": 99}, "another run": {"fingerprint": "f1"}}
+        changes = {"changed": {"entries": []}, "newer": {"schema_version": 99}, "another run": {"content_hash": "f1"}}
         store.write(PATH, json.dumps({**content, **changes[damage]}).encode())
     before = store.all_files()
     found = finished_files(store, "attack", PARTS, "f0")

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from mixednuts_dist.errors import DamagedFile, FingerprintMismatch
+from mixednuts_dist.errors import ContentHashMismatch, DamagedFile
 from mixednuts_dist.storage.damage import create_whole, problem
 from mixednuts_dist.storage.index import IndexWriter, finished_files, set_damaged_aside, verify, with_checksum
 from mixednuts_dist.storage.partitions import Partition, split_images
@@ -24,14 +24,14 @@ from mixednuts_dist.storage.tables import encode_table, read_columns
 from tests.helpers.stored_rows import columns, receipt
 
 PARTS = split_images(8, 4)
-FINGERPRINT, STAGE = "f0", "attack"
+CONTENT_HASH, STAGE = "f0", "attack"
 FOLDER = "attack/f0"
 CONTENT: dict[Partition, bytes] = {}
 
 
 def content_of(piece: Partition) -> bytes:
     if piece not in CONTENT:
-        CONTENT[piece] = encode_table(columns(piece), FINGERPRINT, receipt(piece))
+        CONTENT[piece] = encode_table(columns(piece), CONTENT_HASH, receipt(piece))
     return CONTENT[piece]
 
 
@@ -50,15 +50,15 @@ class Driver:
         self.is_over = next(self.steps, "over") == "over"
 
     def _stage(self) -> Iterator[None]:
-        finished = finished_files(self.store, STAGE, PARTS, FINGERPRINT)
+        finished = finished_files(self.store, STAGE, PARTS, CONTENT_HASH)
         todo = [part for part in PARTS if part not in finished]
-        writer = IndexWriter(self.store, STAGE, FINGERPRINT, finished)
+        writer = IndexWriter(self.store, STAGE, CONTENT_HASH, finished)
         yield
         set_damaged_aside(self.store, FOLDER, todo)
         yield
         for part in todo:
             content = content_of(part)
-            there = create_whole(self.store, f"{FOLDER}/{part.file_name}", content, FINGERPRINT)
+            there = create_whole(self.store, f"{FOLDER}/{part.file_name}", content, CONTENT_HASH)
             writer.add(there or with_checksum(receipt(part), content))
             yield
         writer.flush()
@@ -144,17 +144,17 @@ class Run(RuleBasedStateMachine):
                 if (self.folder / FOLDER / part.file_name).exists() and not self._is_read(part):
                     (self.folder / FOLDER / part.file_name).unlink()
         assert verify(self.store)[0] == []
-        assert list(finished_files(self.store, STAGE, PARTS, FINGERPRINT)) == PARTS
+        assert list(finished_files(self.store, STAGE, PARTS, CONTENT_HASH)) == PARTS
         for part in PARTS:
-            rows = read_columns(self.store, STAGE, [part], FINGERPRINT, list(columns(part)))
+            rows = read_columns(self.store, STAGE, [part], CONTENT_HASH, list(columns(part)))
             assert all(torch.equal(rows[name], values) for name, values in columns(part).items())
 
     def _is_read(self, part: Partition) -> bool:
         try:
-            read_columns(self.store, STAGE, [part], FINGERPRINT, list(columns(part)))
+            read_columns(self.store, STAGE, [part], CONTENT_HASH, list(columns(part)))
         except DamagedFile:  # `run` quarantines and recomputes it
             return False
-        except FingerprintMismatch:  # a page's header is flipped and the index lost: named, and left to the user
+        except ContentHashMismatch:  # a page's header is flipped and the index lost: named, and left to the user
             return False
         return True
 

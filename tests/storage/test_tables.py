@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mixednuts_dist.errors import DamagedFile, FingerprintMismatch, NewerSchema
+from mixednuts_dist.errors import ContentHashMismatch, DamagedFile, NewerSchema
 from mixednuts_dist.storage import tables
 from mixednuts_dist.storage.damage import set_aside_if_damaged
 from mixednuts_dist.storage.index import IndexWriter, finished_files
@@ -19,10 +19,10 @@ from mixednuts_dist.storage.tables import encode_table, read_columns, read_foote
 from tests.helpers.stored_rows import columns, quarantined, receipt
 
 
-def written(place: Path | str, fingerprint: str = "f0") -> tuple[Store, list[Partition]]:
+def written(place: Path | str, content_hash: str = "f0") -> tuple[Store, list[Partition]]:
     store, parts = Store(str(place)), split_images(7, 3)
     for part in parts:
-        store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), fingerprint, receipt(part)))
+        store.write(f"attack/f0/{part.file_name}", encode_table(columns(part), content_hash, receipt(part)))
     return store, parts
 
 
@@ -71,14 +71,14 @@ def test_the_footer_carries_the_receipt(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
     footer = read_footer(store, f"attack/f0/{parts[1].file_name}")
     assert footer is not None
-    assert (footer.fingerprint, footer.receipt) == ("f0", receipt(parts[1]))
+    assert (footer.content_hash, footer.receipt) == ("f0", receipt(parts[1]))
 
 
-def test_rows_of_another_run_are_refused_with_both_fingerprints(tmp_path: Path) -> None:
+def test_rows_of_another_run_are_refused_with_both_content_hashes(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
     for part in parts:
         store.write(f"attack/f1/{part.file_name}", store.read(f"attack/f0/{part.file_name}"))
-    with pytest.raises(FingerprintMismatch, match="has the content hash f0, this run has f1"):
+    with pytest.raises(ContentHashMismatch, match="has the content hash f0, this run has f1"):
         read_columns(store, "attack", parts, "f1", ["margin"])
 
 
@@ -125,7 +125,7 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
             assert aside, position
             store.delete(aside)
             continue
-        assert (footer.fingerprint, footer.receipt) == ("f0", receipt(part)), position
+        assert (footer.content_hash, footer.receipt) == ("f0", receipt(part)), position
         assert all(torch.equal(found[name], values) for name, values in expected.items()), position
     assert noticed > len(whole) / 3
 
@@ -175,7 +175,7 @@ def test_a_stream_gives_one_partition_after_the_other(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_costs_no_file(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
-    with pytest.raises(FingerprintMismatch, match=r"part-0000\d\.parquet is not what this run needs: .*newer"):
+    with pytest.raises(ContentHashMismatch, match=r"part-0000\d\.parquet is not what this run needs: .*newer"):
         read_columns(store, "attack", parts, "f0", ["newer"])
     assert len(store.names("attack/f0")) == len(parts)
 
@@ -183,7 +183,7 @@ def test_a_column_that_is_not_there_costs_no_file(tmp_path: Path) -> None:
 def test_rows_of_another_partition_are_refused(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
     store.write(f"attack/f0/{parts[0].file_name}", store.read(f"attack/f0/{parts[1].file_name}"))
-    with pytest.raises(FingerprintMismatch, match=r"does not hold partition 0 \(images 0-2\)"):
+    with pytest.raises(ContentHashMismatch, match=r"does not hold partition 0 \(images 0-2\)"):
         read_columns(store, "attack", parts, "f0", ["sample_id"])
 
 
@@ -198,7 +198,7 @@ def test_a_few_rows_come_in_the_order_asked_for(tmp_path: Path) -> None:
 def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
     store, parts = written(tmp_path)
     store.write(f"attack/other/{parts[0].file_name}", store.read(f"attack/f0/{parts[0].file_name}"))
-    with pytest.raises(FingerprintMismatch, match="f0"):
+    with pytest.raises(ContentHashMismatch, match="f0"):
         read_rows(store, "attack", parts[0], "other", "x_adv", [0])
-    with pytest.raises(FingerprintMismatch, match="7"):
+    with pytest.raises(ContentHashMismatch, match="7"):
         read_rows(store, "attack", parts[0], "f0", "x_adv", [7])

@@ -111,7 +111,7 @@ def test_pooled_variant_equals_a_plain_attack(bench: Bench, ray_executor: Any) -
         surrogate_alpha=bench.search.surrogate_alpha,
     )  # fmt: skip
     cached = read_columns(
-        bench.run.rows, "attack", bench.run.partitions, bench.run.attack_fingerprint, ["x_adv"]
+        bench.run.rows, "attack", bench.run.partitions, bench.run.attack_content_hash, ["x_adv"]
     )["x_adv"]  # fmt: skip
     plain = autoattack(
         mixed, x, y, threat=ThreatModel("Linf", 0.15), attacks=("apgd-ce",), cached_BCHW=cached,

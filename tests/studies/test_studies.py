@@ -69,7 +69,7 @@ def mixed_model(bench: Bench, mixture: Mixture) -> MixedClassifier:
 def test_main_counts_what_the_files_hold(bench: Bench) -> None:
     table = outcome(bench, "main").table
     evaluated = bench.results
-    stored = read_columns(bench.run.rows, "attack", bench.run.partitions, bench.run.attack_fingerprint, ["rob_broken"])
+    stored = read_columns(bench.run.rows, "attack", bench.run.partitions, bench.run.attack_content_hash, ["rob_broken"])
     assert correct(table.row("rob")["robust"]) == int((~stored["rob_broken"]).sum())
     x, y = images(bench)
     assert correct(table.row("mixed")["clean"]) == int((mixed_model(bench, bench.deployed())(x).argmax(1) == y).sum())
@@ -288,8 +288,8 @@ def stage_of(bench: Bench, **changes: Any) -> str:
 
 
 def stored_images(bench: Bench, stage: str) -> tuple[torch.Tensor, torch.Tensor]:
-    fingerprint = stage.rpartition("/")[2]
-    values = read_columns(bench.run.rows, stage, bench.run.partitions, fingerprint, ["x_adv", "label"])
+    content_hash = stage.rpartition("/")[2]
+    values = read_columns(bench.run.rows, stage, bench.run.partitions, content_hash, ["x_adv", "label"])
     return values["x_adv"], values["label"]
 
 
